@@ -1,0 +1,57 @@
+# `make serve` and `make test` do all the set-up themselves, once, and again when what is installed has changed.
+#
+#   PYTHON  the interpreter that the virtual environment is made from (3.11 or newer)
+#   TORCH   what to ask pip for; put pip's own options behind it for a build from another place
+#   ARGS    what is passed on to `cospec serve`, pytest or the benchmarks
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+INSTALLED_FROM := pyproject.toml $(wildcard hatch_build.py csrc/*)
+
+.PHONY: help setup serve test lint format bench clean
+.DEFAULT_GOAL := help
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "  make %-8s%s\n", name, $$0 }'
+
+# torch goes first and pinned: a looser requirement would be met by the newest build, with gigabytes of GPU libraries.
+$(READY): $(INSTALLED_FROM)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "cospec needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ rm -rf $(VENV); echo "python3 cannot make virtual environments; install the package python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(READY) ## create .venv and install the package with its development tools
+
+serve: $(READY) ## serve the model that comes with the package on http://127.0.0.1:8000
+	$(BIN)/cospec serve $(ARGS)
+
+test: lint ## check style, types and imports, then run every test
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: $(READY) ## check style, types and imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## put the code into its one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## measure speed on this machine and write benchmarks/results
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove the virtual environment and everything that was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f src/cospec/models/_native*.so

@@ -1,0 +1,56 @@
+#include "dispatch.h"
+#include "ops.h"
+
+#include <string.h>
+
+#include <atomic>
+
+namespace {
+
+const Kernels* best() {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+#if defined(COSPEC_HAS_AVX512)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        return &kernels_avx512;
+#endif
+#if defined(COSPEC_HAS_AVX2)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernels_avx2;
+#endif
+#endif
+    return &kernels_base;
+}
+
+int level(const Kernels* k) { return !strcmp(k->name, "avx512") ? 2 : !strcmp(k->name, "avx2") ? 1 : 0; }
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+}  // namespace
+
+const Kernels& kernels() {
+    const Kernels* k = chosen.load(std::memory_order_relaxed);
+    if (!k) chosen.store(k = best());
+    return *k;
+}
+
+API const char* cospec_isa() { return kernels().name; }
+
+// Use a lower instruction set than the best one; 0 when the processor or this build does not have it.
+API int cospec_set_isa(const char* name) {
+    const Kernels* offered[] = {
+        &kernels_base,
+#if defined(COSPEC_HAS_AVX2)
+        &kernels_avx2,
+#endif
+#if defined(COSPEC_HAS_AVX512)
+        &kernels_avx512,
+#endif
+    };
+    for (const Kernels* k : offered)
+        if (!strcmp(k->name, name) && level(k) <= level(best())) {
+            chosen.store(k);
+            return 1;
+        }
+    return 0;
+}

@@ -1,0 +1,5 @@
+// Which kernels run on this processor.
+#pragma once
+#include "kernels.h"
+
+const Kernels& kernels();

@@ -1,0 +1,41 @@
+"""cospec: collaborative speculative decoding, exact and fast."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cospec.errors import CospecError, InvalidInput
+    from cospec.llm import LLM
+    from cospec.outputs import CompletionOutput, RequestOutput
+    from cospec.params import SamplingParams
+    from cospec.types import Speculation
+
+__version__ = "0.1.0"
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "CospecError",
+    "InvalidInput",
+    "RequestOutput",
+    "SamplingParams",
+    "Speculation",
+]
+
+_HOMES = {
+    "LLM": "cospec.llm",
+    "CompletionOutput": "cospec.outputs",
+    "RequestOutput": "cospec.outputs",
+    "CospecError": "cospec.errors",
+    "InvalidInput": "cospec.errors",
+    "SamplingParams": "cospec.params",
+    "Speculation": "cospec.types",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that the command line starts without loading torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cospec' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,1 @@
+"""How the logits of several models become those of one law: one blend a file."""

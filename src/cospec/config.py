@@ -1,0 +1,124 @@
+"""The engine's configuration: frozen, read once from arguments or one JSON/YAML file, in vLLM's names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from cospec.errors import InvalidInput, words
+from cospec.options import Options, parse
+
+
+class SpeculativeConfig(Options):
+    """How drafts are made and judged. Keys that are not named here belong to the method and are checked by it.
+
+    Attributes:
+        method: a name from the drafter table, or ``off``.
+        num_speculative_tokens: tokens drafted per round.
+        rule: ``auto`` judges greedy and seeded requests by ``match`` and the others by ``block``.
+        policy: who is drafted for, and how far.
+        options: what the method itself takes, such as ``model`` or ``prompt_lookup_max``.
+    """
+
+    method: str = "off"
+    num_speculative_tokens: int = Field(default=4, ge=0, le=64)
+    rule: str = "auto"
+    policy: str = "fixed"
+    options: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class EngineConfig(Options):
+    """Everything that the engine is built from.
+
+    Attributes:
+        model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
+        dtype: of the checkpoint in memory; ``auto`` keeps the file's. Arithmetic is fp32 on a CPU whatever it is.
+        quantization: ``int8`` holds linear weights as 8-bit integers (a different model: its own law).
+        max_model_len: tokens of one sequence, prompt and output; None is the model's own limit.
+        max_num_seqs: sequences that run at once.
+        max_num_batched_tokens: tokens computed in one round, drafts included.
+        kv_cache_memory_bytes: of the target's cache; None takes a share of what is free.
+        gpu_memory_utilization: share of a GPU's memory for weights and cache.
+        enable_prefix_caching: reuse the cache of shared prompts.
+        linear_backend, attention_backend: ``auto`` is ``native`` where it was built, then the fall-back.
+        threads: of the CPU kernels; None is every core.
+    """
+
+    model: str = "zoo"
+    tokenizer: str | None = None
+    served_model_name: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantization: Literal["int8"] | None = None
+    max_model_len: int | None = Field(default=None, ge=2)
+    max_num_seqs: int = Field(default=64, ge=1, le=4096)
+    max_num_batched_tokens: int = Field(default=2048, ge=1)
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, strict=False)
+    enable_prefix_caching: bool = True
+    linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
+    attention_backend: Literal["auto", "native", "sdpa"] = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    seed: int = 0
+    speculative_config: SpeculativeConfig | None = None
+
+    @classmethod
+    def build(cls, given: Mapping[str, Any]) -> EngineConfig:
+        """From plain keys; ``speculative_config`` may be a mapping, JSON text, or None.
+
+        Raises:
+            InvalidInput: an unknown key or a value outside its bounds, by name.
+        """
+        values = dict(given)
+        speculative = values.pop("speculative_config", None)
+        if isinstance(speculative, str):
+            speculative = read_json(speculative, "speculative_config")
+        if speculative is not None and not isinstance(speculative, SpeculativeConfig):
+            speculative = speculative_config(speculative)
+        return parse(cls, {**values, "speculative_config": speculative})
+
+
+def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
+    """Split the common keys from the method's own, which its drafter checks when it is built."""
+    if not isinstance(given, Mapping):
+        raise InvalidInput("speculative_config", given, "an object of options")
+    common = {key: value for key, value in given.items() if key in SpeculativeConfig.model_fields and key != "options"}
+    own = {key: value for key, value in given.items() if key not in SpeculativeConfig.model_fields}
+    return parse(SpeculativeConfig, {**common, "options": own}, "speculative_config.")
+
+
+def read_json(text: str, field: str) -> dict[str, Any]:
+    """A JSON object given on a command line.
+
+    Raises:
+        InvalidInput: not JSON, or not an object.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInput(field, text, f"JSON ({error.msg} at character {error.pos + 1})") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(field, text, "a JSON object")
+    return value
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """A JSON or YAML configuration file.
+
+    Raises:
+        InvalidInput: the file cannot be read, or does not hold an object.
+    """
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput("config", str(path), f"a readable file ({error.strerror})") from None
+    except yaml.YAMLError:
+        raise InvalidInput("config", words(f"{path}, which is not JSON or YAML"), "a JSON or YAML file") from None
+    if not isinstance(value, dict):
+        raise InvalidInput("config", str(path), "a file that holds one object")
+    return value

@@ -1,0 +1,1 @@
+"""How tokens are proposed: one drafter a file."""

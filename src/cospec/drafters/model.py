@@ -1,0 +1,155 @@
+"""A small causal language model that drafts chains.
+
+It keeps a KV cache of its own and chases the committed tokens by itself: whatever it has not fed yet (the prompt, the
+recovered or bonus token, what was committed while it was not asked) is fed at the front of its next proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from cospec.draws import Draws, Floats, Purpose
+from cospec.errors import InvalidInput
+from cospec.options import Options
+from cospec.protocols import Host, Model
+from cospec.sampling import History, choices, law
+from cospec.types import Budget, Commit, Context, Draft, Segment, TokenBatch
+
+CATCH_UP_TOKENS = 2048  # fed in one forward; longer backlogs are fed in pieces so that memory stays bounded
+
+
+class ModelDrafterOptions(Options):
+    """``model``: a zoo member, folder or hub name; None takes the drafter that belongs to the target."""
+
+    model: str | None = None
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A draft in the making."""
+
+    context: Context
+    depth: int
+    tokens: list[int] = field(default_factory=list)
+    q: list[Floats] = field(default_factory=list)
+
+
+class ModelDrafter:
+    """Spec section 4, ``model``. Draws with the noise that the rule asks for, under the request's own parameters."""
+
+    samples: ClassVar[bool] = True
+    Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
+
+    def __init__(self, model: Model, name: str = "draft_model") -> None:
+        self.model, self.name = model, name
+        self._fed: dict[str, int] = {}
+        self._ahead: dict[str, tuple[int, tuple[int, ...]]] = {}  # draft tokens in the cache, behind which length
+
+    @classmethod
+    def build(cls, options: ModelDrafterOptions, host: Host) -> ModelDrafter:
+        """Load the drafter; refuse one whose vocabulary is not the target's."""
+        path = options.model or host.default_drafter
+        if path is None:
+            raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
+        model = host.load_drafter(path)
+        return cls(model)
+
+    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+        """One chain per context whose cache fits, all contexts batched at every step."""
+        chains = [chain for pair in zip(contexts, budgets, strict=True) if (chain := self._open(*pair))]
+        if not chains:
+            return []
+        logits = self._catch_up(chains)
+        active = chains
+        while True:
+            self._extend(active, logits)
+            active = [chain for chain in active if len(chain.tokens) < chain.depth]
+            if not active:
+                return [self._close(chain) for chain in chains]
+            logits = self.model.forward(TokenBatch(tuple(_next(chain) for chain in active)))
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Keep what was fed and turned out committed; the rest is overwritten by the next proposal."""
+        for commit in commits:
+            base, drafted = self._ahead.pop(commit.id, (commit.base_len, ()))
+            if base == commit.base_len:
+                agreed = 0
+                while agreed < min(len(drafted), len(commit.tokens)) and drafted[agreed] == commit.tokens[agreed]:
+                    agreed += 1
+                if drafted:
+                    self._fed[commit.id] = base + agreed
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences and give back their cache."""
+        for id in ids:
+            self._fed.pop(id, None)
+            self._ahead.pop(id, None)
+        self.model.free(ids)
+
+    def _open(self, context: Context, budget: Budget) -> _Chain | None:
+        known, pages = len(context.tokens), self.model.pages
+        depth = min(budget.depth, budget.max_nodes, self.model.max_len - known)
+        if depth < 1:
+            return None
+        if context.id not in self._fed:
+            self._fed[context.id] = pages.attach(context.id, context.tokens)
+        if not pages.reserve(context.id, known + depth - 1):
+            self.free([context.id])  # no room: this sequence goes without drafts until there is
+            return None
+        return _Chain(context, depth)
+
+    def _catch_up(self, chains: Seq[_Chain]) -> Tensor:
+        """Feed every committed token that is not in the cache; logits ``[len(chains), V]`` behind the last ones."""
+        segments: list[Segment] = []
+        for chain in chains:
+            context = chain.context
+            start, known = self._fed[context.id], len(context.tokens)
+            while known - start > CATCH_UP_TOKENS:
+                piece = tuple(context.tokens[start : start + CATCH_UP_TOKENS])
+                self.model.forward(TokenBatch((Segment(context.id, start, piece, logits_from=len(piece)),)))
+                start += CATCH_UP_TOKENS
+            tokens = tuple(context.tokens[start:known])
+            segments.append(Segment(context.id, start, tokens, logits_from=len(tokens) - 1))
+        logits = self.model.forward(TokenBatch(tuple(segments)))
+        for chain in chains:
+            context = chain.context
+            self._fed[context.id] = len(context.tokens)
+            self.model.pages.keep(context.id, context.tokens, len(context.tokens))
+        return logits
+
+    def _extend(self, chains: Seq[_Chain], logits: Tensor) -> None:
+        """Choose one more token for each chain from its row of ``logits``."""
+        plain: list[int] | None = None
+        for row, chain in enumerate(chains):
+            context = chain.context
+            params = context.sampling
+            if params.greedy and not params.edits_logits:
+                plain = logits.argmax(-1).tolist() if plain is None else plain
+                chain.tokens.append(plain[row])
+                continue
+            history = History(context.tokens, context.prompt_len, (chain.tokens,))
+            if params.greedy:
+                chain.tokens.append(choices(logits[row : row + 1], params, history)[0])
+                continue
+            q = law(logits[row : row + 1], params, history)[0]
+            position = len(context.tokens) + len(chain.tokens)
+            chain.tokens.append(Draws(context.seed).token(q, position, context.noise))
+            if context.noise is Purpose.DRAFT:
+                chain.q.append(q)
+
+    def _close(self, chain: _Chain) -> Draft:
+        id, base = chain.context.id, len(chain.context.tokens)
+        n = len(chain.tokens)
+        self._ahead[id] = (base, tuple(chain.tokens[:-1]))
+        q = np.stack(chain.q) if chain.q else None
+        return Draft(id, base, tuple(chain.tokens), tuple(range(-1, n - 1)), (self.name,) * n, q)
+
+
+def _next(chain: _Chain) -> Segment:
+    """The segment that feeds a chain's newest token."""
+    return Segment(chain.context.id, len(chain.context.tokens) + len(chain.tokens) - 1, (chain.tokens[-1],))

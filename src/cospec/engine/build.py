@@ -1,0 +1,159 @@
+"""From a configuration to the parts of an engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.engine.committer import Committer
+from cospec.engine.engine import Parts
+from cospec.engine.requests import Resolver
+from cospec.engine.scheduler import Limits, Scheduler
+from cospec.engine.verifier import Verifier
+from cospec.errors import InvalidInput, words
+from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
+from cospec.options import parse
+from cospec.protocols import Drafter, Model
+from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
+
+MAX_DEPTH = 64
+DEFAULT_DRAFTERS = {"zoo": "zoo:drafter", "zoo:target": "zoo:drafter"}
+
+
+def build_parts(config: EngineConfig) -> Parts:
+    """Load and connect everything that ``config`` names. Raises ``CospecError`` with one sentence."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    path = resolve(config.model)
+    options = load_options(config)
+    speculative = config.speculative_config or _default_speculation(config.model)
+    _check(speculative)
+    target = load_model(str(path), options)
+    tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
+    host = EngineHost(target, path, DEFAULT_DRAFTERS.get(config.model), options)
+    drafter = _build_drafter(speculative, host)
+    return connect(target, drafter, speculative, config, Text(tokenizer, path, _eos_ids(path, tokenizer)))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What an engine knows of its model's text: the tokenizer, the folder it came from, the end-of-sequence ids."""
+
+    tokenizer: Any = None
+    path: Path | None = None
+    eos: frozenset[int] = frozenset()
+
+
+def connect(
+    target: Model, drafter: Drafter | None, speculative: SpeculativeConfig, config: EngineConfig, text: Text
+) -> Parts:
+    """Parts around models that are loaded already; tests and simulations enter here."""
+    rules = {name: RULES.load(name)() for name in RULES}
+    policy = POLICIES.load(speculative.policy if drafter else "off")(speculative.num_speculative_tokens)
+    max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
+    scheduler = Scheduler(target.pages, policy, Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len))
+    blend = BLENDS.load("single")()
+    verifier = Verifier(target, blend, rules)
+    backend = getattr(text.tokenizer, "backend_tokenizer", None)
+    return Parts(
+        model=target,
+        drafter=drafter,
+        scheduler=scheduler,
+        round=ROUNDS.load("sequential")(drafter, verifier),
+        committer=Committer(backend, blend.name, text.eos),
+        resolver=Resolver(target.vocab_size, max_len, text.eos, speculative.rule, MAX_DEPTH),
+        law=blend.name,
+        tokenizer=text.tokenizer,
+        model_path=text.path,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHost:
+    """What drafters may ask of the engine while they are built."""
+
+    target: Model
+    target_path: Path
+    default_drafter: str | None
+    options: LoadOptions
+
+    def load_drafter(self, name: str) -> Model:
+        """A model that shares the target's vocabulary.
+
+        Raises:
+            InvalidInput: it has another one, so its token ids would mean other words.
+        """
+        path = resolve(name)
+        model = load_model(str(path), replace(self.options, max_model_len=None))
+        if model.vocab_size != self.target.vocab_size or not _same_tokens(path, self.target_path):
+            given = words(f"{name}, whose vocabulary of {model.vocab_size} tokens is not the target's")
+            allowed = f"a drafter with the target's vocabulary of {self.target.vocab_size} tokens"
+            raise InvalidInput("speculative_config.model", given, allowed)
+        return model
+
+
+def load_options(config: EngineConfig) -> LoadOptions:
+    """The part of the configuration that says how weights are held and run."""
+    return LoadOptions(
+        device=config.device,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        linear_backend=config.linear_backend,
+        attention_backend=config.attention_backend,
+        max_model_len=config.max_model_len,
+        cache_bytes=config.kv_cache_memory_bytes,
+        prefix_caching=config.enable_prefix_caching,
+        max_num_seqs=config.max_num_seqs,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+    )
+
+
+def _default_speculation(model: str) -> SpeculativeConfig:
+    """A zoo target comes with its drafter; any other model runs plain until it is told what drafts for it."""
+    return SpeculativeConfig(method="draft_model" if model in DEFAULT_DRAFTERS else "off")
+
+
+def _check(speculative: SpeculativeConfig) -> None:
+    """Refuse unknown names before any weight is read."""
+    DRAFTERS.check(speculative.method, "off")
+    RULES.check(speculative.rule, "auto")
+    POLICIES.check(speculative.policy)
+    if speculative.method == "off" and speculative.options:
+        key = next(iter(speculative.options))
+        raise InvalidInput(f"key speculative_config.{key}", speculative.options[key], "left out when method is 'off'")
+
+
+def _build_drafter(speculative: SpeculativeConfig, host: EngineHost) -> Drafter | None:
+    if speculative.method == "off" or speculative.policy == "off":
+        return None
+    cls = DRAFTERS.load(speculative.method)
+    options = parse(cls.Options, speculative.options, "speculative_config.")
+    drafter: Drafter = cls.build(options, host)
+    return drafter
+
+
+def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an output: of generation_config.json, of config.json, of the tokenizer."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = path / name
+        if file.exists():
+            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)
+
+
+def _same_tokens(first: Path, second: Path) -> bool:
+    """Whether two model folders give the same ids to the same words; folders without a tokenizer are not compared."""
+    files = [folder / "tokenizer.json" for folder in (first, second)]
+    if not all(file.exists() for file in files):
+        return True
+    vocabularies = [json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"] for file in files]
+    return bool(vocabularies[0] == vocabularies[1])

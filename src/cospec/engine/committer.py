@@ -1,0 +1,152 @@
+"""The only writer of a Sequence: appends what was accepted, ends outputs, and trims everything at the same token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from tokenizers import Tokenizer
+
+from cospec.engine.detokenizer import TextStream
+from cospec.types import Commit, Draft, Event, Finish, Outcome, Sequence, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Where an output ends: after ``count`` of the new tokens, and why."""
+
+    count: int
+    finish: Finish | None = None
+    reason: str | int | None = None
+
+
+class Committer:
+    """Turns outcomes into commits and events.
+
+    Args:
+        law: what every response declares about its distribution.
+        eos: end-of-sequence ids, which are no stop *reason* of the user's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, law: str, eos: frozenset[int] = frozenset()) -> None:
+        self._tokenizer, self._law, self._eos = tokenizer, law, eos
+        self._texts: dict[str, TextStream] = {}
+
+    def commit(self, outcomes: Seq[Outcome]) -> tuple[list[Commit], list[Event]]:
+        """One commit per outcome, in order, and an event for each sequence that a user should hear of."""
+        commits, events = [], []
+        now = time.monotonic()
+        for outcome in outcomes:
+            commit, event = self._commit(outcome, now)
+            commits.append(commit)
+            if event is not None:
+                events.append(event)
+            if commit.finish is not None:
+                self.forget(commit.id)
+        return commits, events
+
+    def forget(self, id: str) -> None:
+        """Drop the text state of a sequence that ended or was aborted."""
+        self._texts.pop(id, None)
+
+    def _commit(self, outcome: Outcome, now: float) -> tuple[Commit, Event | None]:
+        sequence, draft, verdict = outcome.entry.sequence, outcome.draft, outcome.verdict
+        sequence.stats.target_calls += 1
+        sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
+        if outcome.error is not None:
+            return self._fail(sequence, outcome.error, now)
+        base = len(sequence.tokens)
+        if verdict is None:
+            sequence.computed += outcome.entry.tokens
+            return Commit(sequence.id, base, (), (), sequence.computed), None
+        new = [*(draft.tokens[node] for node in verdict.path), verdict.token] if draft else [verdict.token]
+        text = self._texts.get(sequence.id)
+        if text is None:
+            request = sequence.request
+            text = self._texts[sequence.id] = TextStream(self._tokenizer, request.sampling, request.prompt)
+        ending = self._ending(sequence, new, text)
+        tokens, path = tuple(new[: ending.count]), verdict.path[: ending.count]
+        sequence.tokens.extend(tokens)
+        sequence.computed = base + min(len(path), ending.count - 1)
+        sequence.finish = ending.finish
+        sequence.logprobs.extend(outcome.logprobs[: ending.count])
+        self._count(sequence, draft, verdict, path)
+        self._clock(sequence, now)
+        commit = Commit(sequence.id, base, tokens, path, sequence.computed, len(draft) if draft else 0, ending.finish)
+        event = self._event(outcome, commit, ending, text.release(ending.finish is not None))
+        return commit, event
+
+    def _ending(self, sequence: Sequence, new: Seq[int], text: TextStream) -> _Ending:
+        """Read the new tokens in order until one ends the output."""
+        params = sequence.request.sampling
+        written = sequence.output_len
+        for count, token in enumerate(new, start=1):
+            may_stop = written + count >= params.min_tokens
+            if may_stop and token in params.stop_token_ids:
+                return _Ending(count, Finish.STOP, None if token in self._eos else token)
+            found = text.push(token, may_stop)
+            if found is not None:
+                return _Ending(count, Finish.STOP, found)
+            if params.max_tokens is not None and written + count >= params.max_tokens:
+                return _Ending(count, Finish.LENGTH)
+        return _Ending(len(new))
+
+    @staticmethod
+    def _count(sequence: Sequence, draft: Draft | None, verdict: Verdict, path: Seq[int]) -> None:
+        if draft is None:
+            return
+        stats = sequence.stats
+        stats.drafts += 1
+        stats.drafted += len(draft)
+        stats.accepted += len(path)
+        stats.rejections += not verdict.bonus and len(path) == len(verdict.path)
+        for node in path:
+            name = draft.drafters[node]
+            stats.accepted_by_drafter[name] = stats.accepted_by_drafter.get(name, 0) + 1
+
+    @staticmethod
+    def _clock(sequence: Sequence, now: float) -> None:
+        age = now - sequence.request.arrival
+        if sequence.stats.ttft is None:
+            sequence.stats.ttft = age
+        if sequence.finish is not None:
+            sequence.stats.e2e = age
+
+    def _event(self, outcome: Outcome, commit: Commit, ending: _Ending, text: str) -> Event:
+        sequence, draft, verdict = outcome.entry.sequence, outcome.draft, outcome.verdict
+        assert verdict is not None
+        sources = [draft.drafters[node] for node in commit.path] if draft else []
+        if len(sources) < len(commit.tokens):
+            sources.append("bonus" if verdict.bonus else "target")
+        request = sequence.request
+        first = len(sequence.tokens) - len(commit.tokens) == sequence.prompt_len
+        wants_prompt = request.sampling.prompt_logprobs is not None and first
+        return Event(
+            id=sequence.id,
+            parent=request.parent,
+            index=request.index,
+            text=text,
+            tokens=commit.tokens,
+            sources=tuple(sources),
+            logprobs=outcome.logprobs[: ending.count],
+            prompt_logprobs=(None, *sequence.prompt_logprobs) if wants_prompt else None,
+            finish=ending.finish,
+            stop_reason=ending.reason,
+            stats=replace(sequence.stats) if ending.finish is not None else None,
+            law=self._law,
+        )
+
+    def _fail(self, sequence: Sequence, error: str, now: float) -> tuple[Commit, Event]:
+        sequence.finish = Finish.ERROR
+        self._clock(sequence, now)
+        commit = Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed, 0, Finish.ERROR)
+        return commit, self.ended(sequence, Finish.ERROR, error)
+
+    def ended(self, sequence: Sequence, finish: Finish, error: str | None = None) -> Event:
+        """The last event of an output that ends without a new token."""
+        request = sequence.request
+        stats = replace(sequence.stats)
+        return Event(
+            sequence.id, request.parent, request.index, "", (), (), finish=finish, stats=stats, error=error, law=self._law
+        )

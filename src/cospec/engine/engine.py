@@ -1,0 +1,162 @@
+"""The engine: a loop of named verbs over parts that know nothing of each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cospec.config import EngineConfig
+from cospec.engine.committer import Committer
+from cospec.engine.metrics import Counters, EngineMetrics
+from cospec.engine.requests import Resolver
+from cospec.engine.scheduler import Scheduler
+from cospec.protocols import Drafter, Model, Round
+from cospec.types import Commit, Event, Finish, Outcome, Plan, Request, RoundStats, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine is made of; see ``engine.build`` for how a configuration becomes parts."""
+
+    model: Model
+    drafter: Drafter | None
+    scheduler: Scheduler
+    round: Round
+    committer: Committer
+    resolver: Resolver
+    law: str
+    tokenizer: Any = None  # a Hugging Face fast tokenizer; None for models without text
+    model_path: Path | None = None
+
+
+class Engine:
+    """Writes the outputs of many requests at once. Not thread-safe: one thread adds, steps and aborts."""
+
+    def __init__(self, parts: Parts, config: EngineConfig | None = None) -> None:
+        self.parts, self.config = parts, config or EngineConfig()
+        self.scheduler, self.round, self.committer = parts.scheduler, parts.round, parts.committer
+        self.counters = Counters()
+        self._sequences: dict[str, Sequence] = {}
+
+    @classmethod
+    def build(cls, config: EngineConfig) -> Engine:
+        """Load the models that ``config`` names.
+
+        Raises:
+            CospecError: a model, option or combination that cannot be served, in one sentence.
+        """
+        from cospec.engine.build import build_parts  # heavy imports, only when an engine is wanted
+
+        return cls(build_parts(config), config)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.parts.tokenizer
+
+    @property
+    def model_path(self) -> Path | None:
+        return self.parts.model_path
+
+    @property
+    def model_name(self) -> str:
+        return self.config.served_model_name or self.config.model
+
+    @property
+    def law(self) -> str:
+        return self.parts.law
+
+    @property
+    def vocab_size(self) -> int:
+        return self.parts.model.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        return self.parts.resolver.max_len
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def add(self, request: Request) -> None:
+        """Queue one output.
+
+        Raises:
+            InvalidInput: the request cannot be served by this model; nothing was queued.
+        """
+        resolved = self.parts.resolver.resolve(request)
+        sequence = Sequence(resolved, list(resolved.prompt))
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """End outputs now and give back their cache; unknown ids are ignored."""
+        gone = [id for id in ids if id in self._sequences]
+        for id in gone:
+            sequence = self._sequences[id]
+            sequence.finish = Finish.ABORT
+            self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, Finish.ABORT)
+            self.committer.forget(id)
+        self._forget(gone)
+
+    def step(self) -> list[Event]:
+        """One round for everybody who can take part; returns what became readable."""
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        if not plan.entries:
+            return []
+        outcomes = self.round.run(plan)
+        commits, events = self.committer.commit(outcomes)
+        self._broadcast(commits, outcomes)
+        self._observe(plan, outcomes, commits, time.perf_counter() - started)
+        return events
+
+    def metrics(self) -> EngineMetrics:
+        """Counts since the start, and the present load."""
+        scheduler = self.scheduler
+        return self.counters.snapshot(
+            len(scheduler.running), len(scheduler.waiting), scheduler.pages.usage, scheduler.preempted
+        )
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when a sequence or a cache page was lost; costs too much for every round."""
+        scheduler = self.scheduler
+        assert {s.id for s in (*scheduler.waiting, *scheduler.running)} == set(self._sequences), "a sequence was lost"
+        for sequence in scheduler.running:
+            assert 0 <= sequence.computed < len(sequence.tokens), "the last known token must not be computed"
+        scheduler.pages.check_integrity()
+
+    def _broadcast(self, commits: list[Commit], outcomes: list[Outcome]) -> None:
+        """Tell every part that follows the sequences what they gained."""
+        self.parts.model.commit(commits)
+        if self.parts.drafter is not None:
+            self.parts.drafter.commit(commits)
+        self.scheduler.settle(commits, [outcome.entry.sequence for outcome in outcomes])
+        self._forget([commit.id for commit in commits if commit.finish is not None])
+
+    def _forget(self, ids: list[str]) -> None:
+        if not ids:
+            return
+        for id in ids:
+            del self._sequences[id]
+        self.scheduler.remove(ids)
+        self.parts.model.free(ids)
+        if self.parts.drafter is not None:
+            self.parts.drafter.free(ids)
+
+    def _observe(self, plan: Plan, outcomes: list[Outcome], commits: list[Commit], seconds: float) -> None:
+        proposed = sum(commit.drafted for commit in commits)
+        stats = RoundStats(
+            step=plan.step,
+            sequences=len(plan.entries),
+            batched_tokens=sum(entry.tokens for entry in plan.entries) + proposed,
+            proposed=proposed,
+            accepted=sum(len(commit.path) for commit in commits),
+            committed=sum(len(commit.tokens) for commit in commits),
+            times=self.round.times,
+            total=seconds,
+        )
+        self.scheduler.policy.observe(stats, commits)
+        self.counters.observe(outcomes, commits, stats)

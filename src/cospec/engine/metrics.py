@@ -1,0 +1,96 @@
+"""What the engine counts, in plain numbers; servers and benchmarks give them their names."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from cospec.types import Commit, Outcome, RoundStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """A snapshot. Times are sums in seconds; per-drafter figures are keyed by the drafter's name."""
+
+    requests_running: int = 0
+    requests_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_hits: int = 0  # prompt tokens found
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    drafts: dict[str, int] = field(default_factory=dict)
+    draft_tokens: dict[str, int] = field(default_factory=dict)
+    accepted_tokens: dict[str, int] = field(default_factory=dict)
+    accepted_per_pos: dict[str, list[int]] = field(default_factory=dict)
+    target_calls: int = 0
+    rounds: int = 0
+    round_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    requests_finished: dict[str, int] = field(default_factory=dict)
+
+
+class Counters:
+    """Sums over the life of an engine."""
+
+    def __init__(self) -> None:
+        self.drafts: Counter[str] = Counter()
+        self.draft_tokens: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.per_position: dict[str, Counter[int]] = defaultdict(Counter)
+        self.finished: Counter[str] = Counter()
+        self.prompt_tokens = self.prefix_hits = self.generated = self.rounds = 0
+        self.seconds = self.draft_seconds = self.target_seconds = 0.0
+
+    def observe(self, outcomes: Seq[Outcome], commits: Seq[Commit], stats: RoundStats) -> None:
+        """Add one round."""
+        self.rounds += 1
+        self.seconds += stats.total
+        self.draft_seconds += stats.times.draft
+        self.target_seconds += stats.times.target
+        for outcome, commit in zip(outcomes, commits, strict=True):
+            self.generated += len(commit.tokens)
+            if outcome.draft is not None:
+                names = outcome.draft.drafters
+                self.drafts.update(set(names))
+                self.draft_tokens.update(names)
+                for depth, node in enumerate(commit.path):
+                    self.accepted[names[node]] += 1
+                    self.per_position[names[node]][depth] += 1
+            if commit.finish is not None:
+                self.finish(outcome.entry.sequence.stats.cached_prompt_tokens, outcome.entry.sequence.prompt_len, commit.finish)
+
+    def finish(self, cached: int, prompt: int, reason: str) -> None:
+        """Count an ended request."""
+        self.prompt_tokens += prompt
+        self.prefix_hits += cached
+        self.finished[str(reason)] += 1
+
+    def snapshot(self, running: int, waiting: int, usage: float, preemptions: int) -> EngineMetrics:
+        """These sums beside the engine's present state."""
+        positions = {
+            name: [counts[depth] for depth in range(max(counts) + 1)] for name, counts in self.per_position.items()
+        }
+        return EngineMetrics(
+            requests_running=running,
+            requests_waiting=waiting,
+            kv_cache_usage=usage,
+            num_preemptions=preemptions,
+            prefix_cache_queries=self.prompt_tokens,
+            prefix_cache_hits=self.prefix_hits,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generated,
+            drafts=dict(self.drafts),
+            draft_tokens=dict(self.draft_tokens),
+            accepted_tokens=dict(self.accepted),
+            accepted_per_pos=positions,
+            target_calls=self.rounds,
+            rounds=self.rounds,
+            round_seconds=self.seconds,
+            draft_seconds=self.draft_seconds,
+            target_seconds=self.target_seconds,
+            requests_finished=dict(self.finished),
+        )

@@ -1,0 +1,266 @@
+"""The engine in a process of its own: commands come in over a socket, events go out, one message per round.
+
+The server talks to this process through ``serving.EngineClient``. Messages are msgpack; what they carry are the frozen
+dataclasses of ``types``. A request that the engine refuses gets ``Rejected`` with the sentence; a round that raises
+ends the requests it was about and no others; when the parent process is gone this one ends too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from cospec.config import EngineConfig
+from cospec.errors import CospecError
+from cospec.types import Event, Finish, Request
+
+IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent is still there
+LINGER_MS = 1000
+
+log = logging.getLogger(__name__)
+
+
+class EngineLike(Protocol):
+    """What the loop needs of an engine; ``engine.Engine`` is one."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def model_path(self) -> Path | None: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def law(self) -> str: ...
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, ids: Iterable[str]) -> None: ...
+    def step(self) -> list[Event]: ...
+    def metrics(self) -> Any: ...
+
+
+Build = Callable[[EngineConfig], EngineLike]
+
+
+def build_engine(config: EngineConfig) -> EngineLike:
+    """The real engine; imported here, so that the server's process never loads the models' code."""
+    from cospec.engine.engine import Engine
+
+    return Engine.build(config)
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What a server must know of an engine.
+
+    Attributes:
+        model_name: the name that requests ask for.
+        tokenizer_path: folder or hub name of the tokenizer.
+        law: what unspeculative and exact outputs follow, such as ``target``.
+    """
+
+    model_name: str
+    model_path: str
+    tokenizer_path: str
+    max_model_len: int
+    vocab_size: int
+    law: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Requests to be taken on."""
+
+    requests: tuple[Request, ...]
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Requests to be dropped; unknown ids are ignored."""
+
+    ids: tuple[str, ...]
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True):
+    """Asks for ``Measured``; answers come in the order of the questions."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Ends the process."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine is loaded."""
+
+    info: EngineInfo
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not be built; one sentence."""
+
+    message: str
+
+
+class Events(msgspec.Struct, frozen=True, tag=True):
+    """What one round gave."""
+
+    events: tuple[Event, ...]
+
+
+class Rejected(msgspec.Struct, frozen=True, tag=True):
+    """A request that the engine does not take: the sentence, and the field it is about."""
+
+    id: str
+    message: str
+    field: str | None = None
+
+
+class Measured(msgspec.Struct, frozen=True, tag=True):
+    """``EngineMetrics`` as plain values."""
+
+    metrics: dict[str, Any]
+
+
+Command = Submit | Abort | Measure | Stop
+Reply = Ready | Failed | Events | Rejected | Measured
+
+
+def run_process(address: str, config: EngineConfig, build: Build) -> None:
+    """Main function of the engine process: build, report, serve until told to stop."""
+    # Signals go to the whole group of a terminal or a container; the server decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
+        socket.set(zmq.LINGER, LINGER_MS)
+        socket.set(zmq.SNDHWM, 0)
+        socket.connect(address)
+        try:
+            engine = build(config)
+        except CospecError as error:
+            socket.send(msgspec.msgpack.encode(Failed(str(error))))
+            return
+        except Exception as error:  # the sentence must reach the user; the log keeps the rest
+            log.exception("the engine could not be built")
+            socket.send(msgspec.msgpack.encode(Failed(f"The engine could not start: {type(error).__name__}: {error}.")))
+            return
+        EngineLoop(engine, socket).run()
+
+
+class EngineLoop:
+    """Takes commands while there are any, steps while there is work."""
+
+    def __init__(self, engine: EngineLike, socket: zmq.Socket[bytes]) -> None:
+        self._engine = engine
+        self._socket = socket
+        self._decoder = msgspec.msgpack.Decoder(Command)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._live: dict[str, Request] = {}
+
+    def run(self) -> None:
+        """Serve until ``Stop`` comes or the parent is gone."""
+        self._send(Ready(_describe(self._engine)))
+        parent = os.getppid()
+        while os.getppid() == parent:
+            if not self._take_commands():
+                return
+            if self._engine.has_work:
+                self._step()
+
+    def _take_commands(self) -> bool:
+        """Handle all waiting commands; without work, wait for one. False when told to stop."""
+        wait = 0 if self._engine.has_work else IDLE_POLL_MS
+        while self._socket.poll(wait):
+            command = self._decoder.decode(self._socket.recv())
+            match command:
+                case Submit(requests):
+                    for request in requests:
+                        self._add(request)
+                case Abort(ids):
+                    self._abort(ids)
+                case Measure():
+                    self._send(Measured(dataclasses.asdict(self._engine.metrics())))
+                case Stop():
+                    return False
+            wait = 0
+        return True
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add(request)
+        except CospecError as error:
+            self._send(Rejected(request.id, str(error), getattr(error, "field", None)))
+        except Exception as error:  # one odd request must not end its neighbours
+            log.exception("request %s could not be added", request.id)
+            self._engine.abort([request.id])
+            self._send(Events((_failure(request, error),)))
+        else:
+            self._live[request.id] = request
+
+    def _abort(self, ids: Sequence[str]) -> None:
+        self._engine.abort(ids)
+        for id in ids:
+            self._live.pop(id, None)
+
+    def _step(self) -> None:
+        try:
+            events = self._engine.step()
+        except Exception as error:  # ends the requests it touched; re-raised when it touched none
+            events = self._fail(error)
+        for event in events:
+            if event.finish is not None:
+                self._live.pop(event.id, None)
+        if events:
+            self._send(Events(tuple(events)))
+
+    def _fail(self, error: Exception) -> list[Event]:
+        """End the requests that a failed round was about.
+
+        An error that knows them carries ``ids``. Otherwise all of them end: a round that broke off may have written
+        some sequences and not others, and going on from there could give tokens that do not follow the law.
+        """
+        named = getattr(error, "ids", None)
+        requests = [self._live[id] for id in (self._live if named is None else named) if id in self._live]
+        if not requests:
+            raise error
+        log.error("a round failed, %d requests end with an error", len(requests), exc_info=error)
+        self._abort([request.id for request in requests])
+        return [_failure(request, error) for request in requests]
+
+    def _send(self, reply: Reply) -> None:
+        self._socket.send(self._encoder.encode(reply))
+
+
+def _describe(engine: EngineLike) -> EngineInfo:
+    return EngineInfo(
+        model_name=engine.model_name,
+        model_path=str(engine.model_path or ""),
+        tokenizer_path=str(getattr(engine.tokenizer, "name_or_path", "") or engine.model_path or ""),
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.vocab_size,
+        law=engine.law,
+    )
+
+
+def _failure(request: Request, error: Exception) -> Event:
+    sentence = f"The request failed in the engine: {type(error).__name__}: {error}."
+    return Event(
+        id=request.id,
+        parent=request.parent,
+        index=request.index,
+        text="",
+        tokens=(),
+        sources=(),
+        finish=Finish.ERROR,
+        error=sentence,
+    )

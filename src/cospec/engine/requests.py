@@ -1,0 +1,86 @@
+"""What a user asked for, checked and resolved: one request per output, with its seed, stop tokens, limit and rule."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from cospec.draws import derive
+from cospec.errors import InvalidInput, words
+from cospec.params import SamplingParams
+from cospec.registry import RULES
+from cospec.types import Request, Speculation
+
+
+def make_requests(
+    id: str, prompt: Seq[int], params: SamplingParams, speculation: Speculation = Speculation(), arrival: float = 0.0
+) -> list[Request]:
+    """One request per output of a call; they share ``parent`` and differ in ``index`` and seed.
+
+    Without a seed a random one is drawn here, so that every later draw is keyed all the same.
+    """
+    seed = secrets.randbits(64) if params.seed is None else params.seed
+    return [
+        Request(
+            id=f"{id}-{index}",
+            prompt=tuple(prompt),
+            sampling=params,
+            seed=derive(seed, index),
+            arrival=arrival,
+            parent=id,
+            index=index,
+            speculation=speculation,
+        )
+        for index in range(params.n)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Checks requests against a loaded model and fills what depends on it.
+
+    Attributes:
+        eos: ids that end an output unless it ignores them.
+        rule: the configured rule; ``auto`` judges greedy and seeded requests by ``match``, others by ``block``.
+        max_depth: the longest draft that a request may ask for.
+    """
+
+    vocab_size: int
+    max_len: int
+    eos: frozenset[int]
+    rule: str
+    max_depth: int
+
+    def resolve(self, request: Request) -> Request:
+        """The request as the engine runs it.
+
+        Raises:
+            InvalidInput: an empty or too long prompt, a token id outside the vocabulary, an unknown rule.
+        """
+        self._check(request)
+        params, n = request.sampling, len(request.prompt)
+        room = self.max_len - n
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *sorted(self.eos))
+        sampling = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit), stop_token_ids=stops)
+        rule = request.speculation.rule or self.rule
+        RULES.check(rule, "auto")
+        if rule == "auto":
+            rule = "match" if params.greedy or params.seed is not None else "block"
+        return replace(request, sampling=sampling, speculation=replace(request.speculation, rule=rule))
+
+    def _check(self, request: Request) -> None:
+        params, n, depth = request.sampling, len(request.prompt), request.speculation.length
+        if n == 0:
+            raise InvalidInput("prompt", words("empty"), "at least one token")
+        if n >= self.max_len:
+            allowed = f"at most {self.max_len - 1} tokens, one less than the model's context"
+            raise InvalidInput("prompt", words(f"{n} tokens long"), allowed)
+        ids = {"prompt": request.prompt, "logit_bias": params.logit_bias or (), "stop_token_ids": params.stop_token_ids}
+        for field, tokens in ids.items():
+            wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+            if wrong is not None:
+                raise InvalidInput(f"{field} token id", wrong, f"a whole number from 0 to {self.vocab_size - 1}")
+        if depth is not None and not 0 <= depth <= self.max_depth:
+            raise InvalidInput("speculation.length", depth, f"a whole number from 0 to {self.max_depth}")

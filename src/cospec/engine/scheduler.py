@@ -1,0 +1,149 @@
+"""Who computes how many tokens in the next round. No I/O, no torch.
+
+First come, first served, over one queue ordered by age: a priority class is worth ``AGEING_SECONDS`` of waiting, so
+every request becomes the most urgent one in time. Known tokens are computed in pieces that fit the round's token
+budget (chunked prefill). When the KV cache is full, the youngest running sequence gives its pages back and waits; its
+tokens stay known and are computed again later (preemption by recomputation).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from cospec.protocols import Pages, Policy
+from cospec.types import Budget, Commit, Plan, PlanEntry, Sequence, Status
+
+AGEING_SECONDS = 10.0
+NO_DRAFT = Budget(depth=0, max_nodes=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a round: sequences at once, tokens computed, and tokens of one sequence."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_len: int
+
+
+def urgency(sequence: Sequence) -> tuple[float, str, int]:
+    """Sort key: arrival, set back by priority; outputs of one request stay together in their order."""
+    request = sequence.request
+    return request.arrival + request.priority * AGEING_SECONDS, request.parent, request.index
+
+
+class Scheduler:
+    """Holds every unfinished sequence; the only one that admits, preempts and reserves target cache."""
+
+    def __init__(self, pages: Pages, policy: Policy, limits: Limits) -> None:
+        self.pages, self.policy, self.limits = pages, policy, limits
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preempted = 0
+        self._step = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        insort(self.waiting, sequence, key=urgency)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Drop sequences wherever they stand, and their cache."""
+        gone = set(ids)
+        self.waiting = [sequence for sequence in self.waiting if sequence.id not in gone]
+        self.running = [sequence for sequence in self.running if sequence.id not in gone]
+        for id in gone:
+            self.pages.free(id)
+
+    def settle(self, commits: Seq[Commit], sequences: Seq[Sequence]) -> None:
+        """After a round: offer computed prefixes for reuse, mark what ended."""
+        for commit, sequence in zip(commits, sequences, strict=True):
+            self.pages.keep(commit.id, sequence.tokens, sequence.computed)
+            if commit.finish is not None:
+                sequence.status = Status.FINISHED
+
+    def plan(self) -> Plan:
+        """Share out the round's tokens: running sequences by age, then as many waiting ones as fit."""
+        entries: list[PlanEntry] = []
+        left, preempted = self.limits.max_num_batched_tokens, self.preempted
+        budgets = self._budgets()
+        for sequence in list(self.running):
+            if left > 0 and sequence.status is Status.RUNNING:
+                entry = self._fit(sequence, left, budgets.get(sequence.id, NO_DRAFT))
+                if entry is not None:
+                    entries.append(entry)
+                    left -= entry.tokens + entry.budget.max_nodes
+        if preempted == self.preempted:  # otherwise what was just taken from one would go to another
+            entries += self._admit(left)
+        self._step += 1
+        return Plan(self._step - 1, tuple(entries))
+
+    def _budgets(self) -> dict[str, Budget]:
+        """Draft budgets of the sequences that have one token left to compute, within what each may still write."""
+        ready = [s for s in self.running if len(s.tokens) - s.computed == 1 and s.request.speculation.enabled]
+        budgets = {}
+        for sequence, budget in zip(ready, self.policy.plan(ready), strict=True):
+            asked = sequence.request.speculation.length
+            depth, nodes = (budget.depth, budget.max_nodes) if asked is None else (asked, asked)
+            room = _room(sequence, self.limits.max_len) - 1  # the round's own token takes the last place
+            depth = min(depth, room)
+            if depth > 0:
+                chain = budget.width == 1
+                budgets[sequence.id] = Budget(depth, budget.width, min(nodes, depth) if chain else nodes)
+        return budgets
+
+    def _fit(self, sequence: Sequence, left: int, budget: Budget) -> PlanEntry | None:
+        """This sequence's share, after making room for it; None when it had to give way itself."""
+        tokens = min(len(sequence.tokens) - sequence.computed, left)
+        end = sequence.computed + tokens
+        if budget.max_nodes > left - tokens or not self.pages.reserve(sequence.id, end + budget.max_nodes):
+            budget = NO_DRAFT
+        while not self.pages.reserve(sequence.id, end):
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return None
+        return PlanEntry(sequence, tokens, budget)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.pages.free(sequence.id)
+        sequence.status, sequence.computed = Status.WAITING, 0
+        sequence.stats.preemptions += 1
+        self.preempted += 1
+        insort(self.waiting, sequence, key=urgency)
+
+    def _admit(self, left: int) -> list[PlanEntry]:
+        """Start waiting sequences in order while tokens, places and cache for all their known tokens are there."""
+        entries = []
+        while self.waiting and left > 0 and len(self.running) < self.limits.max_num_seqs:
+            sequence = self.waiting[0]
+            if any(_computes_prompt_of(other, sequence) for other in self.running):
+                break  # its elder sibling's prompt will be in the cache next round
+            wants_rows = sequence.request.sampling.prompt_logprobs is not None
+            computed = self.pages.attach(sequence.id, () if wants_rows else sequence.tokens)
+            if not self.pages.reserve(sequence.id, len(sequence.tokens)):
+                self.pages.free(sequence.id)
+                break
+            self.waiting.pop(0)
+            insort(self.running, sequence, key=urgency)
+            sequence.status, sequence.computed = Status.RUNNING, computed
+            sequence.stats.cached_prompt_tokens = max(sequence.stats.cached_prompt_tokens, computed)
+            tokens = min(len(sequence.tokens) - computed, left)
+            entries.append(PlanEntry(sequence, tokens, NO_DRAFT))
+            left -= tokens
+        return entries
+
+
+def _room(sequence: Sequence, max_len: int) -> int:
+    """Tokens that the sequence may still write."""
+    most = sequence.request.sampling.max_tokens
+    allowed = max_len - sequence.prompt_len if most is None else most
+    return min(allowed - sequence.output_len, max_len - len(sequence.tokens))
+
+
+def _computes_prompt_of(other: Sequence, sequence: Sequence) -> bool:
+    """Whether ``other`` is an output of the same request that has not come to the end of the prompt."""
+    return other.request.parent == sequence.request.parent != "" and other.computed < other.prompt_len - 1

@@ -1,0 +1,39 @@
+"""Errors that a user can act on: one sentence that names what was given and what is allowed."""
+
+from __future__ import annotations
+
+
+class CospecError(Exception):
+    """Base of every error that is shown to a user without a traceback."""
+
+
+class InvalidInput(CospecError, ValueError):
+    """A value outside what is allowed.
+
+    Args:
+        field: the name the user knows it by, such as ``temperature`` or ``speculative_config.rule``.
+        given: the value, or what was found.
+        allowed: what would have been accepted, in words.
+    """
+
+    def __init__(self, field: str, given: object, allowed: str) -> None:
+        shown = given if isinstance(given, _Raw) else repr(given)
+        super().__init__(f"{field} is {shown}; allowed is {allowed}.")
+        self.field = field
+
+
+class _Raw(str):
+    """Text shown without quotes."""
+
+
+def words(text: str) -> str:
+    """Mark ``text`` as a description of what was given rather than the value itself."""
+    return _Raw(text)
+
+
+class ModelError(CospecError):
+    """A model that cannot be loaded or served; the sentence says which and why."""
+
+
+class EngineStopped(CospecError):
+    """The engine is draining or has ended and takes no more requests."""

@@ -1,0 +1,157 @@
+"""The offline face: load a model, give prompts, get texts. The names follow vLLM's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.engine.engine import Engine
+from cospec.engine.requests import make_requests
+from cospec.errors import InvalidInput
+from cospec.outputs import OutputBuilder, RequestOutput
+from cospec.params import SamplingParams
+from cospec.types import Event, Request, Speculation
+
+Prompt = str | Seq[int]
+Message = Mapping[str, str]
+
+
+class LLM:
+    """A model with its drafters, ready to write.
+
+    Args:
+        model: ``zoo``, ``zoo:NAME``, a folder or a hub name.
+        speculative_config: how drafts are made and judged; None is the model's own default (the zoo has a drafter).
+        options: any other field of ``EngineConfig``.
+
+    Raises:
+        CospecError: a model, option or combination that cannot be served, in one sentence.
+    """
+
+    def __init__(
+        self,
+        model: str = "zoo",
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
+        **options: Any,
+    ) -> None:
+        config = EngineConfig.build({"model": str(model), "speculative_config": speculative_config, **options})
+        self.engine = Engine.build(config)
+        self._numbers = count()
+
+    @property
+    def model_path(self) -> Path | None:
+        """The folder that the weights came from."""
+        return self.engine.model_path
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer in use."""
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        speculation: Speculation = Speculation(),  # noqa: B008 - frozen
+    ) -> list[RequestOutput]:
+        """Complete prompts, all at once; results come in the order of the prompts.
+
+        Args:
+            prompts: texts or lists of token ids; a single one may stand by itself.
+            sampling_params: one for all, or one per prompt.
+
+        Raises:
+            InvalidInput: a prompt or parameter that cannot be served; then none of them runs.
+        """
+        listed = _as_list(prompts)
+        params = _match(sampling_params, len(listed))
+        calls = [self._requests(prompt, chosen, speculation) for prompt, chosen in zip(listed, params, strict=True)]
+        builders = {request.id: OutputBuilder() for requests in calls for request in requests}
+        self._run(builders)
+        return [
+            self._output(prompt, requests, builders, chosen)
+            for prompt, requests, chosen in zip(listed, calls, params, strict=True)
+        ]
+
+    def chat(
+        self, messages: Seq[Message] | Seq[Seq[Message]], sampling_params: SamplingParams | None = None
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the tokenizer's chat template."""
+        several = messages and not isinstance(messages[0], Mapping)
+        conversations = messages if several else [messages]
+        return self.generate([self._templated(conversation) for conversation in conversations], sampling_params)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Event]:
+        """Complete one prompt and give its events as they come; closing the iterator ends the work."""
+        requests = self._requests(prompt, sampling_params or SamplingParams(), Speculation())
+        open_ids = {request.id for request in requests}
+        try:
+            while open_ids:
+                for event in self.engine.step():
+                    if event.parent == requests[0].parent:
+                        if event.finish is not None:
+                            open_ids.discard(event.id)
+                        yield event
+        finally:
+            self.engine.abort(open_ids)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; ids pass through."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        return list(self.tokenizer.encode(prompt))
+
+    def _templated(self, messages: Any) -> list[int]:
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise InvalidInput("messages", messages, "a model whose tokenizer has a chat template; this one has none")
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _requests(self, prompt: Prompt, params: SamplingParams, speculation: Speculation) -> list[Request]:
+        id = f"llm-{next(self._numbers)}"
+        requests = make_requests(id, self.encode(prompt), params, speculation, time.monotonic())
+        for request in requests:
+            self.engine.add(request)
+        return requests
+
+    def _run(self, builders: Mapping[str, OutputBuilder]) -> None:
+        missing = set(builders)
+        try:
+            while missing:
+                for event in self.engine.step():
+                    if event.id in builders and builders[event.id].add(event):
+                        missing.discard(event.id)
+        finally:
+            self.engine.abort(missing)  # an interrupt must not leave work behind
+
+    def _output(
+        self, prompt: Prompt, requests: Seq[Request], builders: Mapping[str, OutputBuilder], params: SamplingParams
+    ) -> RequestOutput:
+        own = [builders[request.id] for request in requests]
+        return RequestOutput(
+            request_id=requests[0].parent,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=requests[0].prompt,
+            prompt_logprobs=own[0].prompt_logprobs,
+            outputs=tuple(builder.build(params.logprobs is not None) for builder in own),
+            law=self.engine.law,
+        )
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _match(params: SamplingParams | Seq[SamplingParams] | None, n: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * n
+    if len(params) != n:
+        raise InvalidInput("sampling_params", f"{len(params)} of them", f"one, or one per prompt, here {n}")
+    return list(params)

@@ -1,0 +1,158 @@
+"""Attention of a packed batch over KV pages: the back ends.
+
+A back end is prepared once per batch, then called once per layer. It writes the batch's keys and values into the
+layer's pages and returns what each row attends to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cospec.errors import InvalidInput
+from cospec.models.cache import LayerPages
+from cospec.models.packed import PackedBatch, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What a layer asks of its attention.
+
+    Attributes:
+        scale: factor of the products of queries and keys.
+        window: a row attends keys less than this many positions back; None for all.
+        softcap: products pass through ``softcap * tanh(x / softcap)``; None for not.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+LayerAttend = Callable[[Tensor, Tensor, Tensor, LayerPages, Heads], Tensor]
+"""``(queries [T, H, D], keys [T, Hkv, D], values [T, Hkv, D], pages, heads) -> [T, H, D]``."""
+
+Attend = Callable[[PackedBatch], LayerAttend]
+"""Prepares a back end for one batch."""
+
+
+def native(batch: PackedBatch) -> LayerAttend:
+    """The compiled kernel, which reads the pages where they are (CPU, float32)."""
+    from cospec.models import native as kernels
+
+    def layer(queries: Tensor, keys: Tensor, values: Tensor, pages: LayerPages, heads: Heads) -> Tensor:
+        return kernels.attention(
+            queries, keys, values, pages.keys, pages.values, batch, heads.scale, heads.window, heads.softcap
+        )
+
+    return layer
+
+
+def sdpa(batch: PackedBatch) -> LayerAttend:
+    """Stock attention, one sequence after the other, on any device."""
+    return _Sdpa(batch)
+
+
+class _Sdpa:
+    """Keeps what the layers of one forward share: where to write, and the masks per window."""
+
+    def __init__(self, batch: PackedBatch) -> None:
+        self._batch = batch
+        at = batch.write_at.long()
+        self._page = batch.tables[batch.row_segment.long(), at // batch.page_size].long()
+        self._slot = at % batch.page_size
+        self._masks: dict[int | None, list[Tensor | None]] = {}
+
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, pages: LayerPages, heads: Heads) -> Tensor:
+        pages.keys[self._page, :, self._slot] = keys
+        pages.values[self._page, :, self._slot] = values
+        if heads.window not in self._masks:
+            self._masks[heads.window] = [_mask(self._batch, span, heads.window) for span in self._batch.spans]
+        masks = self._masks[heads.window]
+        product = _plain if heads.softcap is None else _capped
+        result = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for span, mask in zip(self._batch.spans, masks, strict=True):
+            rows = slice(span.first, span.first + span.rows)
+            k, v = _entries(pages.keys, span), _entries(pages.values, span)
+            result[rows] = product(queries[rows].transpose(0, 1), k, v, mask, heads).transpose(0, 1)
+        return result
+
+
+def _entries(pages: Tensor, span: Span) -> Tensor:
+    """Cache entries of one sequence ``[Hkv, length, D]``: a view where its pages are adjacent, heads outermost."""
+    first, count = span.pages[0], len(span.pages)
+    by_head = pages.transpose(0, 1)
+    if all(page == first + number for number, page in enumerate(span.pages)):
+        found = by_head[:, first : first + count]
+    else:
+        found = by_head[:, list(span.pages)]
+    return found.flatten(1, 2)[:, : span.length]
+
+
+def _mask(batch: PackedBatch, span: Span, window: int | None) -> Tensor | None:
+    """Who attends what, bool ``[rows, length]``; None when one row attends all."""
+    rows = slice(span.first, span.first + span.rows)
+    if span.rows == 1 and (window is None or span.length <= window):
+        return None
+    entries = torch.arange(span.length, device=batch.ids.device)
+    visible = batch.visible[rows, None]
+    allowed = entries < visible
+    if span.tree:
+        bit = (entries - visible).clamp(0, 63)
+        allowed |= ((batch.mask[rows, None] >> bit) & 1).bool()
+    if window is not None:
+        position = entries.clone()
+        position[span.start :] = batch.positions[rows]
+        allowed &= batch.positions[rows, None] - position < window
+    return allowed
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
+    """``q [H, n, D]``, ``k`` and ``v`` ``[Hkv, length, D]`` to ``[H, n, D]``."""
+    grouped = q.shape[0] != k.shape[0]
+    return F.scaled_dot_product_attention(
+        q[None], k[None], v[None], attn_mask=mask, scale=heads.scale, enable_gqa=grouped
+    )[0]
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
+    """Like ``_plain``, with soft-capped products, which stock attention does not offer."""
+    assert heads.softcap is not None
+    count, rows, dim = q.shape
+    grouped = q.reshape(k.shape[0], -1, rows, dim)
+    products = torch.tanh(grouped @ k[:, None].mT * (heads.scale / heads.softcap)) * heads.softcap
+    if mask is not None:
+        products = products.masked_fill(~mask, float("-inf"))
+    weights = products.softmax(-1, dtype=torch.float32).to(q.dtype)
+    return (weights @ v[:, None]).reshape(count, rows, -1)
+
+
+ATTENTION: Mapping[str, Attend] = MappingProxyType({"native": native, "sdpa": sdpa})
+
+
+def native_available() -> bool:
+    """Whether the compiled kernels were built for this machine."""
+    try:
+        from cospec.models import native as kernels
+    except ImportError:
+        return False
+    return bool(kernels.available())
+
+
+def choose_attention(name: str, device: torch.device) -> str:
+    """The back end that ``name`` means on ``device``; ``auto`` is the fastest one at hand.
+
+    Raises:
+        InvalidInput: the back end is unknown, or does not run here.
+    """
+    usable = ["native", "sdpa"] if device.type == "cpu" and native_available() else ["sdpa"]
+    if name == "auto":
+        return usable[0]
+    if name not in usable:
+        raise InvalidInput("attention_backend", name, f"auto or {' or '.join(usable)} on this machine")
+    return name

@@ -1,0 +1,127 @@
+"""Finding the folder of a model and checking what lies in it, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from cospec.errors import ModelError
+
+ZOO = Path(__file__).resolve().parent.parent / "zoo"
+_HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_ALLOWED = "zoo, zoo:NAME, a folder with config.json and safetensors weights, or the name of a model on the hub"
+
+
+def zoo_members() -> list[str]:
+    """Names of the models that came with the package."""
+    return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
+
+
+def resolve(name: str) -> Path:
+    """The folder of the model called ``name``: of the zoo, on disk, or in the hub's cache, downloaded if need be.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    if name == "zoo" or name.startswith("zoo:"):
+        return _zoo(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists() or not _HUB_NAME.fullmatch(name):
+        raise ModelError(f"model is {name!r}, which is not an existing folder; allowed is {_ALLOWED} ({_members()}).")
+    return _hub(name)
+
+
+def _zoo(name: str) -> Path:
+    member = name.partition(":")[2] or "target"
+    if member not in zoo_members():
+        raise ModelError(f"model is {name!r}, which is not in the zoo; allowed is {_ALLOWED} ({_members()}).")
+    return ZOO / member
+
+
+def _members() -> str:
+    return "the zoo has " + (", ".join(f"zoo:{member}" for member in zoo_members()) or "no members")
+
+
+def _hub(name: str) -> Path:
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        found = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+        if (found / "config.json").exists() and any(found.glob("*.safetensors")):
+            return found
+    except (LocalEntryNotFoundError, HFValidationError):
+        pass
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError) as error:
+        kind = type(error).__name__
+        raise ModelError(
+            f"model is {name!r}, which is neither a folder nor could be fetched from the hub ({kind}); "
+            f"allowed is {_ALLOWED} ({_members()})."
+        ) from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The contents of ``config.json``.
+
+    Raises:
+        ModelError: it is missing, or holds no JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ModelError(f"The folder {folder} is not a model: it has no readable config.json.") from None
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise ModelError(f"The file {path} is not a model's configuration: it does not hold a JSON object.")
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up a model, each checked to be readable and whole.
+
+    Raises:
+        ModelError: there are none, one is missing, or one is corrupt.
+    """
+    index = folder / "model.safetensors.index.json"
+    names = ["model.safetensors"]
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError):
+            raise ModelError(f"The file {index} is not an index of safetensors files.") from None
+    elif not (folder / names[0]).exists():
+        pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        found = "weights in a format that can run code (.bin or .pt)" if pickled else "no weights"
+        raise ModelError(f"The folder {folder} has {found}; allowed are safetensors weights (model.safetensors).")
+    files = [folder / name for name in names]
+    for file in files:
+        try:
+            with safe_open(str(file), framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"The weights {file} cannot be read as safetensors: {error}.") from None
+    return files
+
+
+def weight_dtype(files: list[Path]) -> str:
+    """The most frequent floating dtype of the tensors, in safetensors' words: ``F32``, ``BF16`` or ``F16``."""
+    counts: dict[str, int] = {}
+    for file in files:
+        with safe_open(str(file), framework="numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - the handle is not a mapping
+                dtype = str(tensors.get_slice(name).get_dtype())
+                counts[dtype] = counts.get(dtype, 0) + 1
+    floating = {dtype: count for dtype, count in counts.items() if dtype in ("F32", "BF16", "F16")}
+    return max(floating, key=lambda dtype: floating[dtype], default="F32")

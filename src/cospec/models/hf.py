@@ -1,0 +1,222 @@
+"""Hugging Face causal language models on packed batches, their code untouched.
+
+The attention function is replaced through transformers' own interface, under a name that no mask function has, so
+that the models build no mask. What a forward needs to know reaches the layers as one extra keyword argument of the
+model call. A probe at load finds the shapes of the layers and refuses what cannot run this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from cospec.errors import ModelError
+from cospec.models.attention import ATTENTION, Heads, LayerAttend
+from cospec.models.cache import KVCache, LayerShape
+from cospec.models.packed import PackedBatch, check
+from cospec.protocols import Pages
+from cospec.types import Commit, Segment, TokenBatch
+
+ATTENTION_NAME = "cospec"
+
+
+class LayerCalls(Protocol):
+    """What a model call carries to its attention layers, which call it in order."""
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: Heads) -> Tensor:
+        """``[T, H, D]``, ``[T, Hkv, D]`` twice, to ``[T, H, D]``."""
+
+
+class _Refused(Exception):
+    """An attention layer asks for something that is not offered; the text completes "because it ..."."""
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """The function that layers call: ``query [1, H, T, D]``, ``key`` and ``value`` ``[1, Hkv, T, D]``."""
+    calls: LayerCalls = options["cospec_calls"]
+    heads = _heads(module, query, attention_mask, options)
+    result = calls.attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), heads)
+    return result[None], None
+
+
+def _heads(module: nn.Module, query: Tensor, attention_mask: Tensor | None, options: dict[str, Any]) -> Heads:
+    def option(name: str, attribute: str) -> Any:
+        return options[name] if name in options else getattr(module, attribute, None)
+
+    if option("s_aux", "sinks") is not None:
+        raise _Refused("uses attention sinks")
+    if attention_mask is not None or options.get("position_bias") is not None:
+        raise _Refused("builds an attention mask of its own")
+    if options.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise _Refused("has attention that is not causal")
+    scale = options.get("scaling")
+    return Heads(
+        scale=float(scale) if scale is not None else query.shape[-1] ** -0.5,
+        window=option("sliding_window", "sliding_window"),
+        softcap=option("softcap", "attn_logit_softcapping"),
+    )
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+
+
+@dataclass(slots=True)
+class _Forward:
+    """One forward pass over the cache; counts the layers as they call."""
+
+    cache: KVCache
+    attend_layer: LayerAttend
+    layer: int = 0
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: Heads) -> Tensor:
+        pages = self.cache.layers[self.layer]
+        self.layer += 1
+        return self.attend_layer(queries, keys, values, pages, heads)
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A forward of one short sequence without a cache, to see what the layers ask for."""
+
+    shapes: list[LayerShape] = field(default_factory=list)
+    windows: list[int | None] = field(default_factory=list)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: Heads) -> Tensor:
+        if keys.shape != values.shape or queries.shape[-1] != keys.shape[-1]:
+            raise _Refused("has keys and values of different sizes")
+        self.shapes.append(LayerShape(keys.shape[1], keys.shape[2]))
+        self.windows.append(heads.window)
+        q, k, v = (x.transpose(0, 1)[None] for x in (queries, keys, values))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+
+
+def architecture(config: Any) -> str:
+    """The name that a user knows a model's kind by."""
+    names = getattr(config, "architectures", None)
+    return names[0] if names else str(getattr(config, "model_type", type(config).__name__))
+
+
+def refusal(config: Any, reason: str) -> ModelError:
+    """The sentence for an architecture that cannot run; ``reason`` completes "because it ..."."""
+    return ModelError(
+        f"The architecture {architecture(config)} cannot run as a packed batch because it {reason}; allowed are causal "
+        "language models whose attention can be replaced, such as Llama, Mistral, Qwen, Gemma, Phi, OPT and GPT-2."
+    )
+
+
+def _call(model: nn.Module, packed_ids: Tensor, positions: Tensor, calls: LayerCalls, keep: Tensor | None) -> Tensor:
+    options: dict[str, Any] = {} if keep is None else {"logits_to_keep": keep}
+    logits: Tensor = model(
+        input_ids=packed_ids[None], position_ids=positions[None], use_cache=False, cospec_calls=calls, **options
+    ).logits
+    return logits[0].float()
+
+
+@torch.inference_mode()
+def probe(model: Any) -> list[LayerShape]:
+    """Shapes of the attention layers, in the order of their calls.
+
+    Raises:
+        ModelError: the architecture's attention cannot be replaced; the sentence names it.
+    """
+    config = model.config.get_text_config()
+    device = next(model.parameters()).device
+    seen = _Probe()
+    try:
+        _call(model, torch.tensor([0, 1], device=device), torch.tensor([0, 1], device=device), seen, None)
+    except _Refused as error:
+        raise refusal(model.config, str(error)) from None
+    except Exception as error:
+        # Any error may come out of code that was not written for this; the user needs the architecture, not the trace.
+        raise refusal(model.config, f"fails without its own attention ({type(error).__name__})") from error
+    if not seen.shapes:
+        raise refusal(model.config, "never calls the attention function that replaces its own")
+    if len(seen.shapes) != config.num_hidden_layers:
+        raise refusal(model.config, "has layers without attention, or layers that attend more than once")
+    kinds = getattr(config, "layer_types", None) or []
+    if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
+        raise refusal(model.config, f"has layers of kind {', '.join(sorted(set(kinds)))}")
+    expected = [kind == "sliding_attention" for kind in kinds] or [window is not None for window in seen.windows]
+    if expected != [window is not None for window in seen.windows]:
+        raise refusal(model.config, "does not tell its attention how far a sliding window reaches")
+    return seen.shapes
+
+
+class PackedModel:
+    """A Hugging Face model behind the ``Model`` protocol.
+
+    Args:
+        model: in evaluation mode, with ``attn_implementation`` set to ``ATTENTION_NAME``.
+        cache: built from the shapes that ``probe`` found.
+        attention: name of the attention back end.
+    """
+
+    def __init__(self, name: str, model: Any, cache: KVCache, attention: str, max_len: int) -> None:
+        self.name = name
+        self.cache = cache
+        self.pages: Pages = cache.pages
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self.max_len = max_len
+        self.dtype = cache.layers[0].keys.dtype
+        self._model = model
+        self._attend = ATTENTION[attention]
+
+    @torch.inference_mode()
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """Logits ``[R, V]``, float32; see ``Model.forward``.
+
+        Raises:
+            InvalidInput: a token id or a length outside what the model takes.
+            ValueError: no room was reserved.
+        """
+        check(batch, self.vocab_size, self.max_len)
+        packed = self.cache.pack(batch)
+        return self._logits(packed)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep accepted nodes, see ``KVCache.commit``."""
+        self.cache.commit(commits)
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        self.cache.free(ids)
+
+    def _logits(self, packed: PackedBatch) -> Tensor:
+        calls = _Forward(self.cache, self._attend(packed))
+        rows = packed.logit_rows
+        if not len(rows):  # some output layers refuse an empty batch
+            return _call(self._model, packed.ids, packed.positions, calls, packed.ids.new_zeros(1))[:0]
+        return _call(self._model, packed.ids, packed.positions, calls, rows)
+
+
+@torch.inference_mode()
+def check_packing(model: Any, cache: KVCache, attention: str) -> None:
+    """Score two sequences together, then one of them alone in two pieces: neighbours and pieces must not matter.
+
+    This finds what the shapes cannot tell: layers that mix neighbouring rows or carry a state besides the KV cache.
+
+    Args:
+        cache: an empty one with at least 3 pages of 8 entries; not the one to be used.
+
+    Raises:
+        ModelError: the results differ; the sentence names the architecture.
+    """
+    packed = PackedModel("probe", model, cache, attention, max_len=8)
+    for id in ("a", "b", "c"):
+        cache.pages.reserve(id, 6)
+    ids = [(7 * number + 3) % packed.vocab_size for number in range(10)]
+    one, two = tuple(ids[:6]), tuple(ids[6:])
+    together = packed.forward(TokenBatch((Segment("a", 0, one), Segment("b", 0, two))))[6:]
+    pieces = [packed.forward(TokenBatch((Segment("c", start, two[start : start + 2]),))) for start in (0, 2)]
+    worst = float((together - torch.cat(pieces)).abs().max())
+    tolerance = (1e-3 if packed.dtype is torch.float32 else 0.1) * max(1.0, float(together.std()))
+    if not worst <= tolerance:
+        raise refusal(model.config, "gives other results in a batch than alone")

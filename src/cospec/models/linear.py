@@ -1,0 +1,146 @@
+"""Linear layers of a loaded model: the back ends, and putting them in place.
+
+On a CPU the arithmetic is float32 whatever the weights are held as. Stock products of a few rows cost about twice
+those of one row; the native and the packed mkldnn ones do not, and that decides whether speculation pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cospec.errors import InvalidInput
+from cospec.models.attention import native_available
+
+Kind = Literal["fp32", "bf16", "int8"]
+"""How weights are held. ``int8`` is symmetric with one scale per output: a different model, with its own law."""
+
+Build = Callable[[Tensor, Tensor | None, Kind], nn.Module]
+"""``(weight [out, in], bias [out] or None, kind) -> module``."""
+
+
+class _Torch(nn.Module):
+    """Stock product; also where gradients or another dtype are wanted."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class _Mkldnn(nn.Module):
+    """oneDNN with the weight reordered once."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 16)
+        self._bias = bias
+        self._out = weight.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() == 0:  # which oneDNN refuses
+            return x.new_zeros(*x.shape[:-1], self._out)
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return result
+
+
+class HalfEmbedding(nn.Module):
+    """An embedding held as bfloat16 that gives float32."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight.to(torch.bfloat16))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight).float()
+
+
+def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit weights ``[out, in]`` and their scales ``[out, 1]``, symmetric, rounded to nearest even."""
+    scale = (weight.abs().amax(1, keepdim=True) / 127).clamp_min(1e-8)
+    return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def _as_float(weight: Tensor, kind: Kind) -> Tensor:
+    """The float32 weight that stands for ``kind`` in back ends that hold nothing else."""
+    weight = weight.float()
+    if kind == "int8":
+        held, scale = round_int8(weight)
+        return held * scale
+    return weight.bfloat16().float() if kind == "bf16" else weight
+
+
+def _native(weight: Tensor, bias: Tensor | None, kind: Kind) -> nn.Module:
+    from cospec.models import native
+
+    return native.PackedLinear(weight, bias, kind)
+
+
+def _mkldnn(weight: Tensor, bias: Tensor | None, kind: Kind) -> nn.Module:
+    return _Mkldnn(_as_float(weight, kind), bias)
+
+
+def _torch(weight: Tensor, bias: Tensor | None, kind: Kind) -> nn.Module:
+    return _Torch(_as_float(weight, kind), bias)
+
+
+LINEAR: Mapping[str, Build] = MappingProxyType({"native": _native, "mkldnn": _mkldnn, "torch": _torch})
+
+
+def choose_linear(name: str, device: torch.device) -> str:
+    """The back end that ``name`` means on ``device``; ``auto`` is the fastest one at hand.
+
+    Raises:
+        InvalidInput: the back end is unknown, or does not run here.
+    """
+    usable = ["torch"]
+    if device.type == "cpu":
+        mkldnn = ["mkldnn"] if torch.backends.mkldnn.is_available() else []
+        usable = (["native"] if native_available() else []) + mkldnn + usable
+    if name == "auto":
+        return usable[0]
+    if name not in usable:
+        raise InvalidInput("linear_backend", name, f"auto or {' or '.join(usable)} on this machine")
+    return name
+
+
+def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
+    """Swap the linear layers of a float32 model in place, the output layer included.
+
+    With ``bf16`` weights the embeddings are held as bfloat16 too. An output layer that shares its weight with the
+    embedding goes on sharing it where the back end uses the weight as it is (``torch`` with ``fp32``); elsewhere it
+    gets a packed copy of its own.
+    """
+    if backend == "torch" and kind == "fp32":
+        return  # the model as it is
+    build = LINEAR[backend]
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            weight = _weight_of(child)
+            if weight is not None:
+                bias = child.bias.detach() if isinstance(child.bias, Tensor) else None
+                setattr(parent, name, build(weight, bias, kind))
+            elif kind == "bf16" and backend == "native" and type(child) is nn.Embedding:
+                setattr(parent, name, HalfEmbedding(child.weight.detach()))
+
+
+def _weight_of(module: nn.Module) -> Tensor | None:
+    """``[out, in]`` of a linear layer, also of GPT-2's transposed kind; None for any other module."""
+    if type(module) is nn.Linear:
+        return module.weight.detach()
+    if type(module).__name__ == "Conv1D" and isinstance(module.weight, Tensor) and module.weight.dim() == 2:
+        return module.weight.detach().t().contiguous()
+    return None

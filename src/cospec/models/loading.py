@@ -1,0 +1,260 @@
+"""From a model's name to a model that runs: its options, its weights, its cache, its back ends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from cospec.errors import InvalidInput, ModelError
+from cospec.models.attention import choose_attention
+from cospec.models.cache import KVCache, LayerShape, page_bytes
+from cospec.models.folder import read_config, resolve, weight_dtype, weight_files
+from cospec.models.linear import Kind, choose_linear, replace_linears
+from cospec.models.pages import PagePool
+from cospec.protocols import Model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["LoadOptions", "load_model", "load_tokenizer", "resolve"]
+
+_GIB = 1 << 30
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a model; the names are those of ``EngineConfig``.
+
+    Attributes:
+        dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU the arithmetic is float32 whatever it is.
+        max_model_len: tokens of one sequence; None is the model's limit, or what the cache holds when that is less.
+        cache_bytes: of the KV cache; None takes a share of the free memory.
+        max_num_seqs: sequences at once, which bounds a cache that is sized by itself.
+        fused: ``auto`` runs Llama-family models by the hand-written forward where it can; ``never`` by transformers.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    linear_backend: str = "auto"
+    attention_backend: str = "auto"
+    quantization: str | None = None
+    max_model_len: int | None = None
+    cache_bytes: int | None = None
+    max_num_seqs: int = 64
+    gpu_memory_utilization: float = 0.9
+    prefix_caching: bool = True
+    page_size: int = 16
+    fused: Literal["auto", "never"] = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """The options, made concrete for one folder and one machine."""
+
+    name: str
+    folder: Path
+    device: torch.device
+    dtype: torch.dtype
+    kind: Kind
+    linear: str
+    attention: str
+    options: LoadOptions
+
+
+def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
+    """Load the model called ``name``, see ``resolve``.
+
+    Raises:
+        ModelError: it cannot be found, read, or run as a packed batch.
+        InvalidInput: an option does not fit the model or the machine.
+    """
+    folder = resolve(name)
+    raw = read_config(folder)
+    files = weight_files(folder)
+    if "quantization_config" in raw:
+        raise ModelError(f"The model {name} is stored quantized; allowed are float32, bfloat16 and float16 weights.")
+    device = _device(options.device)
+    dtype = _DTYPES[weight_dtype(files)] if options.dtype == "auto" else _DTYPES[_dtype_code(options.dtype)]
+    if options.quantization not in (None, "int8") or (options.quantization and device.type != "cpu"):
+        raise InvalidInput("quantization", options.quantization, "int8 on a CPU, or None")
+    kind: Kind = "int8" if options.quantization else "bf16" if dtype is torch.bfloat16 else "fp32"
+    recipe = _Recipe(
+        name=name,
+        folder=folder,
+        device=device,
+        dtype=dtype,
+        kind=kind,
+        linear=choose_linear(options.linear_backend, device),
+        attention=choose_attention(options.attention_backend, device),
+        options=options,
+    )
+    with _quiet():
+        return _assemble(recipe)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model's folder.
+
+    Raises:
+        ModelError: there is none, or it cannot be read without running its code.
+    """
+    from transformers import AutoTokenizer
+
+    with _quiet():
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, local_files_only=True
+            )
+        except Exception as error:
+            # Tokenizers of many kinds are read by code that raises whatever it likes.
+            raise ModelError(f"The folder {folder} has no tokenizer that can be read: {_first_line(error)}.") from error
+    return tokenizer
+
+
+def _assemble(recipe: _Recipe) -> Model:
+    from cospec.models import hf
+
+    model = _weights(recipe)
+    shapes = hf.probe(model)
+    limit = _limit(model.config.get_text_config(), recipe)
+    if recipe.device.type == "cpu":
+        replace_linears(model, recipe.linear, recipe.kind)
+    cache_dtype = torch.float32 if recipe.device.type == "cpu" else recipe.dtype
+    pages, max_len = _pages(shapes, cache_dtype, limit, recipe)
+    by_head = recipe.attention != "native"
+    small = PagePool(4, pages.page_size, prefix_caching=False)
+    hf.check_packing(model, KVCache(shapes, small, cache_dtype, recipe.device, by_head), recipe.attention)
+    cache = KVCache(shapes, pages, cache_dtype, recipe.device, by_head)
+    return hf.PackedModel(recipe.name, model, cache, recipe.attention, max_len)
+
+
+def _weights(recipe: _Recipe) -> Any:
+    """The Hugging Face model: float32 on a CPU, rounded first when fewer bits are asked for than the file has."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from cospec.models import hf
+
+    on_cpu = recipe.device.type == "cpu"
+    common: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        config = AutoConfig.from_pretrained(recipe.folder, **common)
+    except Exception as error:
+        # Configurations of unknown kinds, or with code of their own, end here; the message says which.
+        raise ModelError(f"The configuration of {recipe.name} cannot be used: {_first_line(error)}.") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise hf.refusal(config, "is an encoder-decoder")
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            recipe.folder,
+            config=config,
+            dtype=torch.float32 if on_cpu else recipe.dtype,
+            attn_implementation=hf.ATTENTION_NAME,
+            use_safetensors=True,
+            output_loading_info=True,
+            **common,
+        )
+    except Exception as error:
+        # Constructors of some architectures look the attention up in tables of their own and raise what they like.
+        if hf.ATTENTION_NAME in str(error):
+            raise hf.refusal(config, "does not take another attention function") from error
+        raise ModelError(f"The model {recipe.name} cannot be loaded: {_first_line(error)}.") from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
+    if on_cpu and recipe.dtype is torch.bfloat16:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+    return model.to(recipe.device).eval().requires_grad_(False)
+
+
+def _limit(config: Any, recipe: _Recipe) -> int:
+    """Tokens of one sequence that the positions of the model allow, or that the user wants."""
+    limit: Any = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        # Beyond this length the whole batch would switch to other frequencies, whatever its sequences' own lengths.
+        limit = rope.get("original_max_position_embeddings") or limit
+    asked = recipe.options.max_model_len
+    if limit is None and asked is None:
+        raise ModelError(f"The model {recipe.name} does not say how long its sequences may be; set max_model_len.")
+    if asked is not None and (asked < 2 or (limit is not None and asked > limit)):
+        raise InvalidInput("max_model_len", asked, f"2 to {limit}, the positions of {recipe.name}")
+    return int(asked if asked is not None else limit)
+
+
+def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Recipe) -> tuple[PagePool, int]:
+    """The page pool, and how long a sequence can be in it."""
+    options = recipe.options
+    size = options.page_size
+    each = page_bytes(shapes, size, dtype)
+    wanted = options.max_num_seqs * -(-limit // size)
+    if options.cache_bytes is not None:
+        count = options.cache_bytes // each
+    elif recipe.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(recipe.device)
+        count = min(int(free - (1 - options.gpu_memory_utilization) * total) // each, wanted)
+    else:
+        count = min(_available_memory() // 4 // each, _GIB // each, wanted)
+    needed = limit if options.max_model_len is not None else 2
+    if count * size < needed:
+        allowed = f"at least {-(-needed // size) * each} for one sequence of {needed} tokens"
+        raise InvalidInput("kv_cache_memory_bytes", max(count, 0) * each, allowed)
+    return PagePool(count, size, options.prefix_caching), min(limit, count * size)
+
+
+def _available_memory() -> int:
+    """Bytes that can be had without swapping."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return 4 * _GIB
+
+
+def _device(name: str) -> torch.device:
+    usable = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    if name == "auto":
+        return torch.device(usable[-1])
+    if name not in usable:
+        raise InvalidInput("device", name, f"auto or {' or '.join(usable)} on this machine")
+    return torch.device(name)
+
+
+def _dtype_code(name: str) -> str:
+    codes = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+    if name not in codes:
+        raise InvalidInput("dtype", name, f"auto, {', '.join(codes)}")
+    return codes[name]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(". ")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Load without transformers' progress bars and warnings, and leave its settings as they were."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

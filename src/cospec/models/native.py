@@ -1,0 +1,247 @@
+"""The compiled kernels: products of a few rows, attention over pages, and small row operations. CPU, float32.
+
+A result depends on its own row alone, bit for bit: not on the number of rows, threads or the instruction set. The
+library is built when the package is installed; where it is missing, ``why_not`` says why and other back ends serve.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_long, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cospec.errors import InvalidInput, ModelError, words
+from cospec.models.packed import PackedBatch
+
+Kind = Literal["fp32", "bf16", "int8"]
+KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
+ISAS = ("base", "avx2", "avx512")
+MAX_DIM = 256  # of a head
+
+
+class AttentionJob(Structure):
+    """Mirrors the struct of that name in ``csrc/kernels.h``."""
+
+    _fields_ = [  # noqa: RUF012
+        *[(name, c_void_p) for name in ("q", "k", "v")],
+        *[(name, c_long) for name in ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")],
+        *[(name, c_void_p) for name in ("k_pages", "v_pages", "out")],
+        *[(name, c_long) for name in ("heads", "kv_heads", "dim", "page_size", "table_width")],
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("window", c_long),
+        *[(name, c_void_p) for name in ("positions", "visible", "tables", "starts", "write_at", "mask")],
+        ("segments", c_long),
+    ]
+
+
+# Arguments and result of each function of the library.
+SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "cospec_isa": ([], ctypes.c_char_p),
+    "cospec_set_isa": ([ctypes.c_char_p], c_int),
+    "cospec_set_threads": ([c_int], None),
+    "cospec_threads": ([], c_int),
+    "cospec_linear_new": ([c_int, c_void_p, c_void_p, c_void_p, c_long, c_long], c_void_p),
+    "cospec_linear_free": ([c_void_p], None),
+    "cospec_linear": ([c_void_p, c_void_p, c_long, c_void_p], None),
+    "cospec_attention": ([POINTER(AttentionJob)], None),
+    "cospec_rms_norm": ([c_void_p, c_void_p, c_float, c_long, c_long, c_void_p], None),
+    "cospec_argmax": ([c_void_p, c_long, c_long, POINTER(c_int64)], None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    library: ctypes.CDLL | None
+    reason: str
+
+
+@cache
+def _load() -> _Loaded:
+    path = Path(__file__).with_name("_native.so")
+    if not path.exists():
+        return _Loaded(None, "the native kernels were not built when cospec was installed (no C++ compiler, or it failed)")
+    try:
+        found = ctypes.CDLL(str(path))
+        for name, (arguments, result) in SIGNATURES.items():
+            function = getattr(found, name)
+            function.argtypes, function.restype = arguments, result
+    except (OSError, AttributeError) as error:
+        return _Loaded(None, f"the native kernels cannot be loaded ({error})")
+    found.cospec_set_threads(torch.get_num_threads())
+    return _Loaded(found, "")
+
+
+def available() -> bool:
+    """Whether the kernels can be used."""
+    return _load().library is not None
+
+
+def why_not() -> str:
+    """Why the kernels cannot be used, as a clause without a full stop; empty when they can."""
+    return _load().reason
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises:
+        ModelError: it is not there.
+    """
+    loaded = _load()
+    if loaded.library is None:
+        raise ModelError(f"The native back end cannot be used because {loaded.reason}.")
+    return loaded.library
+
+
+def set_threads(count: int) -> None:
+    """How many threads the kernels use, 1 to 64. The first use takes ``torch.get_num_threads()``."""
+    if not 1 <= count <= 64:
+        raise InvalidInput("threads", count, "1 to 64")
+    library().cospec_set_threads(count)
+
+
+def threads() -> int:
+    """How many threads the kernels use."""
+    return int(library().cospec_threads())
+
+
+def isa() -> str:
+    """The instruction set in use, one of ``ISAS``."""
+    return str(library().cospec_isa().decode())
+
+
+def set_isa(name: str) -> None:
+    """Use a lower instruction set than the best one; for tests and comparisons, results are the same.
+
+    Raises:
+        InvalidInput: the processor or the build does not have it.
+    """
+    if not library().cospec_set_isa(name.encode()):
+        raise InvalidInput("instruction set", name, f"one of {', '.join(ISAS)} that this processor has")
+
+
+class PackedLinear(nn.Module):
+    """``x @ weight.T + bias`` with the weight packed for the kernels, a copy of its own.
+
+    Args:
+        weight: ``[out, in]``, any floating dtype; rounded to what ``kind`` holds.
+        bias: ``[out]`` or None.
+        kind: how the weight is held. ``int8`` is symmetric with one scale per output, rounded to nearest even.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kind: Kind) -> None:
+        super().__init__()
+        if kind not in KINDS:
+            raise InvalidInput("linear kind", kind, "fp32, bf16 or int8")
+        if weight.dim() != 2 or weight.numel() == 0:
+            raise InvalidInput("weight", words(f"of shape {tuple(weight.shape)}"), "[out, in] with neither empty")
+        self.kind = kind
+        self.out_features, self.in_features = weight.shape
+        held, scale = _held(weight.detach().cpu(), kind)
+        shift = None if bias is None else bias.detach().cpu().float().contiguous()
+        found = library()
+        self.handle: int = found.cospec_linear_new(
+            KINDS[kind], held.data_ptr(), _pointer(scale), _pointer(shift), self.out_features, self.in_features
+        )
+        self._product = found.cospec_linear
+        weakref.finalize(self, found.cospec_linear_free, self.handle)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Float32 ``[..., in]`` to ``[..., out]``."""
+        shape = x.shape
+        if x.dtype != torch.float32 or shape[-1] != self.in_features or x.device.type != "cpu":
+            given = words(f"{x.dtype} of shape {tuple(shape)} on {x.device}")
+            raise InvalidInput("input of a packed linear layer", given, f"float32 [..., {self.in_features}] on the CPU")
+        x = x.contiguous()
+        y = torch.empty((*shape[:-1], self.out_features))
+        self._product(self.handle, x.data_ptr(), x.numel() // self.in_features, y.data_ptr())
+        return y
+
+
+def _held(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor | None]:
+    if kind == "fp32":
+        return weight.float().contiguous(), None
+    if kind == "bf16":
+        return weight.to(torch.bfloat16).contiguous(), None
+    weight = weight.float()
+    scale = (weight.abs().amax(1) / 127).clamp_min(1e-8)
+    return (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8).contiguous(), scale.contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    batch: PackedBatch,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Write the batch's keys and values into their pages, then attend.
+
+    Args:
+        q: float32 ``[T, H, D]``; ``k`` and ``v`` ``[T, Hkv, D]``. Rows and heads may lie any distance apart.
+        k_pages, v_pages: float32 ``[pages, Hkv, page_size, D]``, contiguous; ``page_size`` and ``D`` divide by 8.
+        window: a row attends keys less than this many positions back.
+        softcap: products pass through ``softcap * tanh(x / softcap)``.
+
+    Returns:
+        ``[T, H, D]``.
+    """
+    q, k, v = (x if x.stride(2) == 1 and x.dtype == torch.float32 else x.float().contiguous() for x in (q, k, v))
+    rows, heads, dim = q.shape
+    _check_pages(k_pages, v_pages, k, batch)
+    out = torch.empty(rows, heads, dim)
+    job = AttentionJob(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(),
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+        k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(),
+        heads, k.shape[1], dim, batch.page_size, batch.tables.shape[1],
+        scale, softcap or 0.0, window or 0,
+        batch.positions.data_ptr(), batch.visible.data_ptr(), batch.tables.data_ptr(), batch.starts.data_ptr(),
+        batch.write_at.data_ptr(), batch.mask.data_ptr(), batch.tables.shape[0],
+    )  # fmt: skip
+    library().cospec_attention(byref(job))
+    return out
+
+
+def _check_pages(k_pages: Tensor, v_pages: Tensor, k: Tensor, batch: PackedBatch) -> None:
+    _, kv_heads, page_size, dim = k_pages.shape
+    fits = (kv_heads, page_size, dim) == (k.shape[1], batch.page_size, k.shape[2]) and v_pages.shape == k_pages.shape
+    plain = k_pages.is_contiguous() and v_pages.is_contiguous() and k_pages.dtype == v_pages.dtype == torch.float32
+    if not (fits and plain) or page_size % 8 or dim % 8 or dim > MAX_DIM:
+        given = words(f"{k_pages.dtype} of shape {tuple(k_pages.shape)}")
+        allowed = "contiguous float32 [pages, Hkv, page_size, D], page_size and D multiples of 8, D at most 256"
+        raise InvalidInput("KV cache of the native attention", given, allowed)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``weight * x / sqrt(mean(x^2) + eps)`` over the last dimension; float32 ``[..., n]`` and ``[n]``."""
+    x, weight = x.contiguous(), weight.contiguous()
+    y = torch.empty_like(x)
+    width = weight.numel()
+    library().cospec_rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // width, width, y.data_ptr())
+    return y
+
+
+def argmax_rows(logits: Tensor) -> list[int]:
+    """The index of the largest of each row, the lowest one on ties; float32 ``[R, V]``."""
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    result = (c_int64 * rows)()
+    library().cospec_argmax(logits.data_ptr(), rows, width, result)
+    return list(result)

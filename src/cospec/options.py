@@ -1,0 +1,44 @@
+"""Options as data: frozen, refusing unknown keys, with errors that are one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cospec.errors import InvalidInput, words
+
+OptionsT = TypeVar("OptionsT", bound="Options")
+
+
+class Options(BaseModel):
+    """Base of every part's options. Subclasses add fields with defaults and bounds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> OptionsT:
+    """Validate ``given`` as ``cls``.
+
+    Args:
+        where: prefix of the field names in errors, such as ``speculative_config.``.
+
+    Raises:
+        InvalidInput: the first key that is unknown or outside its bounds.
+    """
+    try:
+        return cls.model_validate(dict(given))
+    except ValidationError as error:
+        raise _sentence(cls, error, where) from None
+
+
+def _sentence(cls: type[Options], error: ValidationError, where: str) -> InvalidInput:
+    first = error.errors()[0]
+    name = where + ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return InvalidInput(f"key {name}", first["input"], "one of " + ", ".join(where + key for key in cls.model_fields))
+    if first["type"] == "missing":
+        return InvalidInput(name, words("missing"), "a value")
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return InvalidInput(name, first["input"], message.removeprefix("input should be "))

@@ -1,0 +1,138 @@
+"""What a request may ask for: the sampling parameters, in vLLM's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cospec.errors import InvalidInput
+
+MAX_LOGPROBS = 20
+GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are drawn; every field is applied at every drafted position.
+
+    Attributes:
+        n: how many independent outputs.
+        temperature: 0 is greedy; the law is the distribution at this temperature otherwise.
+        top_p, top_k, min_p: truncations, applied in the order top-k, top-p, min-p; ``top_k`` 0 or -1 is off.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
+        presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens in the output.
+        logit_bias: token id to a number added to its logit.
+        min_tokens, max_tokens: length bounds in tokens; stop tokens are banned below ``min_tokens``.
+        stop: strings that end the output; the text is cut before them.
+        stop_token_ids: token ids that end the output.
+        ignore_eos: go on after the end-of-sequence token.
+        seed: makes the output a function of model, prompt, parameters and seed alone.
+        logprobs: how many alternatives to report per output token (0: the chosen one only), None for none.
+        prompt_logprobs: the same for the prompt's tokens.
+        include_stop_str_in_output: keep the stop string in the text.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        InvalidInput: a field is outside its range; the sentence names it.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _whole("n", self.n, 1, 128)
+        _number("temperature", self.temperature, 0, 100)
+        _number("top_p", self.top_p, 0, 1, above=True)
+        _whole("top_k", self.top_k, -1)
+        _number("min_p", self.min_p, 0, 1)
+        _number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1)
+            if self.min_tokens > self.max_tokens:
+                raise InvalidInput("min_tokens", self.min_tokens, f"at most max_tokens, here {self.max_tokens}")
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise InvalidInput("stop", text, "a non-empty string or a list of them")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0)
+        for token, bias in (self.logit_bias or {}).items():
+            _whole("logit_bias", token, 0)
+            _number(f"logit_bias[{token}]", bias, -100, 100)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the law is a point mass on the likeliest token."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def edits_logits(self) -> bool:
+        """Whether anything but temperature and truncation changes the logits."""
+        return self.has_penalties or bool(self.logit_bias) or self.min_tokens > 0
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the law depends on which tokens came before."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> SamplingParams:
+        """Build from JSON keys; an unknown key is refused by name. ``logit_bias`` keys may be strings."""
+        known = {f.name for f in fields(cls)}
+        for key in given:
+            if key not in known:
+                raise InvalidInput("sampling parameter", key, "one of " + ", ".join(sorted(known)))
+        values = dict(given)
+        bias = values.get("logit_bias")
+        if bias is not None:
+            try:
+                values["logit_bias"] = {int(token): float(value) for token, value in dict(bias).items()}
+            except (TypeError, ValueError):
+                raise InvalidInput("logit_bias", bias, "an object from token id to a number") from None
+        return cls(**values)
+
+
+def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
+    bounds = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise InvalidInput(name, value, bounds)
+
+
+def _number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
+    bounds = f"a number {'above' if above else 'from'} {low} {'up ' if above else ''}to {high}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidInput(name, value, bounds)
+    if not low <= value <= high or (above and value == low):
+        raise InvalidInput(name, value, bounds)

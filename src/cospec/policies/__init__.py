@@ -1,0 +1,1 @@
+"""How far to speculate, and for whom: one policy a file. No torch."""

@@ -1,0 +1,70 @@
+"""What can be named in a configuration: lazy tables from a name to a class.
+
+A new drafter, rule, blend, policy or round is one file and one line here. What a class needs or offers stands on the
+class as data (``Rule.noise``, ``Rule.trees``, ``Drafter.samples``), so that nobody asks for its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from cospec.errors import InvalidInput
+
+
+class Table(Mapping[str, str]):
+    """Names to ``module:Class``, imported when first asked for."""
+
+    def __init__(self, field: str, entries: Mapping[str, str]) -> None:
+        self._field, self._entries = field, dict(entries)
+
+    def __getitem__(self, name: str) -> str:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def load(self, name: str) -> Any:
+        """The class of that name.
+
+        Raises:
+            InvalidInput: the table has no such name.
+        """
+        self.check(name)
+        module, _, attribute = self._entries[name].partition(":")
+        return getattr(import_module(module), attribute)
+
+    def check(self, name: object, *also: str) -> None:
+        """Raise ``InvalidInput`` unless ``name`` is in the table or among ``also``."""
+        if name not in self._entries and name not in also:
+            raise InvalidInput(self._field, name, "one of " + ", ".join([*self._entries, *also]))
+
+
+DRAFTERS = Table(
+    "speculative_config.method",
+    {
+        "draft_model": "cospec.drafters.model:ModelDrafter",
+        "ngram": "cospec.drafters.ngram:NgramDrafter",
+    },
+)
+RULES = Table(
+    "speculative_config.rule",
+    {
+        "match": "cospec.rules.match:Match",
+        "rejection": "cospec.rules.rejection:Rejection",
+        "block": "cospec.rules.block:Block",
+    },
+)
+POLICIES = Table(
+    "speculative_config.policy",
+    {
+        "fixed": "cospec.policies.fixed:Fixed",
+        "off": "cospec.policies.off:Off",
+    },
+)
+BLENDS = Table("law.blend", {"single": "cospec.blends.single:Single"})
+ROUNDS = Table("round", {"sequential": "cospec.rounds.sequential:Sequential"})

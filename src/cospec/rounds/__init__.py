@@ -1,0 +1,1 @@
+"""In which order drafting and verification happen: one round a file."""

@@ -1,0 +1,1 @@
+"""How drafts are judged: one rule a file."""

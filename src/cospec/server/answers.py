@@ -1,0 +1,174 @@
+"""The JSON of answers: completions and chat completions, whole and in chunks, and their usage.
+
+Beside OpenAI's keys every answer has ``law``, the distribution that its tokens follow. When the request says
+``include_speculation_stats``, ``usage.speculation`` holds target_calls, drafts, drafted, accepted, rejections,
+mean_acceptance_length, accepted_by_drafter, ttft and e2e (seconds), summed over the choices (the last two: the first
+token, the longest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from cospec.server import logprobs
+from cospec.server.schemas import ChatBody, CompletionBody, Sampled
+from cospec.server.service import Call, Output
+from cospec.server.tokens import Tokens
+from cospec.types import Event, RequestStats
+
+
+class Shape(Protocol):
+    """How one kind of answer is written."""
+
+    name: str  # ``object`` of a whole answer
+    chunk_name: str  # ``object`` of a chunk
+
+    def choice(self, index: int, output: Output) -> dict[str, Any]:
+        """A finished output as a choice of a whole answer."""
+
+    def chunks(self, index: int, output: Output, event: Event) -> list[dict[str, Any]]:
+        """An event as choices of chunks; ``output`` is what came before it."""
+
+
+class CompletionShape:
+    """``text_completion``, with the prompt in front when ``echo`` is asked for."""
+
+    name = chunk_name = "text_completion"
+
+    def __init__(self, body: CompletionBody, tokens: Tokens) -> None:
+        self._body = body
+        self._tokens = tokens
+
+    def choice(self, index: int, output: Output) -> dict[str, Any]:
+        """See ``Shape``."""
+        text = (output.prompt if self._body.echo else "") + output.text
+        choice = {"index": index, "text": text, "logprobs": self._logprobs(output, output, 0, bool(self._body.echo))}
+        return choice | _ending(output) | _extensions(self._body, output, output, self._tokens)
+
+    def chunks(self, index: int, output: Output, event: Event) -> list[dict[str, Any]]:
+        """See ``Shape``."""
+        echo = bool(self._body.echo) and not output.started
+        text = (output.prompt if echo else "") + event.text
+        asked = self._body.logprobs is not None or self._body.return_token_ids or self._body.return_sources
+        if not text and event.finish is None and not (asked and event.tokens):
+            return []
+        offset = len(output.text) + (len(output.prompt) if self._body.echo and not echo else 0)
+        choice = {"index": index, "text": text, "logprobs": self._logprobs(event, output, offset, echo)}
+        return [choice | _ending(event) | _extensions(self._body, event, output, self._tokens)]
+
+    def _logprobs(self, piece: Event | Output, output: Output, offset: int, echo: bool) -> dict[str, Any] | None:
+        if self._body.logprobs is None:
+            return None
+        prompt = piece.prompt_logprobs or () if echo else ()
+        ids = [*(output.request.prompt if prompt else ()), *piece.tokens]
+        return logprobs.completion([*prompt, *piece.logprobs], ids, offset, self._tokens)
+
+
+class ChatShape:
+    """``chat.completion``; the first chunk of a choice names the role."""
+
+    name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
+
+    def __init__(self, body: ChatBody, tokens: Tokens) -> None:
+        self._body = body
+        self._tokens = tokens
+
+    def choice(self, index: int, output: Output) -> dict[str, Any]:
+        """See ``Shape``."""
+        message = {"role": "assistant", "content": output.text, "refusal": None}
+        choice = {"index": index, "message": message, "logprobs": self._logprobs(output)}
+        return choice | _ending(output) | _extensions(self._body, output, output, self._tokens)
+
+    def chunks(self, index: int, output: Output, event: Event) -> list[dict[str, Any]]:
+        """See ``Shape``."""
+        found: list[dict[str, Any]] = []
+        if not output.started:
+            delta = {"role": "assistant", "content": ""}
+            found.append({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+        asked = self._body.logprobs or self._body.return_token_ids or self._body.return_sources
+        if event.text or event.finish is not None or (asked and event.tokens):
+            delta = {"content": event.text} if event.text or event.tokens else {}
+            choice = {"index": index, "delta": delta, "logprobs": self._logprobs(event)}
+            found.append(choice | _ending(event) | _extensions(self._body, event, output, self._tokens))
+        return found
+
+    def _logprobs(self, piece: Event | Output) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        return logprobs.chat(piece.logprobs, self._body.top_logprobs or 0, self._tokens)
+
+
+def whole(call: Call, shape: Shape, outputs: Sequence[Output]) -> dict[str, Any]:
+    """The answer of a call that does not stream."""
+    return {
+        "id": call.id,
+        "object": shape.name,
+        "created": call.created,
+        "model": call.model,
+        "choices": [shape.choice(index, output) for index, output in enumerate(outputs)],
+        "usage": usage(call, outputs),
+        "law": outputs[-1].law,
+    }
+
+
+def chunk(call: Call, shape: Shape, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """A chunk of a stream; ``usage`` is null where a later chunk brings it."""
+    found: dict[str, Any] = {
+        "id": call.id,
+        "object": shape.chunk_name,
+        "created": call.created,
+        "model": call.model,
+        "choices": choices,
+    }
+    return found | {"usage": None} if call.body.usage_wanted else found
+
+
+def usage(call: Call, outputs: Sequence[Output]) -> dict[str, Any]:
+    """Token counts; a prompt counts once however many outputs it has."""
+    prompt = sum(len(request.prompt) for request in call.requests if request.index == 0)
+    completion = sum(len(output.tokens) for output in outputs)
+    stats = [output.stats for output in outputs if output.stats is not None]
+    cached = sum(o.stats.cached_prompt_tokens for o in outputs if o.stats is not None and o.request.index == 0)
+    found: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+    if call.body.include_speculation_stats:
+        found["speculation"] = speculation(stats)
+    return found
+
+
+def speculation(stats: Sequence[RequestStats]) -> dict[str, Any]:
+    """Counters of several outputs as one; the module docstring names them."""
+    names = ("target_calls", "drafts", "drafted", "accepted", "rejections")
+    sums = {name: sum(getattr(one, name) for one in stats) for name in names}
+    drafters = sorted({name for one in stats for name in one.accepted_by_drafter})
+    return {
+        **sums,
+        "mean_acceptance_length": 1.0 + sums["accepted"] / sums["drafts"] if sums["drafts"] else 1.0,
+        "accepted_by_drafter": {name: sum(one.accepted_by_drafter.get(name, 0) for one in stats) for name in drafters},
+        "ttft": min((one.ttft for one in stats if one.ttft is not None), default=None),
+        "e2e": max((one.e2e for one in stats if one.e2e is not None), default=None),
+    }
+
+
+def _ending(piece: Event | Output) -> dict[str, Any]:
+    return {"finish_reason": piece.finish and piece.finish.value, "stop_reason": piece.stop_reason}
+
+
+def _extensions(body: Sampled, piece: Event | Output, output: Output, tokens: Tokens) -> dict[str, Any]:
+    """Keys of a choice that only those see who asked for them."""
+    found: dict[str, Any] = {}
+    if body.prompt_logprobs is not None and piece.prompt_logprobs is not None:
+        found["prompt_logprobs"] = logprobs.prompt(piece.prompt_logprobs, tokens)
+    if body.return_token_ids:
+        found["token_ids"] = list(piece.tokens)
+        if piece is output or not output.started:
+            found["prompt_token_ids"] = list(output.request.prompt)
+    if body.return_sources:
+        found["sources"] = list(piece.sources)
+    return found

@@ -1,0 +1,216 @@
+"""The routes: OpenAI's, vLLM's helpers, and what an operator asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import cospec
+from cospec.errors import EngineStopped, InvalidInput, words
+from cospec.server import errors, metrics, schemas
+from cospec.server.answers import ChatShape, CompletionShape
+from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, Schema, TokenizeBody
+from cospec.server.service import Call, Prompt, Service
+from cospec.server.streaming import respond
+
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+
+
+def create_app(service: Service, api_key: str | None = None) -> FastAPI:
+    """The HTTP application around a running engine.
+
+    Args:
+        api_key: what ``Authorization: Bearer`` must carry on the paths that reach the model; None for no check.
+    """
+    app = FastAPI(title="cospec", version=cospec.__version__)
+    errors.install(app)
+    _add_generation(app, service)
+    _add_tokens(app, service)
+    _add_models(app, service)
+    _add_operations(app, service)
+    if api_key is not None:
+        app.add_middleware(KeyCheck, api_key=api_key)
+    return app
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", openapi_extra=_takes(CompletionBody))
+    async def completions(http: HttpRequest) -> Response:
+        service.client.check()
+        body = schemas.read(CompletionBody, await http.body())
+        return await respond(http, service, completion_call(service, body), CompletionShape(body, service.tokens))
+
+    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
+    async def chat_completions(http: HttpRequest) -> Response:
+        service.client.check()
+        body = schemas.read(ChatBody, await http.body())
+        return await respond(http, service, chat_call(service, body), ChatShape(body, service.tokens))
+
+
+def completion_call(service: Service, body: CompletionBody) -> Call:
+    """Check a completion's body and make its requests.
+
+    Raises:
+        CospecError: what is wrong with it.
+    """
+    body.check()
+    service.check_model(body.model)
+    muted = body.max_tokens == 0
+    if muted and not body.echo:
+        raise InvalidInput("max_tokens", 0, "a whole number from 1 up, or 0 together with echo")
+    changes: dict[str, Any] = {"max_tokens": 1} if muted else {}
+    if body.echo and body.logprobs is not None:
+        changes["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    params = body.sampling(**changes)
+    call = service.call("cmpl", body, _prompts(service, body), params)
+    return dataclasses.replace(call, muted=muted)
+
+
+def _prompts(service: Service, body: CompletionBody) -> list[Prompt]:
+    """Each prompt as text and ids."""
+    given = body.prompt
+    several: Sequence[str | int | list[int]] = [given] if isinstance(given, str) else given
+    if not several:
+        raise InvalidInput("prompt", words("empty"), "at least one prompt")
+    if isinstance(several[0], int):
+        several = [[token for token in several if isinstance(token, int)]]
+    found: list[Prompt] = []
+    for prompt in several:
+        if isinstance(prompt, str):
+            ids = service.tokens.check(service.tokens.encode(prompt, body.add_special_tokens))
+            found.append((prompt, ids))
+        elif isinstance(prompt, list):
+            ids = service.tokens.check(prompt)
+            found.append((service.tokens.decode(ids) if body.echo else "", ids))
+    return found
+
+
+def chat_call(service: Service, body: ChatBody) -> Call:
+    """Check a chat completion's body and make its requests.
+
+    Raises:
+        CospecError: what is wrong with it.
+    """
+    body.check()
+    service.check_model(body.model)
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    # Without a limit an answer may fill the context, as OpenAI's does.
+    params = body.sampling(max_tokens=limit, logprobs=top)
+    ids = service.tokens.chat([message.plain() for message in body.messages], body.add_generation_prompt)
+    return service.call("chatcmpl", body, [("", service.tokens.check(ids, "messages"))], params)
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    tokens = service.tokens
+
+    @app.post("/tokenize", openapi_extra=_takes(TokenizeBody))
+    async def tokenize(http: HttpRequest) -> dict[str, Any]:
+        body = schemas.read(TokenizeBody, await http.body())
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            shown = words("missing" if body.prompt is None else "given together with messages")
+            raise InvalidInput("prompt", shown, "a string, or messages in its place")
+        if body.messages is not None:
+            ids = tokens.chat([message.plain() for message in body.messages], body.add_generation_prompt)
+        else:
+            ids = tokens.encode(body.prompt or "", body.add_special_tokens)
+        return {
+            "count": len(ids),
+            "max_model_len": service.info.max_model_len,
+            "tokens": ids,
+            "token_strs": [tokens.piece(id) for id in ids] if body.return_token_strs else None,
+        }
+
+    @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
+    async def detokenize(http: HttpRequest) -> dict[str, str]:
+        body = schemas.read(DetokenizeBody, await http.body())
+        service.check_model(body.model)
+        return {"prompt": tokens.decode(tokens.known(body.tokens, "tokens"))}
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    card = {
+        "id": service.info.model_name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "cospec",
+        "root": service.info.model_name,
+        "parent": None,
+        "max_model_len": service.info.max_model_len,
+    }
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [card]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return card
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the engine's process lives."""
+        if not service.client.alive:
+            raise EngineStopped("The engine process has ended.")
+        return Response()
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """200 while new requests are taken."""
+        service.client.check()
+        return Response()
+
+    @app.get("/metrics")
+    async def prometheus() -> Response:
+        text = service.metrics.render(await service.client.metrics())
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": cospec.__version__}
+
+
+def _takes(schema: type[Schema]) -> dict[str, Any]:
+    """The body of a route, for /docs; bodies are parsed by ``schemas.read`` for the sake of its sentences."""
+    found = schema.model_json_schema()
+    parts = found.pop("$defs", {})
+
+    def inline(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                return inline(parts[value["$ref"].rsplit("/", 1)[-1]])
+            return {key: inline(item) for key, item in value.items()}
+        return [inline(item) for item in value] if isinstance(value, list) else value
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline(found)}}}}
+
+
+class KeyCheck:
+    """ASGI middleware: answers 401 on guarded paths without the key, before a body is read."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and scope["path"].startswith(GUARDED):
+            given = Headers(scope=scope).get("authorization", "").encode()
+            if not secrets.compare_digest(given, self._expected):
+                message = "Authorization is missing or wrong; allowed is 'Bearer' and the key of this server."
+                await errors.response(message, HTTPStatus.UNAUTHORIZED)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,92 @@
+"""Errors in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+
+from cospec.engine.serving import RequestRefused
+from cospec.errors import CospecError, EngineStopped, InvalidInput
+
+log = logging.getLogger(__name__)
+
+
+class UnknownModel(CospecError):
+    """A model that this server does not serve."""
+
+    def __init__(self, given: str, allowed: str) -> None:
+        super().__init__(f"model is {given!r}; allowed is {allowed!r}, the model that is served here.")
+
+
+class EngineFailure(CospecError):
+    """A request that broke in the engine through no fault of its sender."""
+
+
+def body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The JSON of an error."""
+    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    if status == HTTPStatus.UNAUTHORIZED:
+        kind, code = "authentication_error", "invalid_api_key"
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        kind = "service_unavailable"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def response(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
+    """An error as a response."""
+    headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = {"Retry-After": "1"}
+    return JSONResponse(body(message, status, param, code), status, headers=headers)
+
+
+def describe(error: CospecError) -> tuple[int, str | None, str | None]:
+    """HTTP status, parameter and code of an error."""
+    match error:
+        case InvalidInput() | RequestRefused():
+            return HTTPStatus.BAD_REQUEST, error.field, None
+        case UnknownModel():
+            return HTTPStatus.NOT_FOUND, "model", "model_not_found"
+        case EngineStopped():
+            return HTTPStatus.SERVICE_UNAVAILABLE, None, None
+        case _:
+            return HTTPStatus.INTERNAL_SERVER_ERROR, None, None
+
+
+def of(error: CospecError) -> dict[str, Any]:
+    """The JSON of ``error``, for a stream that has begun."""
+    status, param, code = describe(error)
+    return body(str(error), status, param, code)
+
+
+def install(app: FastAPI) -> None:
+    """Give every error of ``app`` OpenAI's form."""
+
+    @app.exception_handler(CospecError)
+    async def _cospec(http: HttpRequest, error: CospecError) -> JSONResponse:
+        status, param, code = describe(error)
+        return response(str(error), status, param, code)
+
+    @app.exception_handler(HTTPException)
+    async def _http(http: HttpRequest, error: HTTPException) -> JSONResponse:
+        path, method = http.url.path, http.method
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            answer = response(f"path is {path!r}; allowed is one of the paths listed at /docs.", error.status_code)
+        elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = (error.headers or {}).get("allow", "another method")
+            answer = response(f"method is {method!r}; allowed for {path} is {allowed}.", error.status_code)
+        else:
+            answer = response(str(error.detail), error.status_code)
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def _bug(http: HttpRequest, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", http.method, http.url.path, exc_info=error)
+        return response("The server failed to answer the request; its log says why.", 500)

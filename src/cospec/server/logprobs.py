@@ -1,0 +1,79 @@
+"""Log-probabilities in the shapes that OpenAI's and vLLM's clients expect. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cospec.server.tokens import Tokens
+from cospec.types import TokenLogprobs
+
+LOWEST = -9999.0  # OpenAI's stand-in for minus infinity, which JSON has no word for
+
+
+def finite(logprob: float) -> float:
+    """``logprob``, or the stand-in where it is too small to be written."""
+    return max(logprob, LOWEST)
+
+
+def completion(
+    entries: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int, tokens: Tokens
+) -> dict[str, Any]:
+    """The ``logprobs`` of a completion's choice.
+
+    Args:
+        entries: ``[n]``; None for a first prompt token, which nothing comes before.
+        ids: ``[n]``, the tokens themselves.
+        offset: characters of the choice's text before these tokens.
+    """
+    texts = [tokens.to_text(id) for id in ids]
+    offsets = []
+    for id in ids:
+        offsets.append(offset)
+        offset += len(tokens.to_bytes(id).decode(errors="ignore"))
+    return {
+        "tokens": texts,
+        "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
+        "top_logprobs": [entry and _by_text(entry, tokens) for entry in entries],
+        "text_offset": offsets,
+    }
+
+
+def _by_text(entry: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
+    """The likeliest tokens and the chosen one; where two read the same, the likelier is kept."""
+    found: dict[str, float] = {}
+    for id, logprob in (*entry.top, (entry.token, entry.logprob)):
+        found.setdefault(tokens.to_text(id), finite(logprob))
+    return found
+
+
+def chat(entries: Sequence[TokenLogprobs], top: int, tokens: Tokens) -> dict[str, Any]:
+    """The ``logprobs`` of a chat completion's choice, with ``top`` alternatives per token."""
+
+    def one(id: int, logprob: float) -> dict[str, Any]:
+        data = tokens.to_bytes(id)
+        return {"token": tokens.to_text(id), "logprob": finite(logprob), "bytes": list(data)}
+
+    content = [
+        one(entry.token, entry.logprob) | {"top_logprobs": [one(id, logprob) for id, logprob in entry.top[:top]]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def prompt(entries: Sequence[TokenLogprobs | None], tokens: Tokens) -> list[dict[str, Any] | None]:
+    """vLLM's ``prompt_logprobs``: per position, token id to its logprob, rank and text."""
+    found: list[dict[str, Any] | None] = []
+    for entry in entries:
+        if entry is None:
+            found.append(None)
+            continue
+        ranked = {id: (logprob, rank) for rank, (id, logprob) in enumerate(entry.top, start=1)}
+        ranked[entry.token] = (entry.logprob, entry.rank)
+        found.append(
+            {
+                str(id): {"logprob": finite(logprob), "rank": rank, "decoded_token": tokens.to_text(id)}
+                for id, (logprob, rank) in ranked.items()
+            }
+        )
+    return found

@@ -1,0 +1,150 @@
+"""Prometheus metrics: what the engine counts and what the server times, in vLLM's names with the prefix ``cospec:``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from cospec.types import Event
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+PREFIX = "cospec:"
+TTFT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40, 80)
+ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+E2E_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
+
+GAUGES = {
+    "num_requests_running": ("requests_running", "Requests whose sequences are in rounds."),
+    "num_requests_waiting": ("requests_waiting", "Requests that wait to be admitted."),
+    "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV cache in use, 1 is all of it."),
+}
+COUNTERS = {
+    "num_preemptions": ("num_preemptions", "Sequences that gave up their KV cache to others."),
+    "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found."),
+    "generation_tokens": ("generation_tokens", "Tokens committed to outputs."),
+    "target_calls": ("target_calls", "Forward passes of the target."),
+}
+BY_DRAFTER = {
+    "spec_decode_num_drafts": ("drafts", "Drafts verified."),
+    "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens verified."),
+    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens accepted."),
+}
+ROUNDS = {
+    "round_seconds": ("round_seconds", "Time of whole rounds."),
+    "round_draft_seconds": ("draft_seconds", "Time of drafting in rounds."),
+    "round_target_seconds": ("target_seconds", "Time of the target's forwards in rounds."),
+}
+
+
+class ServerMetrics:
+    """Latencies as the server sees them, and the engine's numbers when they are asked for."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+        self._registry = CollectorRegistry()
+        self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS)
+        self._itl = self._histogram(
+            "inter_token_latency_seconds",
+            "Time per output token; tokens that come together share the time since those before them.",
+            ITL_BUCKETS,
+        )
+        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", E2E_BUCKETS)
+
+    def clock(self, arrival: float) -> Clock:
+        """A stopwatch for one request that arrived at ``arrival`` (seconds, monotonic clock)."""
+        return Clock(arrival, self._ttft, self._itl, self._e2e)
+
+    def render(self, engine: Mapping[str, Any]) -> bytes:
+        """All metrics in Prometheus' text format; ``engine`` is the engine's ``EngineMetrics`` as a dictionary."""
+        snapshot = CollectorRegistry(auto_describe=False)
+        snapshot.register(_Snapshot(families(engine, self._model)))
+        return generate_latest(snapshot) + generate_latest(self._registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        family = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
+        return family.labels(self._model)
+
+
+class Clock:
+    """Times one request's events."""
+
+    def __init__(self, arrival: float, ttft: Histogram, itl: Histogram, e2e: Histogram) -> None:
+        self._arrival = arrival
+        self._last: float | None = None
+        self._ttft, self._itl, self._e2e = ttft, itl, e2e
+
+    def observe(self, event: Event, now: float) -> None:
+        """Count an event that came at ``now``."""
+        if event.tokens:
+            if self._last is None:
+                self._ttft.observe(now - self._arrival)
+            else:
+                for _ in event.tokens:
+                    self._itl.observe((now - self._last) / len(event.tokens))
+            self._last = now
+        if event.finish is not None and self._last is not None:
+            self._e2e.observe(now - self._arrival)
+
+
+def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
+    """The engine's numbers as metric families, each with the label ``model_name``."""
+    found: list[Metric] = []
+    for name, (key, text) in GAUGES.items():
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
+        gauge.add_metric([model], engine[key])
+        found.append(gauge)
+    for name, (key, text) in COUNTERS.items():
+        counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+        counter.add_metric([model], engine[key])
+        found.append(counter)
+    finished = CounterMetricFamily(
+        PREFIX + "request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
+    )
+    for reason, count in engine["requests_finished"].items():
+        finished.add_metric([model, str(reason)], count)
+    found.append(finished)
+    for name, (key, text) in ROUNDS.items():
+        summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
+        summary.add_metric([model], count_value=engine["rounds"], sum_value=engine[key])
+        found.append(summary)
+    return found + _speculation(engine, model)
+
+
+def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
+    found: list[Metric] = []
+    for name, (key, text) in BY_DRAFTER.items():
+        counter = CounterMetricFamily(PREFIX + name, text, labels=["model_name", "drafter"])
+        for drafter, count in engine[key].items():
+            counter.add_metric([model, drafter], count)
+        found.append(counter)
+    per_position = CounterMetricFamily(
+        PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+        "Draft tokens accepted, by their position in the draft.",
+        labels=["model_name", "drafter", "position"],
+    )
+    for drafter, counts in engine["accepted_per_pos"].items():
+        for position, count in enumerate(counts):
+            per_position.add_metric([model, drafter, str(position)], count)
+    found.append(per_position)
+    return found
+
+
+class _Snapshot(Collector):
+    """Metric families that were read already."""
+
+    def __init__(self, found: list[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        return self._found

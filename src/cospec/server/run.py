@@ -1,0 +1,154 @@
+"""The server's process: binds the port, starts the engine, serves, and drains when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI
+
+from cospec.config import EngineConfig
+from cospec.engine.process import Build, build_engine
+from cospec.engine.serving import EngineClient
+from cospec.errors import InvalidInput, words
+from cospec.server.app import create_app
+from cospec.server.metrics import ServerMetrics
+from cospec.server.service import Service
+from cospec.server.tokens import Tokens, load_tokenizer
+
+FLUSH_SECONDS = 5  # for answers on their way when the drain is over
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What the server itself is told.
+
+    Attributes:
+        port: 0 takes a free one.
+        api_key: asked of every request that reaches the model; None for open access.
+        drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
+        log_level: uvicorn's.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    drain_timeout: float = 30.0
+    log_level: str = "warning"
+
+
+def run(
+    config: EngineConfig,
+    settings: ServerSettings,
+    announce: Callable[[str], None] = print,
+    build: Build = build_engine,
+) -> None:
+    """Serve until SIGTERM or SIGINT; returns after the drain.
+
+    Args:
+        announce: called with the server's URL once it answers.
+
+    Raises:
+        CospecError: the port is taken, or the engine cannot be built.
+    """
+    # The port comes first: loading a model only to find it taken would waste the user's time. Nothing is accepted
+    # before the engine is ready, so a server that answers is one that serves.
+    with _bind(settings.host, settings.port) as listener:
+        asyncio.run(_serve(config, settings, listener, _Faces(announce, build)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Faces:
+    announce: Callable[[str], None]
+    build: Build
+
+
+async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
+    client = EngineClient(faces.build)
+    loading = asyncio.create_task(_load(client, config, settings))
+    loop = asyncio.get_running_loop()
+    for name in SIGNALS:
+        loop.add_signal_handler(name, loading.cancel)
+    try:
+        await asyncio.wait({loading})
+        if loading.cancelled():
+            return
+        host, port = listener.getsockname()[:2]
+        announce = lambda: faces.announce(f"http://{host}:{port}")  # noqa: E731
+        options = uvicorn.Config(
+            loading.result(),
+            log_level=settings.log_level,
+            timeout_graceful_shutdown=FLUSH_SECONDS,
+            lifespan="off",
+        )
+        server = _Server(options, announce)
+        shutdown = _Shutdown(client, server, settings.drain_timeout)
+        for name in SIGNALS:
+            loop.add_signal_handler(name, shutdown.begin)
+        await server.serve(sockets=[listener])
+    finally:
+        await client.close()
+
+
+async def _load(client: EngineClient, config: EngineConfig, settings: ServerSettings) -> FastAPI:
+    info = await client.start(config)
+    tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
+    tokens = Tokens(tokenizer, info.max_model_len, info.vocab_size)
+    return create_app(Service(client, tokens, ServerMetrics(info.model_name)), settings.api_key)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers, which would close the port before the drain."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+
+class _Shutdown:
+    """The first signal drains, a second one ends what still runs."""
+
+    def __init__(self, client: EngineClient, server: uvicorn.Server, timeout: float) -> None:
+        self._client = client
+        self._server = server
+        self._timeout = timeout
+        self._drain: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._run())
+        else:
+            self._client.abort_all()
+
+    async def _run(self) -> None:
+        await self._client.drain(self._timeout)
+        self._server.should_exit = True
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidInput(
+            "host and port", words(f"{host}:{port} ({reason})"), "an address that is free here"
+        ) from None
+    return listener

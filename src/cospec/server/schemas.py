@@ -1,0 +1,245 @@
+"""What a request's JSON may hold: OpenAI's keys, vLLM's sampling keys, and cospec's own.
+
+Types are checked here, ranges by ``SamplingParams``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from itertools import takewhile
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cospec.errors import InvalidInput, words
+from cospec.params import SamplingParams
+from cospec.types import Speculation
+
+SchemaT = TypeVar("SchemaT", bound="Schema")
+SAMPLING_FIELDS = frozenset(f.name for f in fields(SamplingParams))
+UNSUPPORTED = {
+    "suffix": "absent, as text cannot be inserted before a suffix",
+    "tools": "absent, as tool calls are not supported",
+    "tool_choice": "absent or 'none', as tool calls are not supported",
+    "functions": "absent, as function calls are not supported",
+    "function_call": "absent or 'none', as function calls are not supported",
+    "response_format": "absent or {'type': 'text'}, as structured output is not supported",
+}
+UNIONS = {
+    "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
+    "content": "a string or a list of parts {'type': 'text', 'text': ...}",
+    "stop": "a string or a list of strings",
+}
+_UNION_MEMBER = re.compile(r"str|list\[.*\]")
+HARMLESS: tuple[object, ...] = (None, [], "none", {"type": "text"})
+
+
+class Schema(BaseModel):
+    """Base of all bodies: unknown keys are refused, types are not converted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+class StreamOptions(Schema):
+    """OpenAI's ``stream_options``; ``continuous_usage_stats`` is vLLM's and puts the usage so far on every chunk."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SpeculationChoice(Schema):
+    """How this request is speculated for; what is absent is as the engine is configured."""
+
+    enabled: bool = True
+    length: int | None = Field(default=None, ge=0, le=64)
+    rule: str | None = None
+
+
+class TextPart(Schema):
+    """A content part of a message; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Schema):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """Role and text, as chat templates take them. ``developer`` is OpenAI's newer word for ``system``."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class Sampled(Schema):
+    """The keys that completions and chat completions share."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    priority: int = 0
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # cospec's own
+    speculation: SpeculationChoice | None = None
+    include_speculation_stats: bool = False
+    return_token_ids: bool = False
+    return_sources: bool = False
+    # OpenAI's bookkeeping, which changes nothing here
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    parallel_tool_calls: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    # refused with a reason
+    suffix: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+
+    @property
+    def usage_wanted(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usage_always(self) -> bool:
+        """Whether every chunk of a stream carries the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def check(self) -> None:
+        """Refuse what is known and not supported.
+
+        Raises:
+            InvalidInput: with the reason.
+        """
+        for name, allowed in UNSUPPORTED.items():
+            given = getattr(self, name)
+            if given not in HARMLESS:
+                raise InvalidInput(name, given, allowed)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidInput("stream_options", words("given without stream"), "present only when stream is true")
+
+    def sampling(self, **changes: Any) -> SamplingParams:
+        """The sampling parameters, with ``changes`` laid over them.
+
+        Raises:
+            InvalidInput: a field is outside its range.
+        """
+        given = {name: getattr(self, name) for name in type(self).model_fields if name in SAMPLING_FIELDS}
+        values = {name: value for name, value in (given | changes).items() if value is not None or name in changes}
+        return SamplingParams.parse(values)
+
+    def choice(self) -> Speculation:
+        """The request's speculation choices as the engine takes them."""
+        given = self.speculation or SpeculationChoice()
+        return Speculation(given.enabled, given.length, given.rule)
+
+
+class CompletionBody(Sampled):
+    """Body of ``/v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    best_of: int | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool = True
+
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise InvalidInput("best_of", self.best_of, f"absent or equal to n, here {self.n or 1}")
+
+
+class ChatBody(Sampled):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool = True
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidInput("top_logprobs", words("given without logprobs"), "present only when logprobs is true")
+
+
+class TokenizeBody(Schema):
+    """Body of ``/tokenize``: a prompt, or the messages of a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Schema):
+    """Body of ``/detokenize``."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def read(schema: type[SchemaT], data: bytes) -> SchemaT:
+    """Parse a request's body.
+
+    Raises:
+        InvalidInput: no JSON, a key that is not known, or a value of another type; the sentence names the first.
+    """
+    try:
+        given = json.loads(data)
+    except ValueError as error:
+        raise InvalidInput("body", words(f"not JSON ({error})"), "a JSON object") from None
+    if not isinstance(given, dict):
+        raise InvalidInput("body", given, "a JSON object")
+    try:
+        return schema.model_validate(given)
+    except ValidationError as error:
+        raise _sentence(schema, error) from None
+
+
+def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
+    first = error.errors(include_url=False)[0]
+    parts = list(takewhile(lambda part: not _UNION_MEMBER.fullmatch(str(part)), first["loc"]))
+    path = ".".join(str(part) for part in parts)
+    if first["type"] == "extra_forbidden":
+        known = sorted(schema.model_fields) if len(parts) == 1 else ["those that the documentation names"]
+        refused = InvalidInput(f"key {path}", first["input"], "one of " + ", ".join(known))
+        refused.field = path
+        return refused
+    if first["type"] == "missing":
+        return InvalidInput(path, words("missing"), "a value")
+    message = first["msg"][0].lower() + first["msg"][1:]
+    # A union's own messages name one member each; the first member, a string, is given the whole value.
+    allowed = UNIONS.get(str(parts[-1]), message.removeprefix("input should be "))
+    return InvalidInput(path, first["input"], allowed)

@@ -1,0 +1,109 @@
+"""From a call to an HTTP response: gathered whole, or as server-sent events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi.responses import Response, StreamingResponse
+from starlette.requests import Request as HttpRequest
+
+from cospec.errors import CospecError
+from cospec.server import answers, errors
+from cospec.server.answers import Shape
+from cospec.server.errors import EngineFailure
+from cospec.server.service import Call, Output, Service
+from cospec.types import Event
+
+DONE = b"data: [DONE]\n\n"
+Indexed = AsyncGenerator[tuple[int, Event], None]
+
+
+async def respond(http: HttpRequest, service: Service, call: Call, shape: Shape) -> Response:
+    """Run ``call`` and answer it, streaming when its body asks for that.
+
+    Raises:
+        CospecError: the engine refuses the call or fails before the answer has begun.
+    """
+    events = service.events(http, call)
+    if not call.body.stream:
+        return Response(_encode(await _gather(events, call, shape)), media_type="application/json")
+    # The first event comes before the status line, so that a refused call is answered with an error status.
+    try:
+        first = await anext(events)
+        _raise_failure(first[1])
+    except BaseException:
+        await _close(events)
+        raise
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_stream(first, events, call, shape), media_type="text/event-stream", headers=headers)
+
+
+async def _gather(events: Indexed, call: Call, shape: Shape) -> dict[str, Any]:
+    outputs = _outputs(call)
+    try:
+        async for index, event in events:
+            _raise_failure(event)
+            outputs[index].take(event)
+    finally:
+        await _close(events)
+    return answers.whole(call, shape, outputs)
+
+
+async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: Shape) -> AsyncIterator[bytes]:
+    outputs = _outputs(call)
+    try:
+        for piece in _pieces(first, outputs, call, shape):
+            yield piece
+        async for item in events:
+            for piece in _pieces(item, outputs, call, shape):
+                yield piece
+        if call.body.usage_wanted:
+            yield _sse(answers.chunk(call, shape, []) | {"usage": answers.usage(call, outputs)})
+    except CospecError as error:  # the status line is gone, so the stream itself must tell
+        yield _sse(errors.of(error))
+    finally:
+        await _close(events)
+    yield DONE
+
+
+def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: Shape) -> list[bytes]:
+    index, event = item
+    _raise_failure(event)
+    output = outputs[index]
+    choices = shape.chunks(index, output, event)
+    output.take(event)
+    found: list[bytes] = []
+    for choice in choices:
+        chunk = answers.chunk(call, shape, [choice])
+        if choice["finish_reason"] is not None:
+            chunk["law"] = output.law
+        if call.body.usage_always:
+            chunk["usage"] = answers.usage(call, outputs)
+        found.append(_sse(chunk))
+    return found
+
+
+def _outputs(call: Call) -> list[Output]:
+    return [Output(prompt, request) for prompt, request in zip(call.prompts, call.requests, strict=True)]
+
+
+def _raise_failure(event: Event) -> None:
+    if event.error is not None:
+        raise EngineFailure(event.error)
+
+
+async def _close(events: Indexed) -> None:
+    """Run the generator's clean-up now: what it left open is aborted in the engine."""
+    with contextlib.suppress(RuntimeError):  # it is running in another task, which then cleans up
+        await events.aclose()
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(value)
+
+
+def _sse(value: dict[str, Any]) -> bytes:
+    return b"data: " + _encode(value) + b"\n\n"

@@ -1,0 +1,139 @@
+"""Text to tokens and back, as a server needs it: bounded prompts, chat templates, and the exact bytes of one token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from cospec.errors import InvalidInput, words
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def load_tokenizer(path: str) -> Any:
+    """The Hugging Face tokenizer in a folder or of a hub name."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+class Tokens:
+    """A tokenizer with the checks of a server.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        max_model_len: tokens of one sequence; longer prompts are refused, very long ones before they are tokenised.
+        vocab_size: of the model; ids outside it are refused.
+    """
+
+    def __init__(self, tokenizer: Any, max_model_len: int, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
+        """Token ids of ``text``.
+
+        Raises:
+            InvalidInput: the text cannot fit into the context whatever its tokens are.
+        """
+        limit = self._max_model_len * self._longest
+        if len(text) > limit:
+            shown = words(f"{len(text)} characters long")
+            raise InvalidInput(field, shown, f"at most {self._max_model_len} tokens, the context of the model")
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def check(self, ids: Sequence[int], field: str = "prompt") -> tuple[int, ...]:
+        """``ids`` as they are.
+
+        Raises:
+            InvalidInput: an id is outside the vocabulary, there are none, or too many for the context.
+        """
+        if not ids:
+            raise InvalidInput(field, words("empty"), "at least one token")
+        self.known(ids, field)
+        if len(ids) >= self._max_model_len:
+            allowed = f"at most {self._max_model_len - 1} tokens, to leave room for one in the context of the model"
+            raise InvalidInput(field, words(f"{len(ids)} tokens long"), allowed)
+        return tuple(ids)
+
+    def known(self, ids: Sequence[int], field: str) -> Sequence[int]:
+        """``ids`` as they are.
+
+        Raises:
+            InvalidInput: an id is outside the vocabulary.
+        """
+        for id in ids:
+            if not 0 <= id < self._vocab_size:
+                raise InvalidInput(field, words(f"a list with token id {id}"), f"ids from 0 to {self._vocab_size - 1}")
+        return ids
+
+    def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> tuple[int, ...]:
+        """Token ids of a conversation in the tokenizer's chat template.
+
+        Raises:
+            InvalidInput: the tokenizer has no template, or the template refuses the messages.
+        """
+        if not self._tokenizer.chat_template:
+            shown = words("given to a model whose tokenizer has no chat template")
+            raise InvalidInput("messages", shown, "a prompt at /v1/completions")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except Exception as error:  # templates are code of the model's makers and raise what they like
+            shown = words(f"refused by the chat template ({error})")
+            raise InvalidInput("messages", shown, "a conversation that the model's chat template takes") from None
+        return self.encode(str(text), add_special_tokens=False, field="messages")
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ``ids``."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def piece(self, id: int) -> str:
+        """The token as the vocabulary writes it."""
+        return str(self._tokenizer.convert_ids_to_tokens(id) or "")
+
+    def to_bytes(self, id: int) -> bytes:
+        """The bytes that a token stands for, which need not be whole characters."""
+        piece = self.piece(id)
+        if id in self._special:
+            return piece.encode()
+        if self._bytes_of is not None and all(char in self._bytes_of for char in piece):
+            return bytes(self._bytes_of[char] for char in piece)
+        match = _BYTE_PIECE.fullmatch(piece)
+        return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()
+
+    def to_text(self, id: int) -> str:
+        """A token on its own as text; bytes that are no whole character are written ``bytes:\\xe2\\x96``."""
+        data = self.to_bytes(id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def is_special(self, id: int) -> bool:
+        """Whether a token is left out of the text unless it is asked for."""
+        return id in self._special
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
+
+    @cached_property
+    def _longest(self) -> int:
+        """Most characters that one token can stand for."""
+        return max(len(piece) for piece in self._tokenizer.get_vocab())
+
+    @cached_property
+    def _bytes_of(self) -> dict[str, int] | None:
+        """Byte-level BPE's character to byte; None for other vocabularies, which never hold its space sign."""
+        if not any("Ġ" in piece for piece in self._tokenizer.get_vocab()):
+            return None
+        plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+        others = [byte for byte in range(256) if byte not in plain]
+        return {chr(byte): byte for byte in plain} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

@@ -1,0 +1,121 @@
+"""Text by domain, tokenised once into flat arrays that a training loop samples windows from.
+
+Domains and their sources (all under one data folder, except code):
+
+* ``prose``: ``prose.txt.xz``, books separated by ``<|endoftext|>``;
+* ``math``: ``math.jsonl.xz``, lines of ``{"question", "answer"}``;
+* ``code``: the sources of the Python standard library that runs this program, without its tests.
+
+The last ``holdout`` share of each domain's documents is never trained on; the card's losses come from it.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from cospec.errors import ModelError
+
+END = "<|endoftext|>"
+DOMAINS = ("prose", "math", "code")
+_SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "idle_test", "pydoc_data"}
+
+
+def read_domain(domain: str, data: Path) -> list[str]:
+    """The documents of one domain, in a fixed order. Raises ``FileNotFoundError`` when its file is missing."""
+    if domain == "prose":
+        with lzma.open(data / "prose.txt.xz", "rt", encoding="utf-8") as file:
+            return [chapter for book in file.read().split(END) for chapter in _chapters(book.strip())]
+    if domain == "math":
+        with lzma.open(data / "math.jsonl.xz", "rt", encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+        return [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows]
+    if domain == "code":
+        return list(_standard_library())
+    raise ValueError(f"domain {domain!r} is unknown; known are {', '.join(DOMAINS)}")
+
+
+def _chapters(book: str, size: int = 40_000) -> Iterator[str]:
+    """Cut a book at paragraph ends into pieces of about ``size`` characters, so that holding some out is fair."""
+    start = 0
+    while start < len(book):
+        end = book.find("\n\n", start + size)
+        end = len(book) if end < 0 else end
+        yield book[start:end].strip()
+        start = end
+
+
+def _standard_library() -> Iterator[str]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        if _SKIPPED_FOLDERS.isdisjoint(path.relative_to(root).parts[:-1]):
+            text = path.read_text(encoding="utf-8", errors="ignore").strip()
+            if text:
+                yield text
+
+
+def split(documents: Sequence[str], holdout: float) -> tuple[list[str], list[str]]:
+    """Every n-th document is held out, so that both parts see every book, author and package."""
+    every = max(2, round(1 / holdout))
+    kept = [text for i, text in enumerate(documents) if i % every != every - 1]
+    return kept, [text for i, text in enumerate(documents) if i % every == every - 1]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token streams per domain, ``uint16 [tokens]``, documents separated by the end token."""
+
+    train: dict[str, np.ndarray]
+    heldout: dict[str, np.ndarray]
+
+    @classmethod
+    def build(cls, tokenizer: Tokenizer, data: Path, cache: Path, holdout: float = 0.02) -> Corpus:
+        """Tokenise every domain, or load what an earlier call left in ``cache``."""
+        cache.mkdir(parents=True, exist_ok=True)
+        parts: dict[str, dict[str, np.ndarray]] = {"train": {}, "heldout": {}}
+        for domain in DOMAINS:
+            if not (cache / f"{domain}.heldout.npy").exists():
+                for part, texts in zip(parts, split(read_domain(domain, data), holdout), strict=True):
+                    np.save(cache / f"{domain}.{part}.npy", encode(tokenizer, texts))
+            for part in parts:
+                parts[part][domain] = np.load(cache / f"{domain}.{part}.npy", mmap_mode="r")
+        return cls(**parts)
+
+    def windows(self, weights: dict[str, float], rows: int, length: int, seed: tuple[int, ...]) -> np.ndarray:
+        """``int64 [rows, length + 1]`` windows drawn by domain weight; the same ``seed`` gives the same windows."""
+        generator = np.random.default_rng(seed)
+        names = [name for name in self.train if weights.get(name, 0) > 0]
+        share = np.array([weights[name] for name in names])
+        chosen = generator.choice(len(names), size=rows, p=share / share.sum())
+        return np.stack([_window(self.train[names[i]], length, generator) for i in chosen])
+
+
+def _window(stream: np.ndarray, length: int, generator: np.random.Generator) -> np.ndarray:
+    start = int(generator.integers(0, len(stream) - length - 1))
+    return stream[start : start + length + 1].astype(np.int64)
+
+
+def end_token(tokenizer: Tokenizer) -> int:
+    """The token between documents.
+
+    Raises:
+        ModelError: the tokenizer has none, so it was not trained here.
+    """
+    end = tokenizer.token_to_id(END)
+    if end is None:
+        raise ModelError(f"the tokenizer has no token {END}; allowed is one made by `cospec train tokenizer`.")
+    return int(end)
+
+
+def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
+    """One flat ``uint16`` stream, each document followed by the end token."""
+    end = end_token(tokenizer)
+    pieces = [[*encoded.ids, end] for encoded in tokenizer.encode_batch(list(texts))]
+    return np.concatenate([np.asarray(piece, dtype=np.uint16) for piece in pieces])

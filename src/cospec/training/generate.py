@@ -1,0 +1,141 @@
+"""Text that a model writes itself, for a drafter to learn from and to be measured on.
+
+A drafter meets what its target writes, not what people wrote: the two differ most where the target repeats itself, at
+temperature 0. Prompts are openings of documents and of lines in the corpus, in the recipe's mixture of domains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import GenerationConfig, LlamaForCausalLM
+
+from cospec.training.corpus import end_token
+from cospec.training.progress import bars
+
+# (prompts of one length, tokens to write, temperature, seed) -> what was written behind each prompt.
+Writer = Callable[[list[list[int]], int, float, int], list[list[int]]]
+
+SHORTEST, LONGEST = 32, 128  # tokens of a prompt
+
+
+def hf_writer(model: LlamaForCausalLM) -> Writer:
+    """Write by ``transformers``' own generation; an output ends with the end token or when it is long enough."""
+    end = int(cast(int, model.config.eos_token_id))
+
+    @torch.no_grad()
+    def write(prompts: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
+        ids = torch.tensor(prompts, device=model.device)
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {}
+        config = GenerationConfig(max_new_tokens=length, eos_token_id=end, pad_token_id=end, **sampling)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            written = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        return [_until(row, end) for row in written[:, ids.shape[1] :].tolist()]
+
+    return write
+
+
+def _until(tokens: list[int], end: int) -> list[int]:
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Openings in token streams.
+
+    Attributes:
+        streams: ``uint16 [tokens]`` per domain.
+        starts: per domain, where documents begin and where lines begin.
+        weights: how often each domain is drawn.
+        end: the token between documents.
+    """
+
+    streams: dict[str, np.ndarray]
+    starts: dict[str, tuple[np.ndarray, np.ndarray]]
+    weights: dict[str, float]
+    end: int
+
+    @classmethod
+    def build(cls, streams: dict[str, np.ndarray], weights: dict[str, float], tokenizer: Tokenizer) -> Prompts:
+        """Find the openings; a line begins behind every token that ends in a line feed."""
+        end = end_token(tokenizer)
+        feeds = [id for id in range(tokenizer.get_vocab_size()) if tokenizer.decode([id]).endswith("\n")]
+        room = {name: stream[: max(1, len(stream) - LONGEST)] for name, stream in streams.items()}
+        starts = {
+            name: (
+                np.append(0, np.flatnonzero(part == end) + 1),
+                np.append(0, np.flatnonzero(np.isin(part, feeds)) + 1),
+            )
+            for name, part in room.items()
+        }
+        return cls(streams, starts, weights, end)
+
+    def draw(self, rows: int, seed: Sequence[int]) -> list[list[int]]:
+        """``rows`` prompts of one length, half from the starts of documents and half from the starts of lines."""
+        generator = np.random.default_rng(seed)
+        length = int(generator.integers(SHORTEST, LONGEST))
+        names = [name for name in self.streams if self.weights.get(name, 0) > 0]
+        share = np.array([self.weights[name] for name in names])
+        drawn: list[list[int]] = []
+        for domain in generator.choice(len(names), size=rows, p=share / share.sum()):
+            name = names[domain]
+            start = int(generator.choice(self.starts[name][int(generator.integers(2))]))
+            drawn.append([int(token) for token in self.streams[name][start : start + length]])
+        return drawn
+
+
+def _behind(stream: np.ndarray, marks: list[int]) -> np.ndarray:
+    """The first place and every place behind one of ``marks``."""
+    return np.append(0, np.flatnonzero(np.isin(stream, marks)) + 1)
+
+
+def write_stream(writer: Writer, prompts: Prompts, folder: Path, plan: WritingPlan) -> np.ndarray:
+    """Have ``plan.tokens`` tokens written and return them, prompts included, as one ``uint16`` stream.
+
+    Every batch is a file in ``folder``, so that an interrupted run goes on where it stopped.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces: list[np.ndarray] = []
+    with bars() as progress:
+        bar = progress.add_task("target writes", total=plan.tokens)
+        while sum(len(piece) for piece in pieces) < plan.tokens:
+            number = len(pieces)
+            path = folder / f"{number:05d}.npy"
+            if not path.exists():
+                _save(path, _write_batch(writer, prompts, plan, number))
+            pieces.append(np.load(path))
+            progress.update(bar, completed=min(plan.tokens, sum(len(piece) for piece in pieces)))
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint16)
+
+
+@dataclass(frozen=True)
+class WritingPlan:
+    """How much is written, and how: ``tokens`` in all, prompts included, cycling through ``temperatures``."""
+
+    tokens: int
+    temperatures: tuple[float, ...]
+    seed: int
+    rows: int = 48
+    length: int = 192
+
+
+def _write_batch(writer: Writer, prompts: Prompts, plan: WritingPlan, number: int) -> np.ndarray:
+    asked = prompts.draw(plan.rows, (plan.seed, 3, number))
+    temperature = plan.temperatures[number % len(plan.temperatures)]
+    answers = writer(asked, plan.length, temperature, plan.seed * 100_003 + number)
+    closed = [answer if answer[-1:] == [prompts.end] else [*answer, prompts.end] for answer in answers]
+    documents = (prompt + answer for prompt, answer in zip(asked, closed, strict=True))
+    return np.concatenate([np.asarray(document, dtype=np.uint16) for document in documents])
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    with path.with_suffix(".new").open("wb") as file:
+        np.save(file, array)
+    path.with_suffix(".new").replace(path)

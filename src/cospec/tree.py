@@ -1,0 +1,53 @@
+"""Token trees as parent lists: who may see whom, where each node stands, which path a set of nodes is.
+
+``parents[i]`` is the index of node ``i``'s parent, -1 for the root; parents come before children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_NODES = 64  # one machine word of ancestor bits per node
+
+
+def ancestor_bits(parents: Sequence[int]) -> list[int]:
+    """Bit ``j`` of entry ``i`` is set when node ``j`` is node ``i`` or above it: the tree's attention mask.
+
+    Raises:
+        ValueError: a parent does not come before its child, or the tree has more than ``MAX_NODES`` nodes.
+    """
+    if len(parents) > MAX_NODES:
+        raise ValueError(f"the tree has {len(parents)} nodes; allowed is at most {MAX_NODES}")
+    bits: list[int] = []
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}; allowed is an earlier node, or -1 for the root")
+        bits.append((bits[parent] if parent >= 0 else 0) | (1 << node))
+    return bits
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each node, 1 for children of the root: its distance behind the last committed token."""
+    result: list[int] = []
+    for parent in parents:
+        result.append(result[parent] + 1 if parent >= 0 else 1)
+    return result
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether every node continues the one before it, so that plain causal attention serves."""
+    return all(parent == node - 1 for node, parent in enumerate(parents))
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """Nodes from a child of the root down to ``node``; empty for the root itself (-1)."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def children(parents: Sequence[int], node: int) -> list[int]:
+    """Children of ``node`` (-1: of the root) in order."""
+    return [child for child, parent in enumerate(parents) if parent == node]

@@ -1,0 +1,340 @@
+"""The things that flow through the engine. Frozen unless said.
+
+Words: a *target* is the model (or blend) whose law the output follows; a *drafter* proposes a *draft*, a token tree
+for one sequence; a *round* proposes, scores, judges and commits for a batch. A *known* token is one that is committed;
+a *computed* one has its keys and values in the target's cache. Computed tokens chase known tokens: there is no prefill
+mode and no decode mode.
+
+Life of one round::
+
+    Scheduler  -> Plan    which sequences, how many tokens each, what budget for drafting
+    Drafter    -> Draft   tokens [N], parents [N], the q they were drawn from
+    Verifier   -> Scores  the law after each node, then a Verdict: the accepted path and the next token
+    Committer  -> Commit  what the sequence gained; broadcast to every model; and an Event for the user
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from cospec.draws import Draws, Floats, Purpose
+from cospec.params import SamplingParams
+
+
+
+class Finish(StrEnum):
+    """Why an output ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What one request chose of how it is speculated for; None means what the engine is configured to do."""
+
+    enabled: bool = True
+    length: int | None = None
+    rule: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One output to be written. A call with ``n`` outputs makes ``n`` requests that share ``parent``."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int  # always set: drawn at random where the user gave none
+    arrival: float = 0.0  # seconds, monotonic clock
+    parent: str = ""
+    index: int = 0
+    speculation: Speculation = Speculation()
+    priority: int = 0  # smaller goes first
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position before any processor: the token's own, and the likeliest ``(id, logprob)``."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counters of one request; written by the committer, copied into the last event."""
+
+    target_calls: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejections: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    accepted_by_drafter: dict[str, int] = field(default_factory=dict)
+    ttft: float | None = None  # seconds from arrival to the first token
+    e2e: float | None = None  # seconds from arrival to the end
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / drafts: the mean tokens that a verified draft gave, its recovered or bonus token included."""
+        return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
+
+
+class Status(Enum):
+    """Where a sequence stands in the scheduler."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request in the engine. Mutable: ``tokens``, ``computed``, ``stats``, ``finish`` and ``logprobs`` are written
+    by the committer alone, ``status`` and ``computed`` on admission and preemption by the scheduler.
+
+    Invariant between rounds: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
+    """
+
+    request: Request
+    tokens: list[int]  # prompt, then output
+    computed: int = 0
+    status: Status = Status.WAITING
+    finish: Finish | None = None
+    stats: RequestStats = field(default_factory=RequestStats)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """All that a drafter sees of a sequence. ``tokens`` is the live list: read it, never keep or write it."""
+
+    id: str
+    tokens: Seq[int]
+    prompt_len: int
+    sampling: SamplingParams
+    seed: int
+    noise: Purpose  # which stream the drafter draws its tokens with; the rule says
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How far to speculate for one sequence in one round. ``depth`` 0 means no draft, and costs nothing."""
+
+    depth: int = 0
+    width: int = 1
+    max_nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEntry:
+    """One sequence's share of a round: compute ``tokens`` known tokens, then up to ``budget.max_nodes`` drafts."""
+
+    sequence: Sequence
+    tokens: int
+    budget: Budget
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether all known tokens are computed by this round, so that it yields a new token."""
+        return self.sequence.computed + self.tokens == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a round does. ``step`` counts rounds from 0."""
+
+    step: int
+    entries: tuple[PlanEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A token tree proposed for one sequence; a chain is a tree.
+
+    Attributes:
+        base_len: committed tokens that the draft continues; a draft whose base is not the sequence's is stale.
+        tokens: ``[N]``, in an order where parents come first.
+        parents: ``[N]``, index of the parent node, -1 for the root (the last committed token).
+        drafters: ``[N]``, who proposed each node.
+        q: ``[N, V]``, the distribution each token was *drawn from*; None when chosen deterministically (point mass).
+    """
+
+    id: str
+    base_len: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    drafters: tuple[str, ...]
+    q: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The tokens of one sequence in a packed batch: known tokens first, then the nodes of a draft.
+
+    Attributes:
+        start: tokens of the sequence already in the model's cache; the segment is written behind them.
+        tokens: ``[n]``.
+        parents: ``[N]`` of the draft nodes, the last ``N`` of ``tokens``; empty for none.
+        logits_from: rows ``logits_from .. n-1`` get logits.
+    """
+
+    id: str
+    start: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...] = ()
+    logits_from: int = 0
+
+    @property
+    def known(self) -> int:
+        """How many of ``tokens`` are not draft nodes."""
+        return len(self.tokens) - len(self.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """A packed, ragged batch for one forward pass. Logits come back concatenated in segment order."""
+
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the target says about one draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
+
+    Attributes:
+        chosen: ``[N + 1]``, each row's token under a greedy law, which is a point mass; None for other laws.
+        law: ``[N + 1, V]``; filled by the verifier for laws that are not greedy, and for rules that read it.
+    """
+
+    chosen: tuple[int, ...] | None = None
+    law: Floats | None = None
+
+    @property
+    def distribution(self) -> Floats:
+        """The law, for rules that declare ``reads_law``."""
+        assert self.law is not None, "the verifier fills the law for every rule that reads it"
+        return self.law
+
+    def draw(self, row: int, position: int, draws: Draws) -> int:
+        """The token that stands at ``position`` if the sequence is what ``row`` follows."""
+        if self.chosen is not None:
+            return self.chosen[row]
+        return draws.token(self.distribution[row], position, Purpose.TARGET)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule decided: the accepted nodes from the root down, and the token after them."""
+
+    path: tuple[int, ...]
+    token: int
+    bonus: bool  # the token follows a whole accepted path; False: it replaces a rejected one, or there was no draft
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One entry of a plan after its round. ``verdict`` is None when known tokens remain to be computed."""
+
+    entry: PlanEntry
+    draft: Draft | None
+    verdict: Verdict | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the verdict's tokens, when the request asks for them
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions behind those computed before
+    error: str | None = None  # why this sequence cannot go on, in one sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one sequence gained in a round; broadcast to the target, the drafters and the policy.
+
+    Attributes:
+        base_len: known tokens before.
+        tokens: the accepted tokens and the one after them, trimmed at the end of the output.
+        path: accepted node indices, trimmed alike; the cache keeps these nodes and drops the others.
+        computed: tokens of the sequence in the target's cache from now on.
+        drafted: nodes that were verified.
+    """
+
+    id: str
+    base_len: int
+    tokens: tuple[int, ...]
+    path: tuple[int, ...]
+    computed: int
+    drafted: int = 0
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A piece of one output, as a stream delivers it.
+
+    Attributes:
+        text: what became readable; stop strings and incomplete characters are held back.
+        sources: ``[len(tokens)]``, who produced each token: a drafter's name, ``target`` or ``bonus``.
+        stats: filled on the last event.
+    """
+
+    id: str
+    parent: str
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish: Finish | None = None
+    stop_reason: str | int | None = None
+    stats: RequestStats | None = None
+    error: str | None = None
+    law: str = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Seconds that a round spent proposing and verifying."""
+
+    draft: float = 0.0
+    target: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStats:
+    """What one round did and took; times in seconds."""
+
+    step: int
+    sequences: int
+    batched_tokens: int
+    proposed: int
+    accepted: int
+    committed: int
+    times: RoundTimes
+    total: float

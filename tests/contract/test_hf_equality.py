@@ -1,0 +1,277 @@
+"""Packed batches through Hugging Face's own code equal the plain model, sequence by sequence, for every back end."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from cospec.errors import ModelError
+from cospec.models import hf
+from cospec.models.attention import native_available
+from cospec.models.cache import KVCache
+from cospec.models.linear import replace_linears
+from cospec.models.pages import PagePool
+from cospec.tree import depths, path_to
+from cospec.types import Commit, Segment, TokenBatch
+
+TOLERANCE = 1e-4
+VOCAB = 96
+PAGE_SIZE = 4
+LENGTHS = (5, 23, 33, 14)
+TREE = (-1, -1, 0, 0, 1, 4, 2)
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GEMMA: dict[str, Any] = {**COMMON, "head_dim": 16}
+SLIDING: dict[str, Any] = {
+    "sliding_window": 6,
+    "query_pre_attn_scalar": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**COMMON),
+    "llama-tied": lambda: transformers.LlamaConfig(**COMMON, tie_word_embeddings=True),
+    "mistral": lambda: transformers.MistralConfig(**COMMON, sliding_window=None),
+    "mistral-window": lambda: transformers.MistralConfig(**COMMON, sliding_window=6),
+    "qwen2": lambda: transformers.Qwen2Config(**COMMON),
+    "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=16),
+    "gemma": lambda: transformers.GemmaConfig(**GEMMA),
+    "gemma2": lambda: transformers.Gemma2Config(**GEMMA, **SLIDING, attn_logit_softcapping=2.0),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA, **SLIDING),
+    "phi": lambda: transformers.PhiConfig(**{**COMMON, "num_key_value_heads": 4}),
+    "phi3": lambda: transformers.Phi3Config(**COMMON),
+    "opt": lambda: transformers.OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        ffn_dim=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        word_embed_proj_dim=64,
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2
+    ),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4}),
+    "granite": lambda: transformers.GraniteConfig(**COMMON, logits_scaling=2.0),
+    "olmo2": lambda: transformers.Olmo2Config(**COMMON),
+    "smollm3": lambda: transformers.SmolLM3Config(**COMMON),
+    "starcoder2": lambda: transformers.Starcoder2Config(**COMMON),
+}
+BACK_ENDS = [("torch", "sdpa"), ("mkldnn", "sdpa"), ("native", "native")]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def reference(name: str) -> Any:
+    """Plain Hugging Face with weights large enough that a wrong mask shows."""
+    generator = torch.Generator().manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation="eager").float().eval()
+    for parameter in model.parameters():
+        scale = 0.15 if parameter.dim() >= 2 else 0.05
+        offset = 0.0 if parameter.dim() >= 2 else parameter.data
+        parameter.data = torch.randn(parameter.shape, generator=generator) * scale + offset
+    model.tie_weights()
+    return model
+
+
+def packed_model(name: str, linear: str, attention: str) -> hf.PackedModel:
+    if linear == "native" and not native_available():
+        pytest.skip("the native kernels were not built")
+    plain = reference(name)
+    config = copy.deepcopy(plain.config)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=hf.ATTENTION_NAME).float().eval()
+    model.load_state_dict(plain.state_dict())
+    model.requires_grad_(False)
+    shapes = hf.probe(model)
+    replace_linears(model, linear, "fp32")
+    pool = PagePool(64, PAGE_SIZE, prefix_caching=False)
+    kv = KVCache(shapes, pool, torch.float32, torch.device("cpu"), by_head=attention == "sdpa")
+    return hf.PackedModel(name, model, kv, attention, max_len=128)
+
+
+@torch.no_grad()
+def plain_logits(name: str, tokens: tuple[int, ...]) -> torch.Tensor:
+    return reference(name)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+
+
+def tokens_of(sequence: int, count: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(100 + sequence)
+    return tuple(torch.randint(3, VOCAB, (count,), generator=generator).tolist())
+
+
+def reserve(model: hf.PackedModel, lengths: dict[str, int]) -> None:
+    """Room for all, grown by turns so that pages of different sequences lie among each other."""
+    for part in (1, 2, 3):
+        for id, length in lengths.items():
+            assert model.pages.reserve(id, length * part // 3)
+
+
+def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize(("linear", "attention"), BACK_ENDS, ids=lambda value: str(value))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_batches_equal_plain_model(name: str, linear: str, attention: str) -> None:
+    model = packed_model(name, linear, attention)
+    texts = [tokens_of(number, length + 12) for number, length in enumerate(LENGTHS)]
+    ids = [f"s{number}" for number in range(4)]
+    reserve(model, {id: len(text) for id, text in zip(ids, texts, strict=True)})
+
+    # Three whole prompts and the first piece of the fourth.
+    firsts = (LENGTHS[0], LENGTHS[1], 17, LENGTHS[3])
+    logits = model.forward(
+        TokenBatch(tuple(Segment(ids[n], 0, texts[n][: firsts[n]], logits_from=n) for n in range(4)))
+    )
+    wanted = [plain_logits(name, texts[n][: firsts[n]])[n:] for n in range(4)]
+    assert_close(logits, torch.cat(wanted))
+
+    # Decode, a chain behind a known token, the rest of a prompt, and a tree, all at once.
+    nodes = tokens_of(9, len(TREE))
+    chain = Segment(ids[1], 23, texts[1][23:28], parents=(-1, 0, 1, 2))
+    tree = Segment(ids[3], 14, (*texts[3][14:15], *nodes), parents=TREE)
+    segments = (Segment(ids[0], 5, texts[0][5:6]), chain, Segment(ids[2], 17, texts[2][17:33], logits_from=15), tree)
+    logits = model.forward(TokenBatch(segments))
+    assert_close(logits[0:1], plain_logits(name, texts[0][:6])[5:])
+    assert_close(logits[1:6], plain_logits(name, texts[1][:28])[23:])
+    assert_close(logits[6:7], plain_logits(name, texts[2][:33])[32:])
+    for node in range(-1, len(TREE)):
+        path = tuple(nodes[step] for step in path_to(TREE, node))
+        assert_close(logits[8 + node], plain_logits(name, texts[3][:15] + path)[-1])
+
+    # The path 1, 4, 5 is no prefix of the tree: its entries move. Sequence 1 keeps two of its chain, which is one.
+    path = (1, 4, 5)
+    kept = texts[3][:15] + tuple(nodes[step] for step in path)
+    model.commit([
+        Commit(ids[3], base_len=15, tokens=(*kept[15:], 50), path=path, computed=18, drafted=len(TREE)),
+        Commit(ids[1], base_len=24, tokens=(*texts[1][24:26], 51), path=(0, 1), computed=26, drafted=4),
+    ])
+    after = TokenBatch((Segment(ids[3], 18, (50, 60, 61), parents=(-1, -1)), Segment(ids[1], 26, (51, 62))))
+    logits = model.forward(after)
+    assert_close(logits[0], plain_logits(name, (*kept, 50))[-1])
+    assert_close(logits[1], plain_logits(name, (*kept, 50, 60))[-1])
+    assert_close(logits[2], plain_logits(name, (*kept, 50, 61))[-1])
+    assert_close(logits[3:], plain_logits(name, (*texts[1][:26], 51, 62))[-2:])
+
+
+@pytest.mark.parametrize(("linear", "attention"), BACK_ENDS, ids=lambda value: str(value))
+def test_freed_pages_leave_no_trace(linear: str, attention: str) -> None:
+    """Sequences come and go for many small rounds; freed pages are poisoned and must not be read by their heirs."""
+    model = packed_model("mistral-window", linear, attention)
+    generator = torch.Generator().manual_seed(3)
+    texts: dict[str, tuple[int, ...]] = {}
+    done: dict[str, int] = {}
+    for step in range(40):
+        if len(texts) < 5:
+            id = f"s{step}"
+            texts[id] = tokens_of(step, int(torch.randint(4, 24, (1,), generator=generator)))
+            done[id] = 0
+            assert model.pages.reserve(id, len(texts[id]))
+        segments = []
+        for id, text in texts.items():
+            count = min(int(torch.randint(1, 7, (1,), generator=generator)), len(text) - done[id])
+            segments.append(Segment(id, done[id], text[done[id] : done[id] + count], logits_from=count - 1))
+        logits = model.forward(TokenBatch(tuple(segments)))
+        for row, segment in enumerate(segments):
+            done[segment.id] += len(segment.tokens)
+            wanted = plain_logits("mistral-window", texts[segment.id][: done[segment.id]])[-1]
+            assert_close(logits[row], wanted)
+        for id in [id for id in texts if done[id] == len(texts[id])]:
+            freed = list(model.cache.pages.table(id))
+            model.free([id, "unknown"])
+            for layer in model.cache.layers:
+                layer.keys[freed] = float("nan")
+                layer.values[freed] = float("nan")
+            del texts[id], done[id]
+    model.free(list(texts))
+    model.pages.check_integrity()
+    assert model.pages.usage == 0
+
+
+def test_no_logits_asked() -> None:
+    model = packed_model("llama", "mkldnn", "sdpa")
+    model.pages.reserve("a", 8)
+    assert model.forward(TokenBatch((Segment("a", 0, (1, 2, 3), logits_from=3),))).shape == (0, VOCAB)
+
+
+@pytest.mark.parametrize("dtype_kind", ["bf16", "int8"])
+@pytest.mark.parametrize("linear", ["torch", "mkldnn", "native"])
+def test_held_weights_equal_their_float_values(linear: str, dtype_kind: Any) -> None:
+    """Packing changes the weights to what ``kind`` can hold, and nothing else."""
+    model = packed_model("llama", "torch", "sdpa")
+    other = packed_model("llama", "torch", "sdpa")
+    if linear == "native" and not native_available():
+        pytest.skip("the native kernels were not built")
+    for each in (model, other):
+        for parameter in each._model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+    replace_linears(model._model, "torch", dtype_kind)
+    replace_linears(other._model, linear, dtype_kind)
+    batch = TokenBatch((Segment("a", 0, tokens_of(1, 9)),))
+    for each in (model, other):
+        each.pages.reserve("a", 9)
+    assert_close(other.forward(batch), model.forward(batch))
+
+
+def test_depths_place_tree_nodes() -> None:
+    """The tree of these tests branches at two depths, so that a layout by index would be noticed."""
+    assert depths(TREE) == [1, 1, 2, 2, 2, 3, 3]
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "BloomForCausalLM": lambda: transformers.BloomConfig(vocab_size=VOCAB, hidden_size=64, n_layer=2, n_head=4),
+    "MambaForCausalLM": lambda: transformers.MambaConfig(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2),
+    "FalconForCausalLM": lambda: transformers.FalconConfig(
+        vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, num_attention_heads=4
+    ),
+    "GPTJForCausalLM": lambda: transformers.GPTJConfig(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, rotary_dim=16, n_positions=128
+    ),
+    "MptForCausalLM": lambda: transformers.MptConfig(vocab_size=VOCAB, d_model=64, n_layers=2, n_heads=4),
+    "GptOssForCausalLM": lambda: transformers.GptOssConfig(
+        **{**COMMON, "head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
+    ),
+    "Lfm2ForCausalLM": lambda: transformers.Lfm2Config(**COMMON, layer_types=["conv", "full_attention"]),
+    "FalconH1ForCausalLM": lambda: transformers.FalconH1Config(
+        **COMMON, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1
+    ),
+    "T5ForConditionalGeneration": lambda: transformers.T5Config(vocab_size=VOCAB, d_model=32, d_kv=8, num_layers=1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_by_name(name: str, tmp_path: Any) -> None:
+    from cospec.models.loading import load_model
+
+    getattr(transformers, name)(REFUSED[name]()).save_pretrained(tmp_path)
+    with pytest.raises(ModelError) as caught:
+        load_model(str(tmp_path))
+    assert name in str(caught.value)
+    assert str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,109 @@
+"""Linear back ends: equal products, nothing forgotten, nothing held twice without need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from cospec.errors import InvalidInput
+from cospec.models.attention import native_available
+from cospec.models.linear import LINEAR, HalfEmbedding, choose_linear, replace_linears, round_int8
+
+CPU = torch.device("cpu")
+
+
+class Tiny(nn.Module):
+    """A linear layer of each kind, and an output layer tied to the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, 24)
+        self.first = nn.Linear(24, 40)
+        self.block = nn.Sequential(Conv1D(33, 40), nn.GELU(), nn.Linear(33, 24, bias=False))
+        self.head = nn.Linear(24, 50, bias=False)
+        nn.init.normal_(self.block[0].bias)
+        self.head.weight = self.embed.weight
+        self.requires_grad_(False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.block(self.first(self.embed(ids))))
+        return result
+
+
+def need(backend: str) -> None:
+    if backend == "native" and not native_available():
+        pytest.skip("the native kernels were not built")
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 7, 40])
+@pytest.mark.parametrize("backend", LINEAR)
+def test_products_are_equal(backend: str, rows: int) -> None:
+    need(backend)
+    plain, swapped = Tiny(), Tiny()
+    replace_linears(swapped, backend, "fp32")
+    ids = torch.arange(rows)[None] % 50
+    torch.testing.assert_close(swapped(ids), plain(ids), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("backend", LINEAR)
+def test_every_linear_layer_is_swapped(backend: str, kind: Any) -> None:
+    need(backend)
+    if (backend, kind) == ("torch", "fp32"):
+        return
+    model = Tiny()
+    replace_linears(model, backend, kind)
+    assert not [name for name, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("backend", LINEAR)
+def test_kinds_mean_the_same_weights_everywhere(backend: str, kind: Any) -> None:
+    need(backend)
+    wanted, found = Tiny(), Tiny()
+    for model in (wanted, found):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+    replace_linears(wanted, "torch", kind)
+    replace_linears(found, backend, kind)
+    ids = torch.arange(9)[None]
+    torch.testing.assert_close(found(ids), wanted(ids), atol=1e-5, rtol=0)
+
+
+def test_tied_output_layer_is_shared_where_it_can_be() -> None:
+    model = Tiny()
+    replace_linears(model, "torch", "fp32")
+    assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
+
+
+def test_int8_is_within_half_a_step_and_keeps_zero_rows() -> None:
+    weight = torch.randn(20, 30)
+    weight[3] = 0
+    held, scale = round_int8(weight)
+    assert held.dtype is torch.int8
+    assert bool(((held * scale - weight).abs() <= scale * 0.5001).all())
+    assert float((held[3] * scale[3]).abs().max()) == 0
+
+
+def test_half_embedding_gives_float_rows() -> None:
+    table = torch.randn(10, 4)
+    found = HalfEmbedding(table)(torch.tensor([[2, 5]]))
+    assert found.dtype is torch.float32
+    assert torch.equal(found[0], table[[2, 5]].bfloat16().float())
+
+
+def test_auto_is_the_first_usable() -> None:
+    assert choose_linear("auto", CPU) == ("native" if native_available() else "mkldnn")
+    assert choose_linear("torch", CPU) == "torch"
+    assert choose_linear("auto", torch.device("cuda")) == "torch"
+
+
+@pytest.mark.parametrize(("name", "device"), [("cublas", "cpu"), ("mkldnn", "cuda")])
+def test_unusable_back_ends_are_refused(name: str, device: str) -> None:
+    with pytest.raises(InvalidInput, match=f"linear_backend is '{name}'; allowed is auto or .*torch on this machine"):
+        choose_linear(name, torch.device(device))
