@@ -22,7 +22,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 LIBRARY = Path("src/cospec/models/_native.so")
 # No -ffast-math and no contraction: the order of every sum, and every rounding, is as written.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w"]
-ISAS = {"avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]}
+AVX2 = ["-mavx2", "-mfma"]
+ISAS = {"avx2": AVX2, "avx512": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]}
 
 
 class BuildFailed(Exception):
@@ -68,7 +69,8 @@ def build(root: Path) -> Path:
         intel = platform.machine().lower() in ("x86_64", "amd64")
         isas = {isa: flags for isa, flags in ISAS.items() if intel and _understands(cxx, flags, folder)}
         defines = [f"-DCOSPEC_HAS_{isa.upper()}" for isa in isas]
-        jobs = [(f"kernels_{isa}", "kernels.cpp", [f"-DCOSPEC_ISA={isa}", *flags]) for isa, flags in {"base": [], **isas}.items()]
+        levels = {"base": [], **isas}
+        jobs = [(f"kernels_{isa}", "kernels.cpp", [f"-DCOSPEC_ISA={isa}", *flags]) for isa, flags in levels.items()]
         jobs += [(path.stem, path.name, defines) for path in sorted(sources.glob("*.cpp")) if path.stem != "kernels"]
 
         def compile_one(job: tuple[str, str, list[str]]) -> str:
@@ -99,7 +101,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build(Path(self.root))
         except BuildFailed as failed:
             (Path(self.root) / LIBRARY).unlink(missing_ok=True)
-            self.app.display_warning(f"cospec is installed without its native kernels, and is slower, because {failed}.")
+            self.app.display_warning(f"cospec is installed without its native kernels and is slower because {failed}.")
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform_tag()}"

@@ -22,7 +22,7 @@ struct Reach {  // the cache entries that one row attends
     long from, to;
     uint64_t tree;  // bit j: entry to + j
     uint64_t in_block(long begin) const {
-        uint64_t bits = range_bits(from, to, begin);
+        uint64_t bits = range_bits(from, to, begin);  // none when a window begins behind `to`
         const long shift = to - begin;
         if (shift >= 0 && shift < 64) bits |= tree << shift;
         if (shift < 0 && shift > -64) bits |= tree >> -shift;
@@ -31,9 +31,17 @@ struct Reach {  // the cache entries that one row attends
     long end() const { return tree ? to + 64 - __builtin_clzll(tree) : to; }
 };
 
-INLINE Reach reach_of(const AttentionJob& job, long row) {
+static Reach reach_of(const AttentionJob& job, long segment, long row) {
     Reach r = {0, job.visible[row], (uint64_t)job.mask[row]};
-    if (job.window && job.positions[row] >= job.window) r.from = job.positions[row] - job.window + 1;
+    if (!job.window || job.positions[row] < job.window) return r;
+    const int64_t oldest = job.positions[row] - job.window + 1;
+    r.from = oldest;
+    // In the tree, which is part of this batch, positions go by depth.
+    const long first = job.starts[segment], offset = first - job.write_at[first];
+    for (uint64_t bits = r.tree; bits; bits &= bits - 1) {
+        const int j = __builtin_ctzll(bits);
+        if (job.positions[r.to + j + offset] < oldest) r.tree &= ~(1ull << j);
+    }
     return r;
 }
 
@@ -174,6 +182,11 @@ static Places find(const AttentionJob& job, long segment, long kv_head, long beg
     return places;
 }
 
+// Pages are too small for the hardware to see a stream in them, so what comes next is fetched by hand.
+INLINE void fetch(const float* half, long dim) {
+    for (long i = 0; i < HALF * dim; i += 16) __builtin_prefetch(half + i);
+}
+
 static void score_block(const AttentionJob& job, const Places& places, const Query& query, float* scores, int i) {
     V score = scores16(query.q, places.keys[2 * i], places.keys[2 * i + 1], job.dim) * splat(job.scale);
     if (job.softcap != 0) score = tangent(score / splat(job.softcap)) * splat(job.softcap);
@@ -187,18 +200,25 @@ static void attend(const AttentionJob& job, long segment, long kv_head, long fir
     long begin = job.visible[first], end = 0;
     for (long i = 0; i < count; i++) {
         const long row = first + i / shared, head = kv_head * shared + i % shared;
-        queries[i] = {job.q + row * job.q_row + head * job.q_head, reach_of(job, row), 0, -1e30f, {0}};
+        queries[i] = {job.q + row * job.q_row + head * job.q_head, reach_of(job, segment, row), 0, -1e30f, {0}};
         if (queries[i].reach.from < begin) begin = queries[i].reach.from;
         if (queries[i].reach.end() > end) end = queries[i].reach.end();
     }
     memset(sums, 0, sizeof(float) * count * padded);
-    for (long at = begin / BLOCK * BLOCK; at < end; at += BLOCK) {
-        const Places places = find(job, segment, kv_head, at, end);
+    begin = begin / BLOCK * BLOCK;
+    Places places = find(job, segment, kv_head, begin, end), next = places;
+    for (long at = begin; at < end; at += BLOCK, places = next) {
+        if (at + BLOCK < end) next = find(job, segment, kv_head, at + BLOCK, end);
         for (long i = 0; i < count; i++) queries[i].bits = queries[i].reach.in_block(at);
-        for (int part = 0; part < 4; part++)
+        for (int part = 0; part < 4; part++) {
+            for (int half = 2 * part; half < 2 * part + 2; half++) {
+                fetch(places.values[half], job.dim);
+                fetch(next.keys[half], job.dim);
+            }
             for (long i = 0; i < count; i++)
                 if (queries[i].bits >> (16 * part) & 0xffff)
                     score_block(job, places, queries[i], scores + i * BLOCK, part);
+        }
         for (long i = 0; i < count; i++) {
             if (!queries[i].bits) continue;
             soften(queries[i], scores + i * BLOCK, sums + i * padded, padded);

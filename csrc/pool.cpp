@@ -2,8 +2,14 @@
 
 #include <pthread.h>
 #include <sched.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <atomic>
+
+static constexpr int MOST_THREADS = 64;
 
 // What the threads share; what different threads write lies on different cache lines.
 // A pool has a fixed size and is never destroyed, since workers may look at it until the process has ended.
@@ -11,6 +17,8 @@ struct Pool {
     explicit Pool(int threads) : size(threads) {}
     const int size;  // the caller included
     int started = 0;
+    int caller_cpu = -1;
+    std::atomic<int> ids[MOST_THREADS] = {};  // the system's numbers of the workers
     Work work = nullptr;
     void* context = nullptr;
     int team = 1;  // threads of the work at hand
@@ -27,8 +35,8 @@ struct Pool {
 
 namespace {
 
-constexpr int MOST_THREADS = 64;
-constexpr int SPINS = 10000;  // some 100 microseconds
+constexpr int IDLE_SPINS = 5000;   // before a worker sleeps; some 150 microseconds
+constexpr int TEAM_SPINS = 20000;  // before a thread that waits for its team lets others run
 
 std::atomic<Pool*> current{new Pool(1)};
 
@@ -41,7 +49,7 @@ inline void relax() {
 }
 
 void await_round(Pool* p, unsigned seen) {
-    for (int spins = 0; spins < SPINS; spins++) {
+    for (int spins = 0; spins < IDLE_SPINS; spins++) {
         if (p->round.load(std::memory_order_acquire) != seen) return;
         relax();
     }
@@ -60,6 +68,30 @@ void announce(Pool* p) {
     pthread_mutex_unlock(&p->sleep);
 }
 
+#if defined(__linux__)
+// Keep the workers off the processor that the caller is on. Left alone, a scheduler that has background work for every
+// processor may put two spinning threads of a team on one and leave them there, which costs a thousandfold.
+void spread(Pool* p) {
+    static const cpu_set_t allowed = [] {
+        cpu_set_t set;
+        if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
+        return set;
+    }();
+    const int cpu = sched_getcpu(), count = CPU_COUNT(&allowed);
+    if (cpu == p->caller_cpu || cpu < 0 || count < 2 || count >= 2 * p->size) return;
+    p->caller_cpu = cpu;
+    cpu_set_t others = allowed;
+    CPU_CLR(cpu, &others);
+    for (int i = 1; i <= p->started; i++)
+        if (const int id = p->ids[i].load()) sched_setaffinity(id, sizeof others, &others);
+        else p->caller_cpu = -1;  // not running yet: once more next time
+}
+int own_id() { return (int)syscall(SYS_gettid); }
+#else
+void spread(Pool*) {}
+int own_id() { return 1; }
+#endif
+
 struct Start {
     Pool* pool;
     int id;
@@ -69,6 +101,7 @@ void* worker(void* argument) {
     const Start start = *static_cast<Start*>(argument);
     delete static_cast<Start*>(argument);
     Pool* p = start.pool;
+    p->ids[start.id].store(own_id());
     for (unsigned seen = 0;; seen++) {
         await_round(p, seen);
         if (p->stopping) return nullptr;
@@ -108,7 +141,7 @@ void Team::barrier() const {
         return;
     }
     for (int spins = 0; pool->generation.load(std::memory_order_acquire) == seen; spins++)
-        spins < SPINS ? relax() : (void)sched_yield();
+        spins < TEAM_SPINS ? relax() : (void)sched_yield();
 }
 
 void pool_run(Work work, void* context, int threads) {
@@ -117,6 +150,7 @@ void pool_run(Work work, void* context, int threads) {
     if (threads <= 1) return work(context, Team{0, 1, p});
     pthread_mutex_lock(&p->use);
     start_workers(p);
+    spread(p);
     p->work = work;
     p->context = context;
     p->team = threads <= p->started + 1 ? threads : p->started + 1;
@@ -124,7 +158,7 @@ void pool_run(Work work, void* context, int threads) {
     announce(p);
     work(context, Team{0, p->team, p});
     for (int spins = 0; p->busy.load(std::memory_order_acquire); spins++)
-        spins < SPINS ? relax() : (void)sched_yield();
+        spins < TEAM_SPINS ? relax() : (void)sched_yield();
     pthread_mutex_unlock(&p->use);
 }
 

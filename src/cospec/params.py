@@ -98,6 +98,11 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
+    def truncates(self) -> bool:
+        """Whether some tokens lose their probability to the others."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
     def edits_logits(self) -> bool:
         """Whether anything but temperature and truncation changes the logits."""
         return self.has_penalties or bool(self.logit_bias) or self.min_tokens > 0

@@ -6,6 +6,8 @@ min-p truncate, each renormalising what is left. A greedy law is a point mass on
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,6 +18,8 @@ from torch import Tensor
 from cospec.draws import Floats
 from cospec.params import SamplingParams
 from cospec.types import TokenLogprobs
+
+NUCLEUS_GUESS = 128  # tokens that top-p usually stays within; sorting all of them costs ten times as much
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +36,66 @@ class History:
     paths: Seq[Seq[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive rows of logits that belong to one sequence."""
+
+    params: SamplingParams
+    history: History
+
+    @property
+    def rows(self) -> int:
+        return len(self.history.paths)
+
+
+def laws(logits: Tensor, blocks: Seq[Block]) -> Floats:
+    """The distribution of the next token for each row: ``[R, V]`` logits, block after block, to probabilities."""
+    spans = list(_spans(blocks))
+    if any(block.params.edits_logits for block in blocks):
+        logits = torch.cat(
+            [edit(logits[span], block.params, block.history) for block, span in zip(blocks, spans, strict=True)]
+        )
+    temperatures = [block.params.temperature or 1.0 for block in blocks for _ in range(block.rows)]
+    probs = softmax(logits, temperatures)
+    for block, span in zip(blocks, spans, strict=True):
+        if block.params.greedy:
+            probs[span] = _point_mass(logits[span])
+        elif block.params.truncates:
+            probs[span] = _truncate(torch.from_numpy(probs[span]), block.params).numpy()
+    return probs
+
+
 def law(logits: Tensor, params: SamplingParams, history: History) -> Floats:
-    """The distribution of the next token for each row: ``[R, V]`` logits to ``[R, V]`` probabilities."""
-    edited = edit(logits.double(), params, history)
-    if params.greedy:
-        return _point_mass(edited)
-    return _truncate(torch.softmax(edited / params.temperature, -1), params).cpu().numpy()
+    """``laws`` of a single block."""
+    return laws(logits, [Block(params, history)])
+
+
+def softmax(logits: Tensor, temperatures: Seq[float]) -> Floats:
+    """``[R, V]`` probabilities in double precision, each row at its own temperature."""
+    scale = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
+    return np.asarray(torch.softmax(logits.double() / scale[:, None], -1).cpu().numpy())
+
+
+def _spans(blocks: Seq[Block]) -> Iterator[slice]:
+    start = 0
+    for block in blocks:
+        yield slice(start, start + block.rows)
+        start += block.rows
 
 
 def choices(logits: Tensor, params: SamplingParams, history: History) -> list[int]:
     """The tokens that a greedy law picks, one per row."""
     chosen: list[int] = (edit(logits, params, history) if params.edits_logits else logits).argmax(-1).tolist()
     return chosen
+
+
+def likeliest(logits: Tensor) -> list[int | None]:
+    """The first of the largest logits of each row; None for a row that holds something that is not a number."""
+    if not len(logits):
+        return []
+    best = logits.max(-1)
+    values, tokens = best.values.tolist(), best.indices.tolist()
+    return [None if math.isnan(value) else token for value, token in zip(values, tokens, strict=True)]
 
 
 def edit(logits: Tensor, params: SamplingParams, history: History) -> Tensor:
@@ -93,13 +145,21 @@ def _truncate(probs: Tensor, params: SamplingParams) -> Tensor:
         least = probs.topk(params.top_k, -1).values[:, -1:]
         probs = _renormalise(probs.masked_fill(probs < least, 0))
     if params.top_p < 1:
-        ordered, order = torch.sort(probs, dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(-1) - ordered
-        dropped = torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, before >= params.top_p)
-        probs = _renormalise(probs.masked_fill(dropped, 0))
+        probs = _renormalise(probs.masked_fill(probs < _least_of_nucleus(probs, params.top_p), 0))
     if params.min_p > 0:
         probs = _renormalise(probs.masked_fill(probs < params.min_p * probs.amax(-1, keepdim=True), 0))
     return probs
+
+
+def _least_of_nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """The smallest probability that top-p keeps, ``[R, 1]``; equal ones are all kept, so no order of ties matters."""
+    vocab = probs.shape[-1]
+    for size in (min(NUCLEUS_GUESS, vocab), vocab):
+        ordered = probs.topk(size, -1).values
+        inside = ordered.cumsum(-1) - ordered < top_p
+        if size == vocab or not inside[:, -1].any():
+            break
+    return ordered.gather(-1, inside.sum(-1, keepdim=True) - 1)
 
 
 def _renormalise(probs: Tensor) -> Tensor:

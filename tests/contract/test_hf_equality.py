@@ -12,17 +12,18 @@ import torch
 import transformers
 
 from cospec.errors import ModelError
-from cospec.models import hf
-from cospec.models.attention import native_available
+from cospec.models import hf, native
 from cospec.models.cache import KVCache
 from cospec.models.linear import replace_linears
+from cospec.models.llama import FusedLlama
+from cospec.models.packed_model import PackedModel
 from cospec.models.pages import PagePool
 from cospec.tree import depths, path_to
 from cospec.types import Commit, Segment, TokenBatch
 
 TOLERANCE = 1e-4
 VOCAB = 96
-PAGE_SIZE = 4
+PAGE_SIZE = 8
 LENGTHS = (5, 23, 33, 14)
 TREE = (-1, -1, 0, 0, 1, 4, 2)
 
@@ -40,7 +41,7 @@ COMMON: dict[str, Any] = {
 }
 GEMMA: dict[str, Any] = {**COMMON, "head_dim": 16}
 SLIDING: dict[str, Any] = {
-    "sliding_window": 6,
+    "sliding_window": 2,  # less than the tree is deep
     "query_pre_attn_scalar": 16,
     "layer_types": ["sliding_attention", "full_attention"],
 }
@@ -71,11 +72,16 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**{**COMMON, "num_key_value_heads": 4}),
     "granite": lambda: transformers.GraniteConfig(**COMMON, logits_scaling=2.0),
+    "cohere": lambda: transformers.CohereConfig(**COMMON),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **COMMON, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**COMMON),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON),
     "starcoder2": lambda: transformers.Starcoder2Config(**COMMON),
 }
 BACK_ENDS = [("torch", "sdpa"), ("mkldnn", "sdpa"), ("native", "native")]
+FUSED = ["llama", "llama-tied", "mistral", "mistral-window", "qwen2", "qwen3"]
 
 
 @pytest.fixture(autouse=True)
@@ -99,19 +105,39 @@ def reference(name: str) -> Any:
     return model
 
 
-def packed_model(name: str, linear: str, attention: str) -> hf.PackedModel:
-    if linear == "native" and not native_available():
-        pytest.skip("the native kernels were not built")
+def need(back_end: str) -> None:
+    if back_end == "native" and not native.available():
+        pytest.skip(native.why_not())
+
+
+def adapted(name: str) -> Any:
+    """A copy of the reference that takes packed batches."""
     plain = reference(name)
     config = copy.deepcopy(plain.config)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=hf.ATTENTION_NAME).float().eval()
     model.load_state_dict(plain.state_dict())
-    model.requires_grad_(False)
-    shapes = hf.probe(model)
-    replace_linears(model, linear, "fp32")
+    return model.requires_grad_(False)
+
+
+def empty_cache(model: Any, by_head: bool) -> KVCache:
     pool = PagePool(64, PAGE_SIZE, prefix_caching=False)
-    kv = KVCache(shapes, pool, torch.float32, torch.device("cpu"), by_head=attention == "sdpa")
-    return hf.PackedModel(name, model, kv, attention, max_len=128)
+    return KVCache(hf.probe(model), pool, torch.float32, torch.device("cpu"), by_head)
+
+
+def packed_model(name: str, linear: str, attention: str, kind: Any = "fp32") -> PackedModel:
+    need(linear)
+    model = adapted(name)
+    kv = empty_cache(model, by_head=attention == "sdpa")
+    replace_linears(model, linear, kind)
+    return hf.packed_model(name, model, kv, attention, max_len=128)
+
+
+def fused_model(name: str, runner: str) -> PackedModel:
+    need(runner)
+    model = adapted(name)
+    kv = empty_cache(model, by_head=runner == "torch")  # which the native runner does not take
+    fused = FusedLlama.from_hf(model, kv, "fp32")
+    return PackedModel(name, lambda batch: fused.logits(batch, kv.layers), kv, fused.vocab_size, max_len=128)
 
 
 @torch.no_grad()
@@ -124,7 +150,7 @@ def tokens_of(sequence: int, count: int) -> tuple[int, ...]:
     return tuple(torch.randint(3, VOCAB, (count,), generator=generator).tolist())
 
 
-def reserve(model: hf.PackedModel, lengths: dict[str, int]) -> None:
+def reserve(model: PackedModel, lengths: dict[str, int]) -> None:
     """Room for all, grown by turns so that pages of different sequences lie among each other."""
     for part in (1, 2, 3):
         for id, length in lengths.items():
@@ -139,7 +165,17 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.mark.parametrize(("linear", "attention"), BACK_ENDS, ids=lambda value: str(value))
 @pytest.mark.parametrize("name", CONFIGS)
 def test_packed_batches_equal_plain_model(name: str, linear: str, attention: str) -> None:
-    model = packed_model(name, linear, attention)
+    play(packed_model(name, linear, attention), name)
+
+
+@pytest.mark.parametrize("runner", ["torch", "native"])
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_forward_equals_plain_model(name: str, runner: str) -> None:
+    play(fused_model(name, runner), name)
+
+
+def play(model: PackedModel, name: str) -> None:
+    """Prompts whole and in pieces, decoding, a chain and a tree in one batch, a commit, and on from there."""
     texts = [tokens_of(number, length + 12) for number, length in enumerate(LENGTHS)]
     ids = [f"s{number}" for number in range(4)]
     reserve(model, {id: len(text) for id, text in zip(ids, texts, strict=True)})
@@ -168,10 +204,12 @@ def test_packed_batches_equal_plain_model(name: str, linear: str, attention: str
     # The path 1, 4, 5 is no prefix of the tree: its entries move. Sequence 1 keeps two of its chain, which is one.
     path = (1, 4, 5)
     kept = texts[3][:15] + tuple(nodes[step] for step in path)
-    model.commit([
-        Commit(ids[3], base_len=15, tokens=(*kept[15:], 50), path=path, computed=18, drafted=len(TREE)),
-        Commit(ids[1], base_len=24, tokens=(*texts[1][24:26], 51), path=(0, 1), computed=26, drafted=4),
-    ])
+    model.commit(
+        [
+            Commit(ids[3], base_len=15, tokens=(*kept[15:], 50), path=path, computed=18, drafted=len(TREE)),
+            Commit(ids[1], base_len=24, tokens=(*texts[1][24:26], 51), path=(0, 1), computed=26, drafted=4),
+        ]
+    )
     after = TokenBatch((Segment(ids[3], 18, (50, 60, 61), parents=(-1, -1)), Segment(ids[1], 26, (51, 62))))
     logits = model.forward(after)
     assert_close(logits[0], plain_logits(name, (*kept, 50))[-1])
@@ -220,23 +258,15 @@ def test_no_logits_asked() -> None:
     assert model.forward(TokenBatch((Segment("a", 0, (1, 2, 3), logits_from=3),))).shape == (0, VOCAB)
 
 
-@pytest.mark.parametrize("dtype_kind", ["bf16", "int8"])
-@pytest.mark.parametrize("linear", ["torch", "mkldnn", "native"])
-def test_held_weights_equal_their_float_values(linear: str, dtype_kind: Any) -> None:
-    """Packing changes the weights to what ``kind`` can hold, and nothing else."""
-    model = packed_model("llama", "torch", "sdpa")
-    other = packed_model("llama", "torch", "sdpa")
-    if linear == "native" and not native_available():
-        pytest.skip("the native kernels were not built")
-    for each in (model, other):
-        for parameter in each._model.parameters():
-            parameter.data = parameter.data.bfloat16().float()
-    replace_linears(model._model, "torch", dtype_kind)
-    replace_linears(other._model, linear, dtype_kind)
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("linear", ["mkldnn", "native"])
+def test_held_weights_are_the_same_model_in_every_back_end(linear: str, kind: Any) -> None:
+    rounded = packed_model("gpt2", "torch", "sdpa", kind)
+    other = packed_model("gpt2", linear, "sdpa", kind)
     batch = TokenBatch((Segment("a", 0, tokens_of(1, 9)),))
-    for each in (model, other):
-        each.pages.reserve("a", 9)
-    assert_close(other.forward(batch), model.forward(batch))
+    for model in (rounded, other):
+        model.pages.reserve("a", 9)
+    assert_close(other.forward(batch), rounded.forward(batch))
 
 
 def test_depths_place_tree_nodes() -> None:

@@ -17,7 +17,7 @@ from cospec.draws import Draws, Floats, Purpose
 from cospec.errors import InvalidInput
 from cospec.options import Options
 from cospec.protocols import Host, Model
-from cospec.sampling import History, choices, law
+from cospec.sampling import Block, History, laws, likeliest
 from cospec.types import Budget, Commit, Context, Draft, Segment, TokenBatch
 
 CATCH_UP_TOKENS = 2048  # fed in one forward; longer backlogs are fed in pieces so that memory stays bounded
@@ -124,23 +124,34 @@ class ModelDrafter:
 
     def _extend(self, chains: Seq[_Chain], logits: Tensor) -> None:
         """Choose one more token for each chain from its row of ``logits``."""
-        plain: list[int] | None = None
+        best = likeliest(logits)
+        drawing = [(row, chain) for row, chain in enumerate(chains) if not _plain(chain)]
+        q = self._laws(drawing, logits)
+        places = {row: place for place, (row, _) in enumerate(drawing)}
         for row, chain in enumerate(chains):
-            context = chain.context
-            params = context.sampling
-            if params.greedy and not params.edits_logits:
-                plain = logits.argmax(-1).tolist() if plain is None else plain
-                chain.tokens.append(plain[row])
-                continue
-            history = History(context.tokens, context.prompt_len, (chain.tokens,))
-            if params.greedy:
-                chain.tokens.append(choices(logits[row : row + 1], params, history)[0])
-                continue
-            q = law(logits[row : row + 1], params, history)[0]
-            position = len(context.tokens) + len(chain.tokens)
-            chain.tokens.append(Draws(context.seed).token(q, position, context.noise))
-            if context.noise is Purpose.DRAFT:
-                chain.q.append(q)
+            token = best[row]
+            if row in places:
+                token = self._draw(chain, q[places[row]])
+            chain.tokens.append(0 if token is None else token)  # logits that are no numbers: the target will say so
+
+    def _laws(self, drawing: Seq[tuple[int, _Chain]], logits: Tensor) -> Floats:
+        """The drafter's distributions ``[len(drawing), V]`` under each request's own parameters."""
+        if not drawing:
+            return np.empty((0, self.model.vocab_size))
+        blocks = [
+            Block(chain.context.sampling, History(chain.context.tokens, chain.context.prompt_len, [chain.tokens]))
+            for _, chain in drawing
+        ]
+        return laws(logits if len(drawing) == len(logits) else logits[[row for row, _ in drawing]], blocks)
+
+    @staticmethod
+    def _draw(chain: _Chain, q: Floats) -> int:
+        context = chain.context
+        if context.sampling.greedy:
+            return int(q.argmax())
+        if context.noise is Purpose.DRAFT:
+            chain.q.append(q)
+        return Draws(context.seed, len(context.tokens)).token(q, len(context.tokens) + len(chain.tokens), context.noise)
 
     def _close(self, chain: _Chain) -> Draft:
         id, base = chain.context.id, len(chain.context.tokens)
@@ -148,6 +159,12 @@ class ModelDrafter:
         self._ahead[id] = (base, tuple(chain.tokens[:-1]))
         q = np.stack(chain.q) if chain.q else None
         return Draft(id, base, tuple(chain.tokens), tuple(range(-1, n - 1)), (self.name,) * n, q)
+
+
+def _plain(chain: _Chain) -> bool:
+    """Whether the likeliest token is what the request's law picks."""
+    params = chain.context.sampling
+    return params.greedy and not params.edits_logits
 
 
 def _next(chain: _Chain) -> Segment:

@@ -149,11 +149,18 @@ class EngineClient:
             EngineStopped: the engine is draining or has ended.
         """
         self.check()
+        try:
+            message = msgspec.msgpack.encode(Submit(tuple(requests)))
+        except (OverflowError, UnicodeEncodeError):
+            raise RequestRefused(
+                "The request holds a number or text that cannot be sent on; allowed are numbers of 64 bits and text of "
+                "whole Unicode characters."
+            ) from None
         queue: asyncio.Queue[Event | CospecError] = asyncio.Queue()
         for request in requests:
             self._streams[request.id] = (request, queue)
         self._idle.clear()
-        self._send(Submit(tuple(requests)))
+        self._socket.send(message)
         open_ids = {request.id for request in requests}
         try:
             while open_ids:
@@ -208,11 +215,13 @@ class EngineClient:
         self._draining = True
         process = self._process
         if process is not None and process.is_alive():
-            self._send(Stop())
-            await asyncio.to_thread(process.join, STOP_SECONDS)
+            if self._info is not None:  # while it loads it takes no commands
+                self._send(Stop())
+                await asyncio.to_thread(process.join, STOP_SECONDS)
             if process.is_alive():
                 process.kill()
                 await asyncio.to_thread(process.join)
+        self._dead.set()
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):

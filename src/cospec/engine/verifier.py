@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cospec.draws import Draws
+from cospec.draws import Draws, Floats
 from cospec.protocols import Blend, Model, Rule
-from cospec.sampling import History, choices, law, logprobs
+from cospec.sampling import Block, History, choices, laws, likeliest, logprobs
 from cospec.tree import path_to
-from cospec.types import (
-    Draft,
-    Outcome,
-    PlanEntry,
-    Scores,
-    Segment,
-    Sequence,
-    TokenBatch,
-    TokenLogprobs,
-    Verdict,
-)
+from cospec.types import Draft, Outcome, PlanEntry, Scores, Segment, Sequence, TokenBatch, TokenLogprobs, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One entry with its draft, its segment, and where its rows of logits begin in the round's."""
+
+    entry: PlanEntry
+    draft: Draft | None
+    segment: Segment
+    first: int
+
+    @property
+    def last(self) -> int:
+        """One behind its last row."""
+        return self.first + len(self.segment.tokens) - self.segment.logits_from
+
+    @property
+    def judged(self) -> slice:
+        """The ``N + 1`` rows that the draft is judged by; empty while known tokens remain to be computed."""
+        count = 1 + (len(self.draft) if self.draft else 0) if self.entry.reaches_end else 0
+        return slice(self.last - count, self.last)
 
 
 class Verifier:
@@ -43,59 +55,58 @@ class Verifier:
 
     def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome]:
         """Score and judge. A draft that does not continue the sequence as it stands is stale and left out."""
-        used = [_fresh(entry, drafts.get(entry.sequence.id)) for entry in entries]
-        segments = tuple(_segment(entry, draft) for entry, draft in zip(entries, used, strict=True))
-        logits = self.blend.combine([self.model.forward(TokenBatch(segments))])
-        best = logits.max(-1) if len(logits) else None
-        values, indices = (best.values.tolist(), best.indices.tolist()) if best else ([], [])
-        outcomes, row = [], 0
-        for entry, draft, segment in zip(entries, used, segments, strict=True):
-            end = row + len(segment.tokens) - segment.logits_from
-            if any(value != value for value in values[row:end]):  # NaN
-                outcomes.append(Outcome(entry, draft, None, error="the model's logits are not numbers at this prompt"))
+        tasks: list[_Task] = []
+        for entry in entries:
+            draft = _fresh(entry, drafts.get(entry.sequence.id))
+            tasks.append(_Task(entry, draft, _segment(entry, draft), tasks[-1].last if tasks else 0))
+        logits = self.blend.combine([self.model.forward(TokenBatch(tuple(task.segment for task in tasks)))])
+        best = likeliest(logits)
+        distributions = self._laws(tasks, logits)
+        outcomes = []
+        for task in tasks:
+            if None in best[task.first : task.last]:
+                error = "the model's logits are not numbers at this prompt"
+                outcomes.append(Outcome(task.entry, task.draft, None, error=error))
             else:
-                outcomes.append(self._judge(entry, draft, logits[row:end], indices[row:end]))
-            row = end
+                outcomes.append(self._judge(task, logits, best, distributions.get(task.entry.sequence.id)))
         return outcomes
 
-    def _judge(self, entry: PlanEntry, draft: Draft | None, logits: Tensor, best: list[int]) -> Outcome:
-        """``logits [R, V]``: rows of prompt positions where asked for, then the ``N + 1`` rows of the draft."""
-        sequence = entry.sequence
-        prompt = self._prompt_logprobs(entry, logits)
-        if not entry.reaches_end:
-            return Outcome(entry, None, None, prompt_logprobs=prompt)
-        rows = 1 + (len(draft) if draft else 0)
-        logits, best = logits[-rows:], best[-rows:]
-        scores = self._scores(sequence, draft, logits, best)
-        draws = Draws(sequence.request.seed)
+    def _laws(self, tasks: Seq[_Task], logits: Tensor) -> dict[str, Floats]:
+        """The laws of all sequences whose rule or temperature needs one, computed together, by sequence."""
+        chosen = [task for task in tasks if task.entry.reaches_end and self._needs_law(task)]
+        if not chosen:
+            return {}
+        blocks = [_block(task) for task in chosen]
+        rows = [row for task in chosen for row in range(*task.judged.indices(len(logits)))]
+        found = laws(logits if len(rows) == len(logits) else logits[rows], blocks)
+        result, start = {}, 0
+        for task, block in zip(chosen, blocks, strict=True):
+            result[task.entry.sequence.id] = found[start : start + block.rows]
+            start += block.rows
+        return result
+
+    def _needs_law(self, task: _Task) -> bool:
+        sequence = task.entry.sequence
+        greedy = sequence.request.sampling.greedy
+        return not greedy or (task.draft is not None and self.rule(sequence).reads_law)
+
+    def _judge(self, task: _Task, logits: Tensor, best: Seq[int | None], law: Floats | None) -> Outcome:
+        sequence, draft = task.entry.sequence, task.draft
+        prompt = _prompt_logprobs(task, logits)
+        if not task.entry.reaches_end:
+            return Outcome(task.entry, None, None, prompt_logprobs=prompt)
+        params = sequence.request.sampling
+        chosen: tuple[int, ...] | None = None
+        if params.greedy:
+            block = _block(task) if params.edits_logits else None
+            picked = choices(logits[task.judged], params, block.history) if block else best[task.judged]
+            chosen = tuple(picked)  # type: ignore[arg-type]  # rows that are not numbers were sorted out before
+        scores, draws = Scores(chosen, law), Draws(sequence.request.seed, len(sequence.tokens))
         if draft is None:
             verdict = Verdict((), scores.draw(0, len(sequence.tokens), draws), bonus=False)
         else:
             verdict = self.rule(sequence).judge(draft, scores, draws)
-        return Outcome(entry, draft, verdict, _logprobs(sequence, draft, verdict, logits), prompt)
-
-    def _scores(self, sequence: Sequence, draft: Draft | None, logits: Tensor, best: list[int]) -> Scores:
-        params = sequence.request.sampling
-        plain = params.greedy and not params.edits_logits
-        reads_law = draft is not None and self.rule(sequence).reads_law
-        if plain and not reads_law:
-            return Scores(chosen=tuple(best))
-        history = History(sequence.tokens, sequence.prompt_len, _paths(draft))
-        chosen = tuple(choices(logits, params, history)) if params.greedy else None
-        return Scores(chosen, law(logits, params, history) if reads_law or not params.greedy else None)
-
-    def _prompt_logprobs(self, entry: PlanEntry, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-        """Of the prompt tokens that follow the positions computed in this round and have none yet."""
-        sequence = entry.sequence
-        if not _wants_prompt_rows(sequence):
-            return ()
-        first = max(sequence.computed + 1, len(sequence.prompt_logprobs) + (not sequence.prompt_logprobs))
-        last = min(sequence.computed + entry.tokens, sequence.prompt_len - 1)
-        if last < first:
-            return ()
-        offset = sequence.computed + 1
-        rows = logits[first - offset : last - offset + 1]
-        return logprobs(rows, sequence.tokens[first : last + 1], sequence.request.sampling.prompt_logprobs or 0)
+        return Outcome(task.entry, draft, verdict, _logprobs(task, verdict, logits), prompt)
 
 
 def _fresh(entry: PlanEntry, draft: Draft | None) -> Draft | None:
@@ -109,8 +120,18 @@ def _segment(entry: PlanEntry, draft: Draft | None) -> Segment:
     first_row = n - 1 if entry.reaches_end else n
     if _wants_prompt_rows(sequence):
         first_row = 0
-    parents = draft.parents if draft else ()
-    return Segment(sequence.id, sequence.computed, tokens + (draft.tokens if draft else ()), parents, first_row)
+    if draft is None:
+        return Segment(sequence.id, sequence.computed, tokens, (), first_row)
+    return Segment(sequence.id, sequence.computed, tokens + draft.tokens, draft.parents, first_row)
+
+
+def _block(task: _Task) -> Block:
+    """The judged rows with the draft tokens before each of them."""
+    sequence, draft = task.entry.sequence, task.draft
+    paths: list[list[int]] = [[]]
+    if draft is not None:
+        paths += [[draft.tokens[above] for above in path_to(draft.parents, node)] for node in range(len(draft))]
+    return Block(sequence.request.sampling, History(sequence.tokens, sequence.prompt_len, paths))
 
 
 def _wants_prompt_rows(sequence: Sequence) -> bool:
@@ -118,21 +139,25 @@ def _wants_prompt_rows(sequence: Sequence) -> bool:
     return wanted and sequence.computed < sequence.prompt_len - 1
 
 
-def _paths(draft: Draft | None) -> list[list[int]]:
-    """The draft tokens before each row of scores."""
-    if draft is None:
-        return [[]]
-    nodes = range(-1, len(draft))
-    return [[draft.tokens[node] for node in path_to(draft.parents, end)] for end in nodes]
+def _prompt_logprobs(task: _Task, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+    """Of the prompt tokens that follow the positions computed in this round and have none yet."""
+    sequence = task.entry.sequence
+    if not _wants_prompt_rows(sequence):
+        return ()
+    offset = sequence.computed + 1  # the position that the first row speaks of
+    first = max(offset, len(sequence.prompt_logprobs) + 1)
+    behind = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
+    if behind <= first:
+        return ()
+    rows = logits[task.first + first - offset : task.first + behind - offset]
+    return logprobs(rows, sequence.tokens[first:behind], sequence.request.sampling.prompt_logprobs or 0)
 
 
-def _logprobs(
-    sequence: Sequence, draft: Draft | None, verdict: Verdict, logits: Tensor
-) -> tuple[TokenLogprobs, ...]:
+def _logprobs(task: _Task, verdict: Verdict, logits: Tensor) -> tuple[TokenLogprobs, ...]:
     """Of the accepted tokens and the one after them, where the request asks for them."""
-    wanted = sequence.request.sampling.logprobs
+    wanted = task.entry.sequence.request.sampling.logprobs
     if wanted is None:
         return ()
-    rows = torch.tensor([0, *(node + 1 for node in verdict.path)], device=logits.device)
-    tokens = [*(draft.tokens[node] for node in verdict.path)] if draft else []
+    rows = torch.tensor([0, *(node + 1 for node in verdict.path)], device=logits.device) + task.judged.start
+    tokens = [task.draft.tokens[node] for node in verdict.path] if task.draft else []
     return logprobs(logits[rows], [*tokens, verdict.token], wanted)

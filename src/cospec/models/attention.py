@@ -6,7 +6,7 @@ layer's pages and returns what each row attends to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cospec.errors import InvalidInput
-from cospec.models.cache import LayerPages
+from cospec.models import native
+from cospec.models.cache import LayerPages, LayerShape
 from cospec.models.packed import PackedBatch, Span
 
 
@@ -41,19 +42,18 @@ Attend = Callable[[PackedBatch], LayerAttend]
 """Prepares a back end for one batch."""
 
 
-def native(batch: PackedBatch) -> LayerAttend:
+def _native(batch: PackedBatch) -> LayerAttend:
     """The compiled kernel, which reads the pages where they are (CPU, float32)."""
-    from cospec.models import native as kernels
 
     def layer(queries: Tensor, keys: Tensor, values: Tensor, pages: LayerPages, heads: Heads) -> Tensor:
-        return kernels.attention(
+        return native.attention(
             queries, keys, values, pages.keys, pages.values, batch, heads.scale, heads.window, heads.softcap
         )
 
     return layer
 
 
-def sdpa(batch: PackedBatch) -> LayerAttend:
+def _sdpa(batch: PackedBatch) -> LayerAttend:
     """Stock attention, one sequence after the other, on any device."""
     return _Sdpa(batch)
 
@@ -132,27 +132,27 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: Heads) 
     return (weights @ v[:, None]).reshape(count, rows, -1)
 
 
-ATTENTION: Mapping[str, Attend] = MappingProxyType({"native": native, "sdpa": sdpa})
+ATTENTION: Mapping[str, Attend] = MappingProxyType({"native": _native, "sdpa": _sdpa})
 
 
-def native_available() -> bool:
-    """Whether the compiled kernels were built for this machine."""
-    try:
-        from cospec.models import native as kernels
-    except ImportError:
-        return False
-    return bool(kernels.available())
+def fits_native(shapes: Sequence[LayerShape], page_size: int) -> bool:
+    """Whether the native kernel takes layers and pages of these sizes."""
+    return page_size % 8 == 0 and all(shape.dim % 8 == 0 and shape.dim <= native.MAX_DIM for shape in shapes)
 
 
-def choose_attention(name: str, device: torch.device) -> str:
-    """The back end that ``name`` means on ``device``; ``auto`` is the fastest one at hand.
+def choose_attention(name: str, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> str:
+    """The back end that ``name`` means for a model on ``device``; ``auto`` is the fastest one at hand.
 
     Raises:
         InvalidInput: the back end is unknown, or does not run here.
     """
-    usable = ["native", "sdpa"] if device.type == "cpu" and native_available() else ["sdpa"]
+    obstacle = native.why_not() if device.type == "cpu" else f"native kernels are not for {device.type}"
+    if not obstacle and not fits_native(shapes, page_size):
+        obstacle = f"native attention takes heads and pages of multiples of 8, heads of at most {native.MAX_DIM}"
     if name == "auto":
-        return usable[0]
-    if name not in usable:
-        raise InvalidInput("attention_backend", name, f"auto or {' or '.join(usable)} on this machine")
-    return name
+        return "sdpa" if obstacle else "native"
+    if name == "sdpa" or (name == "native" and not obstacle):
+        return name
+    raise InvalidInput(
+        "attention_backend", name, f"auto or sdpa, since {obstacle}" if obstacle else "auto, native or sdpa"
+    )

@@ -7,7 +7,6 @@ model call. A probe at load finds the shapes of the layers and refuses what cann
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,9 +18,9 @@ from transformers import AttentionInterface
 from cospec.errors import ModelError
 from cospec.models.attention import ATTENTION, Heads, LayerAttend
 from cospec.models.cache import KVCache, LayerShape
-from cospec.models.packed import PackedBatch, check
-from cospec.protocols import Pages
-from cospec.types import Commit, Segment, TokenBatch
+from cospec.models.packed import PackedBatch
+from cospec.models.packed_model import PackedModel, Score
+from cospec.types import Segment, TokenBatch
 
 ATTENTION_NAME = "cospec"
 
@@ -150,51 +149,30 @@ def probe(model: Any) -> list[LayerShape]:
     return seen.shapes
 
 
-class PackedModel:
-    """A Hugging Face model behind the ``Model`` protocol.
+def score(model: Any, cache: KVCache, attention: str) -> Score:
+    """The forward pass of a Hugging Face model.
 
     Args:
         model: in evaluation mode, with ``attn_implementation`` set to ``ATTENTION_NAME``.
         cache: built from the shapes that ``probe`` found.
         attention: name of the attention back end.
     """
+    prepare = ATTENTION[attention]
 
-    def __init__(self, name: str, model: Any, cache: KVCache, attention: str, max_len: int) -> None:
-        self.name = name
-        self.cache = cache
-        self.pages: Pages = cache.pages
-        self.vocab_size = int(model.config.get_text_config().vocab_size)
-        self.max_len = max_len
-        self.dtype = cache.layers[0].keys.dtype
-        self._model = model
-        self._attend = ATTENTION[attention]
+    def forward(batch: PackedBatch) -> Tensor:
+        rows = batch.logit_rows
+        wanted = rows.shape[0]
+        if not wanted:
+            rows = rows.new_zeros(1)  # some output layers refuse an empty batch
+        return _call(model, batch.ids, batch.positions, _Forward(cache, prepare(batch)), rows)[:wanted]
 
-    @torch.inference_mode()
-    def forward(self, batch: TokenBatch) -> Tensor:
-        """Logits ``[R, V]``, float32; see ``Model.forward``.
+    return forward
 
-        Raises:
-            InvalidInput: a token id or a length outside what the model takes.
-            ValueError: no room was reserved.
-        """
-        check(batch, self.vocab_size, self.max_len)
-        packed = self.cache.pack(batch)
-        return self._logits(packed)
 
-    def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep accepted nodes, see ``KVCache.commit``."""
-        self.cache.commit(commits)
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
-        self.cache.free(ids)
-
-    def _logits(self, packed: PackedBatch) -> Tensor:
-        calls = _Forward(self.cache, self._attend(packed))
-        rows = packed.logit_rows
-        if not len(rows):  # some output layers refuse an empty batch
-            return _call(self._model, packed.ids, packed.positions, calls, packed.ids.new_zeros(1))[:0]
-        return _call(self._model, packed.ids, packed.positions, calls, rows)
+def packed_model(name: str, model: Any, cache: KVCache, attention: str, max_len: int) -> PackedModel:
+    """A Hugging Face model behind the ``Model`` protocol, see ``score``."""
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    return PackedModel(name, score(model, cache, attention), cache, vocab_size, max_len)
 
 
 @torch.inference_mode()
@@ -209,7 +187,7 @@ def check_packing(model: Any, cache: KVCache, attention: str) -> None:
     Raises:
         ModelError: the results differ; the sentence names the architecture.
     """
-    packed = PackedModel("probe", model, cache, attention, max_len=8)
+    packed = packed_model("probe", model, cache, attention, max_len=8)
     for id in ("a", "b", "c"):
         cache.pages.reserve(id, 6)
     ids = [(7 * number + 3) % packed.vocab_size for number in range(10)]

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput
-from cospec.models.attention import native_available
-
-Kind = Literal["fp32", "bf16", "int8"]
-"""How weights are held. ``int8`` is symmetric with one scale per output: a different model, with its own law."""
+from cospec.models import native
+from cospec.models.native import Kind
 
 Build = Callable[[Tensor, Tensor | None, Kind], nn.Module]
 """``(weight [out, in], bias [out] or None, kind) -> module``."""
@@ -84,8 +81,6 @@ def _as_float(weight: Tensor, kind: Kind) -> Tensor:
 
 
 def _native(weight: Tensor, bias: Tensor | None, kind: Kind) -> nn.Module:
-    from cospec.models import native
-
     return native.PackedLinear(weight, bias, kind)
 
 
@@ -106,23 +101,24 @@ def choose_linear(name: str, device: torch.device) -> str:
     Raises:
         InvalidInput: the back end is unknown, or does not run here.
     """
-    usable = ["torch"]
-    if device.type == "cpu":
-        mkldnn = ["mkldnn"] if torch.backends.mkldnn.is_available() else []
-        usable = (["native"] if native_available() else []) + mkldnn + usable
+    on_cpu = device.type == "cpu"
+    usable = ["native"] if on_cpu and native.available() else []
+    usable += ["mkldnn"] if on_cpu and torch.backends.mkldnn.is_available() else []
+    usable += ["torch"]
     if name == "auto":
         return usable[0]
-    if name not in usable:
-        raise InvalidInput("linear_backend", name, f"auto or {' or '.join(usable)} on this machine")
-    return name
+    if name in usable:
+        return name
+    reason = f", since {native.why_not()}" if name == "native" and on_cpu and native.why_not() else ""
+    raise InvalidInput("linear_backend", name, f"auto or {' or '.join(usable)} on this machine{reason}")
 
 
 def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
     """Swap the linear layers of a float32 model in place, the output layer included.
 
-    With ``bf16`` weights the embeddings are held as bfloat16 too. An output layer that shares its weight with the
-    embedding goes on sharing it where the back end uses the weight as it is (``torch`` with ``fp32``); elsewhere it
-    gets a packed copy of its own.
+    ``int8`` weights are symmetric with one scale per output: a different model, with a law of its own. With ``bf16``
+    weights the embeddings are held as bfloat16 too. An output layer that shares its weight with the embedding goes on
+    sharing it where the back end uses the weight as it is (``torch`` with ``fp32``); elsewhere it gets a packed copy.
     """
     if backend == "torch" and kind == "fp32":
         return  # the model as it is
@@ -133,7 +129,7 @@ def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
             if weight is not None:
                 bias = child.bias.detach() if isinstance(child.bias, Tensor) else None
                 setattr(parent, name, build(weight, bias, kind))
-            elif kind == "bf16" and backend == "native" and type(child) is nn.Embedding:
+            elif kind == "bf16" and type(child) is nn.Embedding:
                 setattr(parent, name, HalfEmbedding(child.weight.detach()))
 
 

@@ -15,7 +15,10 @@ from cospec.errors import InvalidInput, ModelError
 from cospec.models.attention import choose_attention
 from cospec.models.cache import KVCache, LayerShape, page_bytes
 from cospec.models.folder import read_config, resolve, weight_dtype, weight_files
-from cospec.models.linear import Kind, choose_linear, replace_linears
+from cospec.models.linear import choose_linear, replace_linears
+from cospec.models.llama import FusedLlama, why_not
+from cospec.models.native import Kind
+from cospec.models.packed_model import PackedModel
 from cospec.models.pages import PagePool
 from cospec.protocols import Model
 
@@ -64,7 +67,6 @@ class _Recipe:
     dtype: torch.dtype
     kind: Kind
     linear: str
-    attention: str
     options: LoadOptions
 
 
@@ -92,7 +94,6 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
         dtype=dtype,
         kind=kind,
         linear=choose_linear(options.linear_backend, device),
-        attention=choose_attention(options.attention_backend, device),
         options=options,
     )
     with _quiet():
@@ -124,15 +125,27 @@ def _assemble(recipe: _Recipe) -> Model:
     model = _weights(recipe)
     shapes = hf.probe(model)
     limit = _limit(model.config.get_text_config(), recipe)
+    dtype = torch.float32 if recipe.device.type == "cpu" else recipe.dtype
+    pages, max_len = _pages(shapes, dtype, limit, recipe)
+    attention = choose_attention(recipe.options.attention_backend, recipe.device, shapes, pages.page_size)
+    by_head = attention == "sdpa"
+    cache = KVCache(shapes, pages, dtype, recipe.device, by_head)
+    if _takes_fused(model.config, recipe, attention):
+        fused = FusedLlama.from_hf(model, cache, recipe.kind)
+        return PackedModel(
+            recipe.name, lambda batch: fused.logits(batch, cache.layers), cache, fused.vocab_size, max_len
+        )
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.kind)
-    cache_dtype = torch.float32 if recipe.device.type == "cpu" else recipe.dtype
-    pages, max_len = _pages(shapes, cache_dtype, limit, recipe)
-    by_head = recipe.attention != "native"
     small = PagePool(4, pages.page_size, prefix_caching=False)
-    hf.check_packing(model, KVCache(shapes, small, cache_dtype, recipe.device, by_head), recipe.attention)
-    cache = KVCache(shapes, pages, cache_dtype, recipe.device, by_head)
-    return hf.PackedModel(recipe.name, model, cache, recipe.attention, max_len)
+    hf.check_packing(model, KVCache(shapes, small, dtype, recipe.device, by_head), attention)
+    return hf.packed_model(recipe.name, model, cache, attention, max_len)
+
+
+def _takes_fused(config: Any, recipe: _Recipe, attention: str) -> bool:
+    """Whether the hand-written forward serves: on a CPU only where both back ends are native."""
+    native_cpu = recipe.device.type == "cpu" and recipe.linear == "native" and attention == "native"
+    return recipe.options.fused == "auto" and (native_cpu or recipe.device.type == "cuda") and not why_not(config)
 
 
 def _weights(recipe: _Recipe) -> Any:

@@ -29,7 +29,7 @@ MAX_DIM = 256  # of a head
 class AttentionJob(Structure):
     """Mirrors the struct of that name in ``csrc/kernels.h``."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *[(name, c_void_p) for name in ("q", "k", "v")],
         *[(name, c_long) for name in ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")],
         *[(name, c_void_p) for name in ("k_pages", "v_pages", "out")],
@@ -67,7 +67,7 @@ class _Loaded:
 def _load() -> _Loaded:
     path = Path(__file__).with_name("_native.so")
     if not path.exists():
-        return _Loaded(None, "the native kernels were not built when cospec was installed (no C++ compiler, or it failed)")
+        return _Loaded(None, "the native kernels were not built with this installation; that takes g++ or clang++")
     try:
         found = ctypes.CDLL(str(path))
         for name, (arguments, result) in SIGNATURES.items():
@@ -145,11 +145,11 @@ class PackedLinear(nn.Module):
             raise InvalidInput("weight", words(f"of shape {tuple(weight.shape)}"), "[out, in] with neither empty")
         self.kind = kind
         self.out_features, self.in_features = weight.shape
-        held, scale = _held(weight.detach().cpu(), kind)
+        packed, scale = held(weight.detach().cpu(), kind)
         shift = None if bias is None else bias.detach().cpu().float().contiguous()
         found = library()
         self.handle: int = found.cospec_linear_new(
-            KINDS[kind], held.data_ptr(), _pointer(scale), _pointer(shift), self.out_features, self.in_features
+            KINDS[kind], packed.data_ptr(), _pointer(scale), _pointer(shift), self.out_features, self.in_features
         )
         self._product = found.cospec_linear
         weakref.finalize(self, found.cospec_linear_free, self.handle)
@@ -166,7 +166,8 @@ class PackedLinear(nn.Module):
         return y
 
 
-def _held(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor | None]:
+def held(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor | None]:
+    """``weight [out, in]`` as ``kind`` holds it; with its scales ``[out]`` for ``int8``, else None."""
     if kind == "fp32":
         return weight.float().contiguous(), None
     if kind == "bf16":
@@ -180,7 +181,7 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def attention(
+def attention(  # noqa: PLR0913 - a layer's whole attention, called once per layer from one place
     q: Tensor,
     k: Tensor,
     v: Tensor,

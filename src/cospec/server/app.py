@@ -46,13 +46,13 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", openapi_extra=_takes(CompletionBody))
     async def completions(http: HttpRequest) -> Response:
         service.client.check()
-        body = schemas.read(CompletionBody, await http.body())
+        body = await schemas.receive(CompletionBody, http)
         return await respond(http, service, completion_call(service, body), CompletionShape(body, service.tokens))
 
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
     async def chat_completions(http: HttpRequest) -> Response:
         service.client.check()
-        body = schemas.read(ChatBody, await http.body())
+        body = await schemas.receive(ChatBody, http)
         return await respond(http, service, chat_call(service, body), ChatShape(body, service.tokens))
 
 
@@ -115,7 +115,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize", openapi_extra=_takes(TokenizeBody))
     async def tokenize(http: HttpRequest) -> dict[str, Any]:
-        body = schemas.read(TokenizeBody, await http.body())
+        body = await schemas.receive(TokenizeBody, http)
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             shown = words("missing" if body.prompt is None else "given together with messages")
@@ -133,7 +133,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
     async def detokenize(http: HttpRequest) -> dict[str, str]:
-        body = schemas.read(DetokenizeBody, await http.body())
+        body = await schemas.receive(DetokenizeBody, http)
         service.check_model(body.model)
         return {"prompt": tokens.decode(tokens.known(body.tokens, "tokens"))}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import Any
 
@@ -14,7 +13,7 @@ from starlette.requests import Request as HttpRequest
 from cospec.engine.serving import RequestRefused
 from cospec.errors import CospecError, EngineStopped, InvalidInput
 
-log = logging.getLogger(__name__)
+MAX_MESSAGE = 2000
 
 
 class UnknownModel(CospecError):
@@ -35,7 +34,14 @@ def body(message: str, status: int, param: str | None = None, code: str | None =
         kind, code = "authentication_error", "invalid_api_key"
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         kind = "service_unavailable"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _printable(message), "type": kind, "param": param and _printable(param), "code": code}}
+
+
+def _printable(text: str) -> str:
+    """``text`` without halves of characters, and without the middle of what a user gave at length."""
+    if len(text) > MAX_MESSAGE:
+        text = text[: MAX_MESSAGE // 2] + " ... " + text[-MAX_MESSAGE // 2 :]
+    return text.encode(errors="replace").decode()
 
 
 def response(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
@@ -79,7 +85,7 @@ def install(app: FastAPI) -> None:
         if error.status_code == HTTPStatus.NOT_FOUND:
             answer = response(f"path is {path!r}; allowed is one of the paths listed at /docs.", error.status_code)
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            allowed = (error.headers or {}).get("allow", "another method")
+            allowed = (error.headers or {}).get("Allow", "another method")
             answer = response(f"method is {method!r}; allowed for {path} is {allowed}.", error.status_code)
         else:
             answer = response(str(error.detail), error.status_code)
@@ -88,5 +94,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(http: HttpRequest, error: Exception) -> JSONResponse:
-        log.error("%s %s failed", http.method, http.url.path, exc_info=error)
         return response("The server failed to answer the request; its log says why.", 500)

@@ -8,14 +8,17 @@ import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
+from pydantic import Field
 
 from cospec.config import EngineConfig
 from cospec.engine.process import Build, build_engine
 from cospec.engine.serving import EngineClient
 from cospec.errors import InvalidInput, words
+from cospec.options import Options
 from cospec.server.app import create_app
 from cospec.server.metrics import ServerMetrics
 from cospec.server.service import Service
@@ -25,8 +28,7 @@ FLUSH_SECONDS = 5  # for answers on their way when the drain is over
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSettings:
+class ServerSettings(Options):
     """What the server itself is told.
 
     Attributes:
@@ -37,10 +39,10 @@ class ServerSettings:
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    drain_timeout: float = 30.0
-    log_level: str = "warning"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_key: str | None = Field(default=None, min_length=1)
+    drain_timeout: float = Field(default=30.0, ge=0)
+    log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
 
 
 def run(
@@ -71,7 +73,7 @@ class _Faces:
 
 async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
     client = EngineClient(faces.build)
-    loading = asyncio.create_task(_load(client, config, settings))
+    loading = asyncio.create_task(load_app(client, config, settings.api_key))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:
         loop.add_signal_handler(name, loading.cancel)
@@ -96,11 +98,16 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
         await client.close()
 
 
-async def _load(client: EngineClient, config: EngineConfig, settings: ServerSettings) -> FastAPI:
+async def load_app(client: EngineClient, config: EngineConfig, api_key: str | None = None) -> FastAPI:
+    """Start the engine of ``client`` and put the application in front of it.
+
+    Raises:
+        ModelError: the engine could not be built.
+    """
     info = await client.start(config)
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
     tokens = Tokens(tokenizer, info.max_model_len, info.vocab_size)
-    return create_app(Service(client, tokens, ServerMetrics(info.model_name)), settings.api_key)
+    return create_app(Service(client, tokens, ServerMetrics(info.model_name)), api_key)
 
 
 class _Server(uvicorn.Server):

@@ -12,12 +12,14 @@ from itertools import takewhile
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request as HttpRequest
 
 from cospec.errors import InvalidInput, words
 from cospec.params import SamplingParams
 from cospec.types import Speculation
 
 SchemaT = TypeVar("SchemaT", bound="Schema")
+MAX_BODY = 32 * 2**20  # bytes
 SAMPLING_FIELDS = frozenset(f.name for f in fields(SamplingParams))
 UNSUPPORTED = {
     "suffix": "absent, as text cannot be inserted before a suffix",
@@ -210,6 +212,20 @@ class DetokenizeBody(Schema):
     tokens: list[int]
 
 
+async def receive(schema: type[SchemaT], http: HttpRequest) -> SchemaT:
+    """Read and parse a request's body.
+
+    Raises:
+        InvalidInput: it is too long, or as ``read`` says.
+    """
+    data = bytearray()
+    async for part in http.stream():
+        data += part
+        if len(data) > MAX_BODY:
+            raise InvalidInput("body", words("too long"), f"at most {MAX_BODY} bytes")
+    return read(schema, bytes(data))
+
+
 def read(schema: type[SchemaT], data: bytes) -> SchemaT:
     """Parse a request's body.
 
@@ -220,6 +236,8 @@ def read(schema: type[SchemaT], data: bytes) -> SchemaT:
         given = json.loads(data)
     except ValueError as error:
         raise InvalidInput("body", words(f"not JSON ({error})"), "a JSON object") from None
+    except RecursionError:
+        raise InvalidInput("body", words("nested too deeply"), "a JSON object") from None
     if not isinstance(given, dict):
         raise InvalidInput("body", given, "a JSON object")
     try:

@@ -37,8 +37,12 @@ class Tokens:
         """Token ids of ``text``.
 
         Raises:
-            InvalidInput: the text cannot fit into the context whatever its tokens are.
+            InvalidInput: the text cannot fit into the context whatever its tokens are, or is no text.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput(field, words("holding half a character"), "text of whole Unicode characters") from None
         limit = self._max_model_len * self._longest
         if len(text) > limit:
             shown = words(f"{len(text)} characters long")

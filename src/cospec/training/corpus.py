@@ -21,25 +21,37 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from cospec.errors import ModelError
+from cospec.errors import InvalidInput, ModelError
 
 END = "<|endoftext|>"
 DOMAINS = ("prose", "math", "code")
+_PARTS = ("train", "heldout")
 _SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__", "idle_test", "pydoc_data"}
 
 
 def read_domain(domain: str, data: Path) -> list[str]:
-    """The documents of one domain, in a fixed order. Raises ``FileNotFoundError`` when its file is missing."""
+    """The documents of one domain, in a fixed order.
+
+    Raises:
+        InvalidInput: the domain's file is missing from ``data``.
+    """
     if domain == "prose":
-        with lzma.open(data / "prose.txt.xz", "rt", encoding="utf-8") as file:
-            return [chapter for book in file.read().split(END) for chapter in _chapters(book.strip())]
+        books = _unpack(data, "prose.txt.xz").split(END)
+        return [chapter for book in books for chapter in _chapters(book.strip())]
     if domain == "math":
-        with lzma.open(data / "math.jsonl.xz", "rt", encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file if line.strip()]
+        rows = [json.loads(line) for line in _unpack(data, "math.jsonl.xz").split("\n") if line.strip()]
         return [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows]
     if domain == "code":
         return list(_standard_library())
     raise ValueError(f"domain {domain!r} is unknown; known are {', '.join(DOMAINS)}")
+
+
+def _unpack(data: Path, name: str) -> str:
+    try:
+        with lzma.open(data / name, "rt", encoding="utf-8") as file:
+            return file.read()
+    except (OSError, lzma.LZMAError):
+        raise InvalidInput("data", str(data), f"a folder with a readable {name}") from None
 
 
 def _chapters(book: str, size: int = 40_000) -> Iterator[str]:
@@ -79,14 +91,26 @@ class Corpus:
     def build(cls, tokenizer: Tokenizer, data: Path, cache: Path, holdout: float = 0.02) -> Corpus:
         """Tokenise every domain, or load what an earlier call left in ``cache``."""
         cache.mkdir(parents=True, exist_ok=True)
-        parts: dict[str, dict[str, np.ndarray]] = {"train": {}, "heldout": {}}
         for domain in DOMAINS:
             if not (cache / f"{domain}.heldout.npy").exists():
-                for part, texts in zip(parts, split(read_domain(domain, data), holdout), strict=True):
+                for part, texts in zip(_PARTS, split(read_domain(domain, data), holdout), strict=True):
                     np.save(cache / f"{domain}.{part}.npy", encode(tokenizer, texts))
-            for part in parts:
-                parts[part][domain] = np.load(cache / f"{domain}.{part}.npy", mmap_mode="r")
-        return cls(**parts)
+        return cls.load(cache)
+
+    @classmethod
+    def load(cls, cache: Path) -> Corpus:
+        """What ``build`` left in ``cache``.
+
+        Raises:
+            ModelError: it holds no tokenised corpus.
+        """
+        try:
+            parts = ({d: np.load(cache / f"{d}.{part}.npy", mmap_mode="r") for d in DOMAINS} for part in _PARTS)
+            return cls(*parts)
+        except FileNotFoundError:
+            raise ModelError(
+                f"{cache} holds no tokenised corpus; allowed is one that `cospec train tokenizer` made."
+            ) from None
 
     def windows(self, weights: dict[str, float], rows: int, length: int, seed: tuple[int, ...]) -> np.ndarray:
         """``int64 [rows, length + 1]`` windows drawn by domain weight; the same ``seed`` gives the same windows."""

@@ -126,7 +126,7 @@ def train_drafter(
     lessons, count = make_lessons(target, recipe, Course(tokenizer, corpus, out / "lessons", writer))
     head = target.lm_head.weight.detach()
     student = new_model(recipe.drafter, recipe, tokenizer, recipe.seed)
-    initialise(student, head, torch.from_numpy(np.asarray(lessons.states[::8, ::16])).flatten(0, 1).float())
+    initialise(student, head, torch.from_numpy(np.array(lessons.states[::8, ::16])).flatten(0, 1).float())
     schedule, options = recipe.drafter_schedule, recipe.distillation
     batches = partial(
         draw_lessons,

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cospec.errors import ModelError
-from cospec.training.corpus import DOMAINS, END, Corpus, read_domain, split
+from cospec.training.corpus import DOMAINS, Corpus, end_token, read_domain, split
 from cospec.training.recipe import ModelShape, Recipe
 from cospec.training.tokenizer import train_tokenizer
 from cospec.training.trainer import Trainer, next_token_loss, restore
@@ -22,14 +22,26 @@ def prepare(recipe: Recipe, data: Path, out: Path) -> tuple[Tokenizer, Corpus]:
     if not (folder / "tokenizer.json").exists():
         texts = (text for name in DOMAINS for text in split(read_domain(name, data), 0.02)[0])
         train_tokenizer(texts, recipe.vocab_size, recipe.context, folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(folder)
     return tokenizer, Corpus.build(tokenizer, data, out / "tokens")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer that a run trained.
+
+    Raises:
+        ModelError: ``folder`` holds none.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(f"{folder} holds no tokenizer; allowed is a folder that `cospec train tokenizer` wrote.")
+    return Tokenizer.from_file(str(path))
 
 
 def new_model(shape: ModelShape, recipe: Recipe, tokenizer: Tokenizer, seed: int) -> LlamaForCausalLM:
     """A Llama with tied embeddings and small initial weights."""
     torch.manual_seed(seed)
-    end = tokenizer.token_to_id(END)
+    end = end_token(tokenizer)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=recipe.vocab_size,
@@ -54,7 +66,10 @@ def load_trained(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) -> 
         raise ModelError(f"{out} holds no {name}; allowed is a folder in which `cospec train {name}` ran.")
     model = new_model(recipe.target if name == "target" else recipe.drafter, recipe, tokenizer, recipe.seed)
     restore(model, torch.load(path, map_location="cpu", weights_only=True)["model"], path)
-    return model.requires_grad_(False).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    model.requires_grad_(False)
+    model.eval()
+    torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
+    return model
 
 
 def train_target(recipe: Recipe, data: Path, out: Path, compiled: bool = False) -> Trainer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,8 @@ def hf_writer(model: LlamaForCausalLM) -> Writer:
         config = GenerationConfig(max_new_tokens=length, eos_token_id=end, pad_token_id=end, **sampling)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            written = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+            # The mixin that generate() comes from is typed for a protocol that the model classes do not declare.
+            written = cast(Any, model).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
         return [_until(row, end) for row in written[:, ids.shape[1] :].tolist()]
 
     return write

@@ -10,7 +10,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from cospec.errors import InvalidInput
-from cospec.models.attention import native_available
+from cospec.models import native
 from cospec.models.linear import LINEAR, HalfEmbedding, choose_linear, replace_linears, round_int8
 
 CPU = torch.device("cpu")
@@ -36,8 +36,8 @@ class Tiny(nn.Module):
 
 
 def need(backend: str) -> None:
-    if backend == "native" and not native_available():
-        pytest.skip("the native kernels were not built")
+    if backend == "native" and not native.available():
+        pytest.skip(native.why_not())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 7, 40])
@@ -90,6 +90,13 @@ def test_int8_is_within_half_a_step_and_keeps_zero_rows() -> None:
     assert float((held[3] * scale[3]).abs().max()) == 0
 
 
+def test_embeddings_take_half_the_memory_with_bf16_weights() -> None:
+    model = Tiny()
+    replace_linears(model, "torch", "bf16")
+    assert isinstance(model.embed, HalfEmbedding)
+    assert model.embed.weight.dtype is torch.bfloat16
+
+
 def test_half_embedding_gives_float_rows() -> None:
     table = torch.randn(10, 4)
     found = HalfEmbedding(table)(torch.tensor([[2, 5]]))
@@ -98,7 +105,7 @@ def test_half_embedding_gives_float_rows() -> None:
 
 
 def test_auto_is_the_first_usable() -> None:
-    assert choose_linear("auto", CPU) == ("native" if native_available() else "mkldnn")
+    assert choose_linear("auto", CPU) == ("native" if native.available() else "mkldnn")
     assert choose_linear("torch", CPU) == "torch"
     assert choose_linear("auto", torch.device("cuda")) == "torch"
 

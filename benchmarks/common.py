@@ -1,0 +1,101 @@
+"""What every benchmark needs: prompts, the machine in words, fair alternation, ratios with intervals."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+DOMAINS = ("code", "math", "prose")
+
+
+def prompts(domain: str, count: int) -> list[str]:
+    """The first ``count`` prompts of a domain, as shipped in ``examples/data``."""
+    lines = (ROOT / "examples" / "data" / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["turns"][0] for line in lines[:count]]
+
+
+def machine() -> dict[str, Any]:
+    """Processor, threads and versions, so that a figure can be placed."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = f"{len(names)} x {names[0]}" if names else model
+    import transformers
+
+    from cospec.models import native
+
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": model,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "kernels": native.isa() if native.available() else native.why_not(),
+        "memory_gb_per_s": round(bandwidth(), 1),
+    }
+
+
+def bandwidth(size: int = 64 << 20) -> float:
+    """Memory read bandwidth in GB/s: the best of several sums over more bytes than any cache holds."""
+    data = torch.ones(size // 4 * 4, dtype=torch.float32)
+    best = 0.0
+    for _ in range(5):
+        started = time.perf_counter()
+        data.sum()
+        best = max(best, data.numel() * 4 / (time.perf_counter() - started) / 1e9)
+    return best
+
+
+@dataclass
+class Samples:
+    """Seconds per system, one row per repetition; all systems of a row ran on the same work, one after the other."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def ratio(self, slow: str, fast: str) -> tuple[float, float, float]:
+        """Median of the paired ratios slow / fast, and its 95% bootstrap interval."""
+        pairs = np.array(self.seconds[slow]) / np.array(self.seconds[fast])
+        generator = np.random.default_rng(0)
+        draws = generator.choice(pairs, size=(2000, len(pairs)))
+        low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+        return float(np.median(pairs)), float(low), float(high)
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+
+def alternate(systems: Mapping[str, Callable[[Any], object]], work: Sequence[Any], repeats: int) -> Samples:
+    """Time every system on every piece of work, in a new random order each time, after one warm-up of each."""
+    order, samples = list(systems), Samples({name: [] for name in systems})
+    shuffler = random.Random(0)
+    for name in order:
+        systems[name](work[0])
+    for _ in range(repeats):
+        for piece in work:
+            shuffler.shuffle(order)
+            for name in order:
+                started = time.perf_counter()
+                systems[name](piece)
+                samples.seconds[name].append(time.perf_counter() - started)
+    return samples
+
+
+def write(name: str, figures: Mapping[str, Any]) -> Path:
+    """Store figures beside the machine they were measured on."""
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), **figures}, indent=1) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,112 @@
+"""Where a round's time goes: the models' forwards, and everything else the engine does.
+
+Run ``python -m benchmarks.overhead``. It also gives the share of the memory-bandwidth roofline that plain decoding
+reaches: the bytes of the target's weights over the measured bandwidth, divided by the measured time per token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import bandwidth, prompts, write
+from cospec import LLM, SamplingParams
+from cospec.models.loading import resolve
+from cospec.protocols import Model
+from cospec.types import TokenBatch
+
+
+@dataclass
+class Clock:
+    """Seconds spent inside the forwards of the models it watches."""
+
+    seconds: float = 0.0
+
+    def watch(self, model: Model) -> None:
+        """Count the time of every forward of ``model`` from now on."""
+        forward = model.forward
+
+        def timed(batch: TokenBatch) -> torch.Tensor:
+            started = time.perf_counter()
+            try:
+                return forward(batch)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        model.forward = timed  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="zoo")
+    parser.add_argument("--drafter", default="zoo:drafter")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    configs = {
+        "off": {"method": "off"},
+        "draft_model k=4": {"method": "draft_model", "model": options.drafter, "num_speculative_tokens": 4},
+        "ngram k=4": {"method": "ngram"},
+    }
+    table = Table("system", "batch", "temperature", "ms per round", "forwards", "engine", "engine share")
+    rows = []
+    for name, config in configs.items():
+        llm, clock = LLM(options.model, config), Clock()
+        clock.watch(llm.engine.parts.model)
+        if hasattr(llm.engine.parts.drafter, "model"):
+            clock.watch(llm.engine.parts.drafter.model)
+        for batch in (1, 8):
+            for temperature in (0.0, 0.8):
+                row = shares(llm, clock, SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True), batch, options.repeats)
+                rows.append({"system": name, "batch": batch, "temperature": temperature, **row})
+                table.add_row(name, str(batch), str(temperature), *(f"{row[key]:.3f}" for key in ("round_ms", "forward_ms", "engine_ms")), f"{row['share']:.1%}")
+    Console().print(table)
+    roof = roofline(options.model, next(row["round_ms"] for row in rows if row["system"] == "off"))
+    print(roof)
+    print("written to", write("overhead", {"rows": rows, "roofline": roof}))
+
+
+def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: int) -> dict[str, float]:
+    """Milliseconds per decoding round, inside forwards and outside, medians over ``repeats``; prefills are left out."""
+    texts = [text for domain in ("code", "math", "prose") for text in prompts(domain, 3)][:batch]
+    results = []
+    for _ in range(repeats + 1):
+        for number, text in enumerate(texts):
+            llm._requests(llm.encode(text)[:128], params, llm_speculation())
+        llm.engine.step()  # the prompts
+        clock.seconds, rounds, started = 0.0, 0, time.perf_counter()
+        while llm.engine.scheduler.running and len(llm.engine.scheduler.running) == batch:
+            llm.engine.step()
+            rounds += 1
+        total = time.perf_counter() - started
+        while llm.engine.has_work:
+            llm.engine.step()
+        results.append((total / rounds * 1e3, clock.seconds / rounds * 1e3))
+    total, inside = sorted(results[1:])[repeats // 2]
+    return {"round_ms": total, "forward_ms": inside, "engine_ms": total - inside, "share": (total - inside) / total}
+
+
+def llm_speculation() -> Any:
+    """What a request asks for when it asks for nothing."""
+    from cospec import Speculation
+
+    return Speculation()
+
+
+def roofline(model: str, ms: float) -> dict[str, float]:
+    """Bytes of the weights as stored, the time they take at the measured bandwidth, and the share of it reached."""
+    size = sum(file.stat().st_size for file in resolve(model).glob("*.safetensors"))
+    measured = bandwidth()
+    floor = size / measured / 1e6
+    return {"weight_mb": size / 1e6, "gb_per_s": measured, "floor_ms": floor, "measured_ms": ms, "share": floor / ms}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+// The forward pass of a Llama-family model over a packed batch.
+#pragma once
+#include <stdint.h>
+
+#include "kernels.h"
+
+// Weights of one layer; norms are float32. Projections of one input are one product: queries, keys and values; and gates
+// with their inputs, in the order that the ending GATE asks for.
+struct LlamaLayer {
+    const float *input_norm, *mlp_norm;
+    const float *q_norm, *k_norm;  // [dim] each, or null
+    const Linear *qkv, *output, *gate_up, *down;
+    long window;  // 0: none
+};
+
+struct LlamaSpec {
+    const LlamaLayer* layer;
+    const void* embedding;  // [vocabulary, hidden]
+    const float* final_norm;
+    const Linear* head;
+    const float* inverse_frequencies;  // [dim / 2] of the rotary embedding
+    long embedding_kind, layers, hidden, heads, kv_heads, dim, inner;
+    float eps, scale, rotary_scale;
+};
+
+// T rows of S segments; see cospec.models.packed.PackedBatch.
+struct Batch {
+    const int64_t *ids, *positions;
+    const int32_t *row_segment, *visible;
+    const int64_t* mask;
+    const int32_t *tables, *starts, *write_at;
+    const int64_t* wanted;            // rows that get logits
+    float *const *k_pages, *const *v_pages;  // of each layer
+    long rows, segments, wanted_rows, page_size, table_width;
+};

@@ -1,0 +1,179 @@
+"""``cospec chat``: a conversation in the terminal that shows which tokens were drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cospec.cli import options
+from cospec.cli.options import present
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cospec.params import SamplingParams
+    from cospec.server.tokens import Tokens
+    from cospec.types import Event, RequestStats
+
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+HELP = """/help   this page
+/stats  how the answers were speculated for
+/reset  forget the conversation
+/quit   leave (so does Ctrl-D); Ctrl-C ends an answer
+Tokens that a drafter wrote and the target accepted are coloured, one colour per drafter; the target's own are plain."""
+
+
+def chat(
+    model: options.Model = "zoo",
+    speculative_config: options.SpeculativeConfig = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    seed: options.Seed = None,
+    max_tokens: options.MaxTokens = 512,
+    max_model_len: options.MaxModelLen = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quantization: options.Quantization = None,
+    threads: options.Threads = None,
+) -> None:
+    """Talk with a model in the terminal; accepted draft tokens are coloured."""
+    from rich.console import Console
+
+    from cospec.config import read_json
+    from cospec.params import SamplingParams
+
+    sampling = present(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    params = SamplingParams(max_tokens=max_tokens, **sampling)
+    config = read_json(speculative_config, "speculative_config") if speculative_config else None
+
+    from cospec.llm import LLM
+
+    rest = present(max_model_len=max_model_len, device=device, dtype=dtype, quantization=quantization, threads=threads)
+    Talk(LLM(model=model, speculative_config=config, **rest), params, Console(highlight=False)).run()
+
+
+class Talk:
+    """One conversation: its messages, its statistics, its colours."""
+
+    def __init__(self, llm: Any, params: SamplingParams, console: Console) -> None:
+        from cospec.server.tokens import Tokens
+
+        self._llm = llm
+        self._params = params
+        self._console = console
+        engine = llm.engine
+        self._tokens = Tokens(engine.tokenizer, engine.max_model_len, engine.vocab_size)
+        self._messages: list[dict[str, str]] = []
+        self._stats: list[RequestStats] = []
+        self._colours: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Ask and answer until the user leaves."""
+        self._console.print(f"{self._llm.engine.model_name}: /help shows the commands.", style="dim")
+        while True:
+            try:
+                line = self._console.input("[bold]> [/bold]").strip()
+            except (EOFError, KeyboardInterrupt):
+                self._console.print()
+                return
+            if line == "/quit":
+                return
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                self._answer(line)
+
+    def _command(self, line: str) -> None:
+        if line == "/help":
+            self._console.print(HELP, markup=False)
+        elif line == "/stats":
+            self._show_stats()
+        elif line == "/reset":
+            self._messages.clear()
+            self._console.print("The conversation is forgotten.", style="dim")
+        else:
+            self._console.print(f"{line} is unknown; allowed are /help, /stats, /reset and /quit.", markup=False)
+
+    def _answer(self, line: str) -> None:
+        from cospec.errors import CospecError
+
+        messages = [*self._messages, {"role": "user", "content": line}]
+        written: list[str] = []
+        try:
+            ids = self._tokens.check(self._tokens.chat(messages), "messages")
+            for text, colour in self._coloured(self._llm.stream(list(ids), self._params)):
+                written.append(text)
+                self._console.print(text, style=colour, end="", markup=False, soft_wrap=True)
+        except KeyboardInterrupt:
+            self._console.print(" (stopped)", style="dim", end="")
+        except CospecError as error:
+            self._console.print(f"{error} /reset forgets the conversation.", markup=False, end="")
+            messages = self._messages
+        self._console.print()
+        if written:
+            messages = [*messages, {"role": "assistant", "content": "".join(written)}]
+        self._messages = messages
+
+    def _coloured(self, events: Iterator[Event]) -> Iterator[tuple[str, str]]:
+        """Pieces of text with the colour of the token that they begin in."""
+        pieces = Pieces(self._tokens)
+        for event in events:
+            if event.stats is not None:
+                self._stats.append(event.stats)
+            if event.error is not None:
+                yield event.error, "red"
+            for text, source in pieces.split(event):
+                yield text, self._colour(source)
+
+    def _colour(self, source: str) -> str:
+        if source in ("target", "bonus"):
+            return "default"
+        return self._colours.setdefault(source, COLOURS[len(self._colours) % len(COLOURS)])
+
+    def _show_stats(self) -> None:
+        from rich.table import Table
+
+        if not self._stats:
+            self._console.print("There is no answer yet.", style="dim")
+            return
+        table = Table("", "last answer", "all answers", box=None)
+        names = ("target_calls", "drafts", "drafted", "accepted")
+        for name in names:
+            values = [getattr(stats, name) for stats in self._stats]
+            table.add_row(name.replace("_", " "), str(values[-1]), str(sum(values)))
+        drafts, accepted = (sum(getattr(stats, name) for stats in self._stats) for name in ("drafts", "accepted"))
+        mean = 1.0 + accepted / drafts if drafts else 1.0
+        table.add_row("mean acceptance length", f"{self._stats[-1].mean_acceptance_length:.2f}", f"{mean:.2f}")
+        for name in ("ttft", "e2e"):
+            value = getattr(self._stats[-1], name)
+            table.add_row(f"{name} (seconds)", "-" if value is None else f"{value:.3f}", "")
+        self._console.print(table)
+
+
+class Pieces:
+    """Gives each character of a stream the source of the token it comes from.
+
+    Text comes later than its tokens where a character is incomplete or a stop string may have begun, so sources are
+    kept per byte until their text is there.
+    """
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._sources: list[str] = []  # one per byte that was generated and not yet shown
+
+    def split(self, event: Event) -> list[tuple[str, str]]:
+        """The event's text in pieces of one source each."""
+        for token, source in zip(event.tokens, event.sources, strict=True):
+            if not self._tokens.is_special(token):
+                self._sources.extend([source] * len(self._tokens.to_bytes(token)))
+        pieces: list[tuple[str, str]] = []
+        for char in event.text:
+            size = len(char.encode())
+            source = self._sources[0] if self._sources else "target"
+            del self._sources[:size]
+            if pieces and pieces[-1][1] == source:
+                pieces[-1] = (pieces[-1][0] + char, source)
+            else:
+                pieces.append((char, source))
+        return pieces

@@ -1,0 +1,123 @@
+"""The files of ``cospec generate``: prompts in, results out, and what is left to do after an interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cospec.errors import InvalidInput, words
+
+Id = str | int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One line of the prompts' file: what to answer, turn by turn."""
+
+    id: Id
+    line: int
+    turns: tuple[str, ...]
+
+
+def read_jobs(path: Path) -> tuple[list[Job], list[str]]:
+    """The jobs of a file, and a complaint for each line that is none.
+
+    Raises:
+        InvalidInput: the file cannot be read.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidInput("prompts", str(path), f"a readable file ({error.strerror})") from None
+    jobs: list[Job] = []
+    complaints: list[str] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            job = _parse(line, number)
+            first = seen.setdefault(key(job.id), number)
+            if first != number:
+                raise InvalidInput("id", job.id, f"an id of its own, as line {first} has this one")
+            jobs.append(job)
+        except InvalidInput as error:
+            complaints.append(f"line {number}: {error}")
+    return jobs, complaints
+
+
+def key(id: Id) -> str:
+    """An id as a text that tells 1 from "1"."""
+    return json.dumps(id)
+
+
+def _parse(line: bytes, number: int) -> Job:
+    try:
+        given = json.loads(line)
+    except ValueError as error:
+        raise InvalidInput("line", words(f"not JSON ({error})"), "a JSON object") from None
+    if not isinstance(given, dict):
+        raise InvalidInput("line", given, "a JSON object")
+    id = given.get("id", given.get("question_id", number))
+    if isinstance(id, bool) or not isinstance(id, str | int):
+        raise InvalidInput("id", id, "a string or a whole number")
+    return Job(id, number, _turns(given))
+
+
+def _turns(given: Mapping[str, Any]) -> tuple[str, ...]:
+    if ("prompt" in given) == ("turns" in given):
+        found = "both prompt and turns" if "prompt" in given else "neither prompt nor turns"
+        raise InvalidInput("line", words(f"an object with {found}"), "an object with one of them")
+    if "prompt" in given:
+        if not isinstance(given["prompt"], str) or not given["prompt"]:
+            raise InvalidInput("prompt", given["prompt"], "a string that is not empty")
+        return (given["prompt"],)
+    turns = given["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise InvalidInput("turns", turns, "a list of strings that are not empty")
+    return tuple(turns)
+
+
+class ResultFile:
+    """Results as JSON lines, each whole on disk before the next is begun. Goes on where an earlier run stopped.
+
+    Raises:
+        InvalidInput: the file cannot be written, or holds something else than results.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: BinaryIO = path.open("a+b")
+            self.done = frozenset(self._recover(path))
+        except OSError as error:
+            raise InvalidInput("output", str(path), f"a file that can be written ({error.strerror})") from None
+
+    def __enter__(self) -> ResultFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, result: Mapping[str, Any]) -> None:
+        """Append one result."""
+        self._file.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+        self._file.flush()
+
+    def _recover(self, path: Path) -> Iterable[str]:
+        """Ids of whole results; a last line that was cut off is dropped from the file."""
+        self._file.seek(0)
+        ids, end = [], 0
+        for number, line in enumerate(self._file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                ids.append(key(json.loads(line)["id"]))
+            except (ValueError, TypeError, KeyError):
+                shown = words(f"{path}, whose line {number} is not a result of this command")
+                raise InvalidInput("output", shown, "a new file, or one that this command wrote") from None
+            end += len(line)
+        self._file.truncate(end)
+        return ids

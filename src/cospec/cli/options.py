@@ -1,0 +1,52 @@
+"""The options that commands share, as types, and how they become an engine's configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+ENGINE = "Engine"
+SAMPLING = "Sampling"
+
+Model = Annotated[str, typer.Option(help="zoo, zoo:NAME, a folder, or a hub name.")]
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="""How drafts are made, such as '{"method": "ngram", "num_speculative_tokens": 4}'.""",
+        rich_help_panel=ENGINE,
+    ),
+]
+MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of one sequence.", rich_help_panel=ENGINE)]
+MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run at once.", rich_help_panel=ENGINE)]
+MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens computed per round.", rich_help_panel=ENGINE)]
+KvCacheMemoryBytes = Annotated[int | None, typer.Option(help="Of the target's KV cache.", rich_help_panel=ENGINE)]
+GpuMemoryUtilization = Annotated[
+    float | None, typer.Option(help="Share of a GPU's memory to take.", rich_help_panel=ENGINE)
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=ENGINE)]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=ENGINE)]
+Quantization = Annotated[str | None, typer.Option(help="int8, or nothing.", rich_help_panel=ENGINE)]
+Threads = Annotated[int | None, typer.Option(help="Of the CPU kernels.", rich_help_panel=ENGINE)]
+PrefixCaching = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Reuse the cache of shared prompts.",
+        rich_help_panel=ENGINE,
+    ),
+]
+
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)]
+TopP = Annotated[
+    float | None, typer.Option(help="Keep the likeliest tokens up to this mass.", rich_help_panel=SAMPLING)
+]
+TopK = Annotated[int | None, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=SAMPLING)]
+Seed = Annotated[int | None, typer.Option(help="Makes the output repeatable.", rich_help_panel=SAMPLING)]
+MaxTokens = Annotated[int, typer.Option(help="Longest output, in tokens.", rich_help_panel=SAMPLING)]
+
+
+def present(**values: Any) -> dict[str, Any]:
+    """The options that were given, so that what was not keeps the configuration's default."""
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,111 @@
+"""``cospec train``: make a family of models, stage by stage. Every stage goes on where it was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cospec.errors import InvalidInput
+
+app = typer.Typer(help="Train a family of models: tokenizer, target, drafter.", no_args_is_help=True)
+
+RecipeName = Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a YAML file.")]
+Data = Annotated[Path, typer.Option("--data", help="Folder with prose.txt.xz and math.jsonl.xz.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for checkpoints, logs and tokenised text.")]
+Tokens = Annotated[int | None, typer.Option("--tokens", min=1, help="Train on this many tokens in all.")]
+Compiled = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
+To = Annotated[Path, typer.Option("--to", help="Folder that the finished models and their card go to.")]
+
+RUNS = Path("runs/zoo")
+DATA = Path("data")
+EXPORTED = Path("runs/export")
+
+
+@app.command()
+def tokenizer(recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS) -> None:
+    """Train the tokenizer and tokenise the text."""
+    from cospec.training.family import prepare
+
+    made, corpus = prepare(_recipe(recipe, None), _folder(data), out)
+    sizes = ", ".join(f"{name} {len(stream):,} tokens" for name, stream in corpus.train.items())
+    _say(f"{made.get_vocab_size():,} entries in {out / 'tokenizer'}; {sizes}.")
+
+
+@app.command()
+def target(
+    recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, tokens: Tokens = None, compiled: Compiled = False
+) -> None:
+    """Train the target by next-token prediction."""
+    from cospec.training.family import train_target
+
+    trainer = train_target(_recipe(recipe, "target", tokens), _folder(data), out, compiled)
+    _say(f"{trainer.step:,} steps in {trainer.seconds / 60:.1f} minutes; the checkpoint is in {trainer.folder}.")
+
+
+@app.command()
+def drafter(
+    recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, tokens: Tokens = None, compiled: Compiled = False
+) -> None:
+    """Distil the target into the drafter."""
+    from cospec.training.distill import train_drafter
+
+    trainer = train_drafter(_recipe(recipe, "drafter", tokens), _folder(data), out, compiled)
+    _say(f"{trainer.step:,} steps in {trainer.seconds / 60:.1f} minutes; the checkpoint is in {trainer.folder}.")
+
+
+@app.command()
+def export(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> None:
+    """Write bf16 safetensors, tokenizer files and the model card."""
+    from cospec.training.export import export as write
+
+    _say(f"The family is in {write(_recipe(recipe, None), _folder(out, 'out'), to)}.")
+
+
+@app.command()
+def evaluate(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> None:
+    """Measure losses, acceptance and samples, and put them into the card that export wrote."""
+    from cospec.training.export import measure
+
+    card = measure(_recipe(recipe, None), _folder(out, "out"), to)
+    for name, member in card["members"].items():
+        losses = ", ".join(f"{domain} {loss['nats_per_token']:.3f}" for domain, loss in member["losses"].items())
+        _say(f"{name}: {losses} nats per token of held-out text.")
+    for temperature, domains in card.get("acceptance", {}).items():
+        shares = ", ".join(f"{domain} {figures['top1']:.1%}" for domain, figures in domains.items())
+        _say(f"temperature {temperature}: the drafter's likeliest token is the target's for {shares}.")
+
+
+@app.command(name="all")
+def everything(
+    recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, to: To = EXPORTED, compiled: Compiled = False
+) -> None:
+    """Run every stage: tokenizer, target, drafter, export, evaluate."""
+    tokenizer(recipe, data, out)
+    target(recipe, data, out, None, compiled)
+    drafter(recipe, data, out, None, compiled)
+    export(recipe, out, to)
+    evaluate(recipe, out, to)
+
+
+def _say(sentence: str) -> None:
+    Console().print(sentence, soft_wrap=True, markup=False)
+
+
+def _folder(path: Path, field: str = "data") -> Path:
+    if not path.is_dir():
+        raise InvalidInput(field, str(path), "an existing folder")
+    return path
+
+
+def _recipe(name: str, member: str | None, tokens: int | None = None) -> Any:
+    from cospec.training.recipe import load_recipe
+
+    recipe = load_recipe(name)
+    if member is None or tokens is None:
+        return recipe
+    field = f"{member}_schedule"
+    schedule = getattr(recipe, field).model_copy(update={"tokens": tokens})
+    return recipe.model_copy(update={field: schedule})

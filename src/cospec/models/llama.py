@@ -1,0 +1,240 @@
+"""A hand-written forward for the Llama family: Llama, Mistral, Qwen2 and Qwen3.
+
+Projections of the same input are one product, and only rows that get logits go through the last feed-forward. On a
+CPU with the native kernels the whole forward is one call into them; elsewhere the same steps run in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cospec.errors import ModelError
+from cospec.models import native
+from cospec.models.attention import ATTENTION, Heads
+from cospec.models.cache import KVCache, LayerPages
+from cospec.models.native import Kind
+from cospec.models.packed import PackedBatch
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
+
+Affine = tuple[Tensor, Tensor | None]
+"""Weight ``[out, in]`` and bias ``[out]``."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """One layer; norms are float32."""
+
+    input_norm: Tensor
+    qkv: Affine
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Affine
+    mlp_norm: Tensor
+    gate: Affine
+    up: Affine
+    down: Affine
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A model of the family, read from transformers' modules.
+
+    Attributes:
+        embedding: ``[V, hidden]``, also the head's weight when they are tied.
+        frequencies: ``[D / 2]`` of the rotary embedding; its cosines and sines are multiplied by ``rotary_scale``.
+    """
+
+    layers: tuple[LayerWeights, ...]
+    embedding: Tensor
+    final_norm: Tensor
+    head: Affine
+    frequencies: Tensor
+    rotary_scale: float
+    heads: int
+    kv_heads: int
+    dim: int
+    eps: float
+    scale: float
+
+
+def why_not(config: Any) -> str:
+    """Why this forward cannot run a model with ``config``, completing "because it ..."; empty when it can."""
+    kind = getattr(config, "model_type", "")
+    if kind not in FAMILY:
+        return f"is of type {kind}, not {', '.join(FAMILY)}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"has the activation {config.hidden_act}"
+    rope = config.rope_parameters.get("rope_type", "default")
+    if rope not in ROPE_TYPES:
+        return f"has rotary embeddings of type {rope}"
+    if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        return "rotates a part of each head"
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return f"has heads of size {dim}" if dim % 8 or dim > native.MAX_DIM else ""
+
+
+def _affine(*modules: Any) -> Affine:
+    """Linear layers of the same input as one."""
+    weights = [module.weight.detach() for module in modules]
+    if modules[0].bias is None:
+        return torch.cat(weights) if len(weights) > 1 else weights[0], None
+    return torch.cat(weights), torch.cat([module.bias.detach() for module in modules])
+
+
+def _layer(layer: Any, config: Any) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+    q_norm, k_norm = (None if norm is None else norm.weight.detach().float() for norm in norms)
+    window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
+    return LayerWeights(
+        input_norm=layer.input_layernorm.weight.detach().float(),
+        qkv=_affine(attention.q_proj, attention.k_proj, attention.v_proj),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        output=_affine(attention.o_proj),
+        mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
+        gate=_affine(mlp.gate_proj),
+        up=_affine(mlp.up_proj),
+        down=_affine(mlp.down_proj),
+        window=window,
+    )
+
+
+def read_weights(model: Any) -> Weights:
+    """Take the weights of a loaded transformers model, without copying those that stay as they are.
+
+    Raises:
+        ModelError: it is not of the family, or asks for something that this forward does not do.
+    """
+    config, inner = model.config, model.model
+    reason = why_not(config)
+    if reason:
+        raise ModelError(f"The fused forward cannot run the model {config.model_type} because it {reason}.")
+    rotary = inner.rotary_emb
+    attention = inner.layers[0].self_attn
+    return Weights(
+        layers=tuple(_layer(layer, config) for layer in inner.layers),
+        embedding=inner.embed_tokens.weight.detach(),
+        final_norm=inner.norm.weight.detach().float(),
+        head=_affine(model.lm_head),
+        frequencies=rotary.inv_freq.detach().float(),
+        rotary_scale=float(rotary.attention_scaling),
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        dim=attention.head_dim,
+        eps=config.rms_norm_eps,
+        scale=float(attention.scaling),
+    )
+
+
+class Runner(Protocol):
+    """One way to run the forward."""
+
+    def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
+        """Float32 ``[R, V]``; writes the batch's keys and values to the pages of each layer."""
+
+
+class FusedLlama:
+    """The forward of one model.
+
+    Args:
+        runner: what it runs on.
+        vocab_size: columns of the logits.
+    """
+
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._runner = runner
+
+    @classmethod
+    def from_hf(cls, model: Any, cache: KVCache, linear_kind: Kind) -> FusedLlama:
+        """Build from a loaded transformers model, which may be dropped afterwards.
+
+        Args:
+            cache: where it will run; the native forward needs contiguous float32 pages on the CPU.
+            linear_kind: how the weights are held.
+
+        Raises:
+            ModelError: the model is not of the family.
+        """
+        weights = read_weights(model)
+        keys = cache.layers[0].keys
+        fits = keys.device.type == "cpu" and keys.dtype == torch.float32 and keys.is_contiguous()
+        if fits and native.available() and cache.pages.page_size % 8 == 0:
+            from cospec.models.llama_native import NativeRunner
+
+            return cls(NativeRunner(weights, linear_kind), weights.embedding.shape[0])
+        return cls(TorchRunner(weights, linear_kind), weights.embedding.shape[0])
+
+    def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
+        """Float32 logits ``[R, V]`` of the rows that ask for them.
+
+        Args:
+            batch: on the device of the model.
+            layers: ``KVCache.layers``, written behind each sequence's start.
+        """
+        return self._runner.logits(batch, layers)
+
+
+class TorchRunner:
+    """The same steps in torch, on any device."""
+
+    def __init__(self, weights: Weights, kind: Kind) -> None:
+        self._weights = weights
+        self._layers = tuple(self._hold(layer, kind) for layer in weights.layers)
+        self._head = _rounded(weights.head, kind)
+
+    @staticmethod
+    def _hold(layer: LayerWeights, kind: Kind) -> tuple[Affine, Affine, Affine, Affine]:
+        bias = None if layer.gate[1] is None or layer.up[1] is None else torch.cat([layer.gate[1], layer.up[1]])
+        gate_up: Affine = (torch.cat([layer.gate[0], layer.up[0]]), bias)
+        qkv, output, gate_up, down = (_rounded(x, kind) for x in (layer.qkv, layer.output, gate_up, layer.down))
+        return qkv, output, gate_up, down
+
+    @torch.inference_mode()
+    def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
+        """See ``FusedLlama.logits``."""
+        w = self._weights
+        angles = batch.positions[:, None].float() * w.frequencies
+        turn = (angles.cos() * w.rotary_scale)[:, None], (angles.sin() * w.rotary_scale)[:, None]
+        x = F.embedding(batch.ids, w.embedding)
+        attend = ATTENTION["sdpa"](batch)
+        for layer, (qkv, output, gate_up, down), pages in zip(w.layers, self._layers, layers, strict=True):
+            states = F.linear(self._norm(x, layer.input_norm), *qkv).unflatten(-1, (-1, w.dim))
+            q, k, v = states.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
+            q, k = (_rotate(self._norm(part, norm), turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
+            attended = attend(q, k, v, pages, Heads(w.scale, layer.window)).flatten(1)
+            if layer is w.layers[-1]:
+                x, attended = x[batch.logit_rows], attended[batch.logit_rows]
+            x = x + F.linear(attended, *output)
+            gate, up = F.linear(self._norm(x, layer.mlp_norm), *gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, *down)
+        return F.linear(self._norm(x, w.final_norm), *self._head).float()
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """In float32 whatever ``x`` is."""
+        return x if weight is None else F.rms_norm(x.float(), weight.shape, weight, self._weights.eps).to(x.dtype)
+
+
+def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of ``[T, heads, D]``."""
+    cos, sin = turn
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+def _rounded(affine: Affine, kind: Kind) -> Affine:
+    """What the native kernels would hold, in the dtype of the weight."""
+    weight, bias = affine
+    held, scale = native.held(weight, kind)
+    wide = held.to(weight.dtype)
+    return (wide if scale is None else wide * scale[:, None].to(weight.dtype)), bias

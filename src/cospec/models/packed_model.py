@@ -1,0 +1,54 @@
+"""A language model with a paged KV cache behind the ``Model`` protocol, whoever computes its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from cospec.models.cache import KVCache
+from cospec.models.packed import PackedBatch, check
+from cospec.protocols import Pages
+from cospec.types import Commit, TokenBatch
+
+Score = Callable[[PackedBatch], Tensor]
+"""Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""
+
+
+class PackedModel:
+    """Joins a forward pass and the cache it runs on.
+
+    Args:
+        score: the forward pass, on the device of ``cache``.
+        vocab_size: columns of the logits.
+        max_len: tokens of one sequence.
+    """
+
+    def __init__(self, name: str, score: Score, cache: KVCache, vocab_size: int, max_len: int) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self.max_len = max_len
+        self.dtype = cache.layers[0].keys.dtype
+        self.cache = cache
+        self.pages: Pages = cache.pages
+        self._score = score
+
+    @torch.no_grad()
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """Logits ``[R, V]``, float32, see ``Model.forward``.
+
+        Raises:
+            InvalidInput: a token id or a length outside what the model takes.
+            ValueError: no room was reserved.
+        """
+        check(batch, self.vocab_size, self.max_len)
+        return self._score(self.cache.pack(batch))
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep accepted nodes, see ``KVCache.commit``."""
+        self.cache.commit(commits)
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        self.cache.free(ids)

@@ -1,0 +1,116 @@
+"""Measuring a family: loss on held-out text, how far drafter and target agree, samples to read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+from cospec.training.corpus import Corpus, end_token
+from cospec.training.generate import Prompts, Writer
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """Cross-entropy of held-out text of one domain, over ``tokens`` tokens."""
+
+    nats_per_token: float
+    bits_per_character: float
+    tokens: int
+
+
+@torch.no_grad()
+def heldout_loss(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, stream: np.ndarray, length: int, limit: int = 40_000
+) -> TextLoss:
+    """Loss of the first ``limit`` tokens of ``stream``, in windows of ``length`` that follow one another.
+
+    The first token of a window sees no context, so the figure is slightly above that of one long context.
+    """
+    stream = stream[: limit + 1]
+    length = min(length, len(stream) - 1)
+    count = (len(stream) - 1) // length
+    total = 0.0
+    for i in range(count):
+        window = torch.from_numpy(stream[i * length : (i + 1) * length + 1].astype(np.int64))[None].to(model.device)
+        logits = model(input_ids=window[:, :-1]).logits[0].float()
+        total += float(torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum"))
+    judged = stream[1 : count * length + 1]
+    end = end_token(tokenizer)
+    characters = len(tokenizer.decode([int(token) for token in judged if token != end]))
+    return TextLoss(total / len(judged), total / math.log(2) / max(1, characters), len(judged))
+
+
+def heldout_losses(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, corpus: Corpus, length: int, limit: int = 40_000
+) -> dict[str, TextLoss]:
+    """``heldout_loss`` per domain."""
+    return {name: heldout_loss(model, tokenizer, stream, length, limit) for name, stream in corpus.heldout.items()}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How a drafter fares on what its target wrote behind a prompt.
+
+    Attributes:
+        top1: share of places where both hold the same token likeliest: the acceptance rate of greedy decoding.
+        overlap: mean of ``sum(min(p, q))`` at temperature 1: the acceptance rate of rejection sampling.
+        acceptance_length: mean tokens per round of greedy decoding with drafts of four, the target's own included.
+        tokens: places measured.
+    """
+
+    top1: float
+    overlap: float
+    acceptance_length: float
+    tokens: int
+
+
+def rounds_needed(agree: list[bool], depth: int) -> int:
+    """Rounds that greedy speculation takes to write ``len(agree)`` tokens, when a draft of ``depth`` is right where
+    ``agree`` says so: a round commits the agreed run, at most ``depth`` long, and one token of the target."""
+    place = rounds = 0
+    while place < len(agree):
+        run = 0
+        while run < depth and place + run < len(agree) and agree[place + run]:
+            run += 1
+        place += run + 1
+        rounds += 1
+    return rounds
+
+
+@torch.no_grad()
+def agreement(
+    drafter: LlamaForCausalLM, target: LlamaForCausalLM, documents: list[tuple[list[int], list[int]]], depth: int = 4
+) -> Agreement:
+    """Compare the two on ``documents``, each a prompt and what the target wrote behind it.
+
+    The acceptance length is exact for greedy text: there every round's draft starts from the target's own words.
+    """
+    same: list[bool] = []
+    overlap, rounds = 0.0, 0
+    for prompt, answer in documents:
+        if not answer:
+            continue
+        ids = torch.tensor([prompt + answer], device=target.device)[:, :-1]
+        p, q = (model(input_ids=ids).logits[0, len(prompt) - 1 :].float() for model in (target, drafter))
+        agree = (p.argmax(-1) == q.argmax(-1)).tolist()
+        overlap += float(torch.minimum(p.softmax(-1), q.softmax(-1)).sum())
+        rounds += rounds_needed(agree, depth)
+        same.extend(agree)
+    count = max(1, len(same))
+    return Agreement(sum(same) / count, overlap / count, len(same) / max(1, rounds), len(same))
+
+
+def heldout_answers(
+    writer: Writer, corpus: Corpus, tokenizer: Tokenizer, temperature: float, rows: int = 12
+) -> dict[str, list[tuple[list[int], list[int]]]]:
+    """``rows`` prompts from each domain's held-out text, with the 128 tokens that ``writer`` puts behind each."""
+    result = {}
+    for name in corpus.heldout:
+        prompts = Prompts.build(corpus.heldout, {name: 1.0}, tokenizer).draw(rows, (0, 4))
+        result[name] = list(zip(prompts, writer(prompts, 128, temperature, 0), strict=True))
+    return result

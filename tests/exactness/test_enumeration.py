@@ -1,0 +1,137 @@
+"""The joint law of three tokens is the target's to the last bit of probability: every path, no sampling.
+
+The real engine runs on toy models, with several sequences in flight; its random draws branch over every outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.protocols import Drafter
+from harness.oracle import total_variation
+from harness.reference import joint_law
+from harness.toys import ScriptedDrafter, enumerated_law, toy_engine, with_pool
+
+EXACT = 1e-12
+LENGTH = 3
+LONG = 8  # tokens that the request may write, so that drafts are not cut short before the third
+
+PARAMS = {
+    "plain": SamplingParams(max_tokens=LONG),
+    "cold": SamplingParams(max_tokens=LONG, temperature=0.4),
+    "hot": SamplingParams(max_tokens=LONG, temperature=3.0),
+    "greedy": SamplingParams(max_tokens=LONG, temperature=0.0),
+    "top-k": SamplingParams(max_tokens=LONG, top_k=2),
+    "top-p": SamplingParams(max_tokens=LONG, top_p=0.6),
+    "min-p": SamplingParams(max_tokens=LONG, min_p=0.5),
+    "repetition": SamplingParams(max_tokens=LONG, repetition_penalty=1.7),
+    "presence": SamplingParams(max_tokens=LONG, presence_penalty=1.1),
+    "frequency": SamplingParams(max_tokens=LONG, frequency_penalty=-0.9),
+    "bias": SamplingParams(max_tokens=LONG, logit_bias={0: 1.5, 2: -100.0}),
+    "min-tokens": SamplingParams(max_tokens=LONG, min_tokens=2, stop_token_ids=(0,)),
+    "stop": SamplingParams(max_tokens=LONG, stop_token_ids=(1,)),
+    "all": SamplingParams(
+        max_tokens=LONG,
+        temperature=0.8,
+        top_k=3,
+        top_p=0.95,
+        min_p=0.05,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.3,
+        logit_bias={1: 0.5},
+        min_tokens=1,
+        stop_token_ids=(2,),
+    ),
+}
+
+DRAFTERS: dict[str, Callable[[int], Drafter]] = {
+    "other": lambda v: ModelDrafter(ToyModel(v, order=1, seed=5, sharpness=1.5)),
+    "itself": lambda v: ModelDrafter(ToyModel(v, order=2, seed=1)),
+    "ngram": lambda v: NgramDrafter(1, 3),
+    "point": lambda v: ScriptedDrafter([0, 1, 1, 0]),
+}
+PROMPT = (0, 1, 0)
+
+
+def check(rule: str, drafter: Drafter, params: SamplingParams, k: int, vocab: int = 3) -> None:
+    target = ToyModel(vocab, order=2, seed=1)
+    engine = toy_engine(target, drafter, rule, k)
+    found = enumerated_law(engine, PROMPT, params, LENGTH)
+    assert total_variation(found, joint_law(target, params, PROMPT, LENGTH)) < EXACT
+    engine.check_integrity()
+    assert engine.metrics().kv_cache_usage == 0
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_sampling_drafter_leaves_the_law_as_it_is(rule: str, params: str) -> None:
+    check(rule, DRAFTERS["other"](3), PARAMS[params], k=1)
+    check(rule, DRAFTERS["other"](2 if params in ("plain", "hot", "frequency") else 3), PARAMS[params], k=2)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("drafter", ["other", "itself"])
+def test_long_drafts_of_two_words(rule: str, drafter: str) -> None:
+    params = SamplingParams(max_tokens=LONG, stop_token_ids=(), temperature=0.9)
+    target = ToyModel(2, order=2, seed=1)
+    engine = toy_engine(target, DRAFTERS[drafter](2), rule, 3)
+    found = enumerated_law(engine, PROMPT[:2], params, LENGTH)
+    assert total_variation(found, joint_law(target, params, PROMPT[:2], LENGTH)) < EXACT
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("drafter", ["ngram", "point"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_a_choosing_drafter_leaves_the_law_as_it_is(rule: str, drafter: str, params: str) -> None:
+    for k in (1, 3):
+        check(rule, DRAFTERS[drafter](3), PARAMS[params], k)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_target_as_its_own_drafter(rule: str) -> None:
+    check(rule, DRAFTERS["itself"](3), PARAMS["plain"], k=1)
+    check(rule, DRAFTERS["itself"](3), PARAMS["all"], k=2)
+
+
+def chains_and_trees() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """All chains of up to three tokens over three words, and trees of every shape of three nodes and some of six."""
+    shapes: list[tuple[int, ...]] = [(-1,), (-1, 0), (-1, 0, 1), (-1, -1), (-1, -1, -1), (-1, 0, 0), (-1, -1, 0), (-1, -1, 1)]
+    drafts = [(tokens, shape) for shape in shapes for tokens in itertools.product(range(3), repeat=len(shape))]
+    six = [(-1, -1, -1, 0, 0, 3), (-1, -1, 1, 1, 2, 4), (-1, 0, -1, 2, 2, 4)]
+    return drafts + [(tokens, shape) for shape in six for tokens in ((0, 1, 2, 0, 1, 2), (2, 1, 0, 2, 1, 1))]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_match_follows_the_law_whatever_is_drafted(part: int) -> None:
+    target = ToyModel(3, order=2, seed=1)
+    params = PARAMS["all" if part % 2 else "plain"]
+    wanted = joint_law(target, params, PROMPT, LENGTH)
+    for tokens, parents in chains_and_trees()[part::4]:
+        engine = toy_engine(ToyModel(3, order=2, seed=1), ScriptedDrafter(tokens, parents), "match", len(tokens))
+        found = enumerated_law(engine, PROMPT, params, LENGTH)
+        assert total_variation(found, wanted) < EXACT, (tokens, parents)
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_a_crowded_cache_leaves_the_law_as_it_is(rule: str) -> None:
+    """Preemption, recomputation and chunks in the middle of drafts."""
+    target = with_pool(ToyModel(3, order=2, seed=1), num_pages=9, page_size=2)
+    engine = toy_engine(target, DRAFTERS["point"](3), rule, 3, max_num_batched_tokens=11, max_num_seqs=7)
+    found = enumerated_law(engine, PROMPT, PARAMS["plain"], LENGTH)
+    assert engine.metrics().num_preemptions > 0
+    assert total_variation(found, joint_law(target, PARAMS["plain"], PROMPT, LENGTH)) < EXACT
+
+
+def test_the_reference_knows_its_parameters() -> None:
+    """Every parameter set has a law of its own, so that none of the tests above compares like with like in vain."""
+    target = ToyModel(3, order=2, seed=1)
+    laws = [joint_law(target, params, PROMPT, LENGTH) for params in PARAMS.values()]
+    assert all(total_variation(a, b) > 1e-3 for a, b in itertools.combinations(laws, 2))

@@ -1,0 +1,1 @@
+"""What the tests share: branching draws, slow references, engines around toy models."""

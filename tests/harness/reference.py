@@ -1,0 +1,65 @@
+"""The law of the toy model's output by a few slow lines that share nothing with the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from harness.oracle import Law
+
+
+def next_law(logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+    """Probabilities of the next token from raw logits, every parameter applied by the book."""
+    values = [float(value) for value in logits]
+    for token in range(len(values)):
+        if token in prompt or token in output:
+            values[token] *= 1 / params.repetition_penalty if values[token] > 0 else params.repetition_penalty
+        count = list(output).count(token)
+        values[token] -= params.frequency_penalty * count + (params.presence_penalty if count else 0.0)
+        values[token] += (params.logit_bias or {}).get(token, 0.0)
+        if token in params.stop_token_ids and len(output) < params.min_tokens:
+            values[token] = -math.inf
+    if params.temperature < 1e-5:
+        return [float(token == values.index(max(values))) for token in range(len(values))]
+    top = max(values)
+    return truncated(normalised([math.exp((value - top) / params.temperature) for value in values]), params)
+
+
+def truncated(p: list[float], params: SamplingParams) -> list[float]:
+    """Top-k, then top-p, then min-p, equal probabilities kept together."""
+    if 0 < params.top_k < len(p):
+        least = sorted(p, reverse=True)[params.top_k - 1]
+        p = normalised([value if value >= least else 0.0 for value in p])
+    if params.top_p < 1:
+        before, least = 0.0, 0.0
+        for value in sorted(p, reverse=True):
+            if before < params.top_p:
+                least = value
+            before += value
+        p = normalised([value if value >= least else 0.0 for value in p])
+    if params.min_p > 0:
+        p = normalised([value if value >= params.min_p * max(p) else 0.0 for value in p])
+    return p
+
+
+def normalised(values: Sequence[float]) -> list[float]:
+    total = math.fsum(values)
+    return [value / total for value in values]
+
+
+def joint_law(model: ToyModel, params: SamplingParams, prompt: Sequence[int], length: int) -> Law:
+    """Of the first ``length`` tokens, fewer where a stop token ends the output before."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        longer: Law = {}
+        for output, mass in law.items():
+            assert isinstance(output, tuple)
+            if output and output[-1] in params.stop_token_ids:
+                longer[output] = mass
+                continue
+            p = next_law(model.logits([*prompt, *output]).tolist(), params, prompt, output)
+            longer |= {(*output, token): mass * p[token] for token in range(len(p)) if p[token] > 0}
+        law = longer
+    return law

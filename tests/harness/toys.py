@@ -1,0 +1,124 @@
+"""Engines around toy models, and runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.engine.build import Text, connect
+from cospec.engine.engine import Engine
+from cospec.models.pages import PagePool
+from cospec.models.toy import EMPTY, ToyModel
+from cospec.params import SamplingParams
+from cospec.protocols import Drafter
+from cospec.types import Budget, Commit, Context, Draft, Event, Request, Speculation
+from harness.oracle import BranchingDraws, Law, Trace
+
+DRAWING_MODULES = ("cospec.engine.verifier.Draws", "cospec.drafters.model.Draws")
+
+
+def toy_engine(target: ToyModel, drafter: Drafter | None, rule: str = "auto", k: int = 3, **config: Any) -> Engine:
+    """An engine with a draft length of ``k``; ``config`` are fields of ``EngineConfig``."""
+    text = config.pop("text", Text())
+    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule)
+    return Engine(connect(target, drafter, speculative, EngineConfig(**config), text))
+
+
+def with_pool(model: ToyModel, num_pages: int, page_size: int = 4, prefix_caching: bool = True) -> ToyModel:
+    """The model with a cache of another size."""
+    model.pages = PagePool(num_pages, page_size, prefix_caching)
+    model.cells = [[EMPTY] * page_size for _ in range(num_pages)]
+    return model
+
+
+def run_all(engine: Engine, requests: Sequence[Request], check: bool = True) -> dict[str, list[Event]]:
+    """Run to the end; events by request."""
+    events: dict[str, list[Event]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
+    for _ in range(100_000):
+        if not engine.has_work:
+            return events
+        for event in engine.step():
+            events[event.id].append(event)
+        if check:
+            engine.check_integrity()
+    raise AssertionError("the engine does not come to an end")
+
+
+def tokens_of(events: Mapping[str, Sequence[Event]]) -> dict[str, tuple[int, ...]]:
+    """The output of each request."""
+    return {id: tuple(token for event in own for token in event.tokens) for id, own in events.items()}
+
+
+def enumerated_law(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, length: int = 3, by_round: bool = True
+) -> Law:
+    """The exact joint law of the first ``length`` tokens that ``engine`` writes.
+
+    Every path through the random choices is a request of its own, known by its seed. Up to 16 of them run at once and
+    new ones arrive while others are in the middle, so the enumeration also goes through a busy engine.
+    """
+    traces: dict[int, Trace] = {}
+    outputs: dict[str, tuple[int, ...]] = {}
+    waiting: list[tuple[int, ...]] = [()]
+    law: Law = {}
+
+    def draws(seed: int, base: int) -> BranchingDraws:
+        return BranchingDraws(traces[seed], base, by_round)
+
+    with patch(DRAWING_MODULES[0], draws), patch(DRAWING_MODULES[1], draws):
+        while waiting or outputs:
+            while waiting and len(outputs) < 16:
+                seed = len(traces)
+                traces[seed] = Trace(waiting.pop())
+                outputs[str(seed)] = ()
+                rule = engine.parts.resolver.rule
+                chosen = Speculation(rule=rule if rule != "auto" else "block")
+                engine.add(Request(str(seed), tuple(prompt), params, seed, parent=str(seed), speculation=chosen))
+            for event in engine.step():
+                outputs[event.id] += event.tokens
+                if event.finish is not None or len(outputs[event.id]) >= length:
+                    engine.abort([event.id])
+                    output, trace = outputs.pop(event.id)[:length], traces[int(event.id)]
+                    law[output] = law.get(output, 0.0) + trace.probability
+                    waiting += trace.left
+    return law
+
+
+class ScriptedDrafter:
+    """Proposes the same tree every time, cut to the budget."""
+
+    name, samples = "scripted", False
+
+    def __init__(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
+        self._tokens = tuple(tokens)
+        self._parents = tuple(parents) if parents is not None else tuple(range(-1, len(tokens) - 1))
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        drafts = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            n = min(len(self._tokens), budget.max_nodes)
+            drafts.append(
+                Draft(context.id, len(context.tokens), self._tokens[:n], self._parents[:n], (self.name,) * n)
+            )
+        return drafts
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        pass
+
+    def free(self, ids: Sequence[str]) -> None:
+        pass
+
+
+__all__ = [
+    "DRAWING_MODULES",
+    "ScriptedDrafter",
+    "enumerated_law",
+    "run_all",
+    "tokens_of",
+    "toy_engine",
+    "with_pool",
+]

@@ -1,0 +1,117 @@
+"""A server around the fake engine, on a free port, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from cospec.config import EngineConfig
+from cospec.engine.serving import EngineClient
+from cospec.server.run import load_app
+
+sys.path.insert(0, str(Path(__file__).parent))  # the engine's process imports the fake by name
+
+from fake_engine import FakeEngine, write_tokenizer
+
+
+@dataclass
+class Running:
+    """A server that answers, and the engine's client inside it. ``call`` runs a function in the server's loop."""
+
+    url: str
+    client: EngineClient
+    loop: asyncio.AbstractEventLoop
+    api_key: str | None = None
+    http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        self.http = httpx.Client(base_url=self.url, timeout=30, headers=headers)
+
+    @property
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key or "none", max_retries=0)
+
+    def post(self, path: str, **body: object) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def run(self, make: Callable[[], object]) -> object:
+        async def call() -> object:
+            return make()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
+
+
+class ServerThread:
+    """Starts a server and stops it again."""
+
+    def __init__(self, config: EngineConfig, api_key: str | None = None) -> None:
+        self._config, self._api_key = config, api_key
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._running: Running | None = None
+        self._server: uvicorn.Server | None = None
+
+    def start(self) -> Running:
+        self._thread.start()
+        assert self._ready.wait(60)
+        assert self._running is not None
+        return self._running
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    async def _main(self) -> None:
+        client = EngineClient(FakeEngine.build)
+        try:
+            app = await load_app(client, self._config, self._api_key)
+            with socket.socket() as listener:
+                listener.bind(("127.0.0.1", 0))
+                self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+                listener.listen()  # connections queue until uvicorn takes them, so nobody has to wait for it
+                self._running = Running(url, client, asyncio.get_running_loop(), self._api_key)
+                self._ready.set()
+                await self._server.serve(sockets=[listener])
+        finally:
+            await client.close()
+            self._ready.set()
+
+
+@pytest.fixture(scope="session")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def config(tokenizer_folder: Path) -> EngineConfig:
+    return EngineConfig(model="fake", tokenizer=str(tokenizer_folder))
+
+
+@pytest.fixture(scope="session")
+def server(config: EngineConfig) -> Iterator[Running]:
+    """Shared by all tests that leave it as it was."""
+    thread = ServerThread(config)
+    yield thread.start()
+    thread.stop()
+
+
+@pytest.fixture
+def own_server(config: EngineConfig) -> Iterator[Running]:
+    """For tests that break or drain it; asks for a key."""
+    thread = ServerThread(config, api_key="secret")
+    yield thread.start()
+    thread.stop()

@@ -1,0 +1,211 @@
+"""An engine without a model: it repeats the prompt, two tokens a round, the first as if from a drafter.
+
+Words in the prompt make it misbehave: ``BREAK`` raises in a round and names its request, ``COLLAPSE`` raises without
+naming anybody, ``DIE`` ends the process, ``SLOW`` takes its time. A module, so that the engine's process can import it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from cospec.config import EngineConfig
+from cospec.engine.metrics import EngineMetrics
+from cospec.engine.requests import make_requests
+from cospec.errors import InvalidInput, ModelError, words
+from cospec.params import SamplingParams
+from cospec.types import Event, Finish, Request, RequestStats, TokenLogprobs
+
+CONTEXT = 256
+DEFAULT_LENGTH = 16
+SLOW_SECONDS = 0.01
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'system' and loop.index > 1 %}{{ raise_exception('system is first') }}"
+    "{% endif %}{{ m['role'][0] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
+    """A tokenizer of single bytes and one special token, as a Hugging Face folder."""
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", clean_up_tokenization_spaces=False, chat_template=template
+    ).save_pretrained(folder)
+    return folder
+
+
+class StepError(RuntimeError):
+    """A failure that knows whom it is about."""
+
+    def __init__(self, ids: tuple[str, ...]) -> None:
+        super().__init__("it broke")
+        self.ids = ids
+
+
+@dataclass(frozen=True)
+class FakeTokenizer:
+    name_or_path: str
+
+
+class FakeEngine:
+    max_model_len = CONTEXT
+    law = "target"
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.tokenizer: Any = FakeTokenizer(str(config.tokenizer))
+        self._text = Tokenizer.from_file(str(Path(str(config.tokenizer)) / "tokenizer.json"))
+        self.model_path = Path(str(config.tokenizer))
+        self.model_name = config.served_model_name or "fake"
+        self.vocab_size = self._text.get_vocab_size()
+        self._requests: dict[str, Request] = {}
+        self._written: dict[str, int] = {}
+        self._finished: Counter[str] = Counter()
+        self._rounds = 0
+
+    @classmethod
+    def build(cls, config: EngineConfig) -> FakeEngine:
+        if config.model == "missing":
+            raise ModelError("model is 'missing'; allowed is a model that exists.")
+        if config.model == "broken":
+            raise ZeroDivisionError("bad arithmetic")
+        if config.model == "endless":
+            time.sleep(600)
+        if config.model == "fatal":
+            os._exit(7)
+        return cls(config)
+
+    def add(self, request: Request) -> None:
+        text = self._text.decode(list(request.prompt))
+        if "REFUSE" in text:
+            raise InvalidInput("prompt", words("refused"), "another one")
+        if "STUMBLE" in text:
+            raise KeyError("stumbled")
+        self._requests[request.id] = request
+        self._written[request.id] = 0
+
+    def abort(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            if self._requests.pop(id, None) is not None:
+                self._finished["abort"] += 1
+            self._written.pop(id, None)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def step(self) -> list[Event]:
+        self._rounds += 1
+        texts = {id: self._text.decode(list(request.prompt)) for id, request in self._requests.items()}
+        if any("DIE" in text for text in texts.values()):
+            os._exit(3)
+        if any("COLLAPSE" in text for text in texts.values()):
+            raise RuntimeError("all of it broke")
+        broken = tuple(id for id, text in texts.items() if "BREAK" in text)
+        if broken:
+            raise StepError(broken)
+        if any("SLOW" in text for text in texts.values()):
+            time.sleep(SLOW_SECONDS)
+        return [self._advance(request) for request in list(self._requests.values())]
+
+    def metrics(self) -> EngineMetrics:
+        return EngineMetrics(
+            requests_running=len(self._requests),
+            kv_cache_usage=0.5 if self._requests else 0.0,
+            drafts={"fake": 3},
+            draft_tokens={"fake": 9},
+            accepted_tokens={"fake": 5},
+            accepted_per_pos={"fake": [3, 2]},
+            rounds=self._rounds,
+            requests_finished=dict(self._finished),
+        )
+
+    def _advance(self, request: Request) -> Event:
+        params, before = request.sampling, self._written[request.id]
+        limit = min(params.max_tokens or DEFAULT_LENGTH, CONTEXT - len(request.prompt))
+        after = min(before + 2, limit)
+        tokens = tuple(request.prompt[i % len(request.prompt)] for i in range(before, after))
+        self._written[request.id] = after
+        finish = Finish.LENGTH if after == limit else None
+        text = self._text.decode(list(tokens), skip_special_tokens=False)
+        for stop in params.stop:
+            if stop in text:
+                text, finish = text[: text.index(stop)], Finish.STOP
+        if finish is not None:
+            del self._requests[request.id]
+            self._finished[finish.value] += 1
+        return Event(
+            id=request.id,
+            parent=request.parent,
+            index=request.index,
+            text=text,
+            tokens=tokens,
+            sources=("fake", "bonus")[: len(tokens)],
+            logprobs=self._logprobs(tokens, params.logprobs),
+            prompt_logprobs=self._prompt_logprobs(request) if before == 0 else None,
+            finish=finish,
+            stop_reason=params.stop[0] if finish is Finish.STOP else None,
+            stats=_stats(after) if finish is not None else None,
+        )
+
+    def _logprobs(self, tokens: tuple[int, ...], top: int | None) -> tuple[TokenLogprobs, ...]:
+        if top is None:
+            return ()
+        return tuple(
+            TokenLogprobs(token, -0.5, 1, tuple(((token + i) % self.vocab_size, -0.5 - i) for i in range(top)))
+            for token in tokens
+        )
+
+    def _prompt_logprobs(self, request: Request) -> tuple[TokenLogprobs | None, ...] | None:
+        if request.sampling.prompt_logprobs is None:
+            return None
+        return (None, *self._logprobs(request.prompt[1:], request.sampling.prompt_logprobs))
+
+
+def _stats(tokens: int) -> RequestStats:
+    drafts = tokens // 2
+    return RequestStats(
+        target_calls=drafts + 1,
+        drafts=drafts,
+        drafted=2 * drafts,
+        accepted=drafts,
+        rejections=0,
+        accepted_by_drafter={"fake": drafts},
+        ttft=0.25,
+        e2e=0.5,
+    )
+
+
+class FakeLLM:
+    """``cospec.llm.LLM`` around the fake; ``made`` keeps the instances so that a test can look at them."""
+
+    made: ClassVar[list[FakeLLM]] = []
+    tokenizer_folder = ""
+
+    def __init__(self, model: str = "zoo", speculative_config: Any = None, **options: Any) -> None:
+        from transformers import AutoTokenizer
+
+        given = {"model": model, "speculative_config": speculative_config, "tokenizer": self.tokenizer_folder}
+        self.engine = FakeEngine.build(EngineConfig.build({**given, **options}))
+        self.engine.tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_folder)
+        self.made.append(self)
+
+    def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[Event]:
+        for request in make_requests("stream", prompt, params):
+            self.engine.add(request)
+        while self.engine.has_work:
+            yield from self.engine.step()

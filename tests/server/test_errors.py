@@ -1,0 +1,124 @@
+"""Every mistake gets OpenAI's error form, one sentence, and harms nobody else."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+
+import pytest
+
+from cospec.server import schemas
+
+
+def error_of(response, status: int) -> dict:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"].endswith(".")
+    assert "Traceback" not in error["message"]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "told"),
+    [
+        ({"temperature": -1}, "temperature", "-1"),
+        ({"temperature": "hot"}, "temperature", "'hot'"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"n": 0}, "n", "from 1"),
+        ({"n": True}, "n", "True"),
+        ({"logprobs": 99}, "logprobs", "20"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "token id"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens", "echo"),
+        ({"stop": 5}, "stop", "a string or a list"),
+        ({"stop": ""}, "stop", "non-empty"),
+        ({"best_of": 3}, "best_of", "equal to n"),
+        ({"suffix": "x"}, "suffix", "absent"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
+        ({"speculation": {"length": -1}}, "speculation.length", "0"),
+        ({"speculation": {"lenght": 1}}, "speculation.lenght", "1"),
+        ({"temprature": 1}, "temprature", "temperature"),
+        ({"prompt": 5}, "prompt", "a string, a list of strings"),
+        ({"prompt": [1, "a"]}, "prompt", "a list of token ids"),
+        ({"prompt": []}, "prompt", "at least one prompt"),
+        ({"prompt": ""}, "prompt", "at least one token"),
+        ({"prompt": [[]]}, "prompt", "at least one token"),
+        ({"prompt": [100000]}, "prompt", "100000"),
+        ({"prompt": "x" * 256}, "prompt", "255"),
+        ({"prompt": "x" * 100_000}, "prompt", "256 tokens"),
+        ({"prompt": "REFUSE"}, "prompt", "another one"),
+        ({"prompt": "\ud800"}, "prompt", "whole Unicode characters"),
+        ({"stop": "\ud800"}, None, "whole Unicode characters"),
+        ({"stop_token_ids": [2**70]}, None, "64 bits"),
+        ({"logit_bias": {str(2**70): 1}}, None, "64 bits"),
+        ({"\ud800": 1}, "?", "one of"),
+        ({"colour": "x" * 10_000}, "colour", " ... "),
+    ],
+)
+def test_bad_fields_are_named(server, body, param, told):
+    error = error_of(server.post("/v1/completions", **{"prompt": "a", **body}), 400)
+    assert error["param"] == param
+    assert told in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_missing_prompt(server):
+    assert error_of(server.post("/v1/completions", max_tokens=1), 400)["param"] == "prompt"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"text"', b"\xff\xfe\x00", b"[" * 100_000])
+def test_body_that_is_no_object(server, data):
+    assert "JSON" in error_of(server.http.post("/v1/completions", content=data), 400)["message"]
+
+
+def test_body_without_end(server, monkeypatch):
+    monkeypatch.setattr(schemas, "MAX_BODY", 1000)
+    error = error_of(server.post("/v1/completions", prompt="a" * 1000), 400)
+    assert "at most 1000 bytes" in error["message"]
+
+
+def test_unknown_model_path_and_method(server):
+    error = error_of(server.post("/v1/completions", model="gpt-9", prompt="a"), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "'fake'" in error["message"]
+    error_of(server.http.get("/v1/models/gpt-9"), 404)
+    assert "/v1/nothing" in error_of(server.http.get("/v1/nothing"), 404)["message"]
+    response = server.http.get("/v1/completions")
+    assert "POST" in error_of(response, 405)["message"]
+    assert response.headers["allow"] == "POST"
+
+
+def test_streamed_request_is_refused_by_status(server):
+    error_of(server.post("/v1/completions", prompt="REFUSE", stream=True), 400)
+
+
+def test_one_refused_prompt_refuses_the_call_and_frees_the_others(server):
+    error_of(server.post("/v1/completions", prompt=["SLOW", "REFUSE"], max_tokens=200), 400)
+    assert server.run(lambda: server.client.active) == 0
+
+
+@pytest.mark.parametrize("prompt", ["BREAK", "COLLAPSE", "STUMBLE"])
+def test_failure_in_the_engine_is_a_server_error(server, prompt):
+    error = error_of(server.post("/v1/completions", prompt=prompt), 500)
+    assert error["type"] == "server_error"
+    assert server.post("/v1/completions", prompt="ab", max_tokens=2).json()["choices"][0]["text"] == "ab"
+
+
+def test_failing_request_leaves_its_neighbours_alone(server):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        neighbour = pool.submit(server.post, "/v1/completions", prompt="SLOW", max_tokens=100)
+        broken = [pool.submit(server.post, "/v1/completions", prompt="BREAK") for _ in range(3)]
+        assert [future.result().status_code for future in broken] == [500] * 3
+        assert neighbour.result().json()["usage"]["completion_tokens"] == 100
+
+
+def test_failure_inside_a_stream_is_told_in_the_stream(server):
+    body = {"prompt": "SLOW", "max_tokens": 200, "stream": True}
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        assert "choices" in next(line for line in lines if line)
+        assert server.post("/v1/completions", prompt="COLLAPSE").status_code == 500
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["type"] == "server_error"

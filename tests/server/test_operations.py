@@ -1,0 +1,176 @@
+"""What an operator asks for: models, tokens, health, metrics, keys, drains, and clients that go away."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import cospec
+
+
+def wait_until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def active(server) -> int:
+    return server.run(lambda: server.client.active)
+
+
+def engine_running(server) -> float:
+    return samples(server)["cospec:num_requests_running"]
+
+
+def samples(server) -> dict[str, float]:
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_models(server):
+    (card,) = server.http.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("fake", "model", 256)
+    assert server.http.get("/v1/models/fake").json() == card
+
+
+def test_tokenize_and_detokenize(server):
+    found = server.post("/tokenize", prompt="héllo", return_token_strs=True).json()
+    assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) == 6
+    assert found["max_model_len"] == 256
+    assert server.post("/detokenize", tokens=found["tokens"]).json() == {"prompt": "héllo"}
+    chat = server.post("/tokenize", messages=[{"role": "user", "content": "x"}]).json()
+    assert server.post("/detokenize", tokens=chat["tokens"]).json() == {"prompt": "u: x\na:"}
+    assert chat["token_strs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "x"}]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": ["a"]}),
+    ],
+)
+def test_tokenize_refuses(server, path, body):
+    assert server.post(path, **body).status_code == 400
+
+
+def test_health_ready_version_docs(server):
+    assert server.http.get("/health").status_code == 200
+    assert server.http.get("/ready").status_code == 200
+    assert server.http.get("/version").json() == {"version": cospec.__version__}
+    paths = server.http.get("/openapi.json").json()["paths"]
+    schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert "messages" in schema["properties"]
+
+
+def test_metrics_have_vllm_names(server):
+    server.post("/v1/completions", prompt="ab", max_tokens=6)
+    text = server.http.get("/metrics").text
+    found = {family.name for family in text_string_to_metric_families(text)}
+    for name in (
+        "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions",
+        "prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "generation_tokens", "request_success",
+        "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
+        "spec_decode_num_accepted_tokens_per_pos", "time_to_first_token_seconds", "inter_token_latency_seconds",
+        "e2e_request_latency_seconds", "round_seconds",
+    ):  # fmt: skip
+        assert f"cospec:{name}" in found, name
+    labels = 'drafter="fake",model_name="fake",position="1"'
+    assert any(
+        line.startswith("cospec:spec_decode_num_accepted_tokens_per_pos_total") and line.endswith(" 2.0")
+        and all(label in line for label in labels.split(","))
+        for line in text.splitlines()
+    )  # fmt: skip
+
+
+def test_latencies_are_counted_per_token(server):
+    before = samples(server)
+    server.post("/v1/completions", prompt="ab", max_tokens=6)
+    after = samples(server)
+
+    def gained(name: str) -> float:
+        return after[f"cospec:{name}_count"] - before.get(f"cospec:{name}_count", 0)
+
+    assert gained("time_to_first_token_seconds") == 1
+    assert gained("inter_token_latency_seconds") == 4  # six tokens, of which two came first
+    assert gained("e2e_request_latency_seconds") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_goes_away_frees_its_requests(server, stream):
+    body = {"prompt": "SLOW", "max_tokens": 240, "n": 20, "stream": stream, "seed": 1}
+    with httpx.Client(base_url=server.url, timeout=30) as http:
+        if stream:
+            with http.stream("POST", "/v1/completions", json=body) as response:
+                next(response.iter_lines())
+                assert engine_running(server) == 20
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post("/v1/completions", json=body, timeout=0.3)
+    # Left alone they would run for more than a second; their end shows in the engine's own count of aborts.
+    wait_until(lambda: engine_running(server) == 0)
+    assert active(server) == 0
+    text = server.http.get("/metrics").text
+    aborted = next(line for line in text.splitlines() if "request_success_total" in line and '"abort"' in line)
+    assert float(aborted.rsplit(" ", 1)[1]) >= 20
+
+
+def test_key_is_asked_for(own_server):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+        response = httpx.get(f"{own_server.url}/v1/models", headers=headers)
+        assert response.status_code == 401
+        assert response.json()["error"]["code"] == "invalid_api_key"
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert httpx.post(f"{own_server.url}/tokenize", json={"prompt": "a"}, headers=headers).status_code == 401
+        assert httpx.get(f"{own_server.url}/health", headers=headers).status_code == 200
+    assert own_server.http.get("/v1/models").status_code == 200
+
+
+def test_drain_finishes_what_runs_and_refuses_what_comes(own_server):
+    import asyncio
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        running = pool.submit(own_server.post, "/v1/completions", prompt="SLOW", max_tokens=100)
+        wait_until(lambda: active(own_server) == 1)
+        drain = asyncio.run_coroutine_threadsafe(own_server.client.drain(30), own_server.loop)
+        wait_until(lambda: own_server.http.get("/ready").status_code == 503)
+        refused = own_server.post("/v1/completions", prompt="a")
+        assert refused.status_code == 503
+        assert "draining" in refused.json()["error"]["message"]
+        assert own_server.http.get("/health").status_code == 200
+        drain.result(30)
+        assert running.result().json()["usage"]["completion_tokens"] == 100
+
+
+def test_drain_that_takes_too_long_ends_the_rest(own_server):
+    import asyncio
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        running = pool.submit(own_server.post, "/v1/completions", prompt="SLOW", max_tokens=240)
+        wait_until(lambda: active(own_server) == 1)
+        asyncio.run_coroutine_threadsafe(own_server.client.drain(0.05), own_server.loop).result(30)
+        assert running.result().json()["choices"][0]["finish_reason"] == "abort"
+        assert engine_running(own_server) == 0
+
+
+def test_death_of_the_engine_ends_streams_and_health(own_server):
+    body = {"prompt": "SLOW", "max_tokens": 240, "stream": True}
+    with own_server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert own_server.post("/v1/completions", prompt="DIE").status_code == 503
+        rest = [line for line in lines if line]
+    error = json.loads(rest[-2].removeprefix("data: "))["error"]
+    assert error["type"] == "service_unavailable"
+    assert "exit code 3" in error["message"]
+    for path in ("/health", "/ready", "/metrics"):
+        assert own_server.http.get(path).status_code == 503
+    assert own_server.post("/v1/completions", prompt="a").status_code == 503

@@ -1,0 +1,259 @@
+"""The engine's process and the server's: starting, failing to start, stopping, draining on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+
+from cospec.config import EngineConfig
+from cospec.engine.requests import make_requests
+from cospec.engine.serving import EngineClient, RequestRefused
+from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
+from cospec.params import SamplingParams
+from cospec.server.run import ServerSettings, run
+from cospec.types import Finish
+
+HERE = Path(__file__).parent
+SERVE = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+from fake_engine import FakeEngine
+from cospec.config import EngineConfig
+from cospec.server.run import ServerSettings, run
+config = EngineConfig(model=sys.argv[3], tokenizer=sys.argv[1])
+settings = ServerSettings(port=0, drain_timeout=float(sys.argv[2]))
+print("starting", flush=True)
+run(config, settings, lambda url: print(url, flush=True), FakeEngine.build)
+"""
+
+
+@pytest.fixture
+def served(tokenizer_folder):
+    """Starts servers of their own, each in a process group; yields a function of the drain's time limit."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(drain_timeout: float, model: str = "fake") -> tuple[subprocess.Popen[str], str]:
+        arguments = [sys.executable, "-c", SERVE, str(tokenizer_folder), str(drain_timeout), model]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "starting\n"
+        return process, process.stdout.readline().strip() if model == "fake" else ""
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def begin(url: str, max_tokens: int) -> tuple[threading.Thread, list[httpx.Response]]:
+    """A slow request under way in a thread."""
+    answers: list[httpx.Response] = []
+    body = {"prompt": "SLOW", "max_tokens": max_tokens}
+    thread = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=body, timeout=60)))
+    thread.start()
+    wait_until(lambda: 'cospec:num_requests_running{model_name="fake"} 1.0' in httpx.get(f"{url}/metrics").text)
+    return thread, answers
+
+
+def test_sigterm_to_the_group_drains_and_exits_with_zero(served):
+    process, url = served(30)
+    engine = children(process.pid)
+    with httpx.Client(base_url=url) as idle:
+        assert idle.get("/ready").status_code == 200
+        thread, answers = begin(url, 150)
+        os.killpg(process.pid, signal.SIGTERM)
+        wait_until(lambda: idle.get("/ready").status_code == 503)
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 503
+        thread.join(60)
+    assert answers[0].json()["usage"]["completion_tokens"] == 150
+    assert process.wait(30) == 0
+    assert not any(alive(pid) for pid in engine)
+
+
+def test_drain_has_a_time_limit(served):
+    process, url = served(0.1)
+    thread, answers = begin(url, 250)
+    process.send_signal(signal.SIGTERM)
+    thread.join(60)
+    assert answers[0].json()["choices"][0]["finish_reason"] == "abort"
+    assert process.wait(30) == 0
+
+
+def test_second_signal_ends_the_drain(served):
+    process, url = served(600)
+    thread, answers = begin(url, 250)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+    process.send_signal(signal.SIGINT)
+    thread.join(60)
+    assert answers[0].json()["choices"][0]["finish_reason"] == "abort"
+    assert process.wait(30) == 0
+
+
+def test_sigterm_while_a_model_loads(served):
+    process, _ = served(600, "endless")
+    wait_until(lambda: len(children(process.pid)) > 1)  # the engine and the resource tracker of multiprocessing
+    engine = children(process.pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    assert not any(alive(pid) for pid in engine)
+
+
+def test_engine_ends_with_a_killed_server(served):
+    process, _ = served(1)
+    engine = children(process.pid)
+    assert engine
+    process.kill()
+    process.wait(10)
+    wait_until(lambda: not any(alive(pid) for pid in engine))
+
+
+def test_taken_port_is_told_before_a_model_is_loaded(server):
+    port = int(server.url.rsplit(":", 1)[1])
+    with pytest.raises(InvalidInput, match=f"127.0.0.1:{port}"):
+        run(EngineConfig(model="missing"), ServerSettings(port=port), build=FakeEngine.build)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("missing", "model is 'missing'; allowed is a model that exists."),
+        ("broken", "The engine could not start: ZeroDivisionError: bad arithmetic."),
+        ("fatal", "The engine process has ended with exit code 7."),
+    ],
+)
+def test_engine_that_cannot_start_says_why(model, told):
+    with pytest.raises(ModelError) as error:
+        run(EngineConfig(model=model), ServerSettings(port=0), build=FakeEngine.build)
+    assert str(error.value) == told
+
+
+def test_serve_with_an_unknown_model_prints_one_sentence():
+    done = subprocess.run(
+        [sys.executable, "-m", "cospec", "serve", "/no/such/folder", "--port", "0"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("cospec: model is '/no/such/folder'")
+
+
+def with_client(config: EngineConfig, use) -> None:
+    async def main() -> None:
+        client = EngineClient(FakeEngine.build)
+        await client.start(config)
+        try:
+            await use(client)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+def requests(client: EngineClient, text: str, n: int = 1, max_tokens: int = 6):
+    ids = [ord(char) % client.info.vocab_size for char in text]
+    return make_requests(f"r-{text}-{n}", ids, SamplingParams(n=n, max_tokens=max_tokens))
+
+
+def test_client_streams_aborts_and_closes(config):
+    async def use(client: EngineClient) -> None:
+        assert client.alive
+        assert client.info.max_model_len == FakeEngine.max_model_len
+        events = [event async for event in client.submit(requests(client, "ab", n=3))]
+        assert sorted(event.index for event in events if event.finish) == [0, 1, 2]
+        assert client.active == 0
+
+        stream = client.submit(requests(client, "cd", n=2, max_tokens=200))
+        await anext(stream)
+        assert client.active == 2
+        await stream.aclose()
+        assert client.active == 0
+        assert (await client.metrics())["requests_running"] == 0
+
+        several = await asyncio.gather(*(client.metrics() for _ in range(5)))
+        assert len(several) == 5
+
+    with_client(config, use)
+
+
+def test_abort_ends_a_stream_with_its_reason(config):
+    async def use(client: EngineClient) -> None:
+        (request,) = requests(client, "ab", max_tokens=200)
+        stream = client.submit([request])
+        await anext(stream)
+        client.abort([request.id, "unknown"])
+        rest = [event async for event in stream]
+        assert rest[-1].finish is Finish.ABORT
+
+    with_client(config, use)
+
+
+def test_closed_client_takes_nothing(config):
+    async def use(client: EngineClient) -> None:
+        await client.drain(1)
+        with pytest.raises(EngineStopped, match="draining"):
+            await anext(client.submit(requests(client, "a")))
+        await client.close()
+        assert not client.alive
+        with pytest.raises(EngineStopped):
+            await client.metrics()
+
+    with_client(config, use)
+
+
+def test_refusal_carries_its_field(config, tokenizer_folder):
+    from cospec.server.tokens import Tokens, load_tokenizer
+
+    async def use(client: EngineClient) -> None:
+        tokens = Tokens(load_tokenizer(str(tokenizer_folder)), 256, client.info.vocab_size)
+        refused = make_requests("r", tokens.encode("REFUSE"), SamplingParams())
+        with pytest.raises(RequestRefused) as error:
+            await anext(client.submit(refused))
+        assert error.value.field == "prompt"
+        assert isinstance(error.value, CospecError)
+
+    with_client(config, use)
+
+
+def test_socket_is_private_and_removed(config):
+    seen: list[Path] = []
+
+    async def use(client: EngineClient) -> None:
+        folder = client._folder
+        assert folder.stat().st_mode & 0o077 == 0
+        seen.append(folder)
+
+    with_client(config, use)
+    assert not seen[0].exists()

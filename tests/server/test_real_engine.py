@@ -1,0 +1,189 @@
+"""The whole stack with the real engine: a small random Llama always, the zoo where it was installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from fake_engine import write_tokenizer
+
+ZOO = Path(__import__("cospec").__file__).parent / "zoo" / "target"
+needs_zoo = pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's weights are not installed")
+
+
+def write_llama(folder: Path) -> Path:
+    """A Llama of two layers with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=256,
+        initializer_range=0.5,
+    )
+    LlamaForCausalLM(shape).save_pretrained(folder)
+    return write_tokenizer(folder)
+
+
+class Served:
+    """``cospec serve`` as a user runs it."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "cospec", "serve", *arguments, "--port", "0", "--served-model-name", "m"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        assert "http://" in line, line + self.process.stderr.read()
+        self.url = "http://" + line.strip().rpartition("http://")[2]
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def stop(self) -> int:
+        self.http.close()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+        code = self.process.wait(60)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def served(model_folder):
+    speculation = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
+    server = Served(str(model_folder), "--speculative-config", speculation, "--threads", "1", "--dtype", "float32")
+    yield server
+    assert server.stop() == 0
+
+
+def test_answers_are_repeatable_and_independent_of_speculation(served):
+    body = {"prompt": "abcabcabc", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    drafted = {**body, "include_speculation_stats": True}
+    first = served.http.post("/v1/completions", json=drafted).json()
+    plain = served.http.post("/v1/completions", json={**body, "speculation": {"enabled": False}}).json()
+    assert first["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert first["law"] == "target"
+    assert first["usage"]["completion_tokens"] == 24
+    assert first["usage"]["speculation"]["drafts"] > 0
+
+
+def test_stream_equals_whole_answer(served):
+    body = {"model": "m", "prompt": ["abab", "xyz"], "max_tokens": 12, "seed": 3, "n": 2, "logprobs": 2}
+    whole = served.openai.completions.create(**body)
+    texts = [""] * 4
+    logprobs: list[list[float]] = [[], [], [], []]
+    for chunk in served.openai.completions.create(**body, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            logprobs[choice.index] += choice.logprobs.token_logprobs
+    assert texts == [choice.text for choice in whole.choices]
+    for choice, streamed in zip(whole.choices, logprobs, strict=True):
+        assert streamed == pytest.approx(choice.logprobs.token_logprobs, abs=1e-4)
+
+
+def test_chat_and_scoring(served):
+    answer = served.openai.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=4, logprobs=True, top_logprobs=3
+    )
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 3
+    scored = served.openai.completions.create(model="m", prompt="hello", echo=True, max_tokens=0, logprobs=1)
+    assert scored.choices[0].text == "hello"
+    assert scored.choices[0].logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in scored.choices[0].logprobs.token_logprobs[1:])
+
+
+def test_scoring_does_not_depend_on_the_prefix_cache(served):
+    body = {
+        "prompt": "the same long prompt, twice over, longer than a page",
+        "echo": True,
+        "max_tokens": 0,
+        "logprobs": 0,
+    }
+    first, second = (served.http.post("/v1/completions", json=body).json()["choices"][0] for _ in range(2))
+    assert len(first["logprobs"]["token_logprobs"]) == len(body["prompt"])
+    assert second["logprobs"]["token_logprobs"][1:] == pytest.approx(first["logprobs"]["token_logprobs"][1:], abs=1e-4)
+
+
+def test_extreme_numbers_are_served_or_refused(served):
+    for extreme in (
+        {"top_k": 2**62},
+        {"max_tokens": 2**62},
+        {"min_tokens": 2**40, "max_tokens": 2**41},
+        {"seed": 2**64 - 1},
+    ):
+        body = {"prompt": "a", "max_tokens": 2, "temperature": 0.7, **extreme}
+        assert served.http.post("/v1/completions", json=body).status_code in (200, 400), extreme
+
+
+def test_going_away_frees_the_cache(served):
+    body = {"prompt": "ab", "max_tokens": 100, "n": 8, "ignore_eos": True, "stream": True}
+    with served.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    end = time.monotonic() + 30
+    while 'cospec:num_requests_running{model_name="m"} 0.0' not in served.http.get("/metrics").text:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_refusals_come_from_the_engine_too(served):
+    for body in ({"speculation": {"rule": "guess"}}, {"logit_bias": {"999": 1}}, {"prompt": "x" * 200}):
+        response = served.http.post("/v1/completions", json={"prompt": "a", **body})
+        assert response.status_code == 400, response.text
+    assert served.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_metrics_count(served):
+    served.http.post("/v1/completions", json={"prompt": "ababab", "max_tokens": 8, "temperature": 0})
+    text = served.http.get("/metrics").text
+    assert 'cospec:spec_decode_num_drafts_total{drafter="ngram"' in text
+    assert 'finished_reason="length"' in text
+
+
+def test_generate_command(model_folder, tmp_path):
+    prompts, output = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
+    prompts.write_text('{"id": 1, "prompt": "abab"}\n{"id": 2, "turns": ["a", "b"]}\n{"id": 3, "prompt": ""}\n')
+    command = [
+        sys.executable, "-m", "cospec", "generate", "--model", str(model_folder), "--prompts", str(prompts),
+        "--output", str(output), "--max-tokens", "5", "--temperature", "0", "--threads", "1",
+        "--speculative-config", '{"method": "ngram"}',
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "line 3: prompt is ''" in done.stderr
+    rows = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
+    assert set(rows) == {1, 2}
+    assert len(rows[2]["answers"]) == 2
+
+
+@needs_zoo
+def test_zoo_serves_with_its_drafter():
+    server = Served("zoo", "--max-num-seqs", "4")
+    try:
+        body = {"prompt": "def read_lines(path):\n", "max_tokens": 24, "temperature": 0}
+        body |= {"include_speculation_stats": True, "return_sources": True}
+        answer = server.http.post("/v1/completions", json=body).json()
+        assert answer["usage"]["speculation"]["accepted"] > 0
+        assert set(answer["choices"][0]["sources"]) - {"target", "bonus"}
+    finally:
+        assert server.stop() == 0

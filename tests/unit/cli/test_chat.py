@@ -1,0 +1,67 @@
+"""``cospec chat``: the conversation, the commands, the colours."""
+
+from __future__ import annotations
+
+from fake_engine import FakeEngine
+
+from cospec.cli.chat import Pieces
+from cospec.server.tokens import Tokens
+from cospec.types import Event
+
+
+def talk(cospec_command, *lines: str, arguments: tuple[object, ...] = ("--max-tokens", 6)) -> str:
+    result = cospec_command("chat", *arguments, input="".join(line + "\n" for line in lines))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_answers_and_remembers(llm, cospec_command):
+    out = talk(cospec_command, "A", "B", arguments=("--max-tokens", 20))
+    assert "u: A\na:u: A\na:u: A\n" in out
+    assert out.count("u: A") >= 3
+    # The second prompt begins with the first exchange, which the fake repeats.
+    assert "u: A\na: u: A" in out
+
+
+def test_reset_forgets(llm, cospec_command):
+    out = talk(cospec_command, "A", "/reset", "B", arguments=("--max-tokens", 4))
+    assert "u: B" in out
+
+
+def test_commands(llm, cospec_command):
+    out = talk(cospec_command, "/stats", "/help", "/what", "A", "/stats", "/quit", "never")
+    assert "There is no answer yet" in out
+    assert "/reset  forget the conversation" in out
+    assert "/what is unknown" in out
+    assert "mean acceptance length" in out
+    assert "never" not in out
+
+
+def test_too_long_a_conversation_is_told_and_survived(llm, cospec_command):
+    out = talk(cospec_command, "x" * 400, "A")
+    assert "messages is" in out
+    assert "/reset" in out
+    assert "u: A" in out
+
+
+def test_wrong_options(llm, cospec_command):
+    result = cospec_command("chat", "--top-p", "7")
+    assert (result.exit_code, result.stderr) == (1, "cospec: top_p is 7.0; allowed is a number above 0 up to 1.\n")
+
+
+def event(text: str, tokens: list[int], sources: list[str]) -> Event:
+    return Event("id", "", 0, text, tuple(tokens), tuple(sources))
+
+
+def test_pieces_follow_their_tokens(tokenizer_folder):
+    from transformers import AutoTokenizer
+
+    tokens = Tokens(AutoTokenizer.from_pretrained(tokenizer_folder), FakeEngine.max_model_len, 300)
+    pieces = Pieces(tokens)
+    a, b, *e = tokens.encode("abé")
+    assert pieces.split(event("ab", [a, b], ["small", "target"])) == [("a", "small"), ("b", "target")]
+    # Half a character has no text yet; it takes the source of its first byte.
+    assert pieces.split(event("", [e[0]], ["small"])) == []
+    assert pieces.split(event("éa", [e[1], a], ["target", "target"])) == [("é", "small"), ("a", "target")]
+    # Text that no token accounts for must not be lost.
+    assert pieces.split(event("zz", [], [])) == [("zz", "target")]

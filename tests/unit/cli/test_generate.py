@@ -1,0 +1,155 @@
+"""``cospec generate``: results, resumption, bad lines, interruption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def write_lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def read_lines(path: Path) -> dict[object, dict]:
+    return {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
+
+
+@pytest.fixture
+def files(tmp_path):
+    return tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+
+
+def test_rows(llm, cospec_command, files):
+    prompts, output = files
+    write_lines(prompts, {"id": "a", "turns": ["xy"]}, {"prompt": "abc"})
+    result = cospec_command("generate", "--prompts", prompts, "--output", output, "--max-tokens", 4)
+    assert result.exit_code == 0, result.output
+    rows = read_lines(output)
+    assert set(rows) == {"a", 2}
+    assert set(rows["a"]) == {"id", "text", "token_ids", "finish_reason", "stats", "law"}
+    assert (rows["a"]["text"], rows[2]["text"]) == ("xyxy", "abca")
+    assert len(rows["a"]["token_ids"]) == 4
+    assert (rows["a"]["finish_reason"], rows["a"]["law"]) == ("length", "target")
+    assert rows["a"]["stats"]["mean_acceptance_length"] == 2.0
+    assert rows["a"]["stats"]["accepted_by_drafter"] == {"fake": 2}
+
+
+def test_options_reach_the_engine(llm, cospec_command, files):
+    prompts, output = files
+    write_lines(prompts, {"prompt": "abc"})
+    speculation = '{"method": "ngram", "num_speculative_tokens": 3}'
+    arguments = ["--model", "m", "--speculative-config", speculation, "--batch", 5, "--threads", 1, "--seed", 3]
+    assert cospec_command("generate", "--prompts", prompts, "--output", output, *arguments).exit_code == 0
+    config = llm.made[0].engine.config
+    assert (config.model, config.max_num_seqs, config.threads) == ("m", 5, 1)
+    assert config.speculative_config.num_speculative_tokens == 3
+
+
+def test_turns_are_a_conversation(llm, cospec_command, files):
+    prompts, output = files
+    write_lines(prompts, {"id": 1, "turns": ["A", "B"]})
+    assert cospec_command("generate", "--prompts", prompts, "--output", output, "--max-tokens", 30).exit_code == 0
+    row = read_lines(output)[1]
+    first = "u: A\na:" * 5
+    assert row["answers"][0] == first[:30]
+    assert row["answers"][1] == f"u: A\na: {first}"[:30] == row["text"]
+    assert row["stats"]["target_calls"] == 32
+    assert row["stats"]["e2e"] == 1.0
+    assert row["stats"]["ttft"] == 0.25
+
+
+def test_chat_puts_single_prompts_into_the_template(llm, cospec_command, files):
+    prompts, output = files
+    write_lines(prompts, {"id": 1, "prompt": "A"})
+    assert cospec_command("generate", "--prompts", prompts, "--output", output, "--chat").exit_code == 0
+    assert read_lines(output)[1]["text"].startswith("u: A\na:")
+
+
+def test_bad_lines_and_refused_prompts_do_not_stop_the_rest(llm, cospec_command, files):
+    prompts, output = files
+    write_lines(prompts, {"id": 1, "prompt": "a"}, "{oops", {"id": 3, "prompt": "x" * 300}, {"id": 4, "prompt": "b"})
+    result = cospec_command("generate", "--prompts", prompts, "--output", output)
+    assert result.exit_code == 1
+    assert set(read_lines(output)) == {1, 4}
+    assert "line 2: line is not JSON" in result.stderr
+    assert "line 3: prompt is 300 tokens long" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_more_jobs_than_fit_into_the_engine_at_once(llm, cospec_command, files):
+    prompts, output = files
+    write_lines(prompts, *({"prompt": "ab"} for _ in range(150)))
+    assert cospec_command("generate", "--prompts", prompts, "--output", output, "--max-tokens", 2).exit_code == 0
+    assert set(read_lines(output)) == set(range(1, 151))
+
+
+def test_resumes(llm, cospec_command, files):
+    prompts, output = files
+    write_lines(prompts, {"id": 1, "prompt": "a"}, {"id": 2, "prompt": "b"})
+    output.write_text('{"id": 1, "text": "kept"}\n{"id": 2, "te')
+    assert cospec_command("generate", "--prompts", prompts, "--output", output).exit_code == 0
+    rows = read_lines(output)
+    assert rows[1]["text"] == "kept"
+    assert rows[2]["text"].startswith("bbbb")
+    assert cospec_command("generate", "--prompts", prompts, "--output", output).exit_code == 0
+    assert len(llm.made) == 1, "nothing was left to do, so no model is loaded"
+    assert len(output.read_text().splitlines()) == 2
+
+
+def test_interruption_keeps_what_is_done(llm, cospec_command, files, monkeypatch):
+    prompts, output = files
+    write_lines(prompts, *({"id": number, "prompt": "ab"} for number in range(100)))
+    steps = iter(range(100))
+    plain = llm.made
+
+    from fake_engine import FakeEngine
+
+    step = FakeEngine.step
+
+    def interrupted(self):
+        if next(steps) == 2:
+            raise KeyboardInterrupt
+        return step(self)
+
+    monkeypatch.setattr(FakeEngine, "step", interrupted)
+    result = cospec_command("generate", "--prompts", prompts, "--output", output, "--max-tokens", 4)
+    assert result.exit_code == 130
+    assert "64 of 100" in result.stderr
+    assert len(read_lines(output)) == 64
+    assert not plain[0].engine.has_work
+    monkeypatch.setattr(FakeEngine, "step", step)
+    assert cospec_command("generate", "--prompts", prompts, "--output", output, "--max-tokens", 4).exit_code == 0
+    assert set(read_lines(output)) == set(range(100))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--temperature", "-1"], 1, "temperature is -1.0"),
+        (["--speculative-config", "{"], 1, "speculative_config"),
+        (["--speculative-config", '{"num_speculative_tokens": 999}'], 1, "num_speculative_tokens"),
+        (["--model", "missing"], 1, "model is 'missing'"),
+        (["--dtype", "int4"], 1, "dtype is 'int4'"),
+        (["--max-tokens", "many"], 2, "--max-tokens"),
+        (["--nonsense"], 2, "nonsense"),
+    ],
+)
+def test_wrong_options_get_one_sentence(llm, cospec_command, files, arguments, code, told):
+    prompts, output = files
+    write_lines(prompts, {"prompt": "a"})
+    result = cospec_command("generate", "--prompts", prompts, "--output", output, *arguments)
+    assert result.exit_code == code
+    assert told in result.stderr
+    if code == 1:
+        assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_missing_prompts(llm, cospec_command, files):
+    prompts, output = files
+    result = cospec_command("generate", "--prompts", prompts, "--output", output)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("cospec: prompts is ")
+    assert not output.exists()

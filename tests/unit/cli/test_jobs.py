@@ -1,0 +1,81 @@
+"""Reading prompts and going on with a file of results."""
+
+from __future__ import annotations
+
+import pytest
+
+from cospec.cli.jobs import Job, ResultFile, key, read_jobs
+from cospec.errors import InvalidInput
+
+
+def test_every_kind_of_line(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(
+        '{"id": "a", "turns": ["x", "y"], "category": "ignored"}\n\n{"question_id": 7, "turns": ["z"]}\n{"prompt": "w"}'
+    )
+    jobs, complaints = read_jobs(path)
+    assert jobs == [Job("a", 1, ("x", "y")), Job(7, 3, ("z",)), Job(4, 4, ("w",))]
+    assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[1]", "a JSON object"),
+        (b"{}", "neither prompt nor turns"),
+        (b'{"prompt": "a", "turns": ["b"]}', "both prompt and turns"),
+        (b'{"prompt": ""}', "not empty"),
+        (b'{"prompt": 5}', "5"),
+        (b'{"turns": []}', "a list of strings"),
+        (b'{"turns": ["a", 1]}', "a list of strings"),
+        (b'{"id": 1.5, "prompt": "a"}', "1.5"),
+        (b'{"id": "same", "prompt": "a"}', "line 1"),
+    ],
+)
+def test_bad_lines_are_reported_with_their_number_and_the_rest_goes_on(tmp_path, line, told):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"id": "same", "prompt": "a"}\n' + line + b'\n{"id": "last", "prompt": "a"}\n')
+    jobs, complaints = read_jobs(path)
+    assert [job.id for job in jobs] == ["same", "last"]
+    (complaint,) = complaints
+    assert complaint.startswith("line 2: ")
+    assert told in complaint
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InvalidInput, match=r"prompts is .*No such file"):
+        read_jobs(tmp_path / "none.jsonl")
+
+
+def test_ids_of_other_types_are_other_ids():
+    assert key(1) != key("1")
+
+
+def test_results_survive_and_a_torn_line_is_dropped(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with ResultFile(path) as results:
+        assert results.done == frozenset()
+        results.write({"id": "ä"})
+        results.write({"id": 2})
+    path.write_bytes(path.read_bytes() + b'{"id": "torn", "te')
+    with ResultFile(path) as results:
+        assert results.done == {key("ä"), key(2)}
+        results.write({"id": 3})
+    assert [line[:7] for line in path.read_text().splitlines()] == ['{"id": ', '{"id": ', '{"id": ']
+    assert path.read_text().splitlines()[-1] == '{"id": 3}'
+
+
+@pytest.mark.parametrize("content", ["hello\n", '{"text": 1}\n', "[1]\n"])
+def test_a_file_of_something_else_is_left_alone(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(InvalidInput, match="line 1"):
+        ResultFile(path)
+    assert path.read_text() == content
+
+
+def test_output_that_cannot_be_written(tmp_path):
+    with pytest.raises(InvalidInput, match="output is"):
+        ResultFile(tmp_path / "no" / "such" / "folder.jsonl")

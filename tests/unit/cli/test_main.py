@@ -1,0 +1,135 @@
+"""The command itself: help, versions, wrong usage, the zoo's list, and what ``serve`` passes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import cospec
+import cospec.server.run
+from cospec.cli.models import members, parameters
+from cospec.config import EngineConfig
+from cospec.server.run import ServerSettings
+
+
+def test_help_and_version(cospec_command):
+    result = cospec_command("--help")
+    assert result.exit_code == 0
+    for name in ("serve", "generate", "chat", "models", "train"):
+        assert name in result.output
+    assert cospec_command("--version").output.strip() == cospec.__version__
+
+
+@pytest.mark.parametrize("arguments", [["nope"], ["serve", "--nope"], ["generate"]])
+def test_wrong_usage_exits_with_two(cospec_command, arguments):
+    assert cospec_command(*arguments).exit_code == 2
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys\n"
+        "import cospec.cli.main\n"
+        "print([name for name in ('torch', 'transformers', 'fastapi', 'uvicorn', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_python_dash_m():
+    done = subprocess.run([sys.executable, "-m", "cospec", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == cospec.__version__
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What ``serve`` would run."""
+    calls: list[tuple[EngineConfig, ServerSettings]] = []
+    monkeypatch.setattr(cospec.server.run, "run", lambda config, settings, announce: calls.append((config, settings)))
+    return calls
+
+
+def test_serve_passes_options_on(cospec_command, served, monkeypatch):
+    monkeypatch.setenv("COSPEC_API_KEY", "from the environment")
+    result = cospec_command(
+        "serve", "some/model", "--port", 0, "--host", "0.0.0.0", "--max-num-seqs", 3, "--no-enable-prefix-caching",
+        "--speculative-config", '{"method": "ngram", "prompt_lookup_max": 3}', "--served-model-name", "mine",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    ((config, settings),) = served
+    assert (config.model, config.max_num_seqs, config.enable_prefix_caching) == ("some/model", 3, False)
+    assert config.served_model_name == "mine"
+    assert config.speculative_config.options == {"prompt_lookup_max": 3}
+    assert (settings.port, settings.host, settings.api_key) == (0, "0.0.0.0", "from the environment")
+
+
+def test_serve_defaults(cospec_command, served):
+    assert cospec_command("serve").exit_code == 0
+    ((config, settings),) = served
+    assert config == EngineConfig()
+    assert settings == ServerSettings()
+
+
+def test_command_line_wins_over_file(cospec_command, served, tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("model: a\nport: 9\nmax-num-seqs: 2\nspeculative_config: {method: 'off'}\n")
+    assert cospec_command("serve", "b", "--config", file, "--max-num-seqs", 5).exit_code == 0
+    ((config, settings),) = served
+    assert (config.model, config.max_num_seqs, settings.port) == ("b", 5, 9)
+    assert config.speculative_config.method == "off"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--port", "70000"], "port is 70000"),
+        (["--drain-timeout", "-1"], "drain_timeout is -1.0"),
+        (["--log-level", "loud"], "log_level is 'loud'"),
+        (["--max-num-seqs", "0"], "max_num_seqs is 0"),
+        (["--speculative-config", "[]"], "speculative_config is '[]'"),
+        (["--speculative-config", '{"num_speculative_tokens": "x"}'], "speculative_config.num_speculative_tokens"),
+        (["--config", "/does/not/exist"], "config is '/does/not/exist'"),
+    ],
+)
+def test_serve_tells_what_is_wrong_in_one_sentence(cospec_command, served, arguments, told):
+    result = cospec_command("serve", *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("cospec: ")
+    assert told in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert served == []
+
+
+def test_unknown_key_in_file(cospec_command, served, tmp_path):
+    file = tmp_path / "c.json"
+    file.write_text('{"modle": "a"}')
+    result = cospec_command("serve", "--config", file)
+    assert (result.exit_code, served) == (1, [])
+    assert "modle" in result.stderr
+
+
+def test_models_are_counted_from_their_weights(tmp_path):
+    for name, width in (("drafter", 2), ("target", 3)):
+        folder = tmp_path / name
+        folder.mkdir()
+        shape = {"num_hidden_layers": 1, "hidden_size": width, "vocab_size": 10, "max_position_embeddings": 64}
+        (folder / "config.json").write_text(json.dumps(shape))
+        weights = {"a": np.zeros((500_000, width), np.float16), "b": np.zeros(7, np.float16)}
+        save_file(weights, folder / "model.safetensors")
+    (tmp_path / "card.json").write_text(json.dumps({"members": {"target": {"tokens": 6_000_000}}}))
+    assert parameters(tmp_path / "target") == 1_500_007
+    first, second = members(tmp_path)
+    assert first[0] == "zoo:target"
+    assert first[2:] == ("1.5M", "1", "3", "10", "64", "6.0M")
+    assert second[0] == "zoo:drafter"
+    assert second[-1] == "-"
+
+
+def test_models_command(cospec_command):
+    result = cospec_command("models")
+    assert result.exit_code == 0
+    assert "zoo" in result.output.lower()

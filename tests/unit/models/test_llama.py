@@ -1,0 +1,186 @@
+"""The fused forward against plain transformers, for each family, with everything a batch can hold at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from cospec.errors import ModelError
+from cospec.models import native
+from cospec.models.cache import KVCache, LayerShape
+from cospec.models.llama import FusedLlama, TorchRunner, read_weights, why_not
+from cospec.models.pages import PagePool
+from cospec.types import Segment, TokenBatch
+
+VOCAB = 101
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 104, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.15, "tie_word_embeddings": False,
+    "attn_implementation": "eager",
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama3 rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "mistral window": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+}
+
+
+def load(family: str) -> Any:
+    """A tiny random model with weights large enough that mistakes show."""
+    name, extra = FAMILIES[family]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(**COMMON | extra)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for key, parameter in model.named_parameters():
+        if key.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+        if "norm" in key:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def cache_for(model: Any, page_size: int = 8) -> KVCache:
+    config = model.config
+    shape = LayerShape(config.num_key_value_heads, model.model.layers[0].self_attn.head_dim)
+    pool = PagePool(64, page_size)
+    assert pool.reserve("gap", 3 * page_size)  # so that page 0 belongs to somebody else
+    return KVCache([shape] * config.num_hidden_layers, pool, torch.float32, torch.device("cpu"))
+
+
+@torch.inference_mode()
+def plain(model: Any, tokens: Sequence[int]) -> Tensor:
+    """Logits ``[len(tokens), V]`` of one whole sequence."""
+    return model(input_ids=torch.tensor([tokens])).logits[0].float()
+
+
+class Session:
+    """A fused model with its cache, fed by segments."""
+
+    def __init__(self, fused: FusedLlama, cache: KVCache) -> None:
+        self.fused, self.cache = fused, cache
+
+    def __call__(self, *segments: Segment) -> Tensor:
+        for segment in segments:
+            assert self.cache.pages.reserve(segment.id, segment.start + len(segment.tokens))
+        return self.fused.logits(self.cache.pack(TokenBatch(segments)), self.cache.layers)
+
+
+RUNNERS = [
+    pytest.param(
+        "native", marks=pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+    ),
+    "torch",
+]
+
+
+def session(model: Any, runner: str, kind: native.Kind = "fp32", page_size: int = 8) -> Session:
+    cache = cache_for(model, page_size)
+    if runner == "native":
+        return Session(FusedLlama.from_hf(model, cache, kind), cache)
+    return Session(FusedLlama(TorchRunner(read_weights(model), kind), VOCAB), cache)
+
+
+def tokens(count: int, seed: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+TREE = (-1, -1, 0, 0, 1, 2, 4, 5, 7, 8)  # deeper than the windows reach
+
+
+def difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_transformers(family: str, runner: str) -> None:
+    model = load(family)
+    run = session(model, runner)
+    a, b, c = tokens(60, 1), tokens(30, 2), tokens(25, 3)
+    nodes = tokens(len(TREE), 4)
+    run(Segment("a", 0, a[:30], logits_from=30), Segment("b", 0, b[:29], logits_from=29))
+    got = run(
+        Segment("a", 30, a[30:], logits_from=10),  # the second chunk of a prompt
+        Segment("b", 29, b[29:] + nodes, parents=TREE),  # one known token and a tree
+        Segment("c", 0, c, logits_from=24),  # a new prompt
+    )
+    expected = [plain(model, a)[40:], plain(model, b)[29:]]
+    for node in range(len(TREE)):
+        path, at = [], node
+        while at >= 0:
+            path.append(nodes[at])
+            at = TREE[at]
+        expected.append(plain(model, (*b, *reversed(path)))[-1:])
+    expected.append(plain(model, c)[24:])
+    assert difference(got, torch.cat(expected)) < 1e-4
+    decoded = run(Segment("c", 25, (7,)), Segment("a", 60, (8, 9), parents=(-1,)))
+    assert difference(decoded[:1], plain(model, (*c, 7))[-1:]) < 1e-4
+    assert difference(decoded[1:], plain(model, (*a, 8, 9))[-2:]) < 1e-4
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_rows_without_logits_still_fill_the_cache(runner: str) -> None:
+    model = load("llama")
+    run = session(model, runner)
+    prompt = tokens(12, 5)
+    assert run(Segment("a", 0, prompt[:11], logits_from=11)).shape == (0, VOCAB)
+    assert difference(run(Segment("a", 11, prompt[11:])), plain(model, prompt)[-1:]) < 1e-4
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+@pytest.mark.parametrize("family", ["llama", "mistral window", "qwen3"])
+def test_native_rows_are_bit_identical_in_every_batch(family: str) -> None:
+    model = load(family)
+    prompt, other = tokens(70, 6), tokens(40, 7)
+    whole = session(model, "native")(Segment("a", 0, prompt))
+    run = session(model, "native", page_size=16)
+    mixed = [run(Segment("x", 0, other), Segment("a", 0, prompt[:33], logits_from=0))[40:]]
+    mixed += [run(Segment("a", 33 + i, prompt[33 + i : 34 + i])) for i in range(20)]
+    mixed += [run(Segment("y", 0, other[:9]), Segment("a", 53, prompt[53:58], parents=(-1, 0, 1, 2)))[9:]]
+    threads = native.threads()
+    native.set_threads(3 - threads if threads < 3 else 1)
+    mixed += [run(Segment("a", 58, prompt[58:]))]
+    native.set_threads(threads)
+    assert torch.equal(torch.cat(mixed), whole)
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+@pytest.mark.parametrize("kind", ["bf16", "int8"])
+def test_weights_of_fewer_bits_mean_the_same_in_both(kind: native.Kind) -> None:
+    model = load("qwen3")
+    if kind == "bf16":  # else the tables of the embedding differ
+        model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.bfloat16().float()
+    prompt = Segment("a", 0, tokens(20, 8))
+    results = [session(model, runner, kind)(prompt) for runner in ("native", "torch")]
+    assert difference(*results) < 1e-4
+    assert difference(results[0], plain(model, prompt.tokens)) > 1e-3
+
+
+def test_other_models_are_refused_with_the_reason() -> None:
+    gpt2 = transformers.GPT2Config()
+    assert "gpt2" in why_not(gpt2)
+    assert "gelu" in why_not(transformers.LlamaConfig(**COMMON | {"hidden_act": "gelu"}))
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    assert "dynamic" in why_not(transformers.LlamaConfig(**COMMON | {"rope_parameters": dynamic}))
+    assert "size 12" in why_not(transformers.LlamaConfig(**COMMON | {"head_dim": 12}))
+    assert why_not(transformers.LlamaConfig(**COMMON)) == ""
+    model = load("llama")
+    model.config.hidden_act = "gelu"
+    with pytest.raises(ModelError, match="activation gelu"):
+        FusedLlama.from_hf(model, cache_for(model), "fp32")

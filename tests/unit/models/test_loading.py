@@ -1,0 +1,278 @@
+"""Finding, checking and loading models; what cannot be loaded is told in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from cospec.errors import CospecError, ModelError
+from cospec.models import folder as folders
+from cospec.models import hf, native
+from cospec.models.cache import KVCache
+from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
+from cospec.models.pages import PagePool
+from cospec.types import Segment, TokenBatch
+
+PROMPT = (5, 9, 2, 40, 7, 3, 11)
+DEFAULT = LoadOptions()
+BY_HF = LoadOptions(fused="never")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny(seed: int = 0, **changes: Any) -> Any:
+    torch.manual_seed(seed)
+    options: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 96,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**options, **changes})).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms, which start as ones
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    tiny().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def run(model: Any, prompt: tuple[int, ...] = PROMPT) -> torch.Tensor:
+    assert model.pages.reserve("a", len(prompt))
+    logits: torch.Tensor = model.forward(TokenBatch((Segment("a", 0, prompt),)))
+    return logits
+
+
+def rounded(model: Any) -> Any:
+    """The weights as bfloat16 holds them; buffers, such as rotary frequencies, keep their precision."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return model
+
+
+@torch.no_grad()
+def plain(model: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    return logits
+
+
+def sentence(name: str, options: LoadOptions = DEFAULT) -> str:
+    """The error of loading ``name``: one line, one sentence."""
+    with pytest.raises(CospecError) as caught:
+        load_model(name, options)
+    text = str(caught.value)
+    assert text.endswith(".")
+    assert "\n" not in text
+    return text
+
+
+def test_saved_model_runs_as_the_plain_one(saved: Path) -> None:
+    model = load_model(str(saved), BY_HF)
+    assert (model.vocab_size, model.max_len, model.dtype) == (64, 96, torch.float32)
+    torch.testing.assert_close(run(model), plain(tiny()), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("linear", ["torch", "mkldnn", "native"])
+def test_bfloat16_file_keeps_its_weights_and_computes_in_float32(tmp_path: Path, linear: str) -> None:
+    if linear == "native" and not native.available():
+        pytest.skip(native.why_not())
+    tiny().bfloat16().save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), replace(BY_HF, linear_backend=linear))
+    wanted = plain(rounded(tiny()))
+    torch.testing.assert_close(run(model), wanted, atol=1e-4, rtol=0)
+
+
+def test_bfloat16_on_request_rounds_a_float32_file(saved: Path) -> None:
+    model = load_model(str(saved), replace(BY_HF, dtype="bfloat16"))
+    found, wanted = run(model), plain(rounded(tiny()))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+    assert float((found - plain(tiny())).abs().max()) > 1e-3
+
+
+def test_int8_changes_the_model_a_little(saved: Path) -> None:
+    found = run(load_model(str(saved), replace(BY_HF, quantization="int8")))
+    difference = float((found - plain(tiny())).abs().max())
+    assert 1e-3 < difference < 0.5 * float(found.std())
+
+
+def test_sharded_weights_load_and_a_missing_shard_is_named(tmp_path: Path) -> None:
+    tiny().save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    torch.testing.assert_close(run(load_model(str(tmp_path), BY_HF)), plain(tiny()), atol=1e-4, rtol=0)
+    shards[1].unlink()
+    assert shards[1].name in sentence(str(tmp_path))
+
+
+def test_unknown_folder(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert sentence(str(missing)).startswith(f"model is '{missing}', which is not an existing folder; allowed is zoo,")
+
+
+def test_unknown_zoo_member_lists_the_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for member in ("target", "drafter"):
+        (tmp_path / member).mkdir()
+        (tmp_path / member / "config.json").write_text("{}")
+    monkeypatch.setattr(folders, "ZOO", tmp_path)
+    assert "the zoo has zoo:drafter, zoo:target" in sentence("zoo:missing")
+    assert resolve("zoo") == tmp_path / "target"
+    assert resolve("zoo:drafter") == tmp_path / "drafter"
+
+
+def test_hub_name_without_a_network() -> None:
+    text = sentence("nobody/nothing-of-this-name")
+    assert text.startswith("model is 'nobody/nothing-of-this-name', which is neither a folder nor could be fetched")
+
+
+def test_folder_without_a_configuration(tmp_path: Path) -> None:
+    assert "has no readable config.json" in sentence(str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_configuration_that_is_no_object(saved: Path, text: str) -> None:
+    (saved / "config.json").write_text(text)
+    assert "does not hold a JSON object" in sentence(str(saved))
+
+
+def test_pickled_weights_are_refused(saved: Path) -> None:
+    os.rename(saved / "model.safetensors", saved / "pytorch_model.bin")
+    assert "format that can run code" in sentence(str(saved))
+    (saved / "pytorch_model.bin").unlink()
+    assert "has no weights; allowed are safetensors" in sentence(str(saved))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a header at all", None])
+def test_corrupt_weights(saved: Path, content: bytes | None) -> None:
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    assert f"The weights {path} cannot be read as safetensors" in sentence(str(saved))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_weights_of_another_architecture(saved: Path) -> None:
+    change_config(saved, num_hidden_layers=3)
+    assert "lack 9 tensors" in sentence(str(saved))
+
+
+def test_weights_of_other_sizes(saved: Path) -> None:
+    change_config(saved, intermediate_size=64)
+    assert "cannot be loaded" in sentence(str(saved))
+
+
+def test_code_of_the_model_is_never_run(saved: Path) -> None:
+    change_config(saved, model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+    (saved / "own.py").write_text("raise SystemExit('the code was run')")
+    assert "cannot be used" in sentence(str(saved))
+
+
+def test_quantized_files_are_refused(saved: Path) -> None:
+    change_config(saved, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "is stored quantized" in sentence(str(saved))
+
+
+def test_length_is_bounded_by_the_positions(saved: Path) -> None:
+    assert load_model(str(saved), replace(BY_HF, max_model_len=50)).max_len == 50
+    assert "max_model_len is 97; allowed is 2 to 96" in sentence(str(saved), LoadOptions(max_model_len=97))
+
+
+def test_cache_budget(saved: Path) -> None:
+    page = 2 * 2 * 2 * 8 * 16 * 4  # layers, keys and values, heads, dim, entries, bytes
+    model = load_model(str(saved), replace(BY_HF, cache_bytes=3 * page + 5))
+    assert (model.pages.capacity, model.max_len) == (48, 48)
+    assert load_model(str(saved), replace(BY_HF, max_num_seqs=2)).pages.capacity == 2 * 96
+    text = sentence(str(saved), LoadOptions(cache_bytes=3 * page, max_model_len=96))
+    assert text == f"kv_cache_memory_bytes is {3 * page}; allowed is at least {6 * page} for one sequence of 96 tokens."
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (LoadOptions(device="tpu"), "device is 'tpu'; allowed is auto or cpu"),
+        (LoadOptions(dtype="int4"), "dtype is 'int4'; allowed is auto, float32"),
+        (LoadOptions(quantization="int4"), "quantization is 'int4'; allowed is int8"),
+        (LoadOptions(linear_backend="own"), "linear_backend is 'own'; allowed is auto or"),
+        (LoadOptions(attention_backend="own", fused="never"), "attention_backend is 'own'; allowed is auto"),
+    ],
+)
+def test_unusable_options(saved: Path, options: LoadOptions, words: str) -> None:
+    assert words in sentence(str(saved), options)
+
+
+def test_settings_of_transformers_are_left_alone(saved: Path) -> None:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load_model(str(saved), BY_HF)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
+def test_loading_prints_nothing(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_model(str(saved), BY_HF)
+    assert capfd.readouterr() == ("", "")
+
+
+class _Shift(torch.nn.Module):
+    """A layer that looks at the row before, as a convolution or a recurrent state would."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.inner(x + x.roll(1, dims=1))
+        return result
+
+
+def test_layers_that_mix_rows_are_found() -> None:
+    model = tiny(attn_implementation=hf.ATTENTION_NAME).requires_grad_(False)
+    shapes = hf.probe(model)
+
+    def empty() -> KVCache:
+        return KVCache(shapes, PagePool(4, 8), torch.float32, torch.device("cpu"), by_head=True)
+
+    hf.check_packing(model, empty(), "sdpa")
+    model.model.layers[0].mlp = _Shift(model.model.layers[0].mlp)
+    with pytest.raises(ModelError, match="gives other results in a batch than alone"):
+        hf.check_packing(model, empty(), "sdpa")
+
+
+def test_tokenizer(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    plain_tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    plain_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain_tokenizer).save_pretrained(tmp_path)
+    assert load_tokenizer(tmp_path).encode("b a c") == [1, 0, 2]
+    with pytest.raises(ModelError, match="has no tokenizer that can be read"):
+        load_tokenizer(tmp_path / "missing")

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from cospec.training.corpus import Corpus, end_token
+from cospec.training.distill import (
+    DistillationLoss,
+    divergence,
+    draw_lessons,
+    low_rank_embedding,
+    train_drafter,
+)
+from cospec.training.evaluate import heldout_loss, rounds_needed
+from cospec.training.family import load_trained, new_model, train_target
+from cospec.training.generate import Prompts, WritingPlan, hf_writer, write_stream
+from cospec.training.lessons import fingerprint, read
+from cospec.training.recipe import Distillation, Recipe
+
+
+def test_divergence_is_the_sum_over_tokens() -> None:
+    torch.manual_seed(0)
+    student, teacher = torch.randn(5, 7), torch.randn(5, 7)
+    p, q = teacher.softmax(-1), student.softmax(-1)
+    expected = (p * (p / q).log()).sum(-1).mean()
+    assert divergence(student, teacher) == pytest.approx(float(expected), rel=1e-5)
+    assert divergence(teacher, teacher) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_low_rank_embedding_is_the_best_one() -> None:
+    torch.manual_seed(0)
+    head, states = torch.randn(20, 8), torch.randn(400, 8) * torch.linspace(3, 0.1, 8)
+
+    def lost(embedding: torch.Tensor) -> float:
+        logits = states @ head.T
+        fitted = torch.linalg.lstsq(embedding, logits.T).solution
+        return float((logits.T - embedding @ fitted).square().sum())
+
+    best = lost(low_rank_embedding(head, states, 3))
+    directions = torch.linalg.svd(states @ head.T, full_matrices=False).Vh[:3].T
+    assert best == pytest.approx(lost(directions), rel=1e-3)
+    assert best < lost(torch.linalg.svd(head, full_matrices=False).U[:, :3]) * 0.9
+    assert lost(low_rank_embedding(head, states, 8)) < best * 1e-6
+
+
+def test_every_lesson_is_seen_once_per_epoch() -> None:
+    def pool(step: int) -> np.ndarray:
+        return draw_lessons(step, rows=4, share=0.5, pools=(6, 4), seed=1)
+
+    drawn = np.stack([pool(step) for step in range(6)])
+    corpus, written = drawn[drawn < 6], drawn[drawn >= 6]
+    assert sorted(corpus[:6]) == sorted(corpus[6:12]) == list(range(6))
+    assert sorted(written[:4]) == sorted(written[4:8]) == sorted(written[8:12]) == list(range(6, 10))
+    assert np.array_equal(drawn[3], pool(3))
+    assert set(draw_lessons(0, rows=4, share=0.5, pools=(6, 0), seed=1)) <= set(range(6))
+
+
+def test_the_drafter_comes_nearer_to_its_target(recipe: Recipe, runs: Path, tokenizer: Tokenizer) -> None:
+    longer = recipe.target_schedule.model_copy(update={"tokens": 8_000})
+    recipe = recipe.model_copy(update={"target_schedule": longer, "drafter_schedule": longer})
+    train_target(recipe, runs, runs)
+    target = load_trained(recipe, "target", tokenizer, runs)
+    weights = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+    trainer = train_drafter(recipe, runs, runs)
+    assert all(
+        torch.equal(load_trained(recipe, "target", tokenizer, runs).state_dict()[n], w) for n, w in weights.items()
+    )
+    loss = trainer.loss
+    assert isinstance(loss, DistillationLoss)
+    numbers = torch.arange(len(loss.lessons.tokens))
+    fresh = new_model(recipe.drafter, recipe, tokenizer, 0)
+    assert loss(trainer.model, numbers) < 0.6 * loss(fresh, numbers)
+
+
+def test_an_interrupted_distillation_ends_as_an_unbroken_one(recipe: Recipe, runs: Path) -> None:
+    train_target(recipe, runs, runs)
+    whole = train_drafter(recipe, runs, runs)
+    for path in (runs / "drafter").iterdir():
+        path.unlink()
+    half = recipe.drafter_schedule.model_copy(update={"warmup": 0.0, "decay": 0.0})
+    parts = [
+        recipe.model_copy(update={"drafter_schedule": half.model_copy(update={"tokens": n})}) for n in (2_000, 4_000)
+    ]
+    for part in parts:
+        broken = train_drafter(part, runs, runs)
+    for path in (runs / "drafter").iterdir():
+        path.unlink()
+    unbroken = train_drafter(parts[1], runs, runs)
+    assert whole.step == broken.step == unbroken.step
+    for name, tensor in unbroken.model.state_dict().items():
+        assert torch.equal(tensor, broken.model.state_dict()[name]), name
+
+
+def test_the_target_reads_on_where_it_stopped(
+    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+) -> None:
+    target = new_model(recipe.target, recipe, tokenizer, 1).eval()
+    windows = corpus.windows(recipe.mixture, 6, 16, (0,))
+    whole = read(target, windows, tmp_path / "whole", rows=2)
+    read(target, windows, tmp_path / "part", rows=2)
+    (tmp_path / "part" / "read.txt").write_text("4")
+    states = np.lib.format.open_memmap(tmp_path / "part" / "states.npy", mode="r+")
+    states[4:] = 0
+    states.flush()
+    assert np.array_equal(read(target, windows, tmp_path / "part", rows=2).states, whole.states)
+    # Other windows in the same folder are read anew.
+    other = corpus.windows(recipe.mixture, 6, 16, (1,))
+    assert not np.array_equal(read(target, other, tmp_path / "part", rows=2).states, whole.states)
+
+
+def test_lessons_give_the_logits_of_the_target(
+    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+) -> None:
+    target = new_model(recipe.target, recipe, tokenizer, 1).eval()
+    lessons = read(target, corpus.windows(recipe.mixture, 3, 16, (0,)), tmp_path)
+    loss = DistillationLoss(lessons, target.lm_head.weight.detach(), Distillation())
+    # The target is its own perfect student, up to the 16 bits that its states are kept in.
+    assert float(loss(target, torch.arange(3)).detach()) < 1e-4
+    other = new_model(recipe.target, recipe, tokenizer, 2).eval()
+    assert float(loss(other, torch.arange(3)).detach()) > 1e-3
+
+
+def test_writing_goes_on_where_it_stopped(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path) -> None:
+    prompts = Prompts.build(corpus.train, recipe.mixture, tokenizer)
+    calls: list[tuple[float, int]] = []
+
+    def writer(asked: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
+        calls.append((temperature, seed))
+        return [[seed % 200] * length for _ in asked]
+
+    plan = WritingPlan(tokens=900, temperatures=(0.0, 1.0), seed=5, rows=2, length=20)
+    whole = write_stream(writer, prompts, tmp_path, plan)
+    count = len(calls)
+    assert count > 2 and [temperature for temperature, _ in calls[:2]] == [0.0, 1.0]
+    (tmp_path / f"{count - 1:05d}.npy").unlink()
+    assert np.array_equal(write_stream(writer, prompts, tmp_path, plan), whole)
+    assert len(calls) == count + 1 and calls[-1] == calls[count - 1]
+
+
+def test_prompts_have_one_length_and_begin_where_text_begins(
+    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus
+) -> None:
+    prompts = Prompts.build(corpus.train, {"math": 1.0}, tokenizer)
+    drawn = prompts.draw(30, (1, 2))
+    assert drawn == prompts.draw(30, (1, 2))
+    assert len({len(prompt) for prompt in drawn}) == 1 and len(drawn[0]) >= 32
+    texts = [tokenizer.decode(prompt) for prompt in drawn]
+    assert all(text.startswith(("Question:", "Answer:")) for text in texts)
+    assert len({text[0] for text in texts}) == 2
+
+
+def test_the_hugging_face_writer_ends_at_the_end_token(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    model = new_model(recipe.target, recipe, tokenizer, 1).eval()
+    end, prompts = end_token(tokenizer), [[1, 2, 3], [4, 5, 6]]
+    sampled = hf_writer(model)(prompts, 12, 1.0, 7)
+    assert sampled == hf_writer(model)(prompts, 12, 1.0, 7) != hf_writer(model)(prompts, 12, 1.0, 8)
+    assert all(len(answer) <= 12 and end not in answer[:-1] for answer in sampled)
+    greedy = hf_writer(model)(prompts, 4, 0.0, 7)[0]
+    assert greedy[0] == int(model(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
+
+
+def test_the_fingerprint_knows_every_weight(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    model = new_model(recipe.target, recipe, tokenizer, 1)
+    before = fingerprint(model)
+    assert fingerprint(new_model(recipe.target, recipe, tokenizer, 1)) == before
+    with torch.no_grad():
+        model.model.norm.weight[3] += 1e-3
+    assert fingerprint(model) != before
+
+
+@pytest.mark.parametrize(
+    ("agree", "depth", "rounds"),
+    [
+        ([True] * 10, 4, 2),
+        ([False] * 3, 4, 3),
+        ([True, False, True, True, False], 4, 2),
+        ([True] * 3, 0, 3),
+        ([], 4, 0),
+    ],
+)
+def test_rounds_of_greedy_speculation(agree: list[bool], depth: int, rounds: int) -> None:
+    assert rounds_needed(agree, depth) == rounds
+
+
+def test_heldout_loss_of_an_untrained_model_is_that_of_guessing(
+    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus
+) -> None:
+    model = new_model(recipe.target, recipe, tokenizer, 1).eval()
+    loss = heldout_loss(model, tokenizer, corpus.heldout["math"], 32)
+    assert loss.nats_per_token == pytest.approx(np.log(recipe.vocab_size), abs=0.3)
+    stream = corpus.heldout["math"][: loss.tokens + 1]
+    characters = len(tokenizer.decode(stream[1:].tolist()))
+    assert loss.bits_per_character == pytest.approx(
+        loss.nats_per_token * loss.tokens / np.log(2) / characters, rel=0.05
+    )
