@@ -18,7 +18,7 @@ namespace {
 
 constexpr long CHUNK = 256;  // tokens between two looks at whether any weight is left
 constexpr int LANES = 8;     // partial sums, whatever the width of the registers
-constexpr double TO_UNIT = 0x1p-53, HALF_STEP = 0x1p-54;
+constexpr double TO_UNIT = 0x1p-52, HALF_STEP = 0x1p-53;
 
 struct Stream {
     uint64_t key[2], counter[4];
@@ -46,7 +46,7 @@ inline void philox(const Stream& stream, uint64_t block, uint64_t* words) {
 // -log of the uniform number that each word stands for: log(m 2^e) through atanh of (m - 1) / (m + 1).
 CLONES void exponentials(const uint64_t* words, double* out) {
     for (long i = 0; i < CHUNK; i++) {
-        const double u = (double)(int64_t)(words[i] >> 11) * TO_UNIT + HALF_STEP;
+        const double u = (double)(int64_t)(words[i] >> 12) * TO_UNIT + HALF_STEP;
         int64_t bits;
         memcpy(&bits, &u, 8);
         // Shift so that the mantissa falls in [sqrt(1/2), sqrt(2)).

@@ -130,7 +130,8 @@ def _penalise(logits: Tensor, params: SamplingParams, history: History) -> None:
         values = logits[row]
         scaled = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
         values = torch.where(row_seen, scaled, values)
-        logits[row] = values - params.frequency_penalty * row_counts - params.presence_penalty * (row_counts > 0)
+        present = (row_counts > 0).to(logits.dtype)  # a bool times a float would be a float32
+        logits[row] = values - params.frequency_penalty * row_counts - params.presence_penalty * present
 
 
 def _point_mass(logits: Tensor) -> Floats:

@@ -12,12 +12,14 @@ import pytest
 
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
+from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter
+from cospec.types import Request, Speculation
 from harness.oracle import total_variation
 from harness.reference import joint_law
-from harness.toys import ScriptedDrafter, enumerated_law, toy_engine, with_pool
+from harness.toys import ScriptedDrafter, enumerated_law, enumerated_law_among, toy_engine, with_pool
 
 EXACT = 1e-12
 LENGTH = 3
@@ -61,8 +63,8 @@ DRAFTERS: dict[str, Callable[[int], Drafter]] = {
 PROMPT = (0, 1, 0)
 
 
-def check(rule: str, drafter: Drafter, params: SamplingParams, k: int, vocab: int = 3) -> None:
-    target = ToyModel(vocab, order=2, seed=1)
+def check(rule: str, drafter: Drafter, params: SamplingParams, k: int) -> None:
+    target = ToyModel(3, order=2, seed=1)
     engine = toy_engine(target, drafter, rule, k)
     found = enumerated_law(engine, PROMPT, params, LENGTH)
     assert total_variation(found, joint_law(target, params, PROMPT, LENGTH)) < EXACT
@@ -74,17 +76,19 @@ def check(rule: str, drafter: Drafter, params: SamplingParams, k: int, vocab: in
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_sampling_drafter_leaves_the_law_as_it_is(rule: str, params: str) -> None:
     check(rule, DRAFTERS["other"](3), PARAMS[params], k=1)
-    check(rule, DRAFTERS["other"](2 if params in ("plain", "hot", "frequency") else 3), PARAMS[params], k=2)
+    check(rule, DRAFTERS["other"](3), PARAMS[params], k=2)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize(("k", "length"), [(2, 4), (3, 5)])
 @pytest.mark.parametrize("drafter", ["other", "itself"])
-def test_long_drafts_of_two_words(rule: str, drafter: str) -> None:
-    params = SamplingParams(max_tokens=LONG, stop_token_ids=(), temperature=0.9)
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_long_drafts_of_two_words(rule: str, drafter: str, k: int, length: int) -> None:
+    """Up to the bonus token of the first draft and into the next ones; one token comes before it, from the prompt."""
+    params = SamplingParams(max_tokens=LONG, temperature=0.9)
     target = ToyModel(2, order=2, seed=1)
-    engine = toy_engine(target, DRAFTERS[drafter](2), rule, 3)
-    found = enumerated_law(engine, PROMPT[:2], params, LENGTH)
-    assert total_variation(found, joint_law(target, params, PROMPT[:2], LENGTH)) < EXACT
+    engine = toy_engine(target, DRAFTERS[drafter](2), rule, k)
+    found = enumerated_law(engine, PROMPT[:2], params, length)
+    assert total_variation(found, joint_law(target, params, PROMPT[:2], length)) < EXACT
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -93,6 +97,16 @@ def test_long_drafts_of_two_words(rule: str, drafter: str) -> None:
 def test_a_choosing_drafter_leaves_the_law_as_it_is(rule: str, drafter: str, params: str) -> None:
     for k in (1, 3):
         check(rule, DRAFTERS[drafter](3), PARAMS[params], k)
+
+
+@pytest.mark.parametrize("tree", range(1, 7))
+def test_match_moves_the_cache_of_an_accepted_path(tree: int) -> None:
+    """Five tokens, so that what stands in the cache behind an accepted path is read."""
+    target = ToyModel(3, order=2, seed=1)
+    tokens, parents = chains_and_trees()[-tree]
+    engine = toy_engine(ToyModel(3, order=2, seed=1), ScriptedDrafter(tokens, parents), "match", len(tokens))
+    found = enumerated_law(engine, PROMPT, PARAMS["plain"], 5)
+    assert total_variation(found, joint_law(target, PARAMS["plain"], PROMPT, 5)) < EXACT
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -120,14 +134,26 @@ def test_match_follows_the_law_whatever_is_drafted(part: int) -> None:
         assert total_variation(found, wanted) < EXACT, (tokens, parents)
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_a_crowded_cache_leaves_the_law_as_it_is(rule: str) -> None:
-    """Preemption, recomputation and chunks in the middle of drafts."""
-    target = with_pool(ToyModel(3, order=2, seed=1), num_pages=9, page_size=2)
-    engine = toy_engine(target, DRAFTERS["point"](3), rule, 3, max_num_batched_tokens=11, max_num_seqs=7)
-    found = enumerated_law(engine, PROMPT, PARAMS["plain"], LENGTH)
-    assert engine.metrics().num_preemptions > 0
-    assert total_variation(found, joint_law(target, PARAMS["plain"], PROMPT, LENGTH)) < EXACT
+@pytest.mark.parametrize(
+    ("rule", "drafter", "k"),
+    [("match", "point", 3), ("rejection", "point", 3), ("block", "point", 3), ("rejection", "other", 1), ("block", "other", 1)],
+)
+def test_a_crowded_cache_leaves_the_law_as_it_is(rule: str, drafter: str, k: int) -> None:
+    """Preemption, recomputation, chunks and rounds without room for a draft, in the middle of an output."""
+    engines: list[Engine] = []
+
+    def build() -> Engine:
+        target = with_pool(ToyModel(3, order=2, seed=1), num_pages=7, page_size=2)
+        engine = toy_engine(target, DRAFTERS[drafter](3), rule, k, max_num_batched_tokens=12)
+        engines.append(engine)
+        return engine
+
+    chosen = Speculation(rule=rule)
+    company = [Request(f"a{n}", (n, 2, 1, 0), SamplingParams(max_tokens=7), n, speculation=chosen) for n in range(2)]
+    request = Request("z", PROMPT, PARAMS["plain"], 99, arrival=1.0, speculation=chosen)
+    found = enumerated_law_among(build, company, request, LENGTH)
+    assert total_variation(found, joint_law(ToyModel(3, order=2, seed=1), PARAMS["plain"], PROMPT, LENGTH)) < EXACT
+    assert any(engine.metrics().num_preemptions for engine in engines)
 
 
 def test_the_reference_knows_its_parameters() -> None:

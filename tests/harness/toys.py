@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
 from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.draws import Draws
 from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.models.pages import PagePool
@@ -14,7 +15,7 @@ from cospec.models.toy import EMPTY, ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter
 from cospec.types import Budget, Commit, Context, Draft, Event, Request, Speculation
-from harness.oracle import BranchingDraws, Law, Trace
+from harness.oracle import BranchingDraws, Law, Trace, enumerate_runs
 
 DRAWING_MODULES = ("cospec.engine.verifier.Draws", "cospec.drafters.model.Draws")
 
@@ -31,6 +32,11 @@ def with_pool(model: ToyModel, num_pages: int, page_size: int = 4, prefix_cachin
     model.pages = PagePool(num_pages, page_size, prefix_caching)
     model.cells = [[EMPTY] * page_size for _ in range(num_pages)]
     return model
+
+
+def make_request(id: str, prompt: Sequence[int], params: SamplingParams, **more: Any) -> Request:
+    """One request with the seed of its parameters, 0 where they have none."""
+    return Request(id, tuple(prompt), params, params.seed or 0, parent=id, **more)
 
 
 def run_all(engine: Engine, requests: Sequence[Request], check: bool = True) -> dict[str, list[Event]]:
@@ -88,6 +94,31 @@ def enumerated_law(
     return law
 
 
+def enumerated_law_among(
+    build: Callable[[], Engine], company: Sequence[Request], request: Request, length: int = 3
+) -> Law:
+    """The same for one request that arrives after others, in an engine of its own for every path.
+
+    Where room is scarce, whether a draft is made depends on the neighbours; these are the same on every path.
+    """
+
+    def run(trace: Trace) -> tuple[int, ...]:
+        engine, output = build(), ()
+
+        def draws(seed: int, base: int) -> Draws | BranchingDraws:
+            return BranchingDraws(trace, base) if seed == request.seed else Draws(seed, base)
+
+        with patch(DRAWING_MODULES[0], draws), patch(DRAWING_MODULES[1], draws):
+            for each in (*company, request):
+                engine.add(each)
+            while len(output) < length:
+                output += tuple(t for event in engine.step() if event.id == request.id for t in event.tokens)
+                engine.check_integrity()
+        return output[:length]
+
+    return enumerate_runs(run)
+
+
 class ScriptedDrafter:
     """Proposes the same tree every time, cut to the budget."""
 
@@ -117,6 +148,8 @@ __all__ = [
     "DRAWING_MODULES",
     "ScriptedDrafter",
     "enumerated_law",
+    "enumerated_law_among",
+    "make_request",
     "run_all",
     "tokens_of",
     "toy_engine",

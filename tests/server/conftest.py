@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import sys
 import threading
@@ -43,7 +44,7 @@ class Running:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key or "none", max_retries=0)
 
     def post(self, path: str, **body: object) -> httpx.Response:
-        return self.http.post(path, json=body)
+        return self.http.post(path, content=json.dumps(body))
 
     def run(self, make: Callable[[], object]) -> object:
         async def call() -> object:

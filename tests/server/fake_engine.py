@@ -1,12 +1,14 @@
 """An engine without a model: it repeats the prompt, two tokens a round, the first as if from a drafter.
 
 Words in the prompt make it misbehave: ``BREAK`` raises in a round and names its request, ``COLLAPSE`` raises without
-naming anybody, ``DIE`` ends the process, ``SLOW`` takes its time. A module, so that the engine's process can import it.
+naming anybody, ``DIE`` ends the process, ``SLOW`` takes its time,
+``FOREVER`` does not come to an end. A module, so that the engine's process can import it.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -118,7 +120,7 @@ class FakeEngine:
         broken = tuple(id for id, text in texts.items() if "BREAK" in text)
         if broken:
             raise StepError(broken)
-        if any("SLOW" in text for text in texts.values()):
+        if any("SLOW" in text or "FOREVER" in text for text in texts.values()):
             time.sleep(SLOW_SECONDS)
         return [self._advance(request) for request in list(self._requests.values())]
 
@@ -137,6 +139,8 @@ class FakeEngine:
     def _advance(self, request: Request) -> Event:
         params, before = request.sampling, self._written[request.id]
         limit = min(params.max_tokens or DEFAULT_LENGTH, CONTEXT - len(request.prompt))
+        if "FOREVER" in self._text.decode(list(request.prompt)):
+            limit = sys.maxsize
         after = min(before + 2, limit)
         tokens = tuple(request.prompt[i % len(request.prompt)] for i in range(before, after))
         self._written[request.id] = after

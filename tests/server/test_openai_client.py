@@ -63,7 +63,7 @@ def test_errors_are_the_clients_own(server):
 
 
 def test_error_in_a_stream_is_raised(server):
-    stream = server.openai.completions.create(model="fake", prompt="SLOW", max_tokens=240, stream=True)
+    stream = server.openai.completions.create(model="fake", prompt="FOREVER", stream=True)
     next(stream)
     server.post("/v1/completions", prompt="COLLAPSE")
     with pytest.raises(openai.APIError):

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from cospec.types import Event, RequestStats
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+# A model may write anything, also what would move the cursor or rename the window.
+UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 HELP = """/help   this page
 /stats  how the answers were speculated for
 /reset  forget the conversation
@@ -104,7 +106,7 @@ class Talk:
             ids = self._tokens.check(self._tokens.chat(messages), "messages")
             for text, colour in self._coloured(self._llm.stream(list(ids), self._params)):
                 written.append(text)
-                self._console.print(text, style=colour, end="", markup=False, soft_wrap=True)
+                self._console.print(text.translate(UNPRINTABLE), style=colour, end="", markup=False, soft_wrap=True)
         except KeyboardInterrupt:
             self._console.print(" (stopped)", style="dim", end="")
         except CospecError as error:

@@ -22,7 +22,7 @@ from cospec.options import Options
 from cospec.server.app import create_app
 from cospec.server.metrics import ServerMetrics
 from cospec.server.service import Service
-from cospec.server.tokens import Tokens, load_tokenizer
+from cospec.server.tokens import Tokens, import_tokenizers, load_tokenizer
 
 FLUSH_SECONDS = 5  # for answers on their way when the drain is over
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -104,7 +104,8 @@ async def load_app(client: EngineClient, config: EngineConfig, api_key: str | No
     Raises:
         ModelError: the engine could not be built.
     """
-    info = await client.start(config)
+    # The tokenizer's library takes seconds to import: time in which the engine's process loads its model.
+    info, _ = await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
     tokens = Tokens(tokenizer, info.max_model_len, info.vocab_size)
     return create_app(Service(client, tokens, ServerMetrics(info.model_name)), api_key)

@@ -249,6 +249,8 @@ def read(schema: type[SchemaT], data: bytes) -> SchemaT:
 def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
     first = error.errors(include_url=False)[0]
     parts = list(takewhile(lambda part: not _UNION_MEMBER.fullmatch(str(part)), first["loc"]))
+    if not parts:  # a key that is no text, which belongs to no field
+        return InvalidInput("body", words(f"an object that cannot be read ({first['msg']})"), "a JSON object")
     path = ".".join(str(part) for part in parts)
     if first["type"] == "extra_forbidden":
         known = sorted(schema.model_fields) if len(parts) == 1 else ["those that the documentation names"]

@@ -110,6 +110,8 @@ class Service:
         try:
             async with contextlib.aclosing(self.client.submit(call.requests)) as events:
                 async for event in events:
+                    if watcher.done():  # nobody reads what is left in the queue
+                        return
                     clocks[event.id].observe(event, time.monotonic())
                     yield index[event.id], _muted(event) if call.muted else event
         finally:

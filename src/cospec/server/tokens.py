@@ -12,6 +12,11 @@ from cospec.errors import InvalidInput, words
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+def import_tokenizers() -> None:
+    """Import what ``load_tokenizer`` needs."""
+    from transformers import AutoTokenizer  # noqa: F401
+
+
 def load_tokenizer(path: str) -> Any:
     """The Hugging Face tokenizer in a folder or of a hub name."""
     from transformers import AutoTokenizer

@@ -49,6 +49,14 @@ def test_wrong_options(llm, cospec_command):
     assert (result.exit_code, result.stderr) == (1, "cospec: top_p is 7.0; allowed is a number above 0 up to 1.\n")
 
 
+def test_control_characters_do_not_reach_the_terminal(llm, cospec_command):
+    out = talk(cospec_command, "A\x1b]0;title\x07B", arguments=("--max-tokens", 30))
+    answer = out.split("> ", 1)[1]
+    assert "u: A]0;titleB" in answer
+    assert "\x1b" not in answer
+    assert "\x07" not in answer
+
+
 def event(text: str, tokens: list[int], sources: list[str]) -> Event:
     return Event("id", "", 0, text, tuple(tokens), tuple(sources))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,7 +180,8 @@ def dense(case: Case, window: int | None = None, softcap: float | None = None) -
         for row in rows:
             visible, mask = int(batch.visible[row]), int(batch.mask[row])
             allowed = entries < visible
-            allowed |= torch.tensor([0 <= e - visible < 64 and bool(mask >> (e - visible) & 1) for e in entries.tolist()])
+            nodes = [0 <= e - visible < 64 and mask >> (e - visible) & 1 == 1 for e in entries.tolist()]
+            allowed |= torch.tensor(nodes)
             if window is not None:
                 allowed &= batch.positions[row] - position < window
             for head in range(case.heads[0]):
@@ -191,7 +195,8 @@ def dense(case: Case, window: int | None = None, softcap: float | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("dim", "heads", "page_size"), [(32, (4, 2), 16), (64, (2, 2), 8), (24, (6, 1), 24), (8, (3, 3), 16), (256, (2, 1), 16)]
+    ("dim", "heads", "page_size"),
+    [(32, (4, 2), 16), (64, (2, 2), 8), (24, (6, 1), 24), (8, (3, 3), 16), (256, (2, 1), 16)],
 )
 @pytest.mark.parametrize(
     "options", [{}, {"window": 9}, {"window": 3}, {"softcap": 5.0}, {"window": 70, "softcap": 2.0}], ids=str
@@ -277,6 +282,35 @@ def test_argmax_takes_the_first_of_equals() -> None:
     for _ in machines():
         assert native.argmax_rows(logits) == logits.argmax(1).tolist()
     assert native.argmax_rows(torch.tensor([[1.0, 3.0, 3.0]])) == [1]
+
+
+def test_threads_of_python_take_turns() -> None:
+    native.set_threads(2)
+    layer = native.PackedLinear(torch.randn(300, 200), None, "bf16")
+    inputs = [torch.randn(3, 200) for _ in range(32)]
+    expected = [layer(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(layer, inputs * 4))
+    assert all(torch.equal(result, expected[i % 32]) for i, result in enumerate(results))
+
+
+def test_a_forked_child_gets_threads_of_its_own() -> None:
+    native.set_threads(2)
+    layer = native.PackedLinear(torch.randn(300, 200), None, "bf16")
+    x = torch.randn(3, 200)
+    expected = layer(x)
+    child = os.fork()
+    if child == 0:  # no assertion here: it would run the rest of the tests twice
+        os._exit(0 if torch.equal(layer(x), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.equal(layer(x), expected)
+
+
+def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    assert "not built" in native._load.__wrapped__().reason
+    (tmp_path / "_native.so").write_bytes(b"no library")
+    assert "cannot be loaded" in native._load.__wrapped__().reason
 
 
 def test_settings_are_checked() -> None:

@@ -1,0 +1,151 @@
+"""What the native kernels reach on this machine: products of few rows and the fused forward, beside the memory.
+
+Run by hand on a quiet machine: ``python benchmarks/kernels.py [--kind bf16] [--threads 2] [--repeats 15]``. Row counts
+take turns within each repeat and the medians are shown, so that a disturbance does not fall on one of them alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from cospec.models import native
+from cospec.models.cache import KVCache, LayerShape
+from cospec.models.llama import FusedLlama
+from cospec.models.native import Kind, PackedLinear
+from cospec.models.packed import PackedBatch
+from cospec.models.pages import PagePool
+from cospec.types import Segment, TokenBatch
+
+ROWS = (1, 4, 5, 8, 16, 64)
+CONTEXT = 256
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama of some size."""
+
+    name: str
+    hidden: int
+    layers: int
+    inner: int
+    heads: int
+    kv_heads: int
+    vocab: int = 4096
+
+    @property
+    def products(self) -> list[tuple[int, int]]:
+        """``(out, in)`` of every linear layer in the order of the forward."""
+        kv = self.hidden * self.kv_heads // self.heads
+        layer = [(self.hidden + 2 * kv, self.hidden), (self.hidden, self.hidden)]
+        layer += [(2 * self.inner, self.hidden), (self.hidden, self.inner)]
+        return layer * self.layers + [(self.vocab, self.hidden)]
+
+
+SHAPES = (Shape("1M", 128, 3, 384, 4, 2), Shape("22M", 512, 7, 1376, 8, 4))
+
+
+def medians(calls: dict[int, Callable[[], Any]], repeats: int) -> dict[int, float]:
+    """Seconds of each call; they take turns."""
+    times: dict[int, list[float]] = {key: [] for key in calls}
+    for _ in range(repeats):
+        for key, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            times[key].append(time.perf_counter() - begin)
+    return {key: statistics.median(taken) for key, taken in times.items()}
+
+
+def memory_bandwidth(repeats: int) -> float:
+    """Bytes per second that reading 512 MiB reaches."""
+    block = torch.ones(128 << 20)
+    seconds = medians({0: block.sum}, repeats)[0]
+    return block.numel() * 4 / seconds
+
+
+def bench_linear(shape: Shape, kind: Kind, repeats: int) -> None:
+    """All products of a forward, one after the other, so that weights come from where they would."""
+    layers = [PackedLinear(torch.randn(size), None, kind) for size in shape.products]
+    weights = sum(out * width for out, width in shape.products)
+
+    def call(rows: int) -> Callable[[], None]:
+        inputs = {width: torch.randn(rows, width) for _, width in shape.products}
+
+        def run() -> None:
+            for layer in layers:
+                layer(inputs[layer.in_features])
+
+        return run
+
+    taken = medians({rows: call(rows) for rows in ROWS}, repeats)
+    print(f"\nlinear layers of {shape.name}, {kind}, {weights * BYTES[kind] / 1e6:.1f} MB")
+    print(f"{'rows':>6}{'ms':>10}{'GB/s':>10}{'GFLOP/s':>10}{'x row 1':>10}")
+    for rows, seconds in taken.items():
+        speed, flops = weights * BYTES[kind] / seconds / 1e9, 2 * weights * rows / seconds / 1e9
+        print(f"{rows:>6}{seconds * 1e3:>10.3f}{speed:>10.1f}{flops:>10.1f}{seconds / taken[1]:>10.2f}")
+
+
+def bench_forward(shape: Shape, kind: Kind, repeats: int, bandwidth: float) -> None:
+    """Whole forwards of one sequence; rows as in verifying a chain."""
+    fused, cache, weights = _model(shape, kind)
+
+    def batch(rows: int) -> PackedBatch:
+        return cache.pack(TokenBatch((Segment("a", CONTEXT, (1,) * rows),)))
+
+    def call(rows: int) -> Callable[[], None]:
+        packed = batch(rows)
+        return lambda: fused.logits(packed, cache.layers)
+
+    taken = medians({rows: call(rows) for rows in ROWS}, repeats)
+    floor = weights * BYTES[kind] / bandwidth
+    print(f"\nfused forward of {shape.name}, {kind}, context {CONTEXT}; weights / bandwidth = {floor * 1e3:.3f} ms")
+    print(f"{'rows':>6}{'ms':>10}{'x floor':>10}{'x row 1':>10}")
+    for rows, seconds in taken.items():
+        print(f"{rows:>6}{seconds * 1e3:>10.3f}{seconds / floor:>10.2f}{seconds / taken[1]:>10.2f}")
+
+
+def _model(shape: Shape, kind: Kind) -> tuple[FusedLlama, KVCache, int]:
+    config = transformers.LlamaConfig(
+        vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.inner,
+        num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    pool = PagePool(64)
+    pool.reserve("a", CONTEXT + max(ROWS))
+    size = LayerShape(shape.kv_heads, shape.hidden // shape.heads)
+    cache = KVCache([size] * shape.layers, pool, torch.float32, torch.device("cpu"))
+    return FusedLlama.from_hf(model, cache, kind), cache, sum(out * width for out, width in shape.products)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=tuple(BYTES), default="bf16", help="how weights are held")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--isa", choices=native.ISAS, help="an instruction set below the best one")
+    parser.add_argument("--repeats", type=int, default=31)
+    options = parser.parse_args(arguments)
+    if not native.available():
+        raise SystemExit(f"There is nothing to measure because {native.why_not()}.")
+    native.set_threads(options.threads)
+    torch.set_num_threads(options.threads)
+    if options.isa:
+        native.set_isa(options.isa)
+    bandwidth = memory_bandwidth(max(3, options.repeats // 4))
+    print(f"{native.isa()}, {native.threads()} threads, memory read at {bandwidth / 1e9:.1f} GB/s")
+    for shape in SHAPES:
+        bench_linear(shape, options.kind, options.repeats)
+        bench_forward(shape, options.kind, options.repeats, bandwidth)
+
+
+if __name__ == "__main__":
+    main()
