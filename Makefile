@@ -54,4 +54,4 @@ bench: $(READY) ## measure speed on this machine and write benchmarks/results
 clean: ## remove the virtual environment and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f src/cospec/models/_native*.so
+	rm -f src/cospec/_native*.so

@@ -19,7 +19,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-LIBRARY = Path("src/cospec/models/_native.so")
+LIBRARY = Path("src/cospec/_native.so")
 # No -ffast-math and no contraction: the order of every sum, and every rounding, is as written.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w"]
 AVX2 = ["-mavx2", "-mfma"]

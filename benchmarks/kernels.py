@@ -22,6 +22,7 @@ from cospec.models.llama import FusedLlama
 from cospec.models.native import Kind, PackedLinear
 from cospec.models.packed import PackedBatch
 from cospec.models.pages import PagePool
+from cospec.native import ISAS
 from cospec.types import Segment, TokenBatch
 
 ROWS = (1, 4, 5, 8, 16, 64)
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=tuple(BYTES), default="bf16", help="how weights are held")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--isa", choices=native.ISAS, help="an instruction set below the best one")
+    parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
     parser.add_argument("--repeats", type=int, default=31)
     options = parser.parse_args(arguments)
     if not native.available():

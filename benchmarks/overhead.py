@@ -64,9 +64,21 @@ def main() -> None:
             clock.watch(llm.engine.parts.drafter.model)
         for batch in (1, 8):
             for temperature in (0.0, 0.8):
-                row = shares(llm, clock, SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True), batch, options.repeats)
+                row = shares(
+                    llm,
+                    clock,
+                    SamplingParams(temperature=temperature, max_tokens=options.tokens, ignore_eos=True),
+                    batch,
+                    options.repeats,
+                )
                 rows.append({"system": name, "batch": batch, "temperature": temperature, **row})
-                table.add_row(name, str(batch), str(temperature), *(f"{row[key]:.3f}" for key in ("round_ms", "forward_ms", "engine_ms")), f"{row['share']:.1%}")
+                table.add_row(
+                    name,
+                    str(batch),
+                    str(temperature),
+                    *(f"{row[key]:.3f}" for key in ("round_ms", "forward_ms", "engine_ms")),
+                    f"{row['share']:.1%}",
+                )
     Console().print(table)
     roof = roofline(options.model, next(row["round_ms"] for row in rows if row["system"] == "off"))
     print(roof)

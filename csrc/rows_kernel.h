@@ -38,8 +38,11 @@ static void widen(const uint16_t* bf16, long n, float* y) {
     }
 }
 
-// The first of the largest.
+// The first of the largest; -1 when that is infinite, or something is not a number.
 static long argmax(const float* x, long n) {
+    bool odd = false;
+    for (long j = 0; j < n; j++) odd |= x[j] != x[j];
+    if (odd) return -1;
     V top[4];
     for (int j = 0; j < 4; j++) top[j] = splat(x[0]);
     long i = 0;
@@ -48,9 +51,10 @@ static long argmax(const float* x, long n) {
     float most = largest(larger(larger(top[0], top[1]), larger(top[2], top[3])));
     for (; i < n; i++)
         if (x[i] > most) most = x[i];
+    if (__builtin_isinf(most)) return -1;
     for (i = 0; i < n; i++)
         if (x[i] == most) return i;
-    return 0;
+    return -1;
 }
 
 }  // namespace

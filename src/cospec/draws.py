@@ -12,13 +12,17 @@ target's token whenever their distributions are close.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cospec import native
+
 Floats = NDArray[np.float64]
+Stream = tuple[int, int, int, int, int, int]  # the generator's key (two words) and counter (four)
 
 _TO_UNIT = 2.0**-52
 _HALF_STEP = 2.0**-53
@@ -52,6 +56,21 @@ def derive(seed: int, index: int) -> int:
     return seed % _WORD if index == 0 else int(_words(seed, _WORD - 1, (0, index, 0), 1)[0])
 
 
+def race(weights: Floats, streams: Sequence[Stream]) -> list[int]:
+    """The winner of each row's exponential race, -1 where no weight is positive.
+
+    Args:
+        weights: ``[R, V]``; row ``r`` is drawn from with ``streams[r]``, see ``Draws.stream``.
+    """
+    if native.available():
+        return native.race_rows(weights, streams)
+    winners = []
+    for row, (seed, stream, low, _, middle, high) in zip(weights, streams, strict=True):
+        race = -np.log(_unit(_words(seed, stream, (low, middle, high), len(row))))
+        winners.append(int(np.argmax(row / race)) if row.max() > 0 else -1)
+    return winners
+
+
 @dataclass(frozen=True, slots=True)
 class Draws:
     """The draws of one sequence in one round. Positions count the tokens of the sequence, prompt included, from 0.
@@ -67,16 +86,20 @@ class Draws:
         """``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
         return _unit(_words(self.seed, purpose, (position, 0, self._round(purpose)), count * _BLOCK)[::_BLOCK])
 
+    def stream(self, position: int, purpose: Purpose) -> Stream:
+        """What a token at ``position`` is drawn with."""
+        return self.seed % _WORD, purpose, 0, 0, position, self._round(purpose)
+
     def token(self, weights: Floats, position: int, purpose: Purpose) -> int:
         """A token id drawn with probability proportional to ``weights [V]``, which need not sum to one.
 
         Raises:
             ValueError: no weight is positive.
         """
-        if not weights.max() > 0:
+        (winner,) = race(weights[None], [self.stream(position, purpose)])
+        if winner < 0:
             raise ValueError("no token has a positive weight, so none can be drawn")
-        race = -np.log(_unit(_words(self.seed, purpose, (0, position, self._round(purpose)), len(weights))))
-        return int(np.argmax(weights / race))
+        return winner
 
     def _round(self, purpose: Purpose) -> int:
         return 0 if purpose is Purpose.TARGET else self.base

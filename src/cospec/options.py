@@ -37,7 +37,9 @@ def _sentence(cls: type[Options], error: ValidationError, where: str) -> Invalid
     first = error.errors()[0]
     name = where + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return InvalidInput(f"key {name}", first["input"], "one of " + ", ".join(where + key for key in cls.model_fields))
+        return InvalidInput(
+            f"key {name}", first["input"], "one of " + ", ".join(where + key for key in cls.model_fields)
+        )
     if first["type"] == "missing":
         return InvalidInput(name, words("missing"), "a value")
     message = first["msg"][0].lower() + first["msg"][1:]

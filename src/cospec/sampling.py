@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec import native
 from cospec.draws import Floats
 from cospec.params import SamplingParams
 from cospec.types import TokenLogprobs
@@ -72,8 +73,14 @@ def law(logits: Tensor, params: SamplingParams, history: History) -> Floats:
 
 def softmax(logits: Tensor, temperatures: Seq[float]) -> Floats:
     """``[R, V]`` probabilities in double precision, each row at its own temperature."""
+    if _native(logits):
+        return native.softmax_rows(logits, np.array(temperatures, dtype=np.float64))
     scale = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
     return np.asarray(torch.softmax(logits.double() / scale[:, None], -1).cpu().numpy())
+
+
+def _native(logits: Tensor) -> bool:
+    return logits.dtype == torch.float32 and logits.device.type == "cpu" and native.available()
 
 
 def _spans(blocks: Seq[Block]) -> Iterator[slice]:
@@ -90,12 +97,14 @@ def choices(logits: Tensor, params: SamplingParams, history: History) -> list[in
 
 
 def likeliest(logits: Tensor) -> list[int | None]:
-    """The first of the largest logits of each row; None for a row that holds something that is not a number."""
+    """The first of the largest logits of each row; None for a row that is not made of numbers."""
     if not len(logits):
         return []
+    if _native(logits):
+        return [None if token < 0 else token for token in native.argmax_rows(logits)]
     best = logits.max(-1)
     values, tokens = best.values.tolist(), best.indices.tolist()
-    return [None if math.isnan(value) else token for value, token in zip(values, tokens, strict=True)]
+    return [token if math.isfinite(value) else None for value, token in zip(values, tokens, strict=True)]
 
 
 def edit(logits: Tensor, params: SamplingParams, history: History) -> Tensor:

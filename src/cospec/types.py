@@ -23,7 +23,6 @@ from cospec.draws import Draws, Floats, Purpose
 from cospec.params import SamplingParams
 
 
-
 class Finish(StrEnum):
     """Why an output ended, in OpenAI's words."""
 

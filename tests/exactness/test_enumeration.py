@@ -79,10 +79,9 @@ def test_a_sampling_drafter_leaves_the_law_as_it_is(rule: str, params: str) -> N
     check(rule, DRAFTERS["other"](3), PARAMS[params], k=2)
 
 
-@pytest.mark.parametrize(("k", "length"), [(2, 4), (3, 5)])
 @pytest.mark.parametrize("drafter", ["other", "itself"])
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_long_drafts_of_two_words(rule: str, drafter: str, k: int, length: int) -> None:
+@pytest.mark.parametrize(("rule", "k", "length"), [("rejection", 2, 4), ("rejection", 3, 4), ("block", 2, 4), ("block", 3, 5)])
+def test_long_drafts_of_two_words(rule: str, k: int, length: int, drafter: str) -> None:
     """Up to the bonus token of the first draft and into the next ones; one token comes before it, from the prompt."""
     params = SamplingParams(max_tokens=LONG, temperature=0.9)
     target = ToyModel(2, order=2, seed=1)

@@ -139,7 +139,7 @@ def test_the_copy_that_is_mutated_is_right() -> None:
     ids=lambda rule: type(rule).__name__,
 )
 def test_a_wrong_rule_is_seen(rule: Rule) -> None:
-    shape = (1, 3) if isinstance(rule, BonusFromTheRowBefore) else (2, 3)  # a bonus that is among the three tokens
+    shape = (2, 3) if isinstance(rule, Block) else (1, 3)  # the block's mistakes need a block
     assert error(rule, other(), shape=shape) > SEEN
 
 

@@ -34,14 +34,14 @@ def tables(draw: st.DrawFn) -> Tables:
 
 
 @pytest.mark.parametrize("name", CHAIN_RULES)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=70, deadline=None, derandomize=True)
 @given(tables=tables())
 def test_a_sampled_chain_leaves_the_law_as_it_is(name: str, tables: Tables) -> None:
     assert total_variation(tables.law(RULES.load(name)()), tables.wanted()) < EXACT
 
 
 @pytest.mark.parametrize("name", ["match", *CHAIN_RULES])
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(tables=tables())
 def test_any_chosen_chain_leaves_the_law_as_it_is(name: str, tables: Tables) -> None:
     vocab = len(tables.p[()])
@@ -49,7 +49,7 @@ def test_any_chosen_chain_leaves_the_law_as_it_is(name: str, tables: Tables) -> 
         assert total_variation(tables.law(RULES.load(name)(), point), tables.wanted()) < EXACT, point
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=70, deadline=None, derandomize=True)
 @given(tables=tables())
 def test_block_keeps_at_least_as_much_as_rejection(tables: Tables) -> None:
     block, rejection = (tables.accepted(RULES.load(name)()) for name in ("block", "rejection"))

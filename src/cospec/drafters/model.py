@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from cospec.draws import Draws, Floats, Purpose
+from cospec.draws import Draws, Floats, Purpose, Stream, race
 from cospec.errors import InvalidInput
 from cospec.options import Options
 from cospec.protocols import Host, Model
@@ -70,7 +70,7 @@ class ModelDrafter:
             self._extend(active, logits)
             active = [chain for chain in active if len(chain.tokens) < chain.depth]
             if not active:
-                return [self._close(chain) for chain in chains]
+                return [self._close(chain) for chain in chains if chain.tokens]
             logits = self.model.forward(TokenBatch(tuple(_next(chain) for chain in active)))
 
     def commit(self, commits: Seq[Commit]) -> None:
@@ -123,35 +123,21 @@ class ModelDrafter:
         return logits
 
     def _extend(self, chains: Seq[_Chain], logits: Tensor) -> None:
-        """Choose one more token for each chain from its row of ``logits``."""
+        """Choose one more token for each chain from its row of ``logits``; all draws of the step are one call."""
         best = likeliest(logits)
-        drawing = [(row, chain) for row, chain in enumerate(chains) if not _plain(chain)]
-        q = self._laws(drawing, logits)
-        places = {row: place for place, (row, _) in enumerate(drawing)}
-        for row, chain in enumerate(chains):
-            token = best[row]
-            if row in places:
-                token = self._draw(chain, q[places[row]])
-            chain.tokens.append(0 if token is None else token)  # logits that are no numbers: the target will say so
-
-    def _laws(self, drawing: Seq[tuple[int, _Chain]], logits: Tensor) -> Floats:
-        """The drafter's distributions ``[len(drawing), V]`` under each request's own parameters."""
-        if not drawing:
-            return np.empty((0, self.model.vocab_size))
-        blocks = [
-            Block(chain.context.sampling, History(chain.context.tokens, chain.context.prompt_len, [chain.tokens]))
-            for _, chain in drawing
-        ]
-        return laws(logits if len(drawing) == len(logits) else logits[[row for row, _ in drawing]], blocks)
-
-    @staticmethod
-    def _draw(chain: _Chain, q: Floats) -> int:
-        context = chain.context
-        if context.sampling.greedy:
-            return int(q.argmax())
-        if context.noise is Purpose.DRAFT:
-            chain.q.append(q)
-        return Draws(context.seed, len(context.tokens)).token(q, len(context.tokens) + len(chain.tokens), context.noise)
+        drawing = [(row, chain) for row, chain in enumerate(chains) if best[row] is not None and not _plain(chain)]
+        if drawing:
+            q = laws(logits[[row for row, _ in drawing]], [_block(chain) for _, chain in drawing])
+            tokens = race(q, [_stream(chain) for _, chain in drawing])
+            for place, (row, chain) in enumerate(drawing):
+                best[row] = tokens[place]
+                if chain.context.noise is Purpose.DRAFT:
+                    chain.q.append(q[place])
+        for token, chain in zip(best, chains, strict=True):
+            if token is None:
+                chain.depth = len(chain.tokens)  # no numbers to choose by: the draft ends here
+            else:
+                chain.tokens.append(token)
 
     def _close(self, chain: _Chain) -> Draft:
         id, base = chain.context.id, len(chain.context.tokens)
@@ -165,6 +151,18 @@ def _plain(chain: _Chain) -> bool:
     """Whether the likeliest token is what the request's law picks."""
     params = chain.context.sampling
     return params.greedy and not params.edits_logits
+
+
+def _block(chain: _Chain) -> Block:
+    context = chain.context
+    return Block(context.sampling, History(context.tokens, context.prompt_len, [chain.tokens]))
+
+
+def _stream(chain: _Chain) -> Stream:
+    """What the chain's next token is drawn with: the noise that the request's rule asks for."""
+    context = chain.context
+    base = len(context.tokens)
+    return Draws(context.seed, base).stream(base + len(chain.tokens), context.noise)
 
 
 def _next(chain: _Chain) -> Segment:

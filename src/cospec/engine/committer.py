@@ -148,5 +148,14 @@ class Committer:
         request = sequence.request
         stats = replace(sequence.stats)
         return Event(
-            sequence.id, request.parent, request.index, "", (), (), finish=finish, stats=stats, error=error, law=self._law
+            sequence.id,
+            request.parent,
+            request.index,
+            "",
+            (),
+            (),
+            finish=finish,
+            stats=stats,
+            error=error,
+            law=self._law,
         )

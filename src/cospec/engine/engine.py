@@ -13,6 +13,7 @@ from cospec.engine.committer import Committer
 from cospec.engine.metrics import Counters, EngineMetrics
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Scheduler
+from cospec.errors import InvalidInput
 from cospec.protocols import Drafter, Model, Round
 from cospec.types import Commit, Event, Finish, Outcome, Plan, Request, RoundStats, Sequence
 
@@ -86,6 +87,8 @@ class Engine:
         Raises:
             InvalidInput: the request cannot be served by this model; nothing was queued.
         """
+        if request.id in self._sequences:
+            raise InvalidInput("request id", request.id, "one that no unfinished request has")
         resolved = self.parts.resolver.resolve(request)
         sequence = Sequence(resolved, list(resolved.prompt))
         self._sequences[sequence.id] = sequence

@@ -61,7 +61,9 @@ class Counters:
                     self.accepted[names[node]] += 1
                     self.per_position[names[node]][depth] += 1
             if commit.finish is not None:
-                self.finish(outcome.entry.sequence.stats.cached_prompt_tokens, outcome.entry.sequence.prompt_len, commit.finish)
+                self.finish(
+                    outcome.entry.sequence.stats.cached_prompt_tokens, outcome.entry.sequence.prompt_len, commit.finish
+                )
 
     def finish(self, cached: int, prompt: int, reason: str) -> None:
         """Count an ended request."""

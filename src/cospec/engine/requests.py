@@ -63,6 +63,8 @@ class Resolver:
         room = self.max_len - n
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *sorted(self.eos))
+        if params.min_tokens > 0 and len(set(stops)) >= self.vocab_size:
+            raise InvalidInput("stop_token_ids", words("every token"), "fewer, so that min_tokens can be reached")
         sampling = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit), stop_token_ids=stops)
         rule = request.speculation.rule or self.rule
         RULES.check(rule, "auto")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,11 +65,8 @@ class Verifier:
         distributions = self._laws(tasks, logits)
         outcomes = []
         for task in tasks:
-            if None in best[task.first : task.last]:
-                error = "the model's logits are not numbers at this prompt"
-                outcomes.append(Outcome(task.entry, task.draft, None, error=error))
-            else:
-                outcomes.append(self._judge(task, logits, best, distributions.get(task.entry.sequence.id)))
+            outcome = self._judge(task, logits, best, distributions.get(task.entry.sequence.id))
+            outcomes.append(_without_broken_rows(task, outcome, best))
         return outcomes
 
     def _laws(self, tasks: Seq[_Task], logits: Tensor) -> dict[str, Floats]:
@@ -81,7 +79,8 @@ class Verifier:
         found = laws(logits if len(rows) == len(logits) else logits[rows], blocks)
         result, start = {}, 0
         for task, block in zip(chosen, blocks, strict=True):
-            result[task.entry.sequence.id] = found[start : start + block.rows]
+            law = result[task.entry.sequence.id] = found[start : start + block.rows]
+            law[np.isnan(law).any(-1)] = 1.0 / law.shape[-1]  # any law will do: nothing behind such a row is committed
             start += block.rows
         return result
 
@@ -100,13 +99,26 @@ class Verifier:
         if params.greedy:
             block = _block(task) if params.edits_logits else None
             picked = choices(logits[task.judged], params, block.history) if block else best[task.judged]
-            chosen = tuple(picked)  # type: ignore[arg-type]  # rows that are not numbers were sorted out before
+            chosen = tuple(token or 0 for token in picked)
         scores, draws = Scores(chosen, law), Draws(sequence.request.seed, len(sequence.tokens))
         if draft is None:
             verdict = Verdict((), scores.draw(0, len(sequence.tokens), draws), bonus=False)
         else:
             verdict = self.rule(sequence).judge(draft, scores, draws)
         return Outcome(task.entry, draft, verdict, _logprobs(task, verdict, logits), prompt)
+
+
+def _without_broken_rows(task: _Task, outcome: Outcome, best: Seq[int | None]) -> Outcome:
+    """The outcome, or an error when it rests on logits that are not numbers.
+
+    Rows of rejected nodes do not count: what a drafter makes up must not end a request.
+    """
+    rows = [*range(task.first, min(task.judged.start + 1, task.last))]
+    if outcome.verdict is not None:
+        rows += [task.judged.start + 1 + node for node in outcome.verdict.path]
+    if all(best[row] is not None for row in rows):
+        return outcome
+    return Outcome(task.entry, task.draft, None, error="the model's logits are not numbers at this prompt")
 
 
 def _fresh(entry: PlanEntry, draft: Draft | None) -> Draft | None:

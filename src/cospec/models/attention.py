@@ -18,6 +18,7 @@ from cospec.errors import InvalidInput
 from cospec.models import native
 from cospec.models.cache import LayerPages, LayerShape
 from cospec.models.packed import PackedBatch, Span
+from cospec.models.padded import Padded, frame_of, worthwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,12 @@ def _native(batch: PackedBatch) -> LayerAttend:
 
 
 def _sdpa(batch: PackedBatch) -> LayerAttend:
-    """Stock attention, one sequence after the other, on any device."""
-    return _Sdpa(batch)
+    """Stock attention on any device: short sequences together, others one after the other."""
+    frame = frame_of(batch.spans)
+    return Padded(batch, frame) if worthwhile(batch.spans, frame) else _BySequence(batch)
 
 
-class _Sdpa:
+class _BySequence:
     """Keeps what the layers of one forward share: where to write, and the masks per window."""
 
     def __init__(self, batch: PackedBatch) -> None:

@@ -1,28 +1,38 @@
-"""The compiled kernels: products of a few rows, attention over pages, and small row operations. CPU, float32.
+"""The compiled kernels for models: products of a few rows, and attention over pages. CPU, float32.
 
-A result depends on its own row alone, bit for bit: not on the number of rows, threads or the instruction set. The
-library is built when the package is installed; where it is missing, ``why_not`` says why and other back ends serve.
+A result depends on its own row alone, bit for bit: not on the number of rows, threads or the instruction set. Loading
+the library, and the kernels over rows of logits, are in ``cospec.native``.
 """
 
 from __future__ import annotations
 
-import ctypes
 import weakref
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_int64, c_long, c_void_p
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any, Literal
+from ctypes import Structure, byref, c_float, c_long, c_void_p
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from cospec.errors import InvalidInput, ModelError, words
+from cospec.errors import InvalidInput, words
 from cospec.models.packed import PackedBatch
+from cospec.native import available, isa, library, set_isa, set_threads, threads, why_not
+
+__all__ = [
+    "Kind",
+    "PackedLinear",
+    "attention",
+    "available",
+    "isa",
+    "library",
+    "rms_norm",
+    "set_isa",
+    "set_threads",
+    "threads",
+    "why_not",
+]
 
 Kind = Literal["fp32", "bf16", "int8"]
 KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
-ISAS = ("base", "avx2", "avx512")
 MAX_DIM = 256  # of a head
 
 
@@ -40,92 +50,6 @@ class AttentionJob(Structure):
         *[(name, c_void_p) for name in ("positions", "visible", "tables", "starts", "write_at", "mask")],
         ("segments", c_long),
     ]
-
-
-# Arguments and result of each function of the library.
-SIGNATURES: dict[str, tuple[list[Any], Any]] = {
-    "cospec_isa": ([], ctypes.c_char_p),
-    "cospec_set_isa": ([ctypes.c_char_p], c_int),
-    "cospec_set_threads": ([c_int], None),
-    "cospec_threads": ([], c_int),
-    "cospec_linear_new": ([c_int, c_void_p, c_void_p, c_void_p, c_long, c_long], c_void_p),
-    "cospec_linear_free": ([c_void_p], None),
-    "cospec_linear": ([c_void_p, c_void_p, c_long, c_void_p], None),
-    "cospec_attention": ([POINTER(AttentionJob)], None),
-    "cospec_rms_norm": ([c_void_p, c_void_p, c_float, c_long, c_long, c_void_p], None),
-    "cospec_argmax": ([c_void_p, c_long, c_long, POINTER(c_int64)], None),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    library: ctypes.CDLL | None
-    reason: str
-
-
-@cache
-def _load() -> _Loaded:
-    path = Path(__file__).with_name("_native.so")
-    if not path.exists():
-        return _Loaded(None, "the native kernels were not built with this installation; that takes g++ or clang++")
-    try:
-        found = ctypes.CDLL(str(path))
-        for name, (arguments, result) in SIGNATURES.items():
-            function = getattr(found, name)
-            function.argtypes, function.restype = arguments, result
-    except (OSError, AttributeError) as error:
-        return _Loaded(None, f"the native kernels cannot be loaded ({error})")
-    found.cospec_set_threads(torch.get_num_threads())
-    return _Loaded(found, "")
-
-
-def available() -> bool:
-    """Whether the kernels can be used."""
-    return _load().library is not None
-
-
-def why_not() -> str:
-    """Why the kernels cannot be used, as a clause without a full stop; empty when they can."""
-    return _load().reason
-
-
-def library() -> ctypes.CDLL:
-    """The loaded library.
-
-    Raises:
-        ModelError: it is not there.
-    """
-    loaded = _load()
-    if loaded.library is None:
-        raise ModelError(f"The native back end cannot be used because {loaded.reason}.")
-    return loaded.library
-
-
-def set_threads(count: int) -> None:
-    """How many threads the kernels use, 1 to 64. The first use takes ``torch.get_num_threads()``."""
-    if not 1 <= count <= 64:
-        raise InvalidInput("threads", count, "1 to 64")
-    library().cospec_set_threads(count)
-
-
-def threads() -> int:
-    """How many threads the kernels use."""
-    return int(library().cospec_threads())
-
-
-def isa() -> str:
-    """The instruction set in use, one of ``ISAS``."""
-    return str(library().cospec_isa().decode())
-
-
-def set_isa(name: str) -> None:
-    """Use a lower instruction set than the best one; for tests and comparisons, results are the same.
-
-    Raises:
-        InvalidInput: the processor or the build does not have it.
-    """
-    if not library().cospec_set_isa(name.encode()):
-        raise InvalidInput("instruction set", name, f"one of {', '.join(ISAS)} that this processor has")
 
 
 class PackedLinear(nn.Module):
@@ -237,12 +161,3 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     width = weight.numel()
     library().cospec_rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // width, width, y.data_ptr())
     return y
-
-
-def argmax_rows(logits: Tensor) -> list[int]:
-    """The index of the largest of each row, the lowest one on ties; float32 ``[R, V]``."""
-    logits = logits.contiguous()
-    rows, width = logits.shape
-    result = (c_int64 * rows)()
-    library().cospec_argmax(logits.data_ptr(), rows, width, result)
-    return list(result)

@@ -34,9 +34,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
     "llama3 rope": ("Llama", {"rope_parameters": LLAMA3}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 24}),
-    "mistral window": ("Mistral", {"sliding_window": 7}),
+    "mistral window": ("Mistral", {"sliding_window": 4}),
     "qwen2": ("Qwen2", {}),
-    "qwen2 window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen2 window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
 }
 

@@ -1,0 +1,147 @@
+"""The compiled library: where it is, why it may not be there, and its kernels over rows of logits.
+
+It is built when the package is installed and there is a C++ compiler; without it everything runs on torch and numpy
+alone. Kernels for whole models are in ``cospec.models.native``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_float, c_int, c_int64, c_long, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cospec.errors import InvalidInput, ModelError
+
+ISAS = ("base", "avx2", "avx512")
+
+# Arguments and result of each function of the library; structs go by address.
+SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "cospec_isa": ([], ctypes.c_char_p),
+    "cospec_set_isa": ([ctypes.c_char_p], c_int),
+    "cospec_set_threads": ([c_int], None),
+    "cospec_threads": ([], c_int),
+    "cospec_linear_new": ([c_int, c_void_p, c_void_p, c_void_p, c_long, c_long], c_void_p),
+    "cospec_linear_free": ([c_void_p], None),
+    "cospec_linear": ([c_void_p, c_void_p, c_long, c_void_p], None),
+    "cospec_attention": ([c_void_p], None),
+    "cospec_rms_norm": ([c_void_p, c_void_p, c_float, c_long, c_long, c_void_p], None),
+    "cospec_argmax": ([c_void_p, c_long, c_long, POINTER(c_int64)], None),
+    "cospec_softmax": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_race": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    library: ctypes.CDLL | None
+    reason: str
+
+
+@cache
+def _load() -> _Loaded:
+    path = Path(__file__).with_name("_native.so")
+    if not path.exists():
+        return _Loaded(None, "the native kernels were not built with this installation; that takes g++ or clang++")
+    try:
+        found = ctypes.CDLL(str(path))
+        for name, (arguments, result) in SIGNATURES.items():
+            function = getattr(found, name)
+            function.argtypes, function.restype = arguments, result
+    except (OSError, AttributeError) as error:
+        return _Loaded(None, f"the native kernels cannot be loaded ({error})")
+    found.cospec_set_threads(torch.get_num_threads())
+    return _Loaded(found, "")
+
+
+def available() -> bool:
+    """Whether the kernels can be used."""
+    return _load().library is not None
+
+
+def why_not() -> str:
+    """Why the kernels cannot be used, as a clause without a full stop; empty when they can."""
+    return _load().reason
+
+
+def library() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises:
+        ModelError: it is not there.
+    """
+    loaded = _load()
+    if loaded.library is None:
+        raise ModelError(f"The native back end cannot be used because {loaded.reason}.")
+    return loaded.library
+
+
+def set_threads(count: int) -> None:
+    """How many threads the kernels use, 1 to 64. The first use takes ``torch.get_num_threads()``."""
+    if not 1 <= count <= 64:
+        raise InvalidInput("threads", count, "1 to 64")
+    library().cospec_set_threads(count)
+
+
+def threads() -> int:
+    """How many threads the kernels use."""
+    return int(library().cospec_threads())
+
+
+def isa() -> str:
+    """The instruction set in use, one of ``ISAS``."""
+    return str(library().cospec_isa().decode())
+
+
+def set_isa(name: str) -> None:
+    """Use a lower instruction set than the best one; for tests and comparisons, results are the same.
+
+    Raises:
+        InvalidInput: the processor or the build does not have it.
+    """
+    if not library().cospec_set_isa(name.encode()):
+        raise InvalidInput("instruction set", name, f"one of {', '.join(ISAS)} that this processor has")
+
+
+def argmax_rows(logits: Tensor) -> list[int]:
+    """The index of the largest of each row, float32 ``[R, V]`` on the CPU: the lowest one on ties.
+
+    -1 for a row that holds something that is not a number, or whose largest value is infinite.
+    """
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    result = (c_int64 * rows)()
+    library().cospec_argmax(logits.data_ptr(), rows, width, result)
+    return list(result)
+
+
+def softmax_rows(logits: Tensor, temperatures: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The softmax of each row at its own temperature ``[R]``, in double precision; float32 ``[R, V]`` on the CPU."""
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    result = np.empty((rows, width))
+    library().cospec_softmax(logits.data_ptr(), rows, width, temperatures.ctypes.data, result.ctypes.data)
+    return result
+
+
+def race_rows(weights: NDArray[np.float64], streams: Sequence[Sequence[int]]) -> list[int]:
+    """For each row of ``weights [R, V]`` the winner of its exponential race, -1 where no weight is positive.
+
+    Args:
+        streams: ``[R, 6]``, the generator's key (two words) and counter (four), as numpy's Philox takes them.
+    """
+    weights = np.ascontiguousarray(weights)
+    rows, width = weights.shape
+    keyed = np.array(streams, dtype=np.uint64)
+    winners = np.empty(rows, dtype=np.int64)
+    library().cospec_race(weights.ctypes.data, rows, width, keyed.ctypes.data, winners.ctypes.data)
+    found: list[int] = winners.tolist()
+    return found

@@ -1,0 +1,168 @@
+"""Speculation changes how fast an output comes, never which: token for token the same text.
+
+Greedy requests under every rule, and seeded ones under ``match``, with every drafter, draft length, batch and cache.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.engine.requests import make_requests
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.protocols import Drafter
+from cospec.types import Request, Speculation
+from harness.toys import ScriptedDrafter, run_all, tokens_of, toy_engine, with_pool
+
+VOCAB = 6
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=24),
+    "greedy-penalised": SamplingParams(
+        temperature=0, max_tokens=24, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=5, stop_token_ids=(3,)
+    ),
+    "seeded": SamplingParams(temperature=0.9, max_tokens=24, seed=11),
+    "seeded-all": SamplingParams(
+        temperature=1.2, max_tokens=24, seed=12, top_p=0.9, top_k=5, min_p=0.02, repetition_penalty=1.1,
+        presence_penalty=0.3, frequency_penalty=0.2, logit_bias={2: 0.5}, min_tokens=9, stop_token_ids=(1,), n=3,
+    ),
+}  # fmt: skip
+
+DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
+    "none": lambda: None,
+    "itself": lambda: ModelDrafter(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0)),
+    "other": lambda: ModelDrafter(ToyModel(VOCAB, order=1, seed=3)),
+    "ngram": lambda: NgramDrafter(1, 3),
+    "tree": lambda: ScriptedDrafter([0, 1, 2, 3, 4, 5, 0, 1], [-1, -1, -1, 0, 1, 1, 5, 2]),
+}
+
+
+def target(pages: int = 256, prefix_caching: bool = True) -> ToyModel:
+    return with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), pages, 4, prefix_caching)
+
+
+def requests(params: SamplingParams, count: int = 5, rule: str = "auto") -> list[Request]:
+    """Prompts of different lengths, some of which begin alike."""
+    prompts = [[(3 * n + i * i) % VOCAB if i > 5 else i for i in range(2 + 3 * n)] for n in range(count)]
+    chosen = Speculation(rule=None if rule == "auto" else rule)
+    return [each for n, prompt in enumerate(prompts) for each in make_requests(f"r{n}", prompt, params, chosen)]
+
+
+@cache
+def plain(name: str, count: int = 5) -> dict[str, tuple[int, ...]]:
+    """Each output alone, without drafts, without sharing."""
+    outputs = {}
+    for request in requests(PARAMS[name], count):
+        outputs |= tokens_of(run_all(toy_engine(target(prefix_caching=False), None), [request]))
+    return outputs
+
+
+def outputs(name: str, drafter: str, k: int = 3, model: ToyModel | None = None, **config: Any) -> dict[str, tuple[int, ...]]:
+    engine = toy_engine(model or target(), DRAFTERS[drafter](), k=k, **config)
+    found = tokens_of(run_all(engine, requests(PARAMS[name])))
+    assert engine.metrics().kv_cache_usage == 0
+    return found
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_drafters_and_lengths(name: str, drafter: str) -> None:
+    for k in range(9):
+        assert outputs(name, drafter, k) == plain(name), k
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("name", ["greedy", "greedy-penalised"])
+def test_greedy_under_the_other_rules(name: str, rule: str) -> None:
+    for drafter, k in itertools.product(("itself", "other", "ngram"), (1, 4)):
+        engine = toy_engine(target(), DRAFTERS[drafter](), rule, k)
+        assert tokens_of(run_all(engine, requests(PARAMS[name], rule=rule))) == plain(name), (drafter, k)
+
+
+@pytest.mark.parametrize("drafter", ["none", "other", "tree"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_batches_and_chunks(name: str, drafter: str) -> None:
+    for config in [{"max_num_seqs": n} for n in (1, 2, 5, 8)] + [{"max_num_batched_tokens": n} for n in (1, 3, 7, 13)]:
+        assert outputs(name, drafter, **config) == plain(name), config
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("drafter", ["none", "itself", "other", "ngram", "tree"])
+def test_a_small_cache(drafter: str, prefix_caching: bool) -> None:
+    """Preemption in the middle of outputs, also of siblings, with and without chunks."""
+    preempted = 0
+    for name, pages, chunk in itertools.product(("greedy", "seeded-all"), (10, 13, 20), (5, 64)):
+        model = target(pages, prefix_caching)
+        engine = toy_engine(model, DRAFTERS[drafter](), k=4, max_num_batched_tokens=chunk)
+        assert tokens_of(run_all(engine, requests(PARAMS[name]))) == plain(name), (name, pages, chunk)
+        preempted += engine.metrics().num_preemptions
+    assert preempted > 0
+
+
+def test_a_small_cache_of_the_drafter() -> None:
+    """A drafter without room drafts less, and takes nothing from anybody."""
+    for pages, prefix_caching in itertools.product((1, 3, 8, 14), (True, False)):
+        small = with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), pages, 4, prefix_caching)
+        engine = toy_engine(target(), ModelDrafter(small), k=4)
+        assert tokens_of(run_all(engine, requests(PARAMS["seeded-all"]))) == plain("seeded-all"), pages
+        small.pages.check_integrity()
+        assert small.pages.usage == 0
+
+
+@pytest.mark.parametrize("drafter", ["none", "other", "ngram", "tree"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_arrivals_and_aborts_in_the_middle(name: str, drafter: str) -> None:
+    """Every third request is aborted half way; the others do not notice."""
+    engine = toy_engine(target(24), DRAFTERS[drafter](), k=3, max_num_batched_tokens=17)
+    listed = requests(PARAMS[name])
+    found: dict[str, tuple[int, ...]] = {request.id: () for request in listed}
+    arriving, aborted, step = list(listed), set(), 0
+    while arriving or engine.has_work:
+        if arriving and step % 2 == 0:
+            engine.add(arriving.pop(0))
+        for event in engine.step():
+            assert event.id not in aborted
+            found[event.id] += event.tokens
+        for number, request in enumerate(listed):
+            if number % 3 == 1 and request.id not in aborted and len(found[request.id]) >= 2:
+                engine.abort([request.id, "unknown"])
+                aborted.add(request.id)
+        engine.check_integrity()
+        step += 1
+    assert aborted
+    for id, tokens in plain(name).items():
+        assert found[id] == (tokens[: len(found[id])] if id in aborted else tokens)
+    assert engine.metrics().kv_cache_usage == 0
+
+
+def test_mixed_company() -> None:
+    """Greedy, seeded, other rules and no speculation at all in one batch."""
+    engine = toy_engine(target(), DRAFTERS["other"](), k=3)
+    batch, wanted = [], {}
+    for number, name in enumerate(PARAMS):
+        for request in requests(PARAMS[name], 2):
+            id = f"{name}-{request.id}"
+            chosen = Speculation(enabled=number % 2 == 0, length=number)
+            batch.append(Request(id, request.prompt, request.sampling, request.seed, parent=id, speculation=chosen))
+            wanted[id] = plain(name)[request.id]
+    assert tokens_of(run_all(engine, batch)) == wanted
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_the_target_as_its_own_drafter_is_accepted(name: str, rule: str) -> None:
+    for prefix_caching, chunk in ((True, 64), (False, 9)):
+        own = with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), 256, 4, prefix_caching)
+        engine = toy_engine(target(), ModelDrafter(own), rule, 4, max_num_batched_tokens=chunk)
+        run_all(engine, requests(PARAMS[name], rule=rule))
+        metrics = engine.metrics()
+        drafted, accepted = sum(metrics.draft_tokens.values()), sum(metrics.accepted_tokens.values())
+        assert drafted > 50
+        # What is drafted behind a stop token is not accepted.
+        assert accepted > (0.99 if not PARAMS[name].stop_token_ids else 0.7) * drafted

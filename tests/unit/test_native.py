@@ -1,0 +1,98 @@
+"""The compiled kernels over rows of logits, held against numpy and torch, on every instruction set there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cospec import native
+from cospec.draws import Draws, Purpose
+from cospec.errors import InvalidInput
+
+built = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Tests may change the threads and the instruction set."""
+    if native.available():
+        isa, threads = native.isa(), native.threads()
+        yield
+        native.set_isa(isa)
+        native.set_threads(threads)
+    else:
+        yield
+
+
+@built
+@pytest.mark.parametrize("isa", native.ISAS)
+def test_argmax_takes_the_first_of_equals(isa: str) -> None:
+    try:
+        native.set_isa(isa)
+    except InvalidInput:
+        pytest.skip(f"this processor has no {isa}")
+    logits = torch.randn(5, 1000)
+    logits[1, [999, 17, 400]] = 50.0
+    logits[2] = -3.0
+    logits[3, 999] = 50.0
+    assert native.argmax_rows(logits) == logits.argmax(1).tolist()
+    assert native.argmax_rows(torch.tensor([[1.0, 3.0, 3.0]])) == [1]
+
+
+@built
+@pytest.mark.parametrize("place", [0, 70, 999])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_argmax_refuses_what_is_no_number(place: int, odd: float) -> None:
+    logits = torch.randn(3, 1000)
+    logits[1, place] = odd
+    expected = logits.argmax(1).tolist()
+    assert native.argmax_rows(logits) == [expected[0], -1, expected[2]]
+
+
+@built
+@pytest.mark.parametrize("vocab", [1, 7, 8, 255, 4096, 4099])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_softmax_is_torch_s_in_double_precision(vocab: int, threads: int) -> None:
+    native.set_threads(threads)
+    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)) * 20
+    logits[2, 0] = -torch.inf if vocab > 1 else 0.0
+    temperatures = np.array([0.01, 0.5, 1.0, 1.3, 50.0])
+    expected = torch.softmax(logits.double() / torch.from_numpy(temperatures)[:, None], -1).numpy()
+    found = native.softmax_rows(logits, temperatures)
+    np.testing.assert_allclose(found, expected, rtol=4e-14, atol=1e-300)
+    np.testing.assert_allclose(found.sum(1), 1.0, rtol=0, atol=1e-14)
+    alone = native.softmax_rows(logits[3:4], temperatures[3:4])
+    assert (alone[0] == found[3]).all()  # a row's bits do not depend on its neighbours
+
+
+@built
+@pytest.mark.parametrize("vocab", [3, 256, 257, 4096])
+def test_a_race_has_the_winner_that_numpy_s_generator_gives(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.random.default_rng(vocab).exponential(size=(200, vocab))
+    weights[::3, : vocab // 2] = 0.0
+
+    def winners() -> list[int]:
+        rows = enumerate(weights)
+        return [Draws(2**64 - 1 - i, 3).token(row, 2**40 + i, Purpose(i % 4)) for i, row in rows]
+
+    compiled = winners()
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert compiled == winners()
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=built), False])
+def test_a_race_without_runners_is_an_error(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "available", lambda: compiled)
+    with pytest.raises(ValueError, match="no token"):
+        Draws(0, 0).token(np.zeros(300), 1, Purpose.TARGET)
+
+
+def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    assert "not built" in native._load.__wrapped__().reason
+    (tmp_path / "_native.so").write_bytes(b"no library")
+    assert "cannot be loaded" in native._load.__wrapped__().reason
