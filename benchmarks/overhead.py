@@ -90,7 +90,7 @@ def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: 
     texts = [text for domain in ("code", "math", "prose") for text in prompts(domain, 3)][:batch]
     results = []
     for _ in range(repeats + 1):
-        for number, text in enumerate(texts):
+        for text in texts:
             llm._requests(llm.encode(text)[:128], params, llm_speculation())
         llm.engine.step()  # the prompts
         clock.seconds, rounds, started = 0.0, 0, time.perf_counter()

@@ -13,11 +13,11 @@ constexpr int GROUP = 12;  // most rows of a tile
 constexpr int tile_width(int rows) { return rows <= 6 ? 4 : 2; }
 #else
 constexpr int GROUP = 6;
-constexpr int tile_width(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int tile_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #endif
 constexpr int PANEL = 64;       // outputs
-constexpr long DEPTH = 192;     // inputs taken at once when there are many rows, so that a panel's share stays in L1
-constexpr long AHEAD = 2048;    // bytes fetched ahead of use
+constexpr long DEPTH = 96;     // inputs taken at once where a panel's share, and the next one, have to stay in L1
+constexpr long AHEAD = 2048;   // bytes fetched ahead of use where a panel is gone over once
 
 struct Fp32Weights {
     typedef float Word;
@@ -38,7 +38,8 @@ struct Int8Weights {
 // One panel (or half of one) against a group of rows.
 template <class W> struct Block {
     const typename W::Word* weight;
-    long weight_row;  // words from one input to the next
+    long weight_row;   // words from one input to the next
+    const char* next;  // what will be read next: the tiles of a block fetch a part of it each
     const float* x;
     long x_row, x_input;  // floats from one row, one input, to the next
     long depth;
@@ -46,16 +47,17 @@ template <class W> struct Block {
     bool first;   // chains start here
 };
 
-template <class W, int ROWS, int WIDTH, bool PACKED> static void tile(const Block<W>& b, int v0) {
+template <class W, int ROWS, int WIDTH, bool PACKED> static void tile(const Block<W>& b, int v0, int pass) {
     V c[ROWS][WIDTH];
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int v = 0; v < WIDTH; v++) c[r][v] = b.first ? zero() : load(b.sums + r * PANEL + 16 * (v0 + v));
     const typename W::Word* w = b.weight + (WIDTH == 1 ? 0 : W::words(16 * v0));
     const float* x = b.x;
     const long x_row = PACKED ? 1 : b.x_row, step = PACKED ? ROWS : 1;
-    for (long k = 0; k < b.depth; k++, w += b.weight_row, x += step) {
-        for (int line = 0; line < (int)(W::words(16 * WIDTH) * sizeof(*w) + 63) / 64; line++)
-            __builtin_prefetch((const char*)w + AHEAD + 64 * line);
+    constexpr long share = W::words(16 * WIDTH) * sizeof(*w);
+    const char* next = b.next + pass * b.depth * share;
+    for (long k = 0; k < b.depth; k++, w += b.weight_row, x += step, next += share) {
+        for (long line = 0; line < share; line += 64) __builtin_prefetch(next + line);
         V weight[WIDTH];
         UNROLL for (int v = 0; v < WIDTH; v++) weight[v] = W::load16(w, WIDTH == 1 ? v0 : v);
         UNROLL for (int r = 0; r < ROWS; r++) {
@@ -74,13 +76,13 @@ template <class W, int ROWS, bool PACKED> static void tiles(const Block<W>& b, i
             Block<W> pair = b;
             pair.weight += W::words(16 * v);
             pair.sums += 16 * v;
-            tile<W, ROWS, 1, PACKED>(pair, 0);
-            tile<W, ROWS, 1, PACKED>(pair, 1);
+            tile<W, ROWS, 1, PACKED>(pair, 0, v);
+            tile<W, ROWS, 1, PACKED>(pair, 1, v + 1);
         }
     } else if (width < most) {
-        tile<W, ROWS, 2, PACKED>(b, 0);
+        tile<W, ROWS, 2, PACKED>(b, 0, 0);
     } else {
-        for (int v = 0; v < width; v += most) tile<W, ROWS, most, PACKED>(b, v);
+        for (int v = 0; v < width; v += most) tile<W, ROWS, most, PACKED>(b, v, v / most);
     }
 }
 
@@ -171,15 +173,18 @@ template <class W> static void chunk(const LinearJob& job, long first, long rows
         b.weight_row = W::words(32 * panel_units);
         const typename W::Word* weight =
             (const typename W::Word*)l.weight + W::words(PANEL) * panel * l.inputs + W::words(32) * (u % 2);
-        const long depth = packed ? DEPTH : l.inputs;
+        // Tiles that go over a panel several times find it in L1 again.
+        const bool several = packed || tile_width((int)rows) < width;
+        const long depth = several ? DEPTH : l.inputs;
         for (long k = 0; k < l.inputs; k += depth) {
             b.weight = weight + k * b.weight_row;
             b.depth = l.inputs - k < depth ? l.inputs - k : depth;
+            b.next = (const char*)(b.weight + (several ? b.depth * b.weight_row : 0)) + (several ? 0 : AHEAD);
             b.first = k == 0;
             for (long g = 0; g < groups; g++) {
                 const long start = group_start(rows, groups, g), n = group_start(rows, groups, g + 1) - start;
                 b.sums = sums + start * PANEL;
-                b.x = packed ? rows_of + start * l.inputs + k * n : x;
+                b.x = packed ? rows_of + start * l.inputs + k * n : x + k;
                 b.x_row = job.x_row;
                 packed ? group<W, true>(b, (int)n, width) : group<W, false>(b, (int)n, width);
             }

@@ -63,7 +63,7 @@ class EngineConfig(Options):
     enable_prefix_caching: bool = True
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
     attention_backend: Literal["auto", "native", "sdpa"] = "auto"
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=64)
     seed: int = 0
     speculative_config: SpeculativeConfig | None = None
 

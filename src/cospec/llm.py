@@ -57,7 +57,7 @@ class LLM:
         self,
         prompts: Prompt | Seq[Prompt],
         sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
-        speculation: Speculation = Speculation(),  # noqa: B008 - frozen
+        speculation: Speculation = Speculation(),
     ) -> list[RequestOutput]:
         """Complete prompts, all at once; results come in the order of the prompts.
 

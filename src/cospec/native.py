@@ -7,21 +7,24 @@ alone. Kernels for whole models are in ``cospec.models.native``.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cospec.errors import InvalidInput, ModelError
 
+if TYPE_CHECKING:  # decisions that draw random numbers need no torch
+    from torch import Tensor
+
 ISAS = ("base", "avx2", "avx512")
+MAX_THREADS = 64
 
 # Arguments and result of each function of the library; structs go by address.
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {
@@ -58,8 +61,17 @@ def _load() -> _Loaded:
             function.argtypes, function.restype = arguments, result
     except (OSError, AttributeError) as error:
         return _Loaded(None, f"the native kernels cannot be loaded ({error})")
-    found.cospec_set_threads(torch.get_num_threads())
+    found.cospec_set_threads(_default_threads())
     return _Loaded(found, "")
+
+
+def _default_threads() -> int:
+    """``OMP_NUM_THREADS`` where it is set, as for torch; otherwise every processor that this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked.isdecimal() and int(asked) > 0:
+        return min(int(asked), MAX_THREADS)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, MAX_THREADS)
 
 
 def available() -> bool:
@@ -85,9 +97,9 @@ def library() -> ctypes.CDLL:
 
 
 def set_threads(count: int) -> None:
-    """How many threads the kernels use, 1 to 64. The first use takes ``torch.get_num_threads()``."""
-    if not 1 <= count <= 64:
-        raise InvalidInput("threads", count, "1 to 64")
+    """How many threads the kernels use, 1 to ``MAX_THREADS``."""
+    if not 1 <= count <= MAX_THREADS:
+        raise InvalidInput("threads", count, f"1 to {MAX_THREADS}")
     library().cospec_set_threads(count)
 
 

@@ -177,7 +177,7 @@ def _renormalise(probs: Tensor) -> Tensor:
 
 
 def logprobs(logits: Tensor, tokens: Seq[int], top: int) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of ``tokens`` under rows of logits ``[R, V]`` before any processor, with ``top`` alternatives."""
+    """Log-probabilities of ``tokens`` under rows of logits ``[R, V]`` before any processor, and ``top`` others."""
     values = torch.log_softmax(logits.double(), -1)
     own = values.gather(-1, torch.tensor(tokens, device=values.device)[:, None])
     ranks = (values > own).sum(-1) + 1

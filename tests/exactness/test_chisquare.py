@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from cospec.rules.rejection import Rejection
 from cospec.types import Draft, Scores, Verdict
 from harness.reference import joint_law
 from harness.statistics import fit, transition_fit
-from harness.toys import DRAWING_MODULES, run_all, tokens_of, toy_engine
+from harness.toys import drawing, run_all, tokens_of, toy_engine
 
 LIKELY, IMPOSSIBLE = 1e-4, 1e-6
 RULES = ["match", "rejection", "block"]
@@ -75,7 +74,7 @@ def test_noise_that_serves_two_rounds_is_seen() -> None:
     def forgetful(seed: int, base: int) -> Draws:
         return Draws(seed, 0)
 
-    with patch(DRAWING_MODULES[0], forgetful), patch(DRAWING_MODULES[1], forgetful):
+    with drawing(forgetful):
         found = outputs("block", count=100, length=80)
     assert transition_fit(target(), SamplingParams(), PROMPT, found) < IMPOSSIBLE
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cospec.draws import Purpose
+from cospec.draws import Purpose, Stream, race
 
 Law = dict[Hashable, float]
 
@@ -109,8 +109,26 @@ class BranchingDraws:
         self.trace.use(("token", *self._key(position, purpose)))
         return self.trace.choose(list(weights / weights.sum()))
 
+    def stream(self, position: int, purpose: Purpose) -> tuple[BranchingDraws, int, Purpose]:
+        return self, position, purpose
+
     def _key(self, position: int, purpose: Purpose) -> tuple[int, int, int]:
         return position, purpose, self.base if self.by_round and purpose is not Purpose.TARGET else 0
+
+
+def branching_race(
+    weights: np.ndarray, streams: Sequence[tuple[BranchingDraws, int, Purpose] | Stream]
+) -> list[int]:
+    """Stands in for ``cospec.draws.race``; streams of the real generator race as they do."""
+    winners = []
+    for row, stream in zip(weights, streams, strict=True):
+        draws = stream[0]
+        if isinstance(draws, BranchingDraws):
+            _, position, purpose = stream
+            winners.append(draws.token(row, position, purpose))
+        else:
+            winners += race(row[None], [stream])
+    return winners
 
 
 def enumerate_runs(run: Callable[[Trace], Hashable]) -> Law:

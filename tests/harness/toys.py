@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -15,9 +16,19 @@ from cospec.models.toy import EMPTY, ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter
 from cospec.types import Budget, Commit, Context, Draft, Event, Request, Speculation
-from harness.oracle import BranchingDraws, Law, Trace, enumerate_runs
+from harness.oracle import BranchingDraws, Law, Trace, branching_race, enumerate_runs
 
 DRAWING_MODULES = ("cospec.engine.verifier.Draws", "cospec.drafters.model.Draws")
+
+
+@contextmanager
+def drawing(draws: Callable[[int, int], Draws | BranchingDraws]) -> Iterator[None]:
+    """Draw with something else than ``Draws``."""
+    with ExitStack() as stack:
+        for name in DRAWING_MODULES:
+            stack.enter_context(patch(name, draws))
+        stack.enter_context(patch("cospec.drafters.model.race", branching_race))
+        yield
 
 
 def toy_engine(target: ToyModel, drafter: Drafter | None, rule: str = "auto", k: int = 3, **config: Any) -> Engine:
@@ -75,7 +86,7 @@ def enumerated_law(
     def draws(seed: int, base: int) -> BranchingDraws:
         return BranchingDraws(traces[seed], base, by_round)
 
-    with patch(DRAWING_MODULES[0], draws), patch(DRAWING_MODULES[1], draws):
+    with drawing(draws):
         while waiting or outputs:
             while waiting and len(outputs) < 16:
                 seed = len(traces)
@@ -108,7 +119,7 @@ def enumerated_law_among(
         def draws(seed: int, base: int) -> Draws | BranchingDraws:
             return BranchingDraws(trace, base) if seed == request.seed else Draws(seed, base)
 
-        with patch(DRAWING_MODULES[0], draws), patch(DRAWING_MODULES[1], draws):
+        with drawing(draws):
             for each in (*company, request):
                 engine.add(each)
             while len(output) < length:
@@ -145,8 +156,8 @@ class ScriptedDrafter:
 
 
 __all__ = [
-    "DRAWING_MODULES",
     "ScriptedDrafter",
+    "drawing",
     "enumerated_law",
     "enumerated_law_among",
     "make_request",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cospec import native
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.engine.committer import Committer
 from cospec.engine.engine import Parts
@@ -29,6 +30,8 @@ def build_parts(config: EngineConfig) -> Parts:
     """Load and connect everything that ``config`` names. Raises ``CospecError`` with one sentence."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+        if native.available():
+            native.set_threads(config.threads)
     path = resolve(config.model)
     options = load_options(config)
     speculative = config.speculative_config or _default_speculation(config.model)

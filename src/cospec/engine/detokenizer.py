@@ -9,6 +9,8 @@ from tokenizers.decoders import DecodeStream
 
 from cospec.params import SamplingParams
 
+REPLACEMENT = "\ufffd"  # what an unfinished or broken character is decoded to
+UNFINISHED_TOKENS = 3
 PRIMING_TOKENS = 8  # of the prompt, so that a tokenizer that marks word starts knows whether a space comes first
 
 
@@ -21,7 +23,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, prompt: Seq[int]) -> None:
         self._tokenizer, self._params = tokenizer, params
-        self._stream = DecodeStream(list(prompt[-PRIMING_TOKENS:]), params.skip_special_tokens)
+        self._stream = _primed(tokenizer, list(prompt[-PRIMING_TOKENS:]), params.skip_special_tokens)
         self._longest = max(map(len, params.stop), default=0)
         self._released = 0
         self.text = ""
@@ -31,11 +33,13 @@ class TextStream:
         piece = self._stream.step(self._tokenizer, token) if self._tokenizer else None
         if not piece:
             return None
-        start = max(0, len(self.text) - self._longest + 1)
+        old = len(self.text)
         self.text += piece
         if not self._longest or not may_stop:
             return None
-        found = [(at, stop) for stop in self._params.stop if (at := self.text.find(stop, start)) >= 0]
+        # Only what ends in the new piece counts: a stop string that passed below ``min_tokens`` is text by now.
+        places = ((self.text.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self._params.stop)
+        found = [(at, stop) for at, stop in places if at >= 0]
         if not found:
             return None
         at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
@@ -58,3 +62,20 @@ class TextStream:
             if any(stop.startswith(tail) for stop in self._params.stop):
                 return size
         return 0
+
+
+def _primed(tokenizer: Tokenizer | None, tail: list[int], skip_special: bool) -> DecodeStream:
+    """A stream that has seen the end of the prompt.
+
+    The stream takes what it is primed with for text that was not shown yet unless that ends with a whole character, so
+    the bytes of an unfinished one, three at most, are fed to it as steps; the output then begins with that character.
+    """
+    if tokenizer is None:
+        return DecodeStream([], skip_special)
+    for whole in range(len(tail), max(-1, len(tail) - UNFINISHED_TOKENS - 1), -1):
+        if not tokenizer.decode(tail[:whole], skip_special).endswith(REPLACEMENT):
+            stream = DecodeStream(tail[:whole], skip_special)
+            for token in tail[whole:]:
+                stream.step(tokenizer, token)
+            return stream
+    return DecodeStream([], skip_special)  # bytes that are no text at all

@@ -41,7 +41,7 @@ class Block:
 
 
 def _chance(weight: float, law: Floats, draft: Draft, length: int) -> float:
-    """The paper's h_i of a prefix: its weight at full length, otherwise the surplus behind it over that and its lack."""
+    """The paper's h_i: a full draft's weight, otherwise the surplus behind the prefix over that and what it lacks."""
     if length == len(draft):
         return weight
     if weight == 0.0:

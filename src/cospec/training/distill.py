@@ -7,6 +7,7 @@ best low-rank copy of the target's, which saves it from learning 4,096 words ane
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from cospec.training.corpus import Corpus
+from cospec.training.corpus import Corpus, end_token
+from cospec.training.export import save_model
 from cospec.training.family import load_trained, new_model, prepare
-from cospec.training.generate import Prompts, Writer, WritingPlan, hf_writer, write_stream
+from cospec.training.generate import Prompts, Writer, WritingPlan, engine_writer, write_stream
 from cospec.training.lessons import Lessons, fingerprint, read
 from cospec.training.recipe import Distillation, Recipe
 from cospec.training.trainer import Trainer
@@ -83,8 +85,7 @@ def make_lessons(target: LlamaForCausalLM, recipe: Recipe, course: Course) -> tu
     if options.written_tokens:
         prompts = Prompts.build(course.corpus.train, recipe.mixture, course.tokenizer)
         plan = WritingPlan(options.written_tokens, options.temperatures, recipe.seed)
-        writer = course.writer or hf_writer(target)
-        stream = write_stream(writer, prompts, course.folder / f"written-{mark}", plan)
+        stream = write_stream(course.writer, prompts, course.folder / f"written-{mark}", plan)
         windows = np.concatenate([windows, _slices(stream, length)])
     return read(target, windows, course.folder / f"read-{mark}"), count
 
@@ -96,7 +97,7 @@ class Course:
     tokenizer: Tokenizer
     corpus: Corpus
     folder: Path
-    writer: Writer | None = None  # None: transformers' own generation
+    writer: Writer
 
 
 def _slices(stream: np.ndarray, length: int) -> np.ndarray:
@@ -123,6 +124,10 @@ def train_drafter(
     """Distil the target in ``out`` into the recipe's drafter. Resumes from what ``out`` holds."""
     tokenizer, corpus = prepare(recipe, data, out)
     target = load_trained(recipe, "target", tokenizer, out)
+    if writer is None:
+        folder = out / "lessons" / "target"
+        save_model(copy.deepcopy(target), folder, out / "tokenizer", end_token(tokenizer))
+        writer = engine_writer(folder)
     lessons, count = make_lessons(target, recipe, Course(tokenizer, corpus, out / "lessons", writer))
     head = target.lm_head.weight.detach()
     student = new_model(recipe.drafter, recipe, tokenizer, recipe.seed)

@@ -16,7 +16,7 @@ from cospec.training.card import render
 from cospec.training.corpus import Corpus, end_token
 from cospec.training.evaluate import Agreement, TextLoss, agreement, heldout_answers, heldout_losses
 from cospec.training.family import load_tokenizer, load_trained
-from cospec.training.generate import hf_writer
+from cospec.training.generate import engine_writer
 from cospec.training.recipe import Recipe
 
 LIMIT = 64 * 2**20  # bytes: a family is small enough to come with the package
@@ -87,7 +87,7 @@ def measure(recipe: Recipe, runs: Path, folder: Path) -> dict[str, Any]:
     for name, model in models.items():
         losses = heldout_losses(model, tokenizer, corpus, recipe.context)
         card["members"][name]["losses"] = {domain: _rounded(loss) for domain, loss in losses.items()}
-    writer = hf_writer(models["target"])
+    writer = engine_writer(folder / "target")
     if "drafter" in models:
         card["acceptance"] = {
             f"{temperature:g}": {

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
-from transformers import GenerationConfig, LlamaForCausalLM
 
+from cospec.draws import derive
+from cospec.params import SamplingParams
 from cospec.training.corpus import end_token
 from cospec.training.progress import bars
 
@@ -25,26 +24,20 @@ Writer = Callable[[list[list[int]], int, float, int], list[list[int]]]
 SHORTEST, LONGEST = 32, 128  # tokens of a prompt
 
 
-def hf_writer(model: LlamaForCausalLM) -> Writer:
-    """Write by ``transformers``' own generation; an output ends with the end token or when it is long enough."""
-    end = int(cast(int, model.config.eos_token_id))
+def engine_writer(folder: Path) -> Writer:
+    """Write by this package's own engine from a model folder, without drafts."""
+    from cospec.llm import LLM
 
-    @torch.no_grad()
+    llm = LLM(str(folder), {"method": "off"})
+
     def write(prompts: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
-        ids = torch.tensor(prompts, device=model.device)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {}
-        config = GenerationConfig(max_new_tokens=length, eos_token_id=end, pad_token_id=end, **sampling)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            # The mixin that generate() comes from is typed for a protocol that the model classes do not declare.
-            written = cast(Any, model).generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-        return [_until(row, end) for row in written[:, ids.shape[1] :].tolist()]
+        params = [
+            SamplingParams(temperature=temperature, max_tokens=length, seed=derive(seed, index))
+            for index in range(len(prompts))
+        ]
+        return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
 
     return write
-
-
-def _until(tokens: list[int], end: int) -> list[int]:
-    return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 @dataclass(frozen=True)
@@ -90,11 +83,6 @@ class Prompts:
             start = int(generator.choice(self.starts[name][int(generator.integers(2))]))
             drawn.append([int(token) for token in self.streams[name][start : start + length]])
         return drawn
-
-
-def _behind(stream: np.ndarray, marks: list[int]) -> np.ndarray:
-    """The first place and every place behind one of ``marks``."""
-    return np.append(0, np.flatnonzero(np.isin(stream, marks)) + 1)
 
 
 def write_stream(writer: Writer, prompts: Prompts, folder: Path, plan: WritingPlan) -> np.ndarray:

@@ -98,11 +98,9 @@ def test_a_draft_never_goes_beyond_what_may_be_written() -> None:
     made = scheduler(k=5)
     add(made, sequence("a", 3, max_tokens=4), sequence("b", 3, max_tokens=50))
     made.limits = Limits(8, 64, 7)
-    for found in rounds(made, 3)[1:]:
-        for id, (_, nodes) in found.items():
-            one = next(one for one in made.running if one.id == id)
-            assert len(one.tokens) - 1 + nodes < 7
-            assert nodes <= 2
+    wanted = [{"a": 0, "b": 0}, {"a": 2, "b": 2}, {"a": 1, "b": 1}, {"a": 0, "b": 0}]
+    for each in wanted:
+        assert {id: nodes for id, (_, nodes) in rounds(made, 1)[0].items()} == each
 
 
 def test_a_request_may_choose_its_draft_length() -> None:
@@ -161,12 +159,12 @@ def test_what_was_taken_from_one_is_not_given_to_a_newcomer() -> None:
 def test_siblings_share_the_prompt() -> None:
     made = scheduler(tokens=6)
     add(made, *(sequence(f"s{n}", 14, parent="p", index=n) for n in range(3)))
-    found = rounds(made, 4)
+    found = rounds(made, 6)
     assert found[0] == {"s0": (6, 0)}
     assert found[1] == {"s0": (6, 0)}
     assert found[2]["s0"] == (2, 0)
-    later = {id: tokens for each in found[2:] for id, (tokens, _) in each.items() if id != "s0"}
-    assert later == {"s1": 2, "s2": 2}
+    later = [tokens for each in found for id, (tokens, _) in each.items() if id != "s0" and tokens > 1]
+    assert later == [2, 2]
     assert {one.stats.cached_prompt_tokens for one in made.running} == {0, 12}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from cospec.training.distill import (
     train_drafter,
 )
 from cospec.training.evaluate import heldout_loss, rounds_needed
+from cospec.training.export import save_model
 from cospec.training.family import load_trained, new_model, train_target
-from cospec.training.generate import Prompts, WritingPlan, hf_writer, write_stream
+from cospec.training.generate import Prompts, WritingPlan, engine_writer, write_stream
 from cospec.training.lessons import fingerprint, read
 from cospec.training.recipe import Distillation, Recipe
 
@@ -153,14 +155,17 @@ def test_prompts_have_one_length_and_begin_where_text_begins(
     assert len({text[0] for text in texts}) == 2
 
 
-def test_the_hugging_face_writer_ends_at_the_end_token(recipe: Recipe, tokenizer: Tokenizer) -> None:
+def test_the_engine_s_writer_ends_at_the_end_token(recipe: Recipe, tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = new_model(recipe.target, recipe, tokenizer, 1).eval()
     end, prompts = end_token(tokenizer), [[1, 2, 3], [4, 5, 6]]
-    sampled = hf_writer(model)(prompts, 12, 1.0, 7)
-    assert sampled == hf_writer(model)(prompts, 12, 1.0, 7) != hf_writer(model)(prompts, 12, 1.0, 8)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    save_model(copy.deepcopy(model), tmp_path / "model", tmp_path, end)
+    write = engine_writer(tmp_path / "model")
+    sampled = write(prompts, 12, 1.0, 7)
+    assert sampled == write(prompts, 12, 1.0, 7) != write(prompts, 12, 1.0, 8)
     assert all(len(answer) <= 12 and end not in answer[:-1] for answer in sampled)
-    greedy = hf_writer(model)(prompts, 4, 0.0, 7)[0]
-    assert greedy[0] == int(model(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
+    greedy = write(prompts, 4, 0.0, 7)[0]
+    assert greedy[0] == int(model.bfloat16().float()(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
 
 
 def test_the_fingerprint_knows_every_weight(recipe: Recipe, tokenizer: Tokenizer) -> None:

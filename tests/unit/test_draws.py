@@ -1,0 +1,111 @@
+"""The stream of random numbers: pinned, keyed, the same with and without the native kernels."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from cospec import native
+from cospec.draws import Draws, Purpose, _unit, derive, race
+
+WEIGHTS = np.array([0.1, 0.2, 0.0, 0.3, 0.4])
+
+
+def test_uniforms_are_pinned() -> None:
+    """A change of these numbers changes every seeded output; it needs a line in the changelog."""
+    found = [Draws(seed, base).uniforms(position, 2, purpose).tolist() for seed, base, position, purpose in KEYS]
+    assert found == UNIFORMS
+
+
+def test_tokens_are_pinned() -> None:
+    found = [[Draws(s, 3).token(WEIGHTS, position, p) for position in range(1, 9)] for s in (0, 7, -1) for p in Purpose]
+    assert found == TOKENS
+
+
+def test_derived_seeds_are_pinned() -> None:
+    assert [derive(7, index) for index in range(3)] == DERIVED
+    assert derive(-1, 0) == 2**64 - 1
+
+
+def test_a_purpose_is_a_stream_and_only_the_targets_is_the_same_in_every_round() -> None:
+    for purpose in Purpose:
+        first, later = Draws(5, 3).uniforms(9, 4, purpose), Draws(5, 8).uniforms(9, 4, purpose)
+        assert np.array_equal(first, later) == (purpose is Purpose.TARGET)
+        assert (Draws(5, 3).stream(9, purpose) == Draws(5, 8).stream(9, purpose)) == (purpose is Purpose.TARGET)
+    every = {tuple(Draws(5, 3).uniforms(9, 4, purpose)) for purpose in Purpose}
+    assert len(every) == len(Purpose)
+
+
+def test_uniforms_belong_to_positions() -> None:
+    whole = Draws(1, 4).uniforms(4, 6, Purpose.ACCEPT)
+    assert np.array_equal(whole[2:5], Draws(1, 4).uniforms(6, 3, Purpose.ACCEPT))
+
+
+def test_numbers_never_touch_their_bounds() -> None:
+    ends = _unit(np.array([0, 2**64 - 1, 2**11 - 1, 2**12], dtype=np.uint64))
+    assert (ends > 0).all()
+    assert (ends < 1).all()
+    assert ends[0] == 1 - ends[1] == 2.0**-53
+
+
+def test_no_positive_weight() -> None:
+    for weights in (np.zeros(4), np.full(4, np.nan)):
+        with pytest.raises(ValueError, match="positive weight"):
+            Draws(0, 1).token(weights, 2, Purpose.TARGET)
+
+
+def test_weights_need_no_norm_and_zeros_are_never_drawn() -> None:
+    for position in range(1, 200):
+        drawn = Draws(3, 1).token(WEIGHTS, position, Purpose.TARGET)
+        assert drawn == Draws(3, 1).token(WEIGHTS * 1e-3, position, Purpose.TARGET)
+        assert drawn != 2
+    tiny = np.array([0.0, 5e-324, 0.0])
+    assert Draws(3, 1).token(tiny, 1, Purpose.TARGET) == 1
+
+
+@pytest.mark.skipif(not native.available(), reason="the native kernels were not built")
+@pytest.mark.parametrize("size", [1, 2, 5, 63, 4096])
+def test_the_native_race_has_the_same_winners(size: int) -> None:
+    generator = np.random.default_rng(size)
+    count = 300 if size > 1000 else 2000
+    weights = generator.random((count, size)) ** 6
+    weights[generator.random(weights.shape) < 0.3] = 0.0
+    streams = [Draws(row * 77 - 5, row).stream(row % 91, Purpose(row % 4)) for row in range(count)]
+    fast = race(weights, streams)
+    with patch("cospec.draws.native.available", lambda: False):
+        slow = race(weights, streams)
+    assert fast == slow
+    assert all((winner < 0) == (not weights[row].any()) for row, winner in enumerate(fast))
+
+
+def test_a_race_is_row_by_row() -> None:
+    weights = np.random.default_rng(0).random((20, 7))
+    streams = [Draws(row, 2).stream(5, Purpose.DRAFT) for row in range(20)]
+    alone = [Draws(row, 2).token(weights[row], 5, Purpose.DRAFT) for row in range(20)]
+    assert race(weights, streams) == alone
+
+
+KEYS = [(0, 1, 1, Purpose.TARGET), (7, 3, 4, Purpose.ACCEPT), (-1, 9, 2**40, Purpose.RECOVER), (2**64 - 1, 9, 2**40, Purpose.RECOVER)]
+UNIFORMS = [
+    [0.5023796042735055, 0.253822740392485],
+    [0.8854160456402577, 0.41329253742628],
+    [0.6292374866819007, 0.08340608949843642],
+    [0.6292374866819007, 0.08340608949843642],
+]
+TOKENS = [
+    [4, 0, 4, 1, 0, 1, 1, 3],
+    [4, 4, 1, 3, 4, 4, 4, 3],
+    [3, 4, 4, 4, 0, 3, 3, 4],
+    [0, 3, 4, 4, 4, 1, 0, 3],
+    [4, 1, 3, 3, 1, 4, 3, 3],
+    [3, 0, 1, 3, 3, 0, 4, 1],
+    [1, 3, 4, 0, 1, 0, 3, 4],
+    [0, 4, 3, 3, 4, 0, 0, 4],
+    [4, 4, 4, 4, 3, 0, 4, 4],
+    [1, 3, 4, 0, 3, 1, 4, 4],
+    [1, 1, 1, 3, 1, 1, 0, 4],
+    [1, 4, 4, 4, 3, 3, 3, 0],
+]
+DERIVED = [7, 3624858970450714162, 15296270562797086149]
