@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import bandwidth, prompts, write
 from cospec import LLM, SamplingParams
+from cospec.engine.requests import make_requests
 from cospec.models.loading import resolve
 from cospec.protocols import Model
-from cospec.types import TokenBatch
 
 
 @dataclass
@@ -30,16 +30,18 @@ class Clock:
 
     def watch(self, model: Model) -> None:
         """Count the time of every forward of ``model`` from now on."""
-        forward = model.forward
+        model.forward = self._timed(model.forward)  # type: ignore[method-assign]
+        model.rollout = self._timed(model.rollout)  # type: ignore[method-assign]
 
-        def timed(batch: TokenBatch) -> torch.Tensor:
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
             started = time.perf_counter()
             try:
-                return forward(batch)
+                return function(*arguments)
             finally:
                 self.seconds += time.perf_counter() - started
 
-        model.forward = timed  # type: ignore[method-assign]
+        return timed
 
 
 def main() -> None:
@@ -91,25 +93,19 @@ def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: 
     results = []
     for _ in range(repeats + 1):
         for text in texts:
-            llm._requests(llm.encode(text)[:128], params, llm_speculation())
+            for request in make_requests(text[:40], llm.encode(text)[:128], params):
+                llm.engine.add(request)
         llm.engine.step()  # the prompts
         clock.seconds, rounds, started = 0.0, 0, time.perf_counter()
         while llm.engine.scheduler.running and len(llm.engine.scheduler.running) == batch:
             llm.engine.step()
             rounds += 1
-        total = time.perf_counter() - started
+        total, inside = time.perf_counter() - started, clock.seconds
         while llm.engine.has_work:
             llm.engine.step()
-        results.append((total / rounds * 1e3, clock.seconds / rounds * 1e3))
+        results.append((total / rounds * 1e3, inside / rounds * 1e3))
     total, inside = sorted(results[1:])[repeats // 2]
     return {"round_ms": total, "forward_ms": inside, "engine_ms": total - inside, "share": (total - inside) / total}
-
-
-def llm_speculation() -> Any:
-    """What a request asks for when it asks for nothing."""
-    from cospec import Speculation
-
-    return Speculation()
 
 
 def roofline(model: str, ms: float) -> dict[str, float]:

@@ -3,6 +3,8 @@
 // The generator is Philox-4x64 with ten rounds (Salmon et al. 2011), counted as numpy counts it, so that the same key
 // gives the same words here and there. Loops are plain and in a fixed order of additions; contraction is off, so every
 // instruction set that the compiler clones them for gives the same bits.
+#include "draws.h"
+
 #include "ops.h"
 
 #include <math.h>
@@ -19,10 +21,6 @@ namespace {
 constexpr long CHUNK = 256;  // tokens between two looks at whether any weight is left
 constexpr int LANES = 8;     // partial sums, whatever the width of the registers
 constexpr double TO_UNIT = 0x1p-52, HALF_STEP = 0x1p-53;
-
-struct Stream {
-    uint64_t key[2], counter[4];
-};
 
 inline uint64_t high(uint64_t a, uint64_t b) { return (uint64_t)(((unsigned __int128)a * b) >> 64); }
 
@@ -64,7 +62,8 @@ CLONES void exponentials(const uint64_t* words, double* out) {
     }
 }
 
-// The first token with the largest weight / exponential; -1 when no weight is positive.
+}  // namespace
+
 long race(const double* weights, long vocab, const Stream& stream) {
     uint64_t words[CHUNK];
     double noise[CHUNK];
@@ -85,6 +84,8 @@ long race(const double* weights, long vocab, const Stream& stream) {
     return winner;
 }
 
+namespace {
+
 inline double power(double x) {  // e^x for x <= 0
     const double bounded = x < -708.0 ? -708.0 : x;
     const double shifted = bounded * 0x1.71547652b82fep+0 + 0x1.8p52, n = shifted - 0x1.8p52;
@@ -100,6 +101,8 @@ inline double power(double x) {  // e^x for x <= 0
     memcpy(&scale, &bits, 8);
     return x < -708.0 ? 0.0 : sum * scale;
 }
+
+}  // namespace
 
 CLONES void softmax(const float* logits, long vocab, double temperature, double* out) {
     float most = logits[0];
@@ -121,8 +124,6 @@ CLONES void softmax(const float* logits, long vocab, double temperature, double*
 }
 
 int team_for(long rows) { return rows > 1 ? pool_threads() : 1; }
-
-}  // namespace
 
 // For each row of logits [rows, vocab] the softmax at its temperature, in double precision.
 API void cospec_softmax(const float* logits, long rows, long vocab, const double* temperatures, double* out) {

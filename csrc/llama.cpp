@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "draws.h"
 #include "ops.h"
 
 struct Llama {
@@ -155,14 +156,72 @@ API Llama* cospec_llama_new(const LlamaSpec* spec) {
 
 API void cospec_llama_free(Llama* model) { delete model; }
 
+namespace {
+
+void forward(Llama* model, const Batch& batch, float* logits) {
+    const int threads = pool_threads();
+    const Buffers buffers = lay_out(model->scratch, model->spec, batch.rows, threads);
+    std::vector<std::atomic<long>> tasks(model->layers.size());
+    in_parallel(threads, [&](const Team& team) {
+        Forward{model->spec, batch, buffers, team, kernels()}.run(model->layers.data(), tasks.data(), logits);
+    });
+}
+
+// The next token of every segment from its row of logits.
+void choose(const Rollout& r, long segments, long vocab, long step) {
+    in_parallel(r.q ? team_for(segments) : 1, [&](const Team& team) {
+        for (long s = team.begin(segments); s < team.end(segments); s++) {
+            const float* row = r.logits + s * vocab;
+            long token = kernels().argmax(row, vocab);
+            if (token >= 0 && r.temperatures[s] > 0) {
+                double* q = r.q + (s * r.depth + step) * vocab;
+                Stream stream;
+                memcpy(&stream, r.streams + 6 * s, sizeof stream);
+                stream.counter[2] += step;
+                softmax(row, vocab, r.temperatures[s], q);
+                token = race(q, vocab, stream);
+            }
+            r.tokens[s * r.depth + step] = token;
+        }
+    });
+}
+
+}  // namespace
+
 // logits: [wanted_rows, vocabulary]
 API void cospec_llama(Llama* model, const Batch* batch, float* logits) {
     pthread_mutex_lock(&model->use);
-    const int threads = pool_threads();
-    const Buffers buffers = lay_out(model->scratch, model->spec, batch->rows, threads);
-    std::vector<std::atomic<long>> tasks(model->layers.size());
-    in_parallel(threads, [&](const Team& team) {
-        Forward{model->spec, *batch, buffers, team, kernels()}.run(model->layers.data(), tasks.data(), logits);
-    });
+    forward(model, *batch, logits);
+    pthread_mutex_unlock(&model->use);
+}
+
+// Score the batch, one wanted row per segment and the last of it, then choose and feed `depth` tokens one by one. The
+// last one is not fed. The tables must reach as far as the tokens do.
+API void cospec_llama_rollout(Llama* model, const Batch* first, const Rollout* rollout) {
+    pthread_mutex_lock(&model->use);
+    const long n = first->segments, vocab = model->spec.head->outputs;
+    forward(model, *first, rollout->logits);
+    choose(*rollout, n, vocab, 0);
+    std::vector<int64_t> ids(n), positions(n), mask(n, 0), wanted(n);
+    std::vector<int32_t> segment(n), visible(n), starts(n + 1), write_at(n);
+    for (long s = 0; s < n; s++) {
+        positions[s] = first->positions[first->wanted[s]];
+        wanted[s] = segment[s] = starts[s] = s;
+    }
+    starts[n] = n;
+    Batch next = *first;
+    next.ids = ids.data(), next.positions = positions.data(), next.row_segment = segment.data();
+    next.visible = visible.data(), next.mask = mask.data(), next.starts = starts.data();
+    next.write_at = write_at.data(), next.wanted = wanted.data(), next.rows = next.wanted_rows = n;
+    for (long step = 1; step < rollout->depth; step++) {
+        for (long s = 0; s < n; s++) {
+            const int64_t token = rollout->tokens[s * rollout->depth + step - 1];
+            ids[s] = token < 0 ? 0 : token;
+            write_at[s] = ++positions[s];
+            visible[s] = positions[s] + 1;
+        }
+        forward(model, next, rollout->logits);
+        choose(*rollout, n, vocab, step);
+    }
     pthread_mutex_unlock(&model->use);
 }

@@ -33,3 +33,13 @@ struct Batch {
     float *const *k_pages, *const *v_pages;  // of each layer
     long rows, segments, wanted_rows, page_size, table_width;
 };
+
+// How the tokens of a rollout are chosen and where they go; S segments, `depth` tokens each.
+struct Rollout {
+    const double* temperatures;  // [S], 0: the likeliest token
+    const uint64_t* streams;     // [S, 6], of the first token; the position in word 4 goes up with each
+    long depth;
+    float* logits;    // [S, vocabulary], scratch
+    double* q;        // [S, depth, vocabulary], what the tokens were drawn from; null when all are the likeliest
+    int64_t* tokens;  // [S, depth]; -1 where nothing could be chosen
+};

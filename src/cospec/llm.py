@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import count
@@ -42,6 +43,7 @@ class LLM:
         config = EngineConfig.build({"model": str(model), "speculative_config": speculative_config, **options})
         self.engine = Engine.build(config)
         self._numbers = count()
+        self._inboxes: dict[str, deque[Event]] = {}
 
     @property
     def model_path(self) -> Path | None:
@@ -71,8 +73,10 @@ class LLM:
         listed = _as_list(prompts)
         params = _match(sampling_params, len(listed))
         calls = [self._requests(prompt, chosen, speculation) for prompt, chosen in zip(listed, params, strict=True)]
-        builders = {request.id: OutputBuilder() for requests in calls for request in requests}
-        self._run(builders)
+        requests = [request for call in calls for request in call]
+        builders = {request.id: OutputBuilder() for request in requests}
+        for event in self._follow(requests):
+            builders[event.id].add(event)
         return [
             self._output(prompt, requests, builders, chosen)
             for prompt, requests, chosen in zip(listed, calls, params, strict=True)
@@ -88,17 +92,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Event]:
         """Complete one prompt and give its events as they come; closing the iterator ends the work."""
-        requests = self._requests(prompt, sampling_params or SamplingParams(), Speculation())
-        open_ids = {request.id for request in requests}
-        try:
-            while open_ids:
-                for event in self.engine.step():
-                    if event.parent == requests[0].parent:
-                        if event.finish is not None:
-                            open_ids.discard(event.id)
-                        yield event
-        finally:
-            self.engine.abort(open_ids)
+        return self._follow(self._requests(prompt, sampling_params or SamplingParams(), Speculation()))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ids pass through."""
@@ -114,20 +108,34 @@ class LLM:
 
     def _requests(self, prompt: Prompt, params: SamplingParams, speculation: Speculation) -> list[Request]:
         id = f"llm-{next(self._numbers)}"
-        requests = make_requests(id, self.encode(prompt), params, speculation, time.monotonic())
-        for request in requests:
-            self.engine.add(request)
-        return requests
+        return make_requests(id, self.encode(prompt), params, speculation, time.monotonic())
 
-    def _run(self, builders: Mapping[str, OutputBuilder]) -> None:
-        missing = set(builders)
+    def _follow(self, requests: Seq[Request]) -> Iterator[Event]:
+        """Run ``requests`` and give their events until each has ended.
+
+        Several calls may be open at once, such as two streams read by turns: whoever steps the engine puts the others'
+        events into their inboxes.
+        """
+        inbox: deque[Event] = deque()
+        missing: set[str] = set()
         try:
+            for request in requests:
+                self.engine.add(request)
+                missing.add(request.id)
+                self._inboxes[request.id] = inbox
             while missing:
-                for event in self.engine.step():
-                    if event.id in builders and builders[event.id].add(event):
-                        missing.discard(event.id)
-        finally:
-            self.engine.abort(missing)  # an interrupt must not leave work behind
+                while not inbox:
+                    for event in self.engine.step():
+                        if event.id in self._inboxes:
+                            self._inboxes[event.id].append(event)
+                event = inbox.popleft()
+                if event.finish is not None:
+                    missing.discard(event.id)
+                yield event
+        finally:  # an interrupt, or a request that is refused, must not leave work behind
+            self.engine.abort(missing)
+            for request in requests:
+                self._inboxes.pop(request.id, None)
 
     def _output(
         self, prompt: Prompt, requests: Seq[Request], builders: Mapping[str, OutputBuilder], params: SamplingParams

@@ -16,8 +16,10 @@ from cospec.types import (
     Context,
     Draft,
     Outcome,
+    Pick,
     Plan,
     PlanEntry,
+    Rolled,
     RoundStats,
     RoundTimes,
     Scores,
@@ -68,6 +70,13 @@ class Model(Protocol):
 
         Room must have been reserved through ``pages``. What lies behind ``start`` is overwritten, so a rollback is
         free.
+        """
+
+    def rollout(self, batch: TokenBatch, picks: Seq[Pick], depth: int) -> Rolled | None:
+        """Score the batch, then choose and feed ``depth`` tokens of each segment one by one, the last one unfed.
+
+        Every segment asks for its last row and has room for ``depth - 1`` tokens more. None, with nothing done, where
+        the model has no such loop of its own and the caller has to step.
         """
 
     def commit(self, commits: Seq[Commit]) -> None:

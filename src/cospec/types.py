@@ -19,7 +19,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from cospec.draws import Draws, Floats, Purpose
+from cospec.draws import Draws, Floats, Purpose, Stream
 from cospec.params import SamplingParams
 
 
@@ -223,6 +223,32 @@ class TokenBatch:
     """A packed, ragged batch for one forward pass. Logits come back concatenated in segment order."""
 
     segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """How the tokens of one sequence are chosen in a rollout.
+
+    Attributes:
+        temperature: 0 takes the likeliest token.
+        stream: what the first token is drawn with; the position in it goes up by one with each token.
+    """
+
+    temperature: float
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """What a rollout chose.
+
+    Attributes:
+        tokens: ``[S][depth]``; -1 where the logits were no numbers, and nothing behind it counts.
+        q: ``[S, depth, V]``, what they were drawn from, rows of drawn tokens only; None when none was drawn.
+    """
+
+    tokens: list[list[int]]
+    q: Floats | None
 
 
 @dataclass(frozen=True, slots=True)

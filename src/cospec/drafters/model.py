@@ -18,7 +18,7 @@ from cospec.errors import InvalidInput
 from cospec.options import Options
 from cospec.protocols import Host, Model
 from cospec.sampling import Block, History, laws, likeliest
-from cospec.types import Budget, Commit, Context, Draft, Segment, TokenBatch
+from cospec.types import Budget, Commit, Context, Draft, Pick, Rolled, Segment, TokenBatch
 
 CATCH_UP_TOKENS = 2048  # fed in one forward; longer backlogs are fed in pieces so that memory stays bounded
 
@@ -64,14 +64,17 @@ class ModelDrafter:
         chains = [chain for pair in zip(contexts, budgets, strict=True) if (chain := self._open(*pair))]
         if not chains:
             return []
-        logits = self._catch_up(chains)
-        active = chains
-        while True:
-            self._extend(active, logits)
-            active = [chain for chain in active if len(chain.tokens) < chain.depth]
-            if not active:
-                return [self._close(chain) for chain in chains if chain.tokens]
-            logits = self.model.forward(TokenBatch(tuple(_next(chain) for chain in active)))
+        backlog = self._backlog(chains)
+        rolled = self._rollout(chains, backlog)
+        if rolled is None:
+            self._step(chains, self.model.forward(backlog))
+        else:
+            _take(chains, rolled)
+        for chain in chains:
+            tokens = chain.context.tokens
+            self._fed[chain.context.id] = len(tokens)
+            self.model.pages.keep(chain.context.id, tokens, len(tokens))
+        return [self._close(chain) for chain in chains if chain.tokens]
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Keep what was fed and turned out committed; the rest is overwritten by the next proposal."""
@@ -103,8 +106,8 @@ class ModelDrafter:
             return None
         return _Chain(context, depth)
 
-    def _catch_up(self, chains: Seq[_Chain]) -> Tensor:
-        """Feed every committed token that is not in the cache; logits ``[len(chains), V]`` behind the last ones."""
+    def _backlog(self, chains: Seq[_Chain]) -> TokenBatch:
+        """Every committed token that is not in the cache, as one batch that asks for the rows behind the last ones."""
         segments: list[Segment] = []
         for chain in chains:
             context = chain.context
@@ -115,12 +118,28 @@ class ModelDrafter:
                 start += CATCH_UP_TOKENS
             tokens = tuple(context.tokens[start:known])
             segments.append(Segment(context.id, start, tokens, logits_from=len(tokens) - 1))
-        logits = self.model.forward(TokenBatch(tuple(segments)))
-        for chain in chains:
-            context = chain.context
-            self._fed[context.id] = len(context.tokens)
-            self.model.pages.keep(context.id, context.tokens, len(context.tokens))
-        return logits
+        return TokenBatch(tuple(segments))
+
+    def _rollout(self, chains: Seq[_Chain], backlog: TokenBatch) -> Rolled | None:
+        """All steps as one call, where the model has one and every chain is drawn by temperature alone."""
+        params = [chain.context.sampling for chain in chains]
+        same = all(chain.depth == chains[0].depth for chain in chains)
+        if not same or any(p.edits_logits or (p.truncates and not p.greedy) for p in params):
+            return None
+        picks = [
+            Pick(0.0 if p.greedy else p.temperature, _stream(chain)) for p, chain in zip(params, chains, strict=True)
+        ]
+        return self.model.rollout(backlog, picks, chains[0].depth)
+
+    def _step(self, chains: Seq[_Chain], logits: Tensor) -> None:
+        """Extend by one token at a time; ``logits [len(chains), V]`` stand behind the committed tokens."""
+        active = chains
+        while True:
+            self._extend(active, logits)
+            active = [chain for chain in active if len(chain.tokens) < chain.depth]
+            if not active:
+                return
+            logits = self.model.forward(TokenBatch(tuple(_next(chain) for chain in active)))
 
     def _extend(self, chains: Seq[_Chain], logits: Tensor) -> None:
         """Choose one more token for each chain from its row of ``logits``; all draws of the step are one call."""
@@ -145,6 +164,16 @@ class ModelDrafter:
         self._ahead[id] = (base, tuple(chain.tokens[:-1]))
         q = np.stack(chain.q) if chain.q else None
         return Draft(id, base, tuple(chain.tokens), tuple(range(-1, n - 1)), (self.name,) * n, q)
+
+
+def _take(chains: Seq[_Chain], rolled: Rolled) -> None:
+    """Give each chain what a rollout chose for it, up to where the logits were no numbers."""
+    for row, chain in enumerate(chains):
+        chosen = rolled.tokens[row]
+        chain.tokens = chosen[: chosen.index(-1)] if -1 in chosen else chosen
+        context = chain.context
+        if rolled.q is not None and context.noise is Purpose.DRAFT and not context.sampling.greedy:
+            chain.q = list(rolled.q[row, : len(chain.tokens)])
 
 
 def _plain(chain: _Chain) -> bool:

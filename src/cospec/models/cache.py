@@ -82,9 +82,9 @@ class KVCache:
 
         self.layers = tuple(LayerPages(allocate(shape), allocate(shape)) for shape in shapes)
 
-    def pack(self, batch: TokenBatch) -> PackedBatch:
-        """Lay out ``batch`` against this cache's pages."""
-        return pack(batch, self.pages.table, self.pages.page_size, self.device)
+    def pack(self, batch: TokenBatch, ahead: int = 0) -> PackedBatch:
+        """Lay out ``batch`` against this cache's pages, with page tables that reach ``ahead`` tokens further."""
+        return pack(batch, self.pages.table, self.pages.page_size, self.device, ahead)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Move the entries of accepted nodes together behind the known tokens, where they are not yet.

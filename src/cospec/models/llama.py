@@ -6,7 +6,7 @@ CPU with the native kernels the whole forward is one call into them; elsewhere t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from cospec.models.attention import ATTENTION, Heads
 from cospec.models.cache import KVCache, LayerPages
 from cospec.models.native import Kind
 from cospec.models.packed import PackedBatch
+from cospec.types import Pick, Rolled
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
@@ -175,6 +176,11 @@ class FusedLlama:
             return cls(NativeRunner(weights, linear_kind), weights.embedding.shape[0])
         return cls(TorchRunner(weights, linear_kind), weights.embedding.shape[0])
 
+    @property
+    def roll(self) -> Callable[[PackedBatch, Sequence[LayerPages], Sequence[Pick], int], Rolled] | None:
+        """The runner's own loop of choosing and feeding tokens, where it has one, see ``Model.rollout``."""
+        return getattr(self._runner, "rollout", None)
+
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """Float32 logits ``[R, V]`` of the rows that ask for them.
 
@@ -200,7 +206,7 @@ class TorchRunner:
         qkv, output, gate_up, down = (_rounded(x, kind) for x in (layer.qkv, layer.output, gate_up, layer.down))
         return qkv, output, gate_up, down
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """See ``FusedLlama.logits``."""
         w = self._weights

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_long, c_void_p
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from cospec.models.cache import LayerPages
 from cospec.models.llama import Affine, LayerWeights, Weights
 from cospec.models.native import Kind, PackedLinear
 from cospec.models.packed import PackedBatch
+from cospec.types import Pick, Rolled
 
 
 class _LayerSpec(Structure):
@@ -49,6 +51,16 @@ class _Batch(Structure):
     ]
 
 
+class _Rollout(Structure):
+    """``Rollout`` in ``csrc/llama.h``."""
+
+    _fields_ = [
+        *[(name, c_void_p) for name in ("temperatures", "streams")],
+        ("depth", c_long),
+        *[(name, c_void_p) for name in ("logits", "q", "tokens")],
+    ]
+
+
 class NativeRunner:
     """The whole forward as one call into the kernels."""
 
@@ -72,6 +84,8 @@ class NativeRunner:
         new.argtypes, new.restype = [POINTER(_Spec)], c_void_p
         free.argtypes, free.restype = [c_void_p], None
         self._run.argtypes, self._run.restype = [c_void_p, POINTER(_Batch), c_void_p], None
+        self._roll = library.cospec_llama_rollout
+        self._roll.argtypes, self._roll.restype = [c_void_p, POINTER(_Batch), POINTER(_Rollout)], None
         self._handle: int = new(byref(spec))
         weakref.finalize(self, free, self._handle)
 
@@ -97,19 +111,41 @@ class NativeRunner:
 
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """See ``FusedLlama.logits``."""
-        wanted = batch.logit_rows.shape[0]
-        logits = torch.empty(wanted, self._vocab_size)
-        k_pages = self._pointers(*(layer.keys.data_ptr() for layer in layers))
-        v_pages = self._pointers(*(layer.values.data_ptr() for layer in layers))
-        tables = batch.tables
-        packed = _Batch(
-            batch.ids.data_ptr(), batch.positions.data_ptr(), batch.row_segment.data_ptr(), batch.visible.data_ptr(),
-            batch.mask.data_ptr(), tables.data_ptr(), batch.starts.data_ptr(), batch.write_at.data_ptr(),
-            batch.logit_rows.data_ptr(), ctypes.addressof(k_pages), ctypes.addressof(v_pages),
-            batch.ids.shape[0], tables.shape[0], wanted, batch.page_size, tables.shape[1],
-        )  # fmt: skip
-        self._run(self._handle, byref(packed), logits.data_ptr())
+        logits = torch.empty(batch.logit_rows.shape[0], self._vocab_size)
+        k_pages, v_pages = self._pages(layers)
+        self._run(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr())
         return logits
+
+    def rollout(self, batch: PackedBatch, layers: Sequence[LayerPages], picks: Sequence[Pick], depth: int) -> Rolled:
+        """See ``protocols.Model.rollout``; ``batch`` reaches ``depth - 1`` tokens ahead and wants each last row."""
+        count = len(picks)
+        temperatures = np.array([pick.temperature for pick in picks])
+        streams = np.array([pick.stream for pick in picks], dtype=np.uint64)
+        tokens = np.empty((count, depth), dtype=np.int64)
+        logits = np.empty((count, self._vocab_size), dtype=np.float32)
+        q = np.empty((count, depth, self._vocab_size)) if temperatures.any() else None
+        k_pages, v_pages = self._pages(layers)
+        job = _Rollout(
+            temperatures.ctypes.data, streams.ctypes.data, depth,
+            logits.ctypes.data, None if q is None else q.ctypes.data, tokens.ctypes.data,
+        )  # fmt: skip
+        self._roll(self._handle, byref(_packed(batch, k_pages, v_pages)), byref(job))
+        return Rolled(tokens.tolist(), q)
+
+    def _pages(self, layers: Sequence[LayerPages]) -> tuple[Any, Any]:
+        keys = self._pointers(*(layer.keys.data_ptr() for layer in layers))
+        return keys, self._pointers(*(layer.values.data_ptr() for layer in layers))
+
+
+def _packed(batch: PackedBatch, k_pages: Any, v_pages: Any) -> _Batch:
+    """The batch as the library reads it; it points into ``batch`` and the page lists, which must outlive the call."""
+    tables, wanted = batch.tables, batch.logit_rows
+    return _Batch(
+        batch.ids.data_ptr(), batch.positions.data_ptr(), batch.row_segment.data_ptr(), batch.visible.data_ptr(),
+        batch.mask.data_ptr(), tables.data_ptr(), batch.starts.data_ptr(), batch.write_at.data_ptr(),
+        wanted.data_ptr(), ctypes.addressof(k_pages), ctypes.addressof(v_pages),
+        batch.ids.shape[0], tables.shape[0], wanted.shape[0], batch.page_size, tables.shape[1],
+    )  # fmt: skip
 
 
 def _interleave(gate: Tensor, up: Tensor) -> Tensor:

@@ -132,8 +132,14 @@ def _assemble(recipe: _Recipe) -> Model:
     cache = KVCache(shapes, pages, dtype, recipe.device, by_head)
     if _takes_fused(model.config, recipe, attention):
         fused = FusedLlama.from_hf(model, cache, recipe.kind)
+        roll = fused.roll
         return PackedModel(
-            recipe.name, lambda batch: fused.logits(batch, cache.layers), cache, fused.vocab_size, max_len
+            recipe.name,
+            lambda batch: fused.logits(batch, cache.layers),
+            cache,
+            fused.vocab_size,
+            max_len,
+            None if roll is None else lambda batch, picks, depth: roll(batch, cache.layers, picks, depth),
         )
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.kind)

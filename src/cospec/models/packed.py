@@ -108,11 +108,12 @@ class _Rows:
         self.spans.append(Span(first, count, start, pages, tree))
 
 
-def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device) -> PackedBatch:
+def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device, ahead: int = 0) -> PackedBatch:
     """Lay out ``batch`` for one forward pass.
 
     Args:
         tables: gives the pages of a sequence by its id.
+        ahead: tokens behind each segment that the page tables must reach as well.
 
     Raises:
         ValueError: a sequence has not enough pages reserved, or a parent list is not a tree.
@@ -120,7 +121,7 @@ def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device
     lookup = tables if callable(tables) else tables.__getitem__
     rows = _Rows()
     for segment in batch.segments:
-        needed = -(-(segment.start + len(segment.tokens)) // page_size)
+        needed = -(-(segment.start + len(segment.tokens) + ahead) // page_size)
         pages = tuple(lookup(segment.id)[:needed])
         if len(pages) < needed:
             raise ValueError(f"sequence {segment.id} needs {needed} pages and has {len(pages)} reserved")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cospec.models.pages import PagePool
 from cospec.tree import path_to
-from cospec.types import Commit, Segment, TokenBatch
+from cospec.types import Commit, Pick, Rolled, Segment, TokenBatch
 
 EMPTY = -1
 
@@ -55,6 +55,10 @@ class ToyModel:
                 self._write(segment.id, segment.start + offset, token)
             rows += [self.logits(self._context(segment, row)) for row in self._rows(segment)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=self.dtype)
+
+    def rollout(self, batch: TokenBatch, picks: Seq[Pick], depth: int) -> Rolled | None:
+        """None: a table has nothing to gain from a loop of its own."""
+        return None
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Move accepted nodes together, as a cache of keys and values does."""

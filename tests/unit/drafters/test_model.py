@@ -22,7 +22,7 @@ DRAWN = SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.3)
 
 
 def model() -> ToyModel:
-    return with_pool(ToyModel(V, order=3, seed=4), 64, 4)
+    return with_pool(ToyModel(V, order=3, seed=4), 256, 4)
 
 
 def fresh(context: Context, depth: int) -> Draft:
@@ -48,7 +48,7 @@ def test_it_catches_up_after_anything(params: SamplingParams, noise: Purpose) ->
     chance = np.random.default_rng(3)
     drafter = ModelDrafter(model())
     texts: dict[str, list[int]] = {id: [n, 1, 2] for n, id in enumerate("abc")}
-    for _ in range(60):
+    for _ in range(25):
         asked = [id for id in texts if chance.random() < 0.7]
         depth = int(chance.integers(1, 5))
         contexts = [Context(id, texts[id], 3, params, 9, noise) for id in asked]

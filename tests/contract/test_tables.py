@@ -1,0 +1,191 @@
+"""Every entry of every table keeps its protocol: data that says what it needs, and the promises of its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cospec.draws import Draws, Purpose
+from cospec.models.toy import ToyModel
+from cospec.options import Options
+from cospec.params import SamplingParams
+from cospec.protocols import Drafter, Model
+from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
+from cospec.tree import depths
+from cospec.types import Budget, Commit, Context, Draft, Request, RoundStats, RoundTimes, Scores
+from cospec.types import Sequence as Seq_
+
+V = 5
+
+
+@dataclass(frozen=True)
+class ToyHost:
+    """What a drafter is built from."""
+
+    target: Model
+    default_drafter: str | None = "toy"
+
+    def load_drafter(self, name: str) -> Model:
+        return ToyModel(V, seed=2)
+
+
+def drafter(name: str) -> Drafter:
+    cls = DRAFTERS.load(name)
+    built: Drafter = cls.build(cls.Options(), ToyHost(ToyModel(V, seed=1)))
+    return built
+
+
+def contexts(texts: Sequence[list[int]], params: SamplingParams, noise: Purpose) -> list[Context]:
+    return [Context(f"s{n}", text, 2, params, n, noise) for n, text in enumerate(texts)]
+
+
+TEXTS = [[0, 1, 0, 1, 0, 1], [2, 2], [3, 1, 4, 1, 3, 1, 4, 1, 0], [0]]
+KINDS = [(SamplingParams(temperature=0), Purpose.TARGET), (SamplingParams(), Purpose.TARGET), (SamplingParams(), Purpose.DRAFT)]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_says_what_it_is(name: str) -> None:
+    cls = DRAFTERS.load(name)
+    assert isinstance(cls.samples, bool)
+    assert issubclass(cls.Options, Options)
+    assert cls.__doc__
+    assert isinstance(drafter(name).name, str)
+
+
+@pytest.mark.parametrize(("params", "noise"), KINDS)
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise: Purpose) -> None:
+    made, texts = drafter(name), [list(text) for text in TEXTS]
+    chance = np.random.default_rng(0)
+    proposed = 0
+    for _ in range(12):
+        given = contexts(texts, params, noise)
+        before = [list(text) for text in texts]
+        budgets = [Budget(int(d), 1, int(min(d, m))) for d, m in chance.integers(0, 5, (len(texts), 2))]
+        drafts = made.propose(given, budgets)
+        assert texts == before, "a drafter wrote committed tokens"
+        assert len({draft.id for draft in drafts}) == len(drafts)
+        commits = {f"s{n}": Commit(f"s{n}", len(text), (int(chance.integers(V)),), (), len(text)) for n, text in enumerate(texts)}
+        for draft in drafts:
+            number = int(draft.id[1:])
+            check_draft(made, draft, texts[number], budgets[number], noise)
+            proposed += len(draft)
+            kept = int(chance.integers(len(draft) + 1))
+            gained = (*draft.tokens[:kept], int(chance.integers(V)))
+            base = len(texts[number])
+            commits[draft.id] = Commit(draft.id, base, gained, tuple(range(kept)), base + kept, len(draft))
+        for commit in commits.values():
+            texts[int(commit.id[1:])].extend(commit.tokens)
+        made.commit(list(commits.values()))
+    assert proposed > 0
+
+
+def check_draft(made: Drafter, draft: Draft, text: list[int], budget: Budget, noise: Purpose) -> None:
+    n = len(draft)
+    assert draft.base_len == len(text)
+    assert 1 <= n <= budget.max_nodes
+    assert max(depths(draft.parents)) <= budget.depth
+    assert len(draft.parents) == len(draft.drafters) == n
+    assert all(-1 <= parent < node for node, parent in enumerate(draft.parents))
+    assert all(0 <= token < V for token in draft.tokens)
+    if draft.q is not None:
+        assert made.samples
+        assert noise is Purpose.DRAFT, "a draft drawn with the target's noise has no usable q"
+        assert draft.q.shape == (n, V)
+        assert draft.q.dtype == np.float64
+        assert draft.q.sum(-1) == pytest.approx(np.ones(n))
+        assert all(draft.q[node, token] > 0 for node, token in enumerate(draft.tokens))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_unknown_sequences_harm_no_drafter(name: str) -> None:
+    made = drafter(name)
+    made.free(["nobody"])
+    made.commit([Commit("nobody", 4, (1, 2), (0,), 5)])
+    assert made.propose([], []) == []
+    made.propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 1, 2)] * len(TEXTS))
+    made.free(["s0", "nobody", "s0", "s1", "s2", "s3"])
+    made.commit([Commit("s0", 6, (1,), (), 6)])
+    again = made.propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 1, 2)] * len(TEXTS))
+    assert again == drafter(name).propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 1, 2)] * len(TEXTS))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_stale_commit_or_an_ignored_draft_harms_no_drafter(name: str) -> None:
+    """A draft that was never verified, and a round that the drafter was not asked in."""
+    made, text = drafter(name), [0, 1, 2, 0, 1, 2, 0, 1]
+    given = Context("s", text, 2, *(KINDS[0][0], 0, KINDS[0][1]))
+    made.propose([given], [Budget(3, 1, 3)])
+    text.append(4)
+    made.commit([Commit("s", 8, (4,), (), 8)])
+    text += [0, 1]
+    made.commit([Commit("s", 9, (0, 1), (), 10)])
+    fresh = drafter(name).propose([given], [Budget(3, 1, 3)])
+    assert made.propose([given], [Budget(3, 1, 3)]) == fresh
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_says_what_it_is(name: str) -> None:
+    rule = RULES.load(name)
+    assert rule.name == name
+    assert isinstance(rule.exact, bool)
+    assert isinstance(rule.reads_law, bool)
+    assert isinstance(rule.trees, bool)
+    assert rule.noise in (Purpose.TARGET, Purpose.DRAFT)
+    assert rule.__doc__
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
+    rule, chance = RULES.load(name)(), np.random.default_rng(5)
+    for seed in range(300):
+        n = int(chance.integers(1, 6))
+        parents = tuple(int(chance.integers(-1, node)) if rule.trees else node - 1 for node in range(n))
+        law, q = chance.dirichlet(np.ones(V) * 0.3, n + 1), chance.dirichlet(np.ones(V) * 0.3, n)
+        tokens = tuple(int(chance.choice(V, p=row)) for row in q)
+        sampled = not rule.trees and seed % 2 == 0
+        draft = Draft("s", 4, tokens, parents, ("d",) * n, q if sampled else None)
+        verdict = rule.judge(draft, Scores(law=law), Draws(seed, 4))
+        assert all(parents[node] == above for above, node in zip((-1, *verdict.path), verdict.path, strict=False))
+        end = verdict.path[-1] if verdict.path else -1
+        assert verdict.bonus == (end not in parents)
+        assert 0 <= verdict.token < V
+        if rule.exact:
+            rows = [0, *(node + 1 for node in verdict.path)]
+            written = [*(tokens[node] for node in verdict.path), verdict.token]
+            assert all(law[row, token] > 0 for row, token in zip(rows, written, strict=True))
+
+
+@pytest.mark.parametrize("name", BLENDS)
+def test_a_blend_is_pure(name: str) -> None:
+    blend = BLENDS.load(name)()
+    logits = torch.randn(3, V)
+    before = logits.clone()
+    assert isinstance(blend.name, str)
+    assert blend.combine([logits]).shape == (3, V)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_plans_for_everybody(name: str) -> None:
+    policy = POLICIES.load(name)(4)
+    sequences = [Seq_(Request(f"s{n}", (1, 2), SamplingParams(), 0), [1, 2, 3]) for n in range(5)]
+    for count in (0, 1, 5):
+        budgets = policy.plan(sequences[:count])
+        assert len(budgets) == count
+        for budget in budgets:
+            assert 0 <= budget.depth <= budget.max_nodes or budget.depth == 0
+            assert budget.width >= 1
+        stats = RoundStats(0, count, count, 0, 0, count, RoundTimes(), 0.1)
+        policy.observe(stats, [Commit(one.id, 3, (1,), (), 3) for one in sequences[:count]])
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_a_round_has_times(name: str) -> None:
+    made: Any = ROUNDS.load(name)(None, None)
+    assert made.times == RoundTimes()

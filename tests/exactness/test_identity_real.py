@@ -1,0 +1,170 @@
+"""The same on models with attention: tiny random Llamas, and the shipped family where it is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import cospec
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.engine.build import Text, connect
+from cospec.engine.engine import Engine
+from cospec.engine.requests import make_requests
+from cospec.models.loading import LoadOptions, load_model
+from cospec.params import SamplingParams
+from cospec.protocols import Drafter, Model
+from cospec.types import Request
+from harness.toys import ScriptedDrafter, run_all, tokens_of
+
+VOCAB = 64
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+SEEDED = SamplingParams(temperature=1.0, max_tokens=20, seed=3, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.1, n=2)
+ZOO = Path(cospec.__file__).parent / "zoo" / "target"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target of three layers, and a drafter that is the target with a little noise on its weights."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    model = transformers.LlamaForCausalLM(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() >= 2:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.25
+    found = {"target": tmp_path_factory.mktemp("target"), "drafter": tmp_path_factory.mktemp("drafter")}
+    model.save_pretrained(found["target"])
+    for parameter in model.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.02
+    model.save_pretrained(found["drafter"])
+    return found
+
+
+def load(folder: Path, fused: str, pages: int = 200) -> Model:
+    options = LoadOptions(device="cpu", dtype="float32", page_size=4, cache_bytes=pages * 4 * PER_TOKEN, fused=fused)  # type: ignore[arg-type]
+    return load_model(str(folder), options)
+
+
+PER_TOKEN = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, bytes
+
+
+def engine(target: Model, drafter: Drafter | None, k: int = 3, rule: str = "auto", **config: Any) -> Engine:
+    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule)
+    return Engine(connect(target, drafter, speculative, EngineConfig(**config), Text()))
+
+
+def requests(params: SamplingParams, count: int = 5) -> list[Request]:
+    prompts = [[(7 * n + i * i * 3) % VOCAB if i > 6 else i for i in range(3 + 4 * n)] for n in range(count)]
+    return [each for n, prompt in enumerate(prompts) for each in make_requests(f"r{n}", prompt, params)]
+
+
+@pytest.fixture(scope="module", params=["auto", "never"], ids=["fused", "transformers"])
+def fused(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(folders: dict[str, Path], fused: str) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Each output alone and without drafts."""
+    found = {}
+    for name, params in (("greedy", GREEDY), ("seeded", SEEDED)):
+        outputs: dict[str, tuple[int, ...]] = {}
+        for request in requests(params):
+            outputs |= tokens_of(run_all(engine(load(folders["target"], fused), None), [request]))
+        found[name] = outputs
+    return found
+
+
+def drafter(name: str, folders: dict[str, Path], fused: str) -> Drafter | None:
+    if name in ("target", "drafter"):
+        return ModelDrafter(load(folders[name], fused))
+    tree = ScriptedDrafter([5, 9, 40, 1, 2, 3], [-1, -1, 0, 1, 1, 4])
+    return {"none": None, "ngram": NgramDrafter(1, 3), "tree": tree}[name]
+
+
+@pytest.mark.parametrize("name", ["none", "target", "drafter", "ngram", "tree"])
+def test_drafters_lengths_and_batches(
+    folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], name: str
+) -> None:
+    made = load(folders["target"], fused)
+    for params, k, seqs in (("greedy", 1, 8), ("greedy", 4, 3), ("seeded", 3, 8), ("seeded", 8, 1)):
+        running = engine(made, drafter(name, folders, fused), k, max_num_seqs=seqs)
+        listed = requests(GREEDY if params == "greedy" else SEEDED)
+        assert tokens_of(run_all(running, listed)) == plain[params], (params, k, seqs)
+        metrics = running.metrics()
+        if name == "target":
+            assert sum(metrics.accepted_tokens.values()) > 0.99 * sum(metrics.draft_tokens.values())
+        if name == "drafter":
+            share = sum(metrics.accepted_tokens.values()) / sum(metrics.draft_tokens.values())
+            assert 0.1 < share < 0.99
+
+
+@pytest.mark.parametrize("name", ["none", "drafter", "tree"])
+def test_a_small_cache_and_small_rounds(
+    folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], name: str
+) -> None:
+    preempted = 0
+    for pages, chunk in itertools.product((16, 22), (7, 64)):
+        small = load(folders["target"], fused, pages)
+        running = engine(small, drafter(name, folders, fused), 3, max_num_batched_tokens=chunk)
+        assert tokens_of(run_all(running, requests(SEEDED))) == plain["seeded"], (pages, chunk)
+        preempted += running.metrics().num_preemptions
+    assert preempted > 0
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_greedy_under_the_other_rules(
+    folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], rule: str
+) -> None:
+    running = engine(load(folders["target"], fused), drafter("drafter", folders, fused), 4, rule)
+    assert tokens_of(run_all(running, requests(GREEDY))) == plain["greedy"]
+
+
+def generated(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The same greedy output from transformers' own ``generate``."""
+    ids = torch.tensor([prompt])
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+def test_greedy_is_what_transformers_generates(folders: dict[str, Path], plain: dict[str, dict[str, tuple[int, ...]]]) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32).eval()
+    for request in requests(GREEDY):
+        assert plain["greedy"][request.id] == generated(model, request.prompt, 20)
+
+
+@pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's target is not there yet")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_zoo_writes_the_same_with_and_without_its_drafter(temperature: float) -> None:
+    llm = cospec.LLM("zoo", dtype="float32", max_num_seqs=8, kv_cache_memory_bytes=64 << 20, threads=1)
+    params = SamplingParams(temperature=temperature, seed=1 if temperature else None, max_tokens=24)
+    prompts = ["def add(a, b):", "Tom has 3 apples.", "It was a dark", "import os"]
+    drafted = llm.generate(prompts, params)
+    plain = llm.generate(prompts, params, cospec.Speculation(enabled=False))
+    assert [each.outputs[0].token_ids for each in drafted] == [each.outputs[0].token_ids for each in plain]
+    assert sum(each.stats.accepted for each in drafted) > 0
+    if temperature == 0:
+        model = transformers.AutoModelForCausalLM.from_pretrained(ZOO, dtype=torch.float32).eval()
+        for each in plain:
+            tokens = each.outputs[0].token_ids
+            assert tokens == generated(model, each.prompt_token_ids, 24)[: len(tokens)]

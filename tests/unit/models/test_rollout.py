@@ -1,0 +1,114 @@
+"""A model's own loop of choosing and feeding gives what stepping gives, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from cospec import native
+from cospec.drafters.model import ModelDrafter
+from cospec.draws import Purpose
+from cospec.models.loading import LoadOptions, load_model
+from cospec.params import SamplingParams
+from cospec.protocols import Model
+from cospec.types import Budget, Commit, Context, Draft
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    path = tmp_path_factory.mktemp("tiny")
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def model(folder: Path, rolls: bool) -> Model:
+    made = load_model(str(folder), LoadOptions(cache_bytes=1 << 20))
+    if not rolls:
+        made.rollout = lambda batch, picks, depth: None  # type: ignore[method-assign]
+    return made
+
+
+def contexts(noise: Purpose, *temperatures: float) -> list[Context]:
+    return [
+        Context(
+            f"s{i}", [(i * 7 + j * j) % 300 for j in range(5 + 9 * i)], 5, SamplingParams(temperature=t), 40 + i, noise
+        )
+        for i, t in enumerate(temperatures)
+    ]
+
+
+def same(first: list[Draft], second: list[Draft]) -> bool:
+    def plain(draft: Draft) -> tuple[object, ...]:
+        return draft.id, draft.tokens, None if draft.q is None else draft.q.tobytes()
+
+    return [plain(draft) for draft in first] == [plain(draft) for draft in second]
+
+
+@pytest.mark.parametrize("noise", [Purpose.TARGET, Purpose.DRAFT])
+@pytest.mark.parametrize("temperatures", [(0.0,), (0.7,), (0.0, 0.8, 1.3), (1.0, 0.0)])
+@pytest.mark.parametrize("depth", [1, 4, 17])
+def test_a_rollout_is_stepping_in_one_call(
+    folder: Path, noise: Purpose, temperatures: tuple[float, ...], depth: int
+) -> None:
+    drafters = [ModelDrafter(model(folder, rolls)) for rolls in (True, False)]
+    asked = contexts(noise, *temperatures)
+    budgets = [Budget(depth=depth, max_nodes=depth)] * len(asked)
+    rolled, stepped = (drafter.propose(asked, budgets) for drafter in drafters)
+    assert same(rolled, stepped) and [len(draft) for draft in rolled] == [depth] * len(asked)
+    for kept in (2, 0, depth):  # what is accepted decides what the cache holds when the next draft begins
+        commits = []
+        for context, draft in zip(asked, rolled, strict=True):
+            new = (*draft.tokens[:kept], 11)
+            commits.append(Commit(context.id, len(context.tokens), new, tuple(range(len(new) - 1)), 0))
+            context.tokens.extend(new)  # type: ignore[attr-defined]
+        if max(len(context.tokens) for context in asked) + depth > 64:
+            return
+        for drafter in drafters:
+            drafter.commit(commits)
+        rolled, stepped = (drafter.propose(asked, budgets) for drafter in drafters)
+        assert same(rolled, stepped)
+
+
+def test_a_rollout_ends_at_the_context_s_end(folder: Path) -> None:
+    drafter = ModelDrafter(model(folder, True))
+    (context,) = contexts(Purpose.TARGET, 0.0)
+    tokens = list(range(61))
+    long = Context(context.id, tokens, 5, context.sampling, context.seed, context.noise)
+    (draft,) = drafter.propose([long], [Budget(depth=8, max_nodes=8)])
+    assert len(draft) == 3
+
+
+def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model(folder, True)
+    drafter = ModelDrafter(made)
+    asked = contexts(Purpose.DRAFT, 0.0, 0.9)
+    budgets = [Budget(depth=3, max_nodes=3)] * 2
+    whole = drafter.propose(asked, budgets)
+    original = made.rollout
+
+    def odd(*arguments: object) -> object:
+        rolled = original(*arguments)  # type: ignore[arg-type]
+        assert rolled is not None
+        rolled.tokens[0][0] = rolled.tokens[1][2] = -1
+        return rolled
+
+    monkeypatch.setattr(made, "rollout", odd)
+    drafter.free([context.id for context in asked])
+    (draft,) = drafter.propose(asked, budgets)
+    assert draft.id == "s1" and draft.tokens == whole[1].tokens[:2]
+    assert draft.q is not None and len(draft.q) == 2

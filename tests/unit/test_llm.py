@@ -1,0 +1,94 @@
+"""The offline face on a toy model: order, all or nothing, several calls at once."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from cospec.drafters.model import ModelDrafter
+from cospec.errors import InvalidInput
+from cospec.llm import LLM
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.types import Speculation
+from harness.toys import toy_engine
+
+
+def llm() -> LLM:
+    """An ``LLM`` around loaded parts."""
+    made = object.__new__(LLM)
+    made.engine = toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)))
+    made._numbers, made._inboxes = count(), {}
+    return made
+
+
+SEEDED = SamplingParams(max_tokens=12, seed=4)
+
+
+def test_results_come_in_the_order_of_the_prompts() -> None:
+    params = [SamplingParams(max_tokens=n, seed=1) for n in (9, 2, 5)]
+    found = llm().generate([[0, 1], [2], [3, 3, 3]], params)
+    assert [output.prompt_token_ids for output in found] == [(0, 1), (2,), (3, 3, 3)]
+    assert [len(output.outputs[0].token_ids) for output in found] == [9, 2, 5]
+    for output in found:
+        stats = output.outputs[0].stats
+        assert output.law == "target"
+        assert len(output.outputs[0].sources) == len(output.outputs[0].token_ids)
+        assert stats.accepted == sum(stats.accepted_by_drafter.values())
+        assert stats.mean_acceptance_length == pytest.approx(1 + stats.accepted / stats.drafts if stats.drafts else 1)
+        assert output.outputs[0].sources.count("draft_model") == stats.accepted
+
+
+def test_several_outputs_of_one_prompt_differ_and_add_up() -> None:
+    (found,) = llm().generate([0, 1], SamplingParams(max_tokens=12, seed=4, n=4))
+    assert [output.index for output in found.outputs] == [0, 1, 2, 3]
+    assert len({output.token_ids for output in found.outputs}) > 1
+    assert found.stats.target_calls == sum(output.stats.target_calls for output in found.outputs)
+    assert found.outputs[0].token_ids == llm().generate([0, 1], SEEDED)[0].outputs[0].token_ids
+
+
+def test_none_runs_when_one_cannot() -> None:
+    made = llm()
+    for prompts in ([[0, 1], [99]], [[0, 1], []]):
+        with pytest.raises(InvalidInput):
+            made.generate(prompts, SEEDED)
+        assert not made.engine.has_work
+        assert made._inboxes == {}
+    with pytest.raises(InvalidInput, match="sampling_params is '2 of them'; allowed is one, or one per prompt, here 1"):
+        made.generate([[0]], [SEEDED, SEEDED])
+    assert made.generate([], SEEDED) == []
+
+
+def test_streams_and_calls_by_turns() -> None:
+    """Reading one stream must not swallow what belongs to another."""
+    made = llm()
+    alone = {n: llm().generate([n, 1], SEEDED)[0].outputs[0].token_ids for n in range(3)}
+    first, second = made.stream([0, 1], SEEDED), made.stream([1, 1], SEEDED)
+    found = {0: list(next(first).tokens), 1: list(next(second).tokens)}
+    assert made.generate([2, 1], SEEDED)[0].outputs[0].token_ids == alone[2]
+    for number, stream in ((1, second), (0, first)):
+        for event in stream:
+            found[number] += event.tokens
+    assert {n: tuple(tokens) for n, tokens in found.items()} == {0: alone[0], 1: alone[1]}
+    assert not made.engine.has_work
+
+
+def test_a_stream_that_is_closed_ends_the_work() -> None:
+    made = llm()
+    stream = made.stream([0, 1], SamplingParams(max_tokens=100, n=2))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert not made.engine.has_work
+    assert made.engine.metrics().kv_cache_usage == 0
+
+
+def test_speculation_of_one_call() -> None:
+    (plain,) = llm().generate([0, 1], SEEDED, Speculation(enabled=False))
+    (drafted,) = llm().generate([0, 1], SEEDED, Speculation(length=5))
+    assert plain.outputs[0].token_ids == drafted.outputs[0].token_ids
+    assert (plain.stats.drafted, drafted.stats.drafted > 0) == (0, True)
+    with pytest.raises(InvalidInput, match=r"speculation.length is 65; allowed is a whole number from 0 to 64"):
+        llm().generate([0, 1], SEEDED, Speculation(length=65))
+    with pytest.raises(InvalidInput, match=r"speculative_config.rule is 'none'; allowed is one of match, rejection, block, auto"):
+        llm().generate([0, 1], SEEDED, Speculation(rule="none"))
