@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, kstest
 
-from cospec.draws import Draws, Floats, Purpose, _unit, _words
 from cospec.drafters.model import ModelDrafter
+from cospec.draws import Draws, Floats, Purpose, _unit, _words
 from cospec.engine.requests import make_requests
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams

@@ -59,7 +59,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def load(folder: Path, fused: str, pages: int = 200) -> Model:
-    options = LoadOptions(device="cpu", dtype="float32", page_size=4, cache_bytes=pages * 4 * PER_TOKEN, fused=fused)  # type: ignore[arg-type]
+    options = LoadOptions(device="cpu", dtype="float32", page_size=8, cache_bytes=pages * 8 * PER_TOKEN, fused=fused)  # type: ignore[arg-type]
     return load_model(str(folder), options)
 
 
@@ -122,7 +122,7 @@ def test_a_small_cache_and_small_rounds(
     folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], name: str
 ) -> None:
     preempted = 0
-    for pages, chunk in itertools.product((16, 22), (7, 64)):
+    for pages, chunk in itertools.product((8, 12), (7, 64)):
         small = load(folders["target"], fused, pages)
         running = engine(small, drafter(name, folders, fused), 3, max_num_batched_tokens=chunk)
         assert tokens_of(run_all(running, requests(SEEDED))) == plain["seeded"], (pages, chunk)

@@ -16,6 +16,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from cospec.config import EngineConfig
+from cospec.engine.process import EngineLoop
 from cospec.engine.requests import make_requests
 from cospec.engine.serving import EngineClient, RequestRefused
 from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
@@ -257,3 +258,30 @@ def test_socket_is_private_and_removed(config):
 
     with_client(config, use)
     assert not seen[0].exists()
+
+
+class Books:
+    """An engine with work for one round, whose books never balance; stands for a socket without messages too."""
+
+    def __init__(self) -> None:
+        self.has_work, self.checks = True, 0
+
+    def step(self) -> list[object]:
+        self.has_work = False
+        return []
+
+    def check_integrity(self) -> None:
+        self.checks += 1
+        raise AssertionError("a page is leaked")
+
+    def poll(self, wait: int) -> bool:
+        return False
+
+
+def test_an_engine_that_has_become_idle_checks_its_books_once_and_serves_on(caplog) -> None:
+    books = Books()
+    loop = EngineLoop(books, books)  # type: ignore[arg-type]
+    assert loop._take_commands() and books.checks == 0
+    loop._step()
+    assert loop._take_commands() and loop._take_commands() and books.checks == 1
+    assert "a page is leaked" in caplog.text

@@ -51,6 +51,7 @@ class EngineLike(Protocol):
     def abort(self, ids: Iterable[str]) -> None: ...
     def step(self) -> list[Event]: ...
     def metrics(self) -> Any: ...
+    def check_integrity(self) -> None: ...
 
 
 Build = Callable[[EngineConfig], EngineLike]
@@ -166,6 +167,7 @@ class EngineLoop:
         self._decoder = msgspec.msgpack.Decoder(Command)
         self._encoder = msgspec.msgpack.Encoder()
         self._live: dict[str, Request] = {}
+        self._checked = True  # nothing has happened yet that could have lost something
 
     def run(self) -> None:
         """Serve until ``Stop`` comes or the parent is gone."""
@@ -180,6 +182,8 @@ class EngineLoop:
     def _take_commands(self) -> bool:
         """Handle all waiting commands; without work, wait for one. False when told to stop."""
         wait = 0 if self._engine.has_work else IDLE_POLL_MS
+        if wait and not self._checked and not self._socket.poll(0):
+            self._check()
         while self._socket.poll(wait):
             command = self._decoder.decode(self._socket.recv())
             match command:
@@ -207,12 +211,21 @@ class EngineLoop:
         else:
             self._live[request.id] = request
 
+    def _check(self) -> None:
+        """An engine that has become idle looks whether a page or a sequence was lost; the log has it, service goes on."""
+        self._checked = True
+        try:
+            self._engine.check_integrity()
+        except AssertionError:
+            log.exception("the idle engine's books do not balance")
+
     def _abort(self, ids: Sequence[str]) -> None:
         self._engine.abort(ids)
         for id in ids:
             self._live.pop(id, None)
 
     def _step(self) -> None:
+        self._checked = False
         try:
             events = self._engine.step()
         except Exception as error:  # ends the requests it touched; re-raised when it touched none

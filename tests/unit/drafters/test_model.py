@@ -8,8 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cospec.draws import Draws, Purpose
 from cospec.drafters.model import ModelDrafter
+from cospec.draws import Draws, Purpose
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.sampling import History, law

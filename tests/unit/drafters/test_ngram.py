@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from cospec.draws import Purpose
 from cospec.drafters.ngram import NgramDrafter, NgramOptions
+from cospec.draws import Purpose
 from cospec.errors import InvalidInput
 from cospec.options import parse
 from cospec.params import SamplingParams
