@@ -45,7 +45,11 @@ def contexts(texts: Sequence[list[int]], params: SamplingParams, noise: Purpose)
 
 
 TEXTS = [[0, 1, 0, 1, 0, 1], [2, 2], [3, 1, 4, 1, 3, 1, 4, 1, 0], [0]]
-KINDS = [(SamplingParams(temperature=0), Purpose.TARGET), (SamplingParams(), Purpose.TARGET), (SamplingParams(), Purpose.DRAFT)]
+KINDS = [
+    (SamplingParams(temperature=0), Purpose.TARGET),
+    (SamplingParams(), Purpose.TARGET),
+    (SamplingParams(), Purpose.DRAFT),
+]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -70,7 +74,10 @@ def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise:
         drafts = made.propose(given, budgets)
         assert texts == before, "a drafter wrote committed tokens"
         assert len({draft.id for draft in drafts}) == len(drafts)
-        commits = {f"s{n}": Commit(f"s{n}", len(text), (int(chance.integers(V)),), (), len(text)) for n, text in enumerate(texts)}
+        commits = {
+            f"s{n}": Commit(f"s{n}", len(text), (int(chance.integers(V)),), (), len(text))
+            for n, text in enumerate(texts)
+        }
         for draft in drafts:
             number = int(draft.id[1:])
             check_draft(made, draft, texts[number], budgets[number], noise)

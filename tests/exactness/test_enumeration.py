@@ -80,7 +80,9 @@ def test_a_sampling_drafter_leaves_the_law_as_it_is(rule: str, params: str) -> N
 
 
 @pytest.mark.parametrize("drafter", ["other", "itself"])
-@pytest.mark.parametrize(("rule", "k", "length"), [("rejection", 2, 4), ("rejection", 3, 4), ("block", 2, 4), ("block", 3, 5)])
+@pytest.mark.parametrize(
+    ("rule", "k", "length"), [("rejection", 2, 4), ("rejection", 3, 4), ("block", 2, 4), ("block", 3, 5)]
+)
 def test_long_drafts_of_two_words(rule: str, k: int, length: int, drafter: str) -> None:
     """Up to the bonus token of the first draft and into the next ones; one token comes before it, from the prompt."""
     params = SamplingParams(max_tokens=LONG, temperature=0.9)
@@ -116,7 +118,16 @@ def test_the_target_as_its_own_drafter(rule: str) -> None:
 
 def chains_and_trees() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """All chains of up to three tokens over three words, and trees of every shape of three nodes and some of six."""
-    shapes: list[tuple[int, ...]] = [(-1,), (-1, 0), (-1, 0, 1), (-1, -1), (-1, -1, -1), (-1, 0, 0), (-1, -1, 0), (-1, -1, 1)]
+    shapes: list[tuple[int, ...]] = [
+        (-1,),
+        (-1, 0),
+        (-1, 0, 1),
+        (-1, -1),
+        (-1, -1, -1),
+        (-1, 0, 0),
+        (-1, -1, 0),
+        (-1, -1, 1),
+    ]
     drafts = [(tokens, shape) for shape in shapes for tokens in itertools.product(range(3), repeat=len(shape))]
     six = [(-1, -1, -1, 0, 0, 3), (-1, -1, 1, 1, 2, 4), (-1, 0, -1, 2, 2, 4)]
     return drafts + [(tokens, shape) for shape in six for tokens in ((0, 1, 2, 0, 1, 2), (2, 1, 0, 2, 1, 1))]
@@ -135,7 +146,13 @@ def test_match_follows_the_law_whatever_is_drafted(part: int) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "drafter", "k"),
-    [("match", "point", 3), ("rejection", "point", 3), ("block", "point", 3), ("rejection", "other", 1), ("block", "other", 1)],
+    [
+        ("match", "point", 3),
+        ("rejection", "point", 3),
+        ("block", "point", 3),
+        ("rejection", "other", 1),
+        ("block", "other", 1),
+    ],
 )
 def test_a_crowded_cache_leaves_the_law_as_it_is(rule: str, drafter: str, k: int) -> None:
     """Preemption, recomputation, chunks and rounds without room for a draft, in the middle of an output."""

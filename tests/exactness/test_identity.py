@@ -63,7 +63,9 @@ def plain(name: str, count: int = 5) -> dict[str, tuple[int, ...]]:
     return outputs
 
 
-def outputs(name: str, drafter: str, k: int = 3, model: ToyModel | None = None, **config: Any) -> dict[str, tuple[int, ...]]:
+def outputs(
+    name: str, drafter: str, k: int = 3, model: ToyModel | None = None, **config: Any
+) -> dict[str, tuple[int, ...]]:
     engine = toy_engine(model or target(), DRAFTERS[drafter](), k=k, **config)
     found = tokens_of(run_all(engine, requests(PARAMS[name])))
     assert engine.metrics().kv_cache_usage == 0

@@ -12,21 +12,19 @@ import torch
 import transformers
 
 import cospec
-from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.engine.build import Text, connect
-from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
-from cospec.models.loading import LoadOptions, load_model
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter, Model
+from cospec.protocols import Drafter
 from cospec.types import Request
+from harness.llamas import VOCAB, llama_engine, load, write_pair
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
-VOCAB = 64
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
-SEEDED = SamplingParams(temperature=1.0, max_tokens=20, seed=3, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.1, n=2)
+SEEDED = SamplingParams(
+    temperature=1.0, max_tokens=20, seed=3, top_p=0.95, repetition_penalty=1.1, frequency_penalty=0.1, n=2
+)
 ZOO = Path(cospec.__file__).parent / "zoo" / "target"
 
 
@@ -40,35 +38,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A target of three layers, and a drafter that is the target with a little noise on its weights."""
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(1)
-    model = transformers.LlamaForCausalLM(config).float().eval()
-    for parameter in model.parameters():
-        if parameter.dim() >= 2:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.25
-    found = {"target": tmp_path_factory.mktemp("target"), "drafter": tmp_path_factory.mktemp("drafter")}
-    model.save_pretrained(found["target"])
-    for parameter in model.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.02
-    model.save_pretrained(found["drafter"])
+    found = {name: tmp_path_factory.mktemp(name) for name in ("target", "drafter")}
+    write_pair(found["target"], found["drafter"])
     return found
-
-
-def load(folder: Path, fused: str, pages: int = 200) -> Model:
-    options = LoadOptions(device="cpu", dtype="float32", page_size=8, cache_bytes=pages * 8 * PER_TOKEN, fused=fused)  # type: ignore[arg-type]
-    return load_model(str(folder), options)
-
-
-PER_TOKEN = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, bytes
-
-
-def engine(target: Model, drafter: Drafter | None, k: int = 3, rule: str = "auto", **config: Any) -> Engine:
-    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule)
-    return Engine(connect(target, drafter, speculative, EngineConfig(**config), Text()))
 
 
 def requests(params: SamplingParams, count: int = 5) -> list[Request]:
@@ -88,7 +60,7 @@ def plain(folders: dict[str, Path], fused: str) -> dict[str, dict[str, tuple[int
     for name, params in (("greedy", GREEDY), ("seeded", SEEDED)):
         outputs: dict[str, tuple[int, ...]] = {}
         for request in requests(params):
-            outputs |= tokens_of(run_all(engine(load(folders["target"], fused), None), [request]))
+            outputs |= tokens_of(run_all(llama_engine(load(folders["target"], fused), None), [request]))
         found[name] = outputs
     return found
 
@@ -106,7 +78,7 @@ def test_drafters_lengths_and_batches(
 ) -> None:
     made = load(folders["target"], fused)
     for params, k, seqs in (("greedy", 1, 8), ("greedy", 4, 3), ("seeded", 3, 8), ("seeded", 8, 1)):
-        running = engine(made, drafter(name, folders, fused), k, max_num_seqs=seqs)
+        running = llama_engine(made, drafter(name, folders, fused), k, max_num_seqs=seqs)
         listed = requests(GREEDY if params == "greedy" else SEEDED)
         assert tokens_of(run_all(running, listed)) == plain[params], (params, k, seqs)
         metrics = running.metrics()
@@ -124,7 +96,7 @@ def test_a_small_cache_and_small_rounds(
     preempted = 0
     for pages, chunk in itertools.product((8, 12), (7, 64)):
         small = load(folders["target"], fused, pages)
-        running = engine(small, drafter(name, folders, fused), 3, max_num_batched_tokens=chunk)
+        running = llama_engine(small, drafter(name, folders, fused), 3, max_num_batched_tokens=chunk)
         assert tokens_of(run_all(running, requests(SEEDED))) == plain["seeded"], (pages, chunk)
         preempted += running.metrics().num_preemptions
     assert preempted > 0
@@ -134,7 +106,7 @@ def test_a_small_cache_and_small_rounds(
 def test_greedy_under_the_other_rules(
     folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], rule: str
 ) -> None:
-    running = engine(load(folders["target"], fused), drafter("drafter", folders, fused), 4, rule)
+    running = llama_engine(load(folders["target"], fused), drafter("drafter", folders, fused), 4, rule)
     assert tokens_of(run_all(running, requests(GREEDY))) == plain["greedy"]
 
 
@@ -143,11 +115,15 @@ def generated(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...
     ids = torch.tensor([prompt])
     mask = torch.ones_like(ids)
     with torch.no_grad():
-        out = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
+        out = model.generate(
+            ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
     return tuple(out[0, len(prompt) :].tolist())
 
 
-def test_greedy_is_what_transformers_generates(folders: dict[str, Path], plain: dict[str, dict[str, tuple[int, ...]]]) -> None:
+def test_greedy_is_what_transformers_generates(
+    folders: dict[str, Path], plain: dict[str, dict[str, tuple[int, ...]]]
+) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32).eval()
     for request in requests(GREEDY):
         assert plain["greedy"][request.id] == generated(model, request.prompt, 20)

@@ -116,9 +116,7 @@ class BranchingDraws:
         return position, purpose, self.base if self.by_round and purpose is not Purpose.TARGET else 0
 
 
-def branching_race(
-    weights: np.ndarray, streams: Sequence[tuple[BranchingDraws, int, Purpose] | Stream]
-) -> list[int]:
+def branching_race(weights: np.ndarray, streams: Sequence[tuple[BranchingDraws, int, Purpose] | Stream]) -> list[int]:
     """Stands in for ``cospec.draws.race``; streams of the real generator race as they do."""
     winners = []
     for row, stream in zip(weights, streams, strict=True):

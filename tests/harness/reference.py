@@ -10,7 +10,9 @@ from cospec.params import SamplingParams
 from harness.oracle import Law
 
 
-def next_law(logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> list[float]:
+def next_law(
+    logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> list[float]:
     """Probabilities of the next token from raw logits, every parameter applied by the book."""
     values = [float(value) for value in logits]
     for token in range(len(values)):

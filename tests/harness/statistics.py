@@ -23,7 +23,20 @@ def fit(outcomes: Iterable[object], law: Law) -> float:
     return float(chisquare([counts[key] for key in law], [mass * total for mass in law.values()]).pvalue)
 
 
-def transition_fit(model: ToyModel, params: SamplingParams, prompt: Sequence[int], outputs: Iterable[Sequence[int]]) -> float:
+def coarse_fit(outcomes: Iterable[object], law: Law, least: float = 5.0) -> float:
+    """The same where most outcomes are rare: those expected fewer than ``least`` times are one cell."""
+    listed = list(outcomes)
+    often = {outcome for outcome, mass in law.items() if mass * len(listed) >= least}
+    if any(outcome not in law for outcome in listed):
+        return 0.0
+    cells = {outcome: law[outcome] for outcome in often}
+    cells["rest"] = 1.0 - sum(cells.values())
+    return fit((outcome if outcome in often else "rest" for outcome in listed), cells)
+
+
+def transition_fit(
+    model: ToyModel, params: SamplingParams, prompt: Sequence[int], outputs: Iterable[Sequence[int]]
+) -> float:
     """The p-value of every next token given the tokens before it, over whole outputs of a Markov model.
 
     One long output says as much as many short ones, and draws that are tied together over rounds show.

@@ -143,9 +143,7 @@ class ScriptedDrafter:
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
             n = min(len(self._tokens), budget.max_nodes)
-            drafts.append(
-                Draft(context.id, len(context.tokens), self._tokens[:n], self._parents[:n], (self.name,) * n)
-            )
+            drafts.append(Draft(context.id, len(context.tokens), self._tokens[:n], self._parents[:n], (self.name,) * n))
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:

@@ -87,7 +87,12 @@ def test_a_race_is_row_by_row() -> None:
     assert race(weights, streams) == alone
 
 
-KEYS = [(0, 1, 1, Purpose.TARGET), (7, 3, 4, Purpose.ACCEPT), (-1, 9, 2**40, Purpose.RECOVER), (2**64 - 1, 9, 2**40, Purpose.RECOVER)]
+KEYS = [
+    (0, 1, 1, Purpose.TARGET),
+    (7, 3, 4, Purpose.ACCEPT),
+    (-1, 9, 2**40, Purpose.RECOVER),
+    (2**64 - 1, 9, 2**40, Purpose.RECOVER),
+]
 UNIFORMS = [
     [0.5023796042735055, 0.253822740392485],
     [0.8854160456402577, 0.41329253742628],

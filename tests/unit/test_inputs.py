@@ -52,7 +52,9 @@ def test_sampling_parameters(given: dict[str, Any], sentence: str) -> None:
 
 
 def test_good_sampling_parameters() -> None:
-    found = SamplingParams.parse({"stop": "x", "logit_bias": {"3": 1}, "stop_token_ids": [1], "temperature": 0, "top_k": -1})
+    found = SamplingParams.parse(
+        {"stop": "x", "logit_bias": {"3": 1}, "stop_token_ids": [1], "temperature": 0, "top_k": -1}
+    )
     assert (found.stop, found.logit_bias, found.stop_token_ids, found.greedy) == (("x",), {3: 1.0}, (1,), True)
     assert not found.truncates
     assert not SamplingParams().edits_logits
@@ -68,7 +70,10 @@ WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"speculative_config": "{"}, "speculative_config is '{'; allowed is JSON ("),
     ({"speculative_config": "[]"}, "speculative_config is '[]'; allowed is a JSON object."),
     ({"speculative_config": 3}, "speculative_config is 3; allowed is an object of options."),
-    ({"speculative_config": {"num_speculative_tokens": 65}}, "speculative_config.num_speculative_tokens is 65; allowed is "),
+    (
+        {"speculative_config": {"num_speculative_tokens": 65}},
+        "speculative_config.num_speculative_tokens is 65; allowed is ",
+    ),
 ]
 
 
@@ -119,7 +124,10 @@ def request(prompt: tuple[int, ...] = (1, 2), speculation: Speculation = Specula
     ("wrong", "sentence"),
     [
         (request(()), "prompt is empty; allowed is at least one token."),
-        (request((1,) * 20), "prompt is 20 tokens long; allowed is at most 19 tokens, one less than the model's context."),
+        (
+            request((1,) * 20),
+            "prompt is 20 tokens long; allowed is at most 19 tokens, one less than the model's context.",
+        ),
         (request((1, 10)), "prompt token id is 10; allowed is a whole number from 0 to 9."),
         (request(stop_token_ids=(11,)), "stop_token_ids token id is 11; allowed is a whole number from 0 to 9."),
         (request(logit_bias={12: 1.0}), "logit_bias token id is 12; allowed is a whole number from 0 to 9."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +25,10 @@ def test_mask_depth_path_and_children_agree(parents: list[int]) -> None:
         assert len(path) == depth[node]
         assert {above for above in range(len(parents)) if bits[node] >> above & 1} == set(path)
         assert node in children(parents, parent)
-        assert all(above < below for above, below in zip(path, path[1:], strict=False))
-    assert sorted(child for node in range(-1, len(parents)) for child in children(parents, node)) == list(range(len(parents)))
+        assert all(above < below for above, below in itertools.pairwise(path))
+    assert sorted(child for node in range(-1, len(parents)) for child in children(parents, node)) == list(
+        range(len(parents))
+    )
     assert is_chain(parents) == (parents == list(range(-1, len(parents) - 1)))
     assert path_to(parents, -1) == []
 

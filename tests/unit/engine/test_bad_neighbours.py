@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 
@@ -98,10 +99,8 @@ def test_every_token_banned() -> None:
     plain = SamplingParams(max_tokens=6, seed=3)
     good = make_request("good", (0, 1), plain)
     wanted = tokens_of(run_all(toy_engine(ToyModel(5, seed=1), None, "match"), [good]))["good"]
-    try:
+    with contextlib.suppress(InvalidInput):
         engine.add(make_request("bad", (0, 1), params))
-    except InvalidInput:
-        pass
     engine.add(good)
     found: tuple[int, ...] = ()
     while engine.has_work:
@@ -168,4 +167,6 @@ def test_greedy_ties_are_broken_the_same_way_with_and_without_a_draft() -> None:
         ):
             history = History([0, 1, 2, 1, 4], 1, [[]] * 40)
             assert law(logits, params, history).argmax(-1).tolist() == choices(logits, params, history)
-            assert choices(logits[:1], params, History([0, 1, 2, 1, 4], 1, [[]])) == choices(logits, params, history)[:1]
+            assert (
+                choices(logits[:1], params, History([0, 1, 2, 1, 4], 1, [[]])) == choices(logits, params, history)[:1]
+            )

@@ -103,7 +103,9 @@ def test_a_stop_token_at_the_limit_is_a_stop() -> None:
 
 def test_stop_tokens_below_the_minimum_do_not_stop() -> None:
     """A drafted stop token can be there only when the law allowed it, so only the count decides."""
-    sequence, events = commit(None, SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=(6,)), [[6, 6], [7, 6, 5]])
+    sequence, events = commit(
+        None, SamplingParams(max_tokens=9, min_tokens=3, stop_token_ids=(6,)), [[6, 6], [7, 6, 5]]
+    )
     assert sequence.tokens[1:] == [6, 6, 7, 6]
     assert events[-1].finish is Finish.STOP
 
@@ -163,7 +165,7 @@ def test_characters_come_whole(tokenizer: Tokenizer, cut: int) -> None:
 def test_a_prompt_that_ends_inside_a_character(tokenizer: Tokenizer, start: int) -> None:
     """The output completes it; nothing of the prompt comes again and nothing raises."""
     whole = letters("ab🙂")
-    prompt, rest = tuple(whole[: 2 + start]), whole[2 + start :]
+    _prompt, rest = tuple(whole[: 2 + start]), whole[2 + start :]
     _, events = commit(tokenizer, SamplingParams(max_tokens=20), [[token] for token in [*rest, *letters("yes")]])
     assert text_of(events).endswith("yes")
     assert "ab" not in text_of(events)
@@ -175,7 +177,9 @@ def test_any_bytes_at_all(tokenizer: Tokenizer) -> None:
 
     random.seed(5)
     for _ in range(300):
-        prompt = tuple(random.choice([65, 66, 0xC3, 0xA9, 0xE2, 0x82, 0xF0, 0x9F, 0x99, THE]) for _ in range(random.randint(1, 12)))
+        prompt = tuple(
+            random.choice([65, 66, 0xC3, 0xA9, 0xE2, 0x82, 0xF0, 0x9F, 0x99, THE]) for _ in range(random.randint(1, 12))
+        )
         output = [random.choice([0xC3, 0xA9, 0xE2, 0x82, 0xF0, 0x9F, 0x99, 0x82, 120, EOS]) for _ in range(12)]
         output += letters("~end")
         _, events = commit(tokenizer, SamplingParams(max_tokens=99), [[token] for token in output], prompt)

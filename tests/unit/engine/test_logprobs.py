@@ -46,9 +46,13 @@ def test_every_token_has_its_logprob(rule: str, drafter: str, pages: int, chunk:
     }
     model = with_pool(ToyModel(VOCAB, seed=1), pages, 4)
     engine = toy_engine(model, drafters[drafter](), rule, 3, max_num_batched_tokens=chunk)
-    params = SamplingParams(max_tokens=15, temperature=1.5, top_k=3, repetition_penalty=1.2, logprobs=2, prompt_logprobs=3)
+    params = SamplingParams(
+        max_tokens=15, temperature=1.5, top_k=3, repetition_penalty=1.2, logprobs=2, prompt_logprobs=3
+    )
     prompts = [tuple((i * i + n) % VOCAB for i in range(9 + n)) for n in range(4)]
-    requests = [make_request(f"r{n}", prompt, params, speculation=Speculation(rule=rule)) for n, prompt in enumerate(prompts)]
+    requests = [
+        make_request(f"r{n}", prompt, params, speculation=Speculation(rule=rule)) for n, prompt in enumerate(prompts)
+    ]
     events = run_all(engine, requests)
     tokens = tokens_of(events)
     for request in requests:

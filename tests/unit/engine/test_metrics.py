@@ -16,7 +16,9 @@ def test_they_add_up(rule: str) -> None:
     drafter = ModelDrafter(ToyModel(5, seed=2), "small")
     engine = toy_engine(with_pool(ToyModel(5, seed=1), 16, 4), drafter, rule, 3, max_num_batched_tokens=16)
     requests = [
-        make_request(f"r{n}", (0, 1, 2, 3, 4, n), SamplingParams(max_tokens=14, seed=n), speculation=Speculation(rule=rule))
+        make_request(
+            f"r{n}", (0, 1, 2, 3, 4, n), SamplingParams(max_tokens=14, seed=n), speculation=Speculation(rule=rule)
+        )
         for n in range(5)
     ]
     events = run_all(engine, requests)

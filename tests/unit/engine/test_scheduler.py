@@ -48,7 +48,9 @@ def rounds(made: Scheduler, count: int) -> list[dict[str, tuple[int, int]]]:
     found = []
     for _ in range(count):
         plan = made.plan()
-        assert sum(entry.tokens + entry.budget.max_nodes for entry in plan.entries) <= made.limits.max_num_batched_tokens
+        assert (
+            sum(entry.tokens + entry.budget.max_nodes for entry in plan.entries) <= made.limits.max_num_batched_tokens
+        )
         assert len({entry.sequence.id for entry in plan.entries}) == len(plan.entries)
         assert len(made.running) <= made.limits.max_num_seqs
         found.append(shares(plan))

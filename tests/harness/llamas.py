@@ -1,0 +1,82 @@
+"""Tiny random Llamas on disk, engines around them, and their laws by transformers' own code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.engine.build import Text, connect
+from cospec.engine.engine import Engine
+from cospec.engine.requests import make_requests
+from cospec.models.loading import LoadOptions, load_model
+from cospec.params import SamplingParams
+from cospec.protocols import Drafter, Model
+from cospec.types import Request
+from harness.oracle import Law
+from harness.reference import normalised, truncated
+
+VOCAB = 64
+PAGE = 8
+BYTES_PER_TOKEN = 3 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head size, float32
+
+
+def write_pair(target: Path, drafter: Path) -> None:
+    """A target of three layers, and a drafter that is the target with a little noise on its weights."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    model = transformers.LlamaForCausalLM(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.dim() >= 2:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.25
+    model.save_pretrained(target)
+    for parameter in model.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator) * 0.02
+    model.save_pretrained(drafter)
+
+
+def load(folder: Path, fused: Any = "auto", pages: int = 200) -> Model:
+    """The model with a cache of so many pages; ``fused`` as in ``LoadOptions``."""
+    cache = pages * PAGE * BYTES_PER_TOKEN
+    return load_model(
+        str(folder), LoadOptions(device="cpu", dtype="float32", page_size=PAGE, cache_bytes=cache, fused=fused)
+    )
+
+
+def llama_engine(target: Model, drafter: Drafter | None, k: int = 3, rule: str = "auto", **config: Any) -> Engine:
+    """An engine without text."""
+    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule)
+    return Engine(connect(target, drafter, speculative, EngineConfig(**config), Text()))
+
+
+def seeded(prompt: Sequence[int], params: SamplingParams, count: int) -> list[Request]:
+    """The same request with seeds from 0 on."""
+    requests = (make_requests(f"r{seed}", prompt, params)[0] for seed in range(count))
+    return [replace(request, seed=seed) for seed, request in enumerate(requests)]
+
+
+@torch.no_grad()
+def law_of(folder: Path, params: SamplingParams, prompt: Sequence[int], length: int) -> Law:
+    """The joint law of ``length`` tokens, by plain forward passes over every prefix."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        prefixes = list(law)
+        rows = torch.tensor([[*prompt, *prefix] for prefix in prefixes])  # type: ignore[misc]
+        logits = torch.cat([model(input_ids=part, use_cache=False).logits[:, -1].double() for part in rows.split(64)])
+        probabilities = torch.softmax(logits / params.temperature, -1).tolist()
+        law = {
+            (*prefix, token): law[prefix] * p  # type: ignore[misc]
+            for prefix, row in zip(prefixes, probabilities, strict=True)
+            for token, p in enumerate(truncated(normalised(row), params))
+            if p > 0
+        }
+    return law
