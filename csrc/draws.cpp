@@ -41,8 +41,9 @@ inline void philox(const Stream& stream, uint64_t block, uint64_t* words) {
     words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
-// -log of the uniform number that each word stands for: log(m 2^e) through atanh of (m - 1) / (m + 1).
-CLONES void exponentials(const uint64_t* words, double* out) {
+// For each word the weight over -log of the uniform number that it stands for: log(m 2^e) through atanh of
+// (m - 1) / (m + 1).
+CLONES void compete(const uint64_t* words, const double* weights, double* scores) {
     for (long i = 0; i < CHUNK; i++) {
         const double u = (double)(int64_t)(words[i] >> 12) * TO_UNIT + HALF_STEP;
         int64_t bits;
@@ -58,27 +59,41 @@ CLONES void exponentials(const uint64_t* words, double* out) {
                             z * (0x1.c71c51d8e78afp-3 + z * (0x1.7466496cb03dep-3 + z * (0x1.39a09d078c69fp-3 +
                             z * 0x1.2f112df3e5244p-3))))));
         const double half = 0.5 * f * f;
-        out[i] = -(e * 0x1.62e42feep-1 - ((half - (s * (half + tail) + e * 0x1.a39ef35793c76p-33)) - f));
+        const double noise = -(e * 0x1.62e42feep-1 - ((half - (s * (half + tail) + e * 0x1.a39ef35793c76p-33)) - f));
+        scores[i] = weights[i] / noise;
     }
+}
+
+CLONES double largest(const double* x) {
+    double lane[LANES] = {0};
+    for (long i = 0; i < CHUNK; i += LANES)
+        for (int j = 0; j < LANES; j++) lane[j] = x[i + j] > lane[j] ? x[i + j] : lane[j];
+    double most = lane[0];
+    for (double value : lane) most = value > most ? value : most;
+    return most;
 }
 
 }  // namespace
 
 long race(const double* weights, long vocab, const Stream& stream) {
     uint64_t words[CHUNK];
-    double noise[CHUNK];
+    double scores[CHUNK], tail[CHUNK];
     double best = 0.0;
     long winner = -1;
     for (long start = 0; start < vocab; start += CHUNK) {
         const long n = vocab - start < CHUNK ? vocab - start : CHUNK;
-        bool any = false;
-        for (long i = 0; i < n; i++) any |= weights[start + i] > 0.0;
-        if (!any) continue;
+        const double* part = weights + start;
+        if (n < CHUNK) {
+            memset(tail, 0, sizeof tail);
+            part = (const double*)memcpy(tail, part, n * sizeof(double));
+        }
+        if (!(largest(part) > 0.0)) continue;
         for (long i = 0; i < CHUNK; i += 4) philox(stream, (uint64_t)(start + i) / 4 + 1, words + i);
-        exponentials(words, noise);
-        for (long i = 0; i < n; i++) {
-            const double score = weights[start + i] / noise[i];
-            if (score > best) best = score, winner = start + i;
+        compete(words, part, scores);
+        const double most = largest(scores);
+        if (most > best) {
+            best = most;
+            for (winner = start; scores[winner - start] != most;) winner++;
         }
     }
     return winner;

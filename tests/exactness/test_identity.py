@@ -6,7 +6,7 @@ Greedy requests under every rule, and seeded ones under ``match``, with every dr
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,8 +18,8 @@ from cospec.engine.requests import make_requests
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter
-from cospec.types import Request, Speculation
-from harness.toys import ScriptedDrafter, run_all, tokens_of, toy_engine, with_pool
+from cospec.types import Budget, Context, Draft, Request, Speculation
+from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine, with_pool
 
 VOCAB = 6
 PARAMS = {
@@ -168,3 +168,57 @@ def test_the_target_as_its_own_drafter_is_accepted(name: str, rule: str) -> None
         assert drafted > 30
         # What is drafted behind a stop token is not accepted.
         assert accepted > (0.99 if not PARAMS[name].stop_token_ids else 0.7) * drafted
+
+
+def test_followers_find_only_what_was_computed() -> None:
+    """Prompts that are another output so far and a little more, arriving while that one is being written."""
+    engine = toy_engine(target(), DRAFTERS["itself"](), k=2)
+    line = make_request("line", (0, 1, 2), SamplingParams(temperature=0, max_tokens=40))
+    engine.add(line)
+    text, prompts, found = [0, 1, 2], {}, {}
+    for step in range(200):
+        for event in engine.step():
+            found[event.id] = found.get(event.id, ()) + event.tokens
+        text = [0, 1, 2, *found.get("line", ())]
+        if step < 12:
+            follower = make_request(f"f{step}", (*text, 3, 4), SamplingParams(temperature=1.0, seed=step, max_tokens=6))
+            prompts[follower.id] = follower
+            engine.add(follower)
+        engine.check_integrity()
+    assert not engine.has_work
+    assert engine.metrics().prefix_cache_hits > 0
+    for id, follower in prompts.items():
+        alone = run_all(toy_engine(target(prefix_caching=False), None), [follower])
+        assert found[id] == tokens_of(alone)[id], id
+
+
+class Late(ScriptedDrafter):
+    """Hands in what it drafted a round ago, as a slow or restarted drafter would."""
+
+    def __init__(self) -> None:
+        super().__init__([0, 1, 2])
+        self._last: dict[str, Draft] = {}
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        before = dict(self._last)
+        self._last = {draft.id: draft for draft in super().propose(contexts, budgets)}
+        return list(before.values())
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_late_drafts_and_drafts_for_nobody_are_left_out(name: str) -> None:
+    engine = toy_engine(target(), Late(), k=3)
+    assert tokens_of(run_all(engine, requests(PARAMS[name]))) == plain(name)
+    assert engine.metrics().draft_tokens == {}
+
+
+@pytest.mark.parametrize("drafter", ["none", "itself", "tree"])
+def test_a_second_turn_does_not_find_the_last_token_of_the_first(drafter: str) -> None:
+    """The last token of an output is known and was never computed, also where it fills a page."""
+    for length in range(1, 9):
+        engine = toy_engine(target(), DRAFTERS[drafter](), k=4)
+        first = make_request("first", (0, 1, 2), SamplingParams(temperature=0, max_tokens=length))
+        text = (0, 1, 2, *tokens_of(run_all(engine, [first]))["first"])
+        second = make_request("second", (*text, 4), SamplingParams(temperature=1.0, seed=3, max_tokens=6))
+        alone = tokens_of(run_all(toy_engine(target(prefix_caching=False), None), [second]))
+        assert tokens_of(run_all(engine, [second])) == alone, length
