@@ -1,7 +1,8 @@
 """Prompt lookup: what followed the same words before (spec section 4, ``ngram``; SmartSpec section 7).
 
 The longest suffix of the sequence, of ``prompt_lookup_max`` down to ``prompt_lookup_min`` tokens, that occurred earlier
-in prompt or output is looked up, and what followed its latest occurrence is the draft. No model, no probabilities.
+in prompt or output is looked up, and what followed its latest occurrence is the draft. Where the end comes first, the
+copy goes on with itself, as in periodic text. No model, no probabilities.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ class _Index:
         return None
 
 
+def _copied(tokens: Seq[int], start: int, count: int) -> tuple[int, ...]:
+    """``count`` tokens from ``start`` on; behind the end they go on as what was copied, so a loop goes round."""
+    known = list(tokens[start : start + count])
+    return tuple(known[i % len(known)] for i in range(count))
+
+
 class NgramDrafter:
     """Costs a few dictionary look-ups per token."""
 
@@ -76,7 +83,7 @@ class NgramDrafter:
             start = index.find(context.tokens)
             if start is None or depth < 1:
                 continue
-            tokens = tuple(context.tokens[start : start + depth])
+            tokens = _copied(context.tokens, start, depth)
             n = len(tokens)
             drafts.append(Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n))
         return drafts

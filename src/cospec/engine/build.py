@@ -69,7 +69,7 @@ def connect(
         scheduler=scheduler,
         round=ROUNDS.load("sequential")(drafter, verifier),
         committer=Committer(backend, blend.name, text.eos),
-        resolver=Resolver(target.vocab_size, max_len, text.eos, speculative.rule, MAX_DEPTH),
+        resolver=Resolver(target.vocab_size, max_len, text.eos, speculative.rule, MAX_DEPTH, drafter is not None),
         law=blend.name,
         tokenizer=text.tokenizer,
         model_path=text.path,

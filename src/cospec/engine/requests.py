@@ -44,6 +44,7 @@ class Resolver:
         eos: ids that end an output unless it ignores them.
         rule: the configured rule; ``auto`` judges greedy and seeded requests by ``match``, others by ``block``.
         max_depth: the longest draft that a request may ask for.
+        drafts: whether there is a drafter; without one no request is speculated for, whatever it asks.
     """
 
     vocab_size: int
@@ -51,6 +52,7 @@ class Resolver:
     eos: frozenset[int]
     rule: str
     max_depth: int
+    drafts: bool = True
 
     def resolve(self, request: Request) -> Request:
         """The request as the engine runs it.
@@ -70,7 +72,8 @@ class Resolver:
         RULES.check(rule, "auto")
         if rule == "auto":
             rule = "match" if params.greedy or params.seed is not None else "block"
-        return replace(request, sampling=sampling, speculation=replace(request.speculation, rule=rule))
+        enabled = request.speculation.enabled and self.drafts
+        return replace(request, sampling=sampling, speculation=replace(request.speculation, rule=rule, enabled=enabled))
 
     def _check(self, request: Request) -> None:
         params, n, depth = request.sampling, len(request.prompt), request.speculation.length

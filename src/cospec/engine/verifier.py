@@ -55,10 +55,10 @@ class Verifier:
         return self.rules[name]
 
     def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome]:
-        """Score and judge. A draft that does not continue the sequence as it stands is stale and left out."""
+        """Score and judge. A stale draft, or one of a shape that its request's rule cannot judge, is left out."""
         tasks: list[_Task] = []
         for entry in entries:
-            draft = _fresh(entry, drafts.get(entry.sequence.id))
+            draft = self._usable(entry, drafts.get(entry.sequence.id))
             tasks.append(_Task(entry, draft, _segment(entry, draft), tasks[-1].last if tasks else 0))
         logits = self.blend.combine([self.model.forward(TokenBatch(tuple(task.segment for task in tasks)))])
         best = likeliest(logits)
@@ -68,6 +68,12 @@ class Verifier:
             outcome = self._judge(task, logits, best, distributions.get(task.entry.sequence.id))
             outcomes.append(_without_broken_rows(task, outcome, best))
         return outcomes
+
+    def _usable(self, entry: PlanEntry, draft: Draft | None) -> Draft | None:
+        """The draft, if it continues the sequence as it stands and the request's rule can judge its shape."""
+        if not draft or not len(draft) or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
+            return None
+        return draft if self.rule(entry.sequence).trees or draft.is_chain else None
 
     def _laws(self, tasks: Seq[_Task], logits: Tensor) -> dict[str, Floats]:
         """The laws of all sequences whose rule or temperature needs one, computed together, by sequence."""
@@ -119,11 +125,6 @@ def _without_broken_rows(task: _Task, outcome: Outcome, best: Seq[int | None]) -
     if all(best[row] is not None for row in rows):
         return outcome
     return Outcome(task.entry, task.draft, None, error="the model's logits are not numbers at this prompt")
-
-
-def _fresh(entry: PlanEntry, draft: Draft | None) -> Draft | None:
-    known = len(entry.sequence.tokens)
-    return draft if draft and len(draft) and draft.base_len == known and entry.reaches_end else None
 
 
 def _segment(entry: PlanEntry, draft: Draft | None) -> Segment:

@@ -19,13 +19,16 @@ def context(tokens: list[int], id: str = "s") -> Context:
 
 
 def searched(tokens: list[int], shortest: int, longest: int, depth: int) -> tuple[int, ...]:
-    """What followed the latest earlier occurrence of the longest suffix that occurred before."""
+    """What followed the latest earlier occurrence of the longest suffix that occurred before, round at the end."""
     for size in range(longest, shortest - 1, -1):
         if size >= len(tokens):
             continue
         for start in range(len(tokens) - size - 1, -1, -1):
             if tokens[start : start + size] == tokens[-size:]:
-                return tuple(tokens[start + size : start + size + depth])
+                grown = list(tokens)
+                for place in range(depth):
+                    grown.append(grown[start + size + place])
+                return tuple(grown[len(tokens) :])
     return ()
 
 
@@ -51,11 +54,16 @@ def test_the_longest_suffix_and_its_latest_occurrence(shortest: int, longest: in
     assert found_any
 
 
+def test_periodic_text_is_drafted_as_far_as_asked() -> None:
+    (draft,) = NgramDrafter(1, 3).propose([context([9, 1, 2, 1, 2, 1, 2])], [Budget(7, 1, 7)])
+    assert draft.tokens == (1, 2, 1, 2, 1, 2, 1)
+
+
 def test_sequences_do_not_see_each_other() -> None:
     drafter = NgramDrafter(1, 2)
     budgets = [Budget(3, 1, 3)] * 2
     found = drafter.propose([context([1, 2, 1], "a"), context([3, 4, 5], "b")], budgets)
-    assert [(draft.id, draft.tokens) for draft in found] == [("a", (2, 1))]
+    assert [(draft.id, draft.tokens) for draft in found] == [("a", (2, 1, 2))]
     drafter.free(["a", "unknown"])
     assert drafter.propose([context([1, 5], "a")], budgets[:1]) == []
 
