@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="prompts per domain")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="*", default=[2, 4, 6])
+    parser.add_argument("--dtype", default="auto", help="of our weights; transformers runs in float32")
     parser.add_argument("--name", default="latency")
     options = parser.parse_args()
     with torch.inference_mode():
@@ -84,11 +85,12 @@ def systems(options: argparse.Namespace) -> tuple[dict[str, Callable[[Ids], obje
             **extra,
         )
 
+    llm = functools.partial(LLM, options.model, dtype=options.dtype)
     draft = {"method": "draft_model", "model": options.drafter}
-    engines = {"off": LLM(options.model, {"method": "off"})}
+    engines = {"off": llm({"method": "off"})}
     for length in options.lengths:
-        engines[f"draft_model k={length}"] = LLM(options.model, {**draft, "num_speculative_tokens": length})
-    engines["ngram k=4"] = LLM(options.model, {"method": "ngram"})
+        engines[f"draft_model k={length}"] = llm({**draft, "num_speculative_tokens": length})
+    engines["ngram k=4"] = llm({"method": "ngram"})
     chosen: dict[str, Callable[[Ids], object]] = {
         "transformers.generate": theirs,
         "transformers assisted": functools.partial(theirs, assistant_model=drafter),

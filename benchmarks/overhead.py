@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.common import bandwidth, prompts, write
 from cospec import LLM, SamplingParams
 from cospec.engine.requests import make_requests
-from cospec.models.loading import resolve
+from cospec.models.folder import resolve, weight_dtype, weight_files
 from cospec.protocols import Model
 
 
@@ -51,6 +51,8 @@ def main() -> None:
     parser.add_argument("--drafter", default="zoo:drafter")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the weights")
+    parser.add_argument("--name", default="overhead")
     options = parser.parse_args()
     configs = {
         "off": {"method": "off"},
@@ -60,7 +62,7 @@ def main() -> None:
     table = Table("system", "batch", "temperature", "ms per round", "forwards", "engine", "engine share")
     rows = []
     for name, config in configs.items():
-        llm, clock = LLM(options.model, config), Clock()
+        llm, clock = LLM(options.model, config, dtype=options.dtype), Clock()
         clock.watch(llm.engine.parts.model)
         if hasattr(llm.engine.parts.drafter, "model"):
             clock.watch(llm.engine.parts.drafter.model)
@@ -82,9 +84,9 @@ def main() -> None:
                     f"{row['share']:.1%}",
                 )
     Console().print(table)
-    roof = roofline(options.model, next(row["round_ms"] for row in rows if row["system"] == "off"))
+    roof = roofline(options.model, options.dtype, next(row["round_ms"] for row in rows if row["system"] == "off"))
     print(roof)
-    print("written to", write("overhead", {"rows": rows, "roofline": roof}))
+    print("written to", write(options.name, {"rows": rows, "roofline": roof}))
 
 
 def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: int) -> dict[str, float]:
@@ -108,9 +110,12 @@ def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: 
     return {"round_ms": total, "forward_ms": inside, "engine_ms": total - inside, "share": (total - inside) / total}
 
 
-def roofline(model: str, ms: float) -> dict[str, float]:
-    """Bytes of the weights as stored, the time they take at the measured bandwidth, and the share of it reached."""
-    size = sum(file.stat().st_size for file in resolve(model).glob("*.safetensors"))
+def roofline(model: str, dtype: str, ms: float) -> dict[str, float]:
+    """Bytes of the weights in memory, the time they take at the measured bandwidth, and the share of it reached."""
+    folder = resolve(model)
+    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    widened = dtype == "float32" and weight_dtype(weight_files(folder)) != "F32"
+    size = stored * (2 if widened else 1)
     measured = bandwidth()
     floor = size / measured / 1e6
     return {"weight_mb": size / 1e6, "gb_per_s": measured, "floor_ms": floor, "measured_ms": ms, "share": floor / ms}
