@@ -1,4 +1,4 @@
-"""Logits to the law: every sampling parameter, at every drafted position, in double precision.
+"""Logits to the law: every sampling parameter, at every drafted position, probabilities in double precision.
 
 The order: penalties, bias and the ban on early stop tokens edit the logits; then temperature; then top-k, top-p and
 min-p truncate, each renormalising what is left. A greedy law is a point mass on the likeliest token.

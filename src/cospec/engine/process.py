@@ -212,7 +212,7 @@ class EngineLoop:
             self._live[request.id] = request
 
     def _check(self) -> None:
-        """An engine that has become idle looks whether a page or a sequence was lost; the log tells, service goes on."""
+        """An engine that has become idle looks whether anything was lost; the log has it, and service goes on."""
         self._checked = True
         try:
             self._engine.check_integrity()

@@ -115,13 +115,19 @@ class Scheduler:
         self.preempted += 1
         insort(self.waiting, sequence, key=urgency)
 
+    def _prompt_is_coming(self, sequence: Sequence) -> bool:
+        """Whether another output of the same request computes the prompt now, and none has done so yet."""
+        parent = sequence.request.parent
+        elders = [other for other in self.running if other.request.parent == parent != ""]
+        return bool(elders) and all(other.computed < other.prompt_len - 1 for other in elders)
+
     def _admit(self, left: int) -> list[PlanEntry]:
         """Start waiting sequences in order while tokens, places and cache for all their known tokens are there."""
         entries = []
         while self.waiting and left > 0 and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
-            if any(_computes_prompt_of(other, sequence) for other in self.running):
-                break  # its elder sibling's prompt will be in the cache next round
+            if self._prompt_is_coming(sequence):
+                break
             wants_rows = sequence.request.sampling.prompt_logprobs is not None
             computed = self.pages.attach(sequence.id, () if wants_rows else sequence.tokens)
             if not self.pages.reserve(sequence.id, len(sequence.tokens)):
@@ -142,8 +148,3 @@ def _room(sequence: Sequence, max_len: int) -> int:
     most = sequence.request.sampling.max_tokens
     allowed = max_len - sequence.prompt_len if most is None else most
     return min(allowed - sequence.output_len, max_len - len(sequence.tokens))
-
-
-def _computes_prompt_of(other: Sequence, sequence: Sequence) -> bool:
-    """Whether ``other`` is an output of the same request that has not come to the end of the prompt."""
-    return other.request.parent == sequence.request.parent != "" and other.computed < other.prompt_len - 1
