@@ -51,7 +51,7 @@ class Shape:
         return layer * self.layers + [(self.vocab, self.hidden)]
 
 
-SHAPES = (Shape("1M", 128, 3, 384, 4, 2), Shape("22M", 512, 7, 1376, 8, 4))
+SHAPES = (Shape("1M", 128, 3, 384, 4, 2), Shape("22M", 512, 7, 1376, 8, 4), Shape("30M", 512, 10, 1376, 8, 4))
 
 
 def medians(calls: dict[int, Callable[[], Any]], repeats: int) -> dict[int, float]:
