@@ -18,7 +18,7 @@ from cospec.errors import InvalidInput
 from cospec.models import native
 from cospec.models.cache import LayerPages, LayerShape
 from cospec.models.packed import PackedBatch, Span
-from cospec.models.padded import Padded, frame_of, worthwhile
+from cospec.models.padded import Entries, Padded, capped, frame_of, worthwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def _native(batch: PackedBatch) -> LayerAttend:
 def _sdpa(batch: PackedBatch) -> LayerAttend:
     """Stock attention on any device: short sequences together, others one after the other."""
     frame = frame_of(batch.spans)
-    return Padded(batch, frame) if worthwhile(batch.spans, frame) else _BySequence(batch)
+    return Padded(batch, frame) if worthwhile(batch.spans, frame, batch.ids.device) else _BySequence(batch)
 
 
 class _BySequence:
@@ -69,6 +69,7 @@ class _BySequence:
         self._page = batch.tables[batch.row_segment.long(), at // batch.page_size].long()
         self._slot = at % batch.page_size
         self._masks: dict[int | None, list[Tensor | None]] = {}
+        self._scattered = [_scattered(batch, number) for number in range(len(batch.spans))]
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, pages: LayerPages, heads: Heads) -> Tensor:
         pages.keys[self._page, :, self._slot] = keys
@@ -78,21 +79,25 @@ class _BySequence:
         masks = self._masks[heads.window]
         product = _plain if heads.softcap is None else _capped
         result = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        for span, mask in zip(self._batch.spans, masks, strict=True):
+        for span, scattered, mask in zip(self._batch.spans, self._scattered, masks, strict=True):
             rows = slice(span.first, span.first + span.rows)
-            k, v = _entries(pages.keys, span), _entries(pages.values, span)
+            k, v = (_view(pages.keys, span), _view(pages.values, span)) if scattered is None else scattered(pages)
             result[rows] = product(queries[rows].transpose(0, 1), k, v, mask, heads).transpose(0, 1)
         return result
 
 
-def _entries(pages: Tensor, span: Span) -> Tensor:
-    """Cache entries of one sequence ``[Hkv, length, D]``: a view where its pages are adjacent, heads outermost."""
-    first, count = span.pages[0], len(span.pages)
-    by_head = pages.transpose(0, 1)
-    if all(page == first + number for number, page in enumerate(span.pages)):
-        found = by_head[:, first : first + count]
-    else:
-        found = by_head[:, list(span.pages)]
+def _scattered(batch: PackedBatch, number: int) -> Entries | None:
+    """How to gather the cache entries of one sequence; None when its pages are adjacent."""
+    span, size = batch.spans[number], batch.page_size
+    if span.pages == tuple(range(span.pages[0], span.pages[0] + len(span.pages))):
+        return None
+    entry = torch.arange(span.length, device=batch.tables.device)
+    return Entries(batch.tables[number].long()[entry // size], entry % size)
+
+
+def _view(pages: Tensor, span: Span) -> Tensor:
+    """Cache entries ``[Hkv, length, D]`` of a sequence whose pages are adjacent; no copy where heads are outermost."""
+    found = pages.transpose(0, 1)[:, span.pages[0] : span.pages[-1] + 1]
     return found.flatten(1, 2)[:, : span.length]
 
 
@@ -123,15 +128,10 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: Heads) -
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: Heads) -> Tensor:
-    """Like ``_plain``, with soft-capped products, which stock attention does not offer."""
-    assert heads.softcap is not None
-    count, rows, dim = q.shape
-    grouped = q.reshape(k.shape[0], -1, rows, dim)
-    products = torch.tanh(grouped @ k[:, None].mT * (heads.scale / heads.softcap)) * heads.softcap
-    if mask is not None:
-        products = products.masked_fill(~mask, float("-inf"))
-    weights = products.softmax(-1, dtype=torch.float32).to(q.dtype)
-    return (weights @ v[:, None]).reshape(count, rows, -1)
+    """Like ``_plain``, with soft-capped products."""
+    added = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+    grouped = q.unflatten(0, (k.shape[0], -1))
+    return capped(grouped, k[:, None], v[:, None], added, heads).flatten(0, 1)
 
 
 ATTENTION: Mapping[str, Attend] = MappingProxyType({"native": _native, "sdpa": _sdpa})

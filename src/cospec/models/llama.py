@@ -16,8 +16,9 @@ from torch import Tensor
 
 from cospec.errors import ModelError
 from cospec.models import native
-from cospec.models.attention import ATTENTION, Heads
+from cospec.models.attention import ATTENTION, Heads, LayerAttend
 from cospec.models.cache import KVCache, LayerPages
+from cospec.models.graphs import CudaRecorder, GraphRunner
 from cospec.models.native import Kind
 from cospec.models.packed import PackedBatch
 from cospec.types import Pick, Rolled
@@ -174,7 +175,9 @@ class FusedLlama:
             from cospec.models.llama_native import NativeRunner
 
             return cls(NativeRunner(weights, linear_kind), weights.embedding.shape[0])
-        return cls(TorchRunner(weights, linear_kind), weights.embedding.shape[0])
+        runner = TorchRunner(weights, linear_kind)
+        graphs = keys.device.type == "cuda"
+        return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, weights.embedding.shape[0])
 
     @property
     def roll(self) -> Callable[[PackedBatch, Sequence[LayerPages], Sequence[Pick], int], Rolled] | None:
@@ -206,14 +209,17 @@ class TorchRunner:
         qkv, output, gate_up, down = (_rounded(x, kind) for x in (layer.qkv, layer.output, gate_up, layer.down))
         return qkv, output, gate_up, down
 
-    @torch.no_grad()
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """See ``FusedLlama.logits``."""
+        return self.run(batch, layers, ATTENTION["sdpa"](batch))
+
+    @torch.no_grad()
+    def run(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
+        """Like ``logits``, with an attention that was prepared elsewhere."""
         w = self._weights
         angles = batch.positions[:, None].float() * w.frequencies
         turn = (angles.cos() * w.rotary_scale)[:, None], (angles.sin() * w.rotary_scale)[:, None]
         x = F.embedding(batch.ids, w.embedding)
-        attend = ATTENTION["sdpa"](batch)
         for layer, (qkv, output, gate_up, down), pages in zip(w.layers, self._layers, layers, strict=True):
             states = F.linear(self._norm(x, layer.input_norm), *qkv).unflatten(-1, (-1, w.dim))
             q, k, v = states.split([w.heads, w.kv_heads, w.kv_heads], dim=1)

@@ -20,9 +20,12 @@ from cospec.models.packed import PackedBatch, Span
 if TYPE_CHECKING:
     from cospec.models.attention import Heads
 
-# Products of a query with a key, per sequence, that padding may waste before it costs more than a call of its own.
-# Measured with 8 to 32 heads on one CPU core; on a GPU the launches that are saved are dearer still.
-WASTE_PER_CALL = 256
+# What a call of its own costs a sequence, in products of queries with keys; gathering an entry costs as much as 4 of
+# them. Measured on one CPU core with 8 heads of 64; on a GPU the launches weigh far more than the work.
+CALL_COST = {"cpu": 384}
+CALL_COST_ELSEWHERE = 32768
+MAX_ENTRIES = 1 << 16  # gathered at once, which bounds the memory
+MAX_ROWS = 32  # beyond, the products are worth a call each, and the padded masks would grow large
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +52,41 @@ def frame_of(spans: Sequence[Span]) -> Frame:
     )
 
 
-def worthwhile(spans: Sequence[Span], frame: Frame) -> bool:
-    """Whether one padded call beats a call per sequence: several sequences whose padding wastes little work."""
-    wasted = len(spans) * frame.rows * frame.entries - sum(span.rows * span.length for span in spans)
-    return len(spans) > 1 and wasted <= WASTE_PER_CALL * len(spans)
+def worthwhile(spans: Sequence[Span], frame: Frame, device: torch.device) -> bool:
+    """Whether one padded call beats a call per sequence: few rows each, and less work wasted than calls saved."""
+    if len(spans) == 1 or frame.rows > MAX_ROWS or len(spans) * frame.entries > MAX_ENTRIES:
+        return False
+    padded = len(spans) * (frame.rows + 4) * frame.entries
+    wasted = padded - sum((span.rows + 4) * span.length for span in spans)
+    return wasted <= CALL_COST.get(device.type, CALL_COST_ELSEWHERE) * len(spans)
+
+
+class Entries:
+    """Gathers the same cache entries from every layer, layers of one shape into the same memory.
+
+    Args:
+        page, slot: int64 ``[..., length]``, where each entry lies.
+    """
+
+    def __init__(self, page: Tensor, slot: Tensor) -> None:
+        self._page, self._slot = page, slot
+        self._found: dict[tuple[object, ...], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __call__(self, pages: LayerPages) -> tuple[Tensor, Tensor]:
+        """Keys and values, each ``[..., Hkv, length, D]``, good until the next call."""
+        (_, count, _, dim), steps = pages.keys.shape, pages.keys.stride()
+        key = count, dim, steps
+        if key not in self._found:
+            # Gathering rows of memory by number is the fastest way by far.
+            head = torch.arange(count, device=self._page.device)[:, None] * (steps[1] // dim)
+            rows = (self._page * (steps[0] // dim) + self._slot * (steps[2] // dim))[..., None, :] + head
+            size = rows.numel(), dim
+            self._found[key] = rows, pages.keys.new_empty(size), pages.keys.new_empty(size)
+        rows, keys, values = self._found[key]
+        for memory, result in ((pages.keys, keys), (pages.values, values)):
+            flat = memory.as_strided((memory.numel() // dim, dim), (dim, 1))
+            torch.index_select(flat, 0, rows.flatten(), out=result)
+        return keys.view(*rows.shape, dim), values.view(*rows.shape, dim)
 
 
 class Padded:
@@ -70,38 +104,26 @@ class Padded:
         last = self._starts[1:] - 1
         self._take = torch.minimum(self._starts[:-1, None] + self._count(frame.rows), last[:, None])
         entry = torch.minimum(self._count(frame.entries), at[last, None])
-        self._from_page, self._from_slot = batch.tables.long().gather(1, entry // size), entry % size
+        self._entries = Entries(batch.tables.long().gather(1, entry // size), entry % size)
         self._back = self._segment * frame.rows + self._count(at.shape[0]) - self._starts[self._segment]
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
-        self._found: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, pages: LayerPages, heads: Heads) -> Tensor:
         pages.keys[self._page, :, self._slot] = keys
         pages.values[self._page, :, self._slot] = values
-        (total, count, dim), rows = queries.shape, self._frame.rows
-        shared = keys.shape[1]
+        (_, count, dim), rows, shared = queries.shape, self._frame.rows, keys.shape[1]
         group = count // shared
         # The queries that share keys become rows of the same head.
         q = queries if rows == 1 else queries[self._take].flatten(0, 1)
         q = q.view(-1, rows, shared, group, dim).permute(0, 2, 3, 1, 4).reshape(-1, shared, group * rows, dim)
-        k, v = self._entries(pages.keys), self._entries(pages.values)
+        k, v = self._entries(pages)
         product = _plain if heads.softcap is None else capped
-        result = product(q, k, v, self._mask(heads.window, group, q.dtype), heads)
+        result: Tensor = product(q, k, v, self._mask(heads.window, group, q.dtype), heads)
         result = result.unflatten(2, (group, rows)).permute(0, 3, 1, 2, 4).reshape(-1, count, dim)
         return result if rows == 1 else result[self._back]
 
     def _count(self, end: int) -> Tensor:
         return torch.arange(end, device=self._starts.device)
-
-    def _entries(self, pages: Tensor) -> Tensor:
-        """Keys or values ``[S, Hkv, entries, D]``, by the numbers of their rows in memory: the fastest gather."""
-        dim = pages.shape[-1]
-        strides = pages.shape[1], *(step // dim for step in pages.stride()[:3])
-        if strides not in self._found:
-            count, per_page, per_head, per_slot = strides
-            at = self._from_page * per_page + self._from_slot * per_slot
-            self._found[strides] = at[:, None] + self._count(count)[:, None] * per_head
-        return F.embedding(self._found[strides], pages.as_strided((pages.numel() // dim, dim), (dim, 1)))
 
     def _mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
         """What is added to the products, 0 or minus infinity: ``[S, 1, group * rows, entries]``."""
