@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+ENOUGH = 20  # tokens per parameter
+
 _HEAD = """# The model family `{name}`
 
 Small Llama-architecture models that come with cospec: one target, one drafter distilled from it, one byte-level BPE
@@ -29,7 +31,8 @@ Every fiftieth document of each domain was held out; all losses below are of hel
 def render(card: Mapping[str, Any]) -> str:
     """Markdown of a card as ``export`` builds it and ``measure`` fills it; parts that are not measured are left out."""
     recipe = card["recipe"]
-    parts = [_HEAD.format(name=recipe["name"], vocab=recipe["vocab_size"]), _members(card["members"]), _DATA]
+    parts = [_HEAD.format(name=recipe["name"], vocab=recipe["vocab_size"]), _members(card["members"])]
+    parts += [_maturity(card["members"]), _DATA]
     if any("losses" in member for member in card["members"].values()):
         parts.append(_losses(card["members"]))
     if card.get("acceptance"):
@@ -51,6 +54,19 @@ def _members(members: Mapping[str, Any]) -> str:
         for name, member in members.items()
     ]
     return _table(["model", "parameters", "tokens seen in training", "steps", "hours"], rows)
+
+
+def _maturity(members: Mapping[str, Any]) -> str:
+    """How far the target's training went, in words that its samples bear out."""
+    target = members["target"]
+    ratio = target["tokens"] / target["parameters"]
+    if ratio >= ENOUGH:
+        return f"The target saw {ratio:.0f} tokens per parameter.\n"
+    return (
+        f"The target saw {ratio:.2g} tokens per parameter, where about {ENOUGH} are worth their while (Hoffmann et al.\n"
+        "2022): it knows the shape of its three kinds of text better than their words, and makes some of those up.\n"
+        "More training is the first thing to give it.\n"
+    )
 
 
 def _losses(members: Mapping[str, Any]) -> str:
