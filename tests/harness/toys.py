@@ -28,6 +28,7 @@ def drawing(draws: Callable[[int, int], Draws | BranchingDraws]) -> Iterator[Non
         for name in DRAWING_MODULES:
             stack.enter_context(patch(name, draws))
         stack.enter_context(patch("cospec.drafters.model.race", branching_race))
+        stack.enter_context(patch("cospec.engine.verifier.race", branching_race))
         yield
 
 

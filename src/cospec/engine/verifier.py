@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.draws import Draws, Floats
+from cospec.draws import Draws, Floats, Purpose, race
 from cospec.protocols import Blend, Model, Rule
 from cospec.sampling import Block, History, choices, laws, likeliest, logprobs
 from cospec.tree import path_to
@@ -62,10 +62,13 @@ class Verifier:
             tasks.append(_Task(entry, draft, _segment(entry, draft), tasks[-1].last if tasks else 0))
         logits = self.blend.combine([self.model.forward(TokenBatch(tuple(task.segment for task in tasks)))])
         best = likeliest(logits)
-        distributions = self._laws(tasks, logits)
+        distributions = self._laws(tasks, logits, best)
+        drawn = _drawn(tasks, distributions)
         outcomes = []
         for task in tasks:
-            outcome = self._judge(task, logits, best, distributions.get(task.entry.sequence.id))
+            id = task.entry.sequence.id
+            chosen = (drawn[id],) if id in drawn else _greedy(task, logits, best)
+            outcome = self._judge(task, logits, Scores(chosen, distributions.get(id)))
             outcomes.append(_without_broken_rows(task, outcome, best))
         return outcomes
 
@@ -75,7 +78,7 @@ class Verifier:
             return None
         return draft if self.rule(entry.sequence).trees or draft.is_chain else None
 
-    def _laws(self, tasks: Seq[_Task], logits: Tensor) -> dict[str, Floats]:
+    def _laws(self, tasks: Seq[_Task], logits: Tensor, best: Seq[int | None]) -> dict[str, Floats]:
         """The laws of all sequences whose rule or temperature needs one, computed together, by sequence."""
         chosen = [task for task in tasks if task.entry.reaches_end and self._needs_law(task)]
         if not chosen:
@@ -83,10 +86,12 @@ class Verifier:
         blocks = [_block(task) for task in chosen]
         rows = [row for task in chosen for row in range(*task.judged.indices(len(logits)))]
         found = laws(logits if len(rows) == len(logits) else logits[rows], blocks)
+        broken = [place for place, row in enumerate(rows) if best[row] is None]
+        if broken:
+            found[broken] = 1.0 / found.shape[-1]  # any law will do: nothing behind such a row is committed
         result, start = {}, 0
         for task, block in zip(chosen, blocks, strict=True):
-            law = result[task.entry.sequence.id] = found[start : start + block.rows]
-            law[np.isnan(law).any(-1)] = 1.0 / law.shape[-1]  # any law will do: nothing behind such a row is committed
+            result[task.entry.sequence.id] = found[start : start + block.rows]
             start += block.rows
         return result
 
@@ -95,23 +100,40 @@ class Verifier:
         greedy = sequence.request.sampling.greedy
         return not greedy or (task.draft is not None and self.rule(sequence).reads_law)
 
-    def _judge(self, task: _Task, logits: Tensor, best: Seq[int | None], law: Floats | None) -> Outcome:
+    def _judge(self, task: _Task, logits: Tensor, scores: Scores) -> Outcome:
         sequence, draft = task.entry.sequence, task.draft
         prompt = _prompt_logprobs(task, logits)
         if not task.entry.reaches_end:
             return Outcome(task.entry, None, None, prompt_logprobs=prompt)
-        params = sequence.request.sampling
-        chosen: tuple[int, ...] | None = None
-        if params.greedy:
-            block = _block(task) if params.edits_logits else None
-            picked = choices(logits[task.judged], params, block.history) if block else best[task.judged]
-            chosen = tuple(token or 0 for token in picked)
-        scores, draws = Scores(chosen, law), Draws(sequence.request.seed, len(sequence.tokens))
+        base = len(sequence.tokens)
+        draws = Draws(sequence.request.seed, base)
         if draft is None:
-            verdict = Verdict((), scores.draw(0, len(sequence.tokens), draws), bonus=False)
+            verdict = Verdict((), scores.draw(0, base, draws), bonus=False)
         else:
             verdict = self.rule(sequence).judge(draft, scores, draws)
         return Outcome(task.entry, draft, verdict, _logprobs(task, verdict, logits), prompt)
+
+
+def _greedy(task: _Task, logits: Tensor, best: Seq[int | None]) -> tuple[int, ...] | None:
+    """Each judged row's token under a greedy law, None for other laws. Rows that are no numbers give any token."""
+    params = task.entry.sequence.request.sampling
+    if not params.greedy or not task.entry.reaches_end:
+        return None
+    if params.edits_logits:
+        return tuple(choices(logits[task.judged], params, _block(task).history))
+    return tuple(token or 0 for token in best[task.judged])
+
+
+def _drawn(tasks: Seq[_Task], distributions: Mapping[str, Floats]) -> dict[str, int]:
+    """The next tokens of the sequences that have a law and no draft, by sequence: one race for all."""
+    found = {task.entry.sequence.id: task.entry.sequence for task in tasks if task.draft is None}
+    drawing = [(id, sequence) for id, sequence in found.items() if id in distributions]
+    if not drawing:
+        return {}
+    weights = np.concatenate([distributions[id] for id, _ in drawing])
+    bases = [(Draws(sequence.request.seed, len(sequence.tokens)), len(sequence.tokens)) for _, sequence in drawing]
+    tokens = race(weights, [draws.stream(base, Purpose.TARGET) for draws, base in bases])
+    return {id: token for (id, _), token in zip(drawing, tokens, strict=True)}
 
 
 def _without_broken_rows(task: _Task, outcome: Outcome, best: Seq[int | None]) -> Outcome:

@@ -64,8 +64,8 @@ def _maturity(members: Mapping[str, Any]) -> str:
         return f"The target saw {ratio:.0f} tokens per parameter.\n"
     return (
         f"The target saw {ratio:.2g} tokens per parameter, where about {ENOUGH} are worth their while (Hoffmann\n"
-        "et al. 2022): it knows the shape of its three kinds of text better than their words, and makes some of those up.\n"
-        "More training is the first thing to give it.\n"
+        "et al. 2022): it knows the shape of its three kinds of text better than their words, and makes some of those\n"
+        "up. More training is the first thing to give it.\n"
     )
 
 
