@@ -52,7 +52,7 @@ def bandwidth(size: int = 64 << 20) -> float:
     """Memory read bandwidth in GB/s: the best of several sums over more bytes than any cache holds."""
     data = torch.ones(size // 4 * 4, dtype=torch.float32)
     best = 0.0
-    for _ in range(5):
+    for _ in range(60):
         started = time.perf_counter()
         data.sum()
         best = max(best, data.numel() * 4 / (time.perf_counter() - started) / 1e9)
