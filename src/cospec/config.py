@@ -64,7 +64,6 @@ class EngineConfig(Options):
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
     attention_backend: Literal["auto", "native", "sdpa"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
-    seed: int = 0
     speculative_config: SpeculativeConfig | None = None
 
     @classmethod

@@ -21,6 +21,7 @@ from enum import Enum, StrEnum
 
 from cospec.draws import Draws, Floats, Purpose, Stream
 from cospec.params import SamplingParams
+from cospec.tree import is_chain
 
 
 class Finish(StrEnum):
@@ -192,7 +193,7 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+        return is_chain(self.parents)
 
 
 @dataclass(frozen=True, slots=True)

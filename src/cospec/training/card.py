@@ -32,7 +32,7 @@ def render(card: Mapping[str, Any]) -> str:
     """Markdown of a card as ``export`` builds it and ``measure`` fills it; parts that are not measured are left out."""
     recipe = card["recipe"]
     parts = [_HEAD.format(name=recipe["name"], vocab=recipe["vocab_size"]), _members(card["members"])]
-    parts += [_maturity(card["members"]), _DATA]
+    parts += [_maturity(card["members"]), *(f"{note}\n" for note in card.get("notes", ())), _DATA]
     if any("losses" in member for member in card["members"].values()):
         parts.append(_losses(card["members"]))
     if card.get("acceptance"):
