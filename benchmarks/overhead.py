@@ -64,8 +64,8 @@ def main() -> None:
     for name, config in configs.items():
         llm, clock = LLM(options.model, config, dtype=options.dtype), Clock()
         clock.watch(llm.engine.parts.model)
-        if hasattr(llm.engine.parts.drafter, "model"):
-            clock.watch(llm.engine.parts.drafter.model)
+        if hasattr(llm.engine.round.crew.drafter, "model"):
+            clock.watch(llm.engine.round.crew.drafter.model)
         for batch in (1, 8):
             for temperature in (0.0, 0.8):
                 row = shares(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from cospec.types import (
     Commit,
     Context,
     Draft,
+    Load,
     Outcome,
     Pick,
     Plan,
@@ -27,6 +29,9 @@ from cospec.types import (
     TokenBatch,
     Verdict,
 )
+
+Clock = Callable[[], float]
+"""Seconds from an arbitrary start, never backwards: the machine's own clock, or a simulation's."""
 
 
 class Pages(Protocol):
@@ -137,8 +142,11 @@ class Blend(Protocol):
 class Policy(Protocol):
     """How long to speculate, for whom. No torch."""
 
-    def plan(self, sequences: Seq[Sequence]) -> list[Budget]:
-        """A budget for each sequence that may be drafted for."""
+    def plan(self, load: Load) -> list[Budget]:
+        """A budget for each of ``load.ready``, in order."""
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """What of the drafts is worth verifying, by what was known before the cut tokens were drawn."""
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Learn from a finished round."""
@@ -153,11 +161,33 @@ class Judge(Protocol):
     def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome]:
         """One outcome per entry, in order; entries without a draft are computed all the same."""
 
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Keep what was accepted in the caches of the models that judge."""
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Who works in a round."""
+
+    drafter: Drafter | None
+    judge: Judge
+    policy: Policy
+    clock: Clock
+
 
 class Round(Protocol):
-    """The only place that orders drafting against verification."""
+    """The only place that orders drafting against verification; built from a ``Crew``."""
 
     times: RoundTimes  # of the latest run
 
     def run(self, plan: Plan) -> list[Outcome]:
-        """One outcome per entry, in order."""
+        """Outcomes of the entries that were verified, in order; entries left out come again with a later plan."""
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Tell everybody in the crew what the sequences gained."""
+
+    def free(self, ids: Seq[str]) -> None:
+        """Tell everybody in the crew which sequences are gone. Unknown ids are ignored."""

@@ -21,7 +21,7 @@ from enum import Enum, StrEnum
 
 from cospec.draws import Draws, Floats, Purpose, Stream
 from cospec.params import SamplingParams
-from cospec.tree import is_chain
+from cospec.tree import depths, is_chain
 
 
 class Finish(StrEnum):
@@ -40,6 +40,8 @@ class Speculation:
     enabled: bool = True
     length: int | None = None
     rule: str | None = None
+    policy: str | None = None
+    drafters: tuple[str, ...] | None = None  # of a pool, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +142,38 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How far to speculate for one sequence in one round. ``depth`` 0 means no draft, and costs nothing."""
+    """How far to speculate for one sequence in one round. ``depth`` 0 means no draft, and costs nothing.
+
+    Attributes:
+        depth: tokens of the longest path.
+        max_nodes: tokens in all, those of side branches included.
+        widths: children per node at each level, for drafters that branch; empty for a chain.
+        drafters: how many members of a pool take part; None leaves it to the pool.
+        threshold: drafting stops where the product of the confidences falls below it; 0 never stops.
+    """
 
     depth: int = 0
-    width: int = 1
     max_nodes: int = 0
+    widths: tuple[int, ...] = ()
+    drafters: int | None = None
+    threshold: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a policy sees before a round.
+
+    Attributes:
+        ready: sequences that write in this round and may be drafted for, oldest first.
+        catching_up: known tokens of other running or admissible sequences that this round may compute.
+        waiting: requests that have not started.
+        tokens: most tokens that the round may compute in all.
+    """
+
+    ready: Seq[Sequence]
+    catching_up: int = 0
+    waiting: int = 0
+    tokens: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +208,8 @@ class Draft:
         parents: ``[N]``, index of the parent node, -1 for the root (the last committed token).
         drafters: ``[N]``, who proposed each node.
         q: ``[N, V]``, the distribution each token was *drawn from*; None when chosen deterministically (point mass).
+        confidence: ``[N]``, the drafter's estimate that a node is accepted when its parent was, 0 to 1; None where
+            the drafter has none. Known before the token was drawn, so that a draft may be cut by it under every rule.
     """
 
     id: str
@@ -187,6 +218,7 @@ class Draft:
     parents: tuple[int, ...]
     drafters: tuple[str, ...]
     q: Floats | None = None
+    confidence: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -194,6 +226,11 @@ class Draft:
     @property
     def is_chain(self) -> bool:
         return is_chain(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path."""
+        return len(self) if self.is_chain else max(depths(self.parents))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +333,7 @@ class Outcome:
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the verdict's tokens, when the request asks for them
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions behind those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
+    state: object = None  # ``Tensor [H]``: the hidden state that the verdict's token was read from, where models tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +346,8 @@ class Commit:
         path: accepted node indices, trimmed alike; the cache keeps these nodes and drops the others.
         computed: tokens of the sequence in the target's cache from now on.
         drafted: nodes that were verified.
+        rejected: a draft token was judged and not kept, so ``len(path)`` is where the draft failed, not where it ended.
+        state: see ``Outcome.state``.
     """
 
     id: str
@@ -317,6 +357,8 @@ class Commit:
     computed: int
     drafted: int = 0
     finish: Finish | None = None
+    rejected: bool = False
+    state: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,11 +396,19 @@ class RoundTimes:
 
 @dataclass(frozen=True, slots=True)
 class RoundStats:
-    """What one round did and took; times in seconds."""
+    """What one round did and took; times in seconds.
+
+    Attributes:
+        batched_tokens: tokens that the target computed, drafts included.
+        context_tokens: tokens that stood in the target's cache for the round's sequences before it.
+        depth: the longest draft, in tokens: how often the drafter stepped.
+    """
 
     step: int
     sequences: int
     batched_tokens: int
+    context_tokens: int
+    depth: int
     proposed: int
     accepted: int
     committed: int

@@ -17,7 +17,7 @@ from cospec.params import SamplingParams
 from cospec.protocols import Drafter, Model
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
 from cospec.tree import depths
-from cospec.types import Budget, Commit, Context, Draft, Request, RoundStats, RoundTimes, Scores
+from cospec.types import Budget, Commit, Context, Draft, Load, Request, RoundStats, RoundTimes, Scores
 from cospec.types import Sequence as Seq_
 
 V = 5
@@ -183,16 +183,16 @@ def test_a_policy_plans_for_everybody(name: str) -> None:
     policy = POLICIES.load(name)(4)
     sequences = [Seq_(Request(f"s{n}", (1, 2), SamplingParams(), 0), [1, 2, 3]) for n in range(5)]
     for count in (0, 1, 5):
-        budgets = policy.plan(sequences[:count])
+        budgets = policy.plan(Load(sequences[:count]))
         assert len(budgets) == count
         for budget in budgets:
             assert 0 <= budget.depth <= budget.max_nodes or budget.depth == 0
-            assert budget.width >= 1
-        stats = RoundStats(0, count, count, 0, 0, count, RoundTimes(), 0.1)
+            assert all(width >= 1 for width in budget.widths)
+        stats = RoundStats(0, count, count, 0, 0, 0, 0, count, RoundTimes(), 0.1)
         policy.observe(stats, [Commit(one.id, 3, (1,), (), 3) for one in sequences[:count]])
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_a_round_has_times(name: str) -> None:
-    made: Any = ROUNDS.load(name)(None, None)
+    made: Any = ROUNDS.load(name)(None)
     assert made.times == RoundTimes()

@@ -18,6 +18,9 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for checkpoints, logs a
 Tokens = Annotated[int | None, typer.Option("--tokens", min=1, help="Train on this many tokens in all.")]
 Compiled = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
 To = Annotated[Path, typer.Option("--to", help="Folder that the finished models and their card go to.")]
+From = Annotated[
+    str | None, typer.Option("--from", help="A family to go on from where --out has no checkpoints: zoo, or its folder.")
+]
 
 RUNS = Path("runs/zoo")
 DATA = Path("data")
@@ -57,6 +60,24 @@ def drafter(
 
 
 @app.command()
+def drafters(
+    recipe: RecipeName = "zoo",
+    data: Data = DATA,
+    out: Out = RUNS,
+    start: From = None,
+    domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.")] = None,
+) -> None:
+    """Distil one specialist per domain, from the target and the drafter."""
+    from cospec.training.distill import train_specialists
+
+    made = _recipe(recipe, None)
+    _adopt(start, out)
+    for name, trainer in train_specialists(made, _folder(data), out, domain or ()).items():
+        minutes = trainer.seconds / 60
+        _say(f"{name}: {trainer.step:,} steps in {minutes:.1f} minutes; the checkpoint is in {trainer.folder}.")
+
+
+@app.command()
 def export(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> None:
     """Write bf16 safetensors, tokenizer files and the model card."""
     from cospec.training.export import export as write
@@ -92,6 +113,15 @@ def everything(
 
 def _say(sentence: str) -> None:
     Console().print(sentence, soft_wrap=True, markup=False)
+
+
+def _adopt(family: str | None, out: Path) -> None:
+    if family is None:
+        return
+    from cospec.models.folder import ZOO
+    from cospec.training.family import adopt
+
+    adopt(ZOO if family == "zoo" else _folder(Path(family), "from"), out)
 
 
 def _folder(path: Path, field: str = "data") -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, words
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
 from cospec.options import parse
-from cospec.protocols import Drafter, Model
+from cospec.protocols import Crew, Drafter, Model
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
 
 MAX_DEPTH = 64
@@ -65,9 +66,8 @@ def connect(
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     return Parts(
         model=target,
-        drafter=drafter,
         scheduler=scheduler,
-        round=ROUNDS.load("sequential")(drafter, verifier),
+        round=ROUNDS.load("sequential")(Crew(drafter, verifier, policy, time.monotonic)),
         committer=Committer(backend, blend.name, text.eos),
         resolver=Resolver(target.vocab_size, max_len, text.eos, speculative.rule, MAX_DEPTH, drafter is not None),
         law=blend.name,

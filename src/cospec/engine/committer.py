@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tokenizers import Tokenizer
 
 from cospec.engine.detokenizer import TextStream
+from cospec.protocols import Clock
 from cospec.types import Commit, Draft, Event, Finish, Outcome, Sequence, Verdict
 
 
@@ -29,14 +30,16 @@ class Committer:
         eos: end-of-sequence ids, which are no stop *reason* of the user's.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, law: str, eos: frozenset[int] = frozenset()) -> None:
-        self._tokenizer, self._law, self._eos = tokenizer, law, eos
+    def __init__(
+        self, tokenizer: Tokenizer | None, law: str, eos: frozenset[int] = frozenset(), clock: Clock = time.monotonic
+    ) -> None:
+        self._tokenizer, self._law, self._eos, self._clock = tokenizer, law, eos, clock
         self._texts: dict[str, TextStream] = {}
 
     def commit(self, outcomes: Seq[Outcome]) -> tuple[list[Commit], list[Event]]:
         """One commit per outcome, in order, and an event for each sequence that a user should hear of."""
         commits, events = [], []
-        now = time.monotonic()
+        now = self._clock()
         for outcome in outcomes:
             commit, event = self._commit(outcome, now)
             commits.append(commit)
@@ -72,8 +75,12 @@ class Committer:
         sequence.finish = ending.finish
         sequence.logprobs.extend(outcome.logprobs[: ending.count])
         self._count(sequence, draft, verdict, path)
-        self._clock(sequence, now)
-        commit = Commit(sequence.id, base, tokens, path, sequence.computed, len(draft) if draft else 0, ending.finish)
+        _note_times(sequence, now)
+        rejected = draft is not None and not verdict.bonus and len(path) == len(verdict.path) < len(tokens)
+        nodes = len(draft) if draft else 0
+        commit = Commit(
+            sequence.id, base, tokens, path, sequence.computed, nodes, ending.finish, rejected, outcome.state
+        )
         event = self._event(outcome, commit, ending, text.release(ending.finish is not None))
         return commit, event
 
@@ -105,14 +112,6 @@ class Committer:
             name = draft.drafters[node]
             stats.accepted_by_drafter[name] = stats.accepted_by_drafter.get(name, 0) + 1
 
-    @staticmethod
-    def _clock(sequence: Sequence, now: float) -> None:
-        age = now - sequence.request.arrival
-        if sequence.stats.ttft is None:
-            sequence.stats.ttft = age
-        if sequence.finish is not None:
-            sequence.stats.e2e = age
-
     def _event(self, outcome: Outcome, commit: Commit, ending: _Ending, text: str) -> Event:
         sequence, draft, verdict = outcome.entry.sequence, outcome.draft, outcome.verdict
         assert verdict is not None
@@ -139,7 +138,7 @@ class Committer:
 
     def _fail(self, sequence: Sequence, error: str, now: float) -> tuple[Commit, Event]:
         sequence.finish = Finish.ERROR
-        self._clock(sequence, now)
+        _note_times(sequence, now)
         commit = Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed, 0, Finish.ERROR)
         return commit, self.ended(sequence, Finish.ERROR, error)
 
@@ -159,3 +158,11 @@ class Committer:
             error=error,
             law=self._law,
         )
+
+
+def _note_times(sequence: Sequence, now: float) -> None:
+    age = now - sequence.request.arrival
+    if sequence.stats.ttft is None:
+        sequence.stats.ttft = age
+    if sequence.finish is not None:
+        sequence.stats.e2e = age

@@ -14,7 +14,7 @@ from cospec.engine.metrics import Counters, EngineMetrics
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Scheduler
 from cospec.errors import InvalidInput
-from cospec.protocols import Drafter, Model, Round
+from cospec.protocols import Clock, Model, Round
 from cospec.types import Commit, Event, Finish, Outcome, Plan, Request, RoundStats, Sequence
 
 
@@ -23,7 +23,6 @@ class Parts:
     """What an engine is made of; see ``engine.build`` for how a configuration becomes parts."""
 
     model: Model
-    drafter: Drafter | None
     scheduler: Scheduler
     round: Round
     committer: Committer
@@ -31,6 +30,7 @@ class Parts:
     law: str
     tokenizer: Any = None  # a Hugging Face fast tokenizer; None for models without text
     model_path: Path | None = None
+    clock: Clock = time.monotonic
 
 
 class Engine:
@@ -106,14 +106,15 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One round for everybody who can take part; returns what became readable."""
-        started = time.perf_counter()
+        started = self.parts.clock()
         plan = self.scheduler.plan()
         if not plan.entries:
             return []
         outcomes = self.round.run(plan)
+        contexts = sum(outcome.entry.sequence.computed for outcome in outcomes)
         commits, events = self.committer.commit(outcomes)
         self._broadcast(commits, outcomes)
-        self._observe(plan, outcomes, commits, time.perf_counter() - started)
+        self._observe(plan, outcomes, commits, contexts, self.parts.clock() - started)
         return events
 
     def metrics(self) -> EngineMetrics:
@@ -133,9 +134,7 @@ class Engine:
 
     def _broadcast(self, commits: list[Commit], outcomes: list[Outcome]) -> None:
         """Tell every part that follows the sequences what they gained."""
-        self.parts.model.commit(commits)
-        if self.parts.drafter is not None:
-            self.parts.drafter.commit(commits)
+        self.round.commit(commits)
         self.scheduler.settle(commits, [outcome.entry.sequence for outcome in outcomes])
         self._forget([commit.id for commit in commits if commit.finish is not None])
 
@@ -145,16 +144,18 @@ class Engine:
         for id in ids:
             del self._sequences[id]
         self.scheduler.remove(ids)
-        self.parts.model.free(ids)
-        if self.parts.drafter is not None:
-            self.parts.drafter.free(ids)
+        self.round.free(ids)
 
-    def _observe(self, plan: Plan, outcomes: list[Outcome], commits: list[Commit], seconds: float) -> None:
+    def _observe(
+        self, plan: Plan, outcomes: list[Outcome], commits: list[Commit], contexts: int, seconds: float
+    ) -> None:
         proposed = sum(commit.drafted for commit in commits)
         stats = RoundStats(
             step=plan.step,
-            sequences=len(plan.entries),
-            batched_tokens=sum(entry.tokens for entry in plan.entries) + proposed,
+            sequences=len(outcomes),
+            batched_tokens=sum(outcome.entry.tokens for outcome in outcomes) + proposed,
+            context_tokens=contexts,
+            depth=max((outcome.draft.depth for outcome in outcomes if outcome.draft), default=0),
             proposed=proposed,
             accepted=sum(len(commit.path) for commit in commits),
             committed=sum(len(commit.tokens) for commit in commits),

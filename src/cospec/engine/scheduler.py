@@ -11,13 +11,13 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cospec.protocols import Pages, Policy
-from cospec.types import Budget, Commit, Plan, PlanEntry, Sequence, Status
+from cospec.types import Budget, Commit, Load, Plan, PlanEntry, Sequence, Status
 
 AGEING_SECONDS = 10.0
-NO_DRAFT = Budget(depth=0, max_nodes=0)
+NO_DRAFT = Budget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +83,20 @@ class Scheduler:
     def _budgets(self) -> dict[str, Budget]:
         """Draft budgets of the sequences that have one token left to compute, within what each may still write."""
         ready = [s for s in self.running if len(s.tokens) - s.computed == 1 and s.request.speculation.enabled]
+        behind = sum(len(s.tokens) - s.computed for s in self.running if len(s.tokens) - s.computed > 1)
+        coming = sum(len(s.tokens) for s in self.waiting[: self.limits.max_num_seqs - len(self.running)])
+        tokens = self.limits.max_num_batched_tokens
+        load = Load(ready, min(behind + coming, tokens), len(self.waiting), tokens)
         budgets = {}
-        for sequence, budget in zip(ready, self.policy.plan(ready), strict=True):
+        for sequence, budget in zip(ready, self.policy.plan(load), strict=True):
             asked = sequence.request.speculation.length
-            depth, nodes = (budget.depth, budget.max_nodes) if asked is None else (asked, asked)
+            if asked is not None:
+                budget = Budget(asked, asked)
             room = _room(sequence, self.limits.max_len) - 1  # the round's own token takes the last place
-            depth = min(depth, room)
+            depth = min(budget.depth, room)
             if depth > 0:
-                chain = budget.width == 1
-                budgets[sequence.id] = Budget(depth, budget.width, min(nodes, depth) if chain else nodes)
+                nodes = budget.max_nodes if budget.widths else min(budget.max_nodes, depth)
+                budgets[sequence.id] = replace(budget, depth=depth, max_nodes=nodes, widths=budget.widths[:depth])
         return budgets
 
     def _fit(self, sequence: Sequence, left: int, budget: Budget) -> PlanEntry | None:

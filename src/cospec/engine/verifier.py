@@ -14,7 +14,18 @@ from cospec.draws import Draws, Floats, Purpose, race
 from cospec.protocols import Blend, Model, Rule
 from cospec.sampling import Block, History, choices, laws, likeliest, logprobs
 from cospec.tree import path_to
-from cospec.types import Draft, Outcome, PlanEntry, Scores, Segment, Sequence, TokenBatch, TokenLogprobs, Verdict
+from cospec.types import (
+    Commit,
+    Draft,
+    Outcome,
+    PlanEntry,
+    Scores,
+    Segment,
+    Sequence,
+    TokenBatch,
+    TokenLogprobs,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,14 @@ class Verifier:
             outcome = self._judge(task, logits, Scores(chosen, distributions.get(id)))
             outcomes.append(_without_broken_rows(task, outcome, best))
         return outcomes
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Keep accepted nodes in the target's cache."""
+        self.model.commit(commits)
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        self.model.free(ids)
 
     def _usable(self, entry: PlanEntry, draft: Draft | None) -> Draft | None:
         """The draft, if it continues the sequence as it stands and the request's rule can judge its shape."""

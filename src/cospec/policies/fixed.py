@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from cospec.types import Budget, Commit, RoundStats, Sequence
+from cospec.types import Budget, Commit, Draft, Load, RoundStats
 
 
 class Fixed:
@@ -13,9 +13,13 @@ class Fixed:
     def __init__(self, length: int) -> None:
         self._budget = Budget(depth=length, max_nodes=length)
 
-    def plan(self, sequences: Seq[Sequence]) -> list[Budget]:
-        """The same budget for each of ``sequences``."""
-        return [self._budget] * len(sequences)
+    def plan(self, load: Load) -> list[Budget]:
+        """The same budget for everybody."""
+        return [self._budget] * len(load.ready)
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """All of every draft."""
+        return drafts
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Nothing to learn."""

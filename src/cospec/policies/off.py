@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from cospec.types import Budget, Commit, RoundStats, Sequence
+from cospec.types import Budget, Commit, Draft, Load, RoundStats
 
 
 class Off:
@@ -13,9 +13,13 @@ class Off:
     def __init__(self, length: int = 0) -> None:
         self._budget = Budget()
 
-    def plan(self, sequences: Seq[Sequence]) -> list[Budget]:
-        """An empty budget for each of ``sequences``."""
-        return [self._budget] * len(sequences)
+    def plan(self, load: Load) -> list[Budget]:
+        """An empty budget for everybody."""
+        return [self._budget] * len(load.ready)
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """Nothing was drafted."""
+        return drafts
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Nothing to learn."""

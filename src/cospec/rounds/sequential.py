@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence as Seq
 
 from cospec.draws import Purpose
-from cospec.protocols import Drafter, Judge, Rule
-from cospec.types import Context, Outcome, Plan, PlanEntry, RoundTimes
+from cospec.protocols import Crew, Rule
+from cospec.types import Commit, Context, Outcome, Plan, PlanEntry, RoundTimes
 
 
 class Sequential:
     """Drafter and target take turns; each uses all of the machine."""
 
-    def __init__(self, drafter: Drafter | None, verifier: Judge) -> None:
-        self.drafter, self.verifier = drafter, verifier
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
         self.times = RoundTimes()
 
     def run(self, plan: Plan) -> list[Outcome]:
         """One outcome per entry, in order."""
-        started = time.perf_counter()
+        crew, started = self.crew, self.crew.clock()
         drafting = [entry for entry in plan.entries if entry.budget.depth > 0]
         drafts = {}
-        if self.drafter is not None and drafting:
-            contexts = [context_of(entry, self.verifier.rule(entry.sequence)) for entry in drafting]
+        if crew.drafter is not None and drafting:
+            contexts = [context_of(entry, crew.judge.rule(entry.sequence)) for entry in drafting]
             budgets = [entry.budget for entry in drafting]
-            drafts = {draft.id: draft for draft in self.drafter.propose(contexts, budgets)}
-        drafted = time.perf_counter()
-        outcomes = self.verifier.verify(plan.entries, drafts)
-        self.times = RoundTimes(drafted - started, time.perf_counter() - drafted)
+            drafts = {draft.id: draft for draft in crew.policy.trim(crew.drafter.propose(contexts, budgets))}
+        drafted = crew.clock()
+        outcomes = crew.judge.verify(plan.entries, drafts)
+        self.times = RoundTimes(drafted - started, crew.clock() - drafted)
         return outcomes
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Target first, then the drafter."""
+        self.crew.judge.commit(commits)
+        if self.crew.drafter is not None:
+            self.crew.drafter.commit(commits)
+
+    def free(self, ids: Seq[str]) -> None:
+        """Target first, then the drafter."""
+        self.crew.judge.free(ids)
+        if self.crew.drafter is not None:
+            self.crew.drafter.free(ids)
 
 
 def context_of(entry: PlanEntry, rule: Rule) -> Context:

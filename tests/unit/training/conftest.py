@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.training.corpus import DOMAINS, Corpus, encode, split
-from cospec.training.recipe import Distillation, ModelShape, Recipe, Schedule
+from cospec.training.recipe import Distillation, ModelShape, Recipe, Schedule, Specialists, Variant
 from cospec.training.tokenizer import train_tokenizer
 
 TEXTS = {
@@ -45,6 +45,10 @@ def recipe() -> Recipe:
         drafter=shape.model_copy(update={"hidden_size": 16, "num_hidden_layers": 1}),
         drafter_schedule=schedule,
         distillation=Distillation(corpus_tokens=1_000, written_tokens=300, temperatures=(0.0, 1.0)),
+        specialists=Specialists(
+            schedule=schedule, distillation=Distillation(corpus_tokens=600, written_tokens=300, written_share=0.5)
+        ),
+        variants={"target-prose": Variant(mixture={"prose": 1.0}, rank=4, alpha=8, schedule=schedule)},
     )
 
 

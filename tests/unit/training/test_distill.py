@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.training.corpus import Corpus, end_token
+from cospec.training.course import draw_lessons
 from cospec.training.distill import (
     DistillationLoss,
     divergence,
-    draw_lessons,
     low_rank_embedding,
     train_drafter,
 )
