@@ -122,7 +122,8 @@ struct Forward {
         team.barrier();
     }
 
-    void run(const LlamaLayer* layers, std::atomic<long>* tasks, float* logits) const {
+    // states: [wanted_rows, hidden], what the head reads; or null.
+    void run(const LlamaLayer* layers, std::atomic<long>* tasks, float* logits, float* states) const {
         embed();
         for (long i = 0; i < s.layers; i++) {
             const LlamaLayer& layer = layers[i];
@@ -140,7 +141,10 @@ struct Forward {
             product(layer.gate_up, norm(x, layer.mlp_norm, rows), rows, buf.inner, s.inner, GATE);
             product(layer.down, buf.inner, rows, x, s.hidden, ADD);
         }
-        product(s.head, norm(buf.kept, s.final_norm, b.wanted_rows), b.wanted_rows, logits, s.head->outputs, SET);
+        const float* last = norm(buf.kept, s.final_norm, b.wanted_rows);
+        for (long r = team.begin(b.wanted_rows); states && r < team.end(b.wanted_rows); r++)
+            memcpy(states + r * s.hidden, last + r * s.hidden, sizeof(float) * s.hidden);
+        product(s.head, last, b.wanted_rows, logits, s.head->outputs, SET);
     }
 };
 
@@ -158,12 +162,12 @@ API void cospec_llama_free(Llama* model) { delete model; }
 
 namespace {
 
-void forward(Llama* model, const Batch& batch, float* logits) {
+void forward(Llama* model, const Batch& batch, float* logits, float* states = nullptr) {
     const int threads = pool_threads();
     const Buffers buffers = lay_out(model->scratch, model->spec, batch.rows, threads);
     std::vector<std::atomic<long>> tasks(model->layers.size());
     in_parallel(threads, [&](const Team& team) {
-        Forward{model->spec, batch, buffers, team, kernels()}.run(model->layers.data(), tasks.data(), logits);
+        Forward{model->spec, batch, buffers, team, kernels()}.run(model->layers.data(), tasks.data(), logits, states);
     });
 }
 
@@ -192,6 +196,13 @@ void choose(const Rollout& r, long segments, long vocab, long step) {
 API void cospec_llama(Llama* model, const Batch* batch, float* logits) {
     pthread_mutex_lock(&model->use);
     forward(model, *batch, logits);
+    pthread_mutex_unlock(&model->use);
+}
+
+// Like cospec_llama, with the hidden states that the logits were read from: [wanted_rows, hidden].
+API void cospec_llama_states(Llama* model, const Batch* batch, float* logits, float* states) {
+    pthread_mutex_lock(&model->use);
+    forward(model, *batch, logits, states);
     pthread_mutex_unlock(&model->use);
 }
 

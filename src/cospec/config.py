@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from cospec.errors import InvalidInput, words
 from cospec.options import Options, parse
+
+LONGEST_DRAFT = 64
 
 
 class SpeculativeConfig(Options):
@@ -19,17 +22,40 @@ class SpeculativeConfig(Options):
 
     Attributes:
         method: a name from the drafter table, or ``off``.
-        num_speculative_tokens: tokens drafted per round.
+        num_speculative_tokens: tokens drafted per round, or the most of them for a policy that chooses; ``auto`` lets
+            it choose freely.
         rule: ``auto`` judges greedy and seeded requests by ``match`` and the others by ``block``.
-        policy: who is drafted for, and how far.
+        policy: who is drafted for, and how far; ``auto`` is ``fixed`` for a number of tokens and ``goodput`` otherwise.
+        policy_options: what the policy itself takes.
+        round: the order of drafting and verification; ``auto`` chooses it by measured times.
+        request_may_choose: what a request may choose for itself.
         options: what the method itself takes, such as ``model`` or ``prompt_lookup_max``.
     """
 
     method: str = "off"
-    num_speculative_tokens: int = Field(default=4, ge=0, le=64)
+    num_speculative_tokens: int | Literal["auto"] = "auto"
     rule: str = "auto"
-    policy: str = "fixed"
+    policy: str = "auto"
+    policy_options: Mapping[str, Any] = Field(default_factory=dict)
+    round: str = "auto"
+    request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "rule"], ...] = Field(
+        default=("off", "length", "policy", "drafters", "rule"), strict=False
+    )
     options: Mapping[str, Any] = Field(default_factory=dict)
+
+    @field_validator("num_speculative_tokens", mode="plain")
+    @classmethod
+    def _check_length(cls, value: object) -> int | str:
+        if value == "auto" or (type(value) is int and 0 <= value <= LONGEST_DRAFT):
+            return value
+        raise PydanticCustomError("length", "a whole number from 0 to {most}, or 'auto'", {"most": LONGEST_DRAFT})
+
+    @property
+    def policy_name(self) -> str:
+        """The policy that decides."""
+        if self.policy != "auto":
+            return self.policy
+        return "goodput" if self.num_speculative_tokens == "auto" else "fixed"
 
 
 class EngineConfig(Options):

@@ -1,13 +1,14 @@
 """The one place that draws random numbers.
 
-Every draw is a function of (seed, purpose, position) and, but for the target's own noise, of the round: a counter-based
-generator (Philox) keyed by seed and purpose and set to the position. So a draw does not depend on the batch or on which
-draws were made before it, and the target's does not depend on drafter or speculation length either. The other purposes
-need fresh numbers in every round: a rule may look at all of a draft before it keeps a part of it (block verification
-does), so numbers that led to a token's rejection must not decide about the next token at the same position. Tokens are
-drawn by an exponential race, the Gumbel-max trick without its second logarithm: with
-``E_i ~ Exp(1)``, ``argmin E_i / p_i`` follows ``p``. A drafter that races with the same noise as the target picks the
-target's token whenever their distributions are close.
+Every draw is a function of (seed, purpose, position) and, but for the target's own noise, of round and branch: a
+counter-based generator (Philox) keyed by seed and purpose and set to the position. So a draw does not depend on the
+batch or on which draws were made before it, and the target's does not depend on drafter or speculation length either.
+The other purposes need fresh numbers in every round: a rule may look at all of a draft before it keeps a part of it
+(block verification does), so numbers that led to a token's rejection must not decide about the next token at the same
+position. And they need fresh numbers in every branch, since all nodes of one depth of a tree share a position. Tokens
+are drawn by an exponential race, the Gumbel-max trick without its second logarithm: with ``E_i ~ Exp(1)``,
+``argmin E_i / p_i`` follows ``p``. A drafter that races with the same noise as the target picks the target's token
+whenever their distributions are close.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ class Purpose(IntEnum):
     DRAFT = 1  # a drafter's own token
     ACCEPT = 2  # the uniform number that a draft token is tested with
     RECOVER = 3  # the token drawn from a residual after a rejection
+    ROUTE = 4  # which drafters of a pool work for a sequence
 
 
-def _words(seed: int, stream: int, counter: tuple[int, int, int], count: int) -> NDArray[np.uint64]:
+def _words(seed: int, stream: int, counter: tuple[int, int, int, int], count: int) -> NDArray[np.uint64]:
     """``[count]`` raw words from ``counter`` on, whose first member counts them in blocks."""
     key = np.array([seed % _WORD, stream], dtype=np.uint64)
-    start = np.array([counter[0], 0, counter[1], counter[2]], dtype=np.uint64)
+    start = np.array(counter, dtype=np.uint64)
     return np.asarray(np.random.Philox(key=key, counter=start).random_raw(count), dtype=np.uint64)
 
 
@@ -53,7 +55,7 @@ def _unit(words: NDArray[np.uint64]) -> Floats:
 
 def derive(seed: int, index: int) -> int:
     """The seed of the ``index``-th of several outputs of one request; output 0 keeps the seed itself."""
-    return seed % _WORD if index == 0 else int(_words(seed, _WORD - 1, (0, index, 0), 1)[0])
+    return seed % _WORD if index == 0 else int(_words(seed, _WORD - 1, (0, 0, index, 0), 1)[0])
 
 
 def race(weights: Floats, streams: Sequence[Stream]) -> list[int]:
@@ -65,10 +67,15 @@ def race(weights: Floats, streams: Sequence[Stream]) -> list[int]:
     if native.available():
         return native.race_rows(weights, streams)
     winners = []
-    for row, (seed, stream, low, _, middle, high) in zip(weights, streams, strict=True):
-        race = -np.log(_unit(_words(seed, stream, (low, middle, high), len(row))))
-        winners.append(int(np.argmax(row / race)) if row.max() > 0 else -1)
+    for row, stream in zip(weights, streams, strict=True):
+        winners.append(int(np.argmax(row / exponentials(stream, len(row)))) if row.max() > 0 else -1)
     return winners
+
+
+def exponentials(stream: Stream, count: int) -> Floats:
+    """``[count]`` exponential numbers, one per token: what a race with this stream divides its weights by."""
+    seed, purpose, low, branch, position, base = stream
+    return np.asarray(-np.log(_unit(_words(seed, purpose, (low, branch, position, base), count))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +84,34 @@ class Draws:
 
     Attributes:
         base: committed tokens when the round began, which no two rounds of a sequence share.
+
+    ``branch`` tells draws of one purpose at one position apart.
     """
 
     seed: int
     base: int
 
-    def uniforms(self, position: int, count: int, purpose: Purpose) -> Floats:
+    def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> Floats:
         """``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
-        return _unit(_words(self.seed, purpose, (position, 0, self._round(purpose)), count * _BLOCK)[::_BLOCK])
+        word, base = self._key(purpose, branch)
+        return _unit(_words(self.seed, purpose, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
 
-    def stream(self, position: int, purpose: Purpose) -> Stream:
+    def stream(self, position: int, purpose: Purpose, branch: int = 0) -> Stream:
         """What a token at ``position`` is drawn with."""
-        return self.seed % _WORD, purpose, 0, 0, position, self._round(purpose)
+        word, base = self._key(purpose, branch)
+        return self.seed % _WORD, purpose, 0, word, position, base
 
-    def token(self, weights: Floats, position: int, purpose: Purpose) -> int:
+    def token(self, weights: Floats, position: int, purpose: Purpose, branch: int = 0) -> int:
         """A token id drawn with probability proportional to ``weights [V]``, which need not sum to one.
 
         Raises:
             ValueError: no weight is positive.
         """
-        (winner,) = race(weights[None], [self.stream(position, purpose)])
+        (winner,) = race(weights[None], [self.stream(position, purpose, branch)])
         if winner < 0:
             raise ValueError("no token has a positive weight, so none can be drawn")
         return winner
 
-    def _round(self, purpose: Purpose) -> int:
-        return 0 if purpose is Purpose.TARGET else self.base
+    def _key(self, purpose: Purpose, branch: int) -> tuple[int, int]:
+        """Branch and round, which the target's own noise knows nothing of."""
+        return (0, 0) if purpose is Purpose.TARGET else (branch, self.base)

@@ -21,6 +21,12 @@ class InvalidInput(CospecError, ValueError):
         super().__init__(f"{field} is {shown}; allowed is {allowed}.")
         self.field = field
 
+    def within(self, where: str) -> InvalidInput:
+        """The same sentence behind the name of the part that it is about."""
+        located = InvalidInput.__new__(InvalidInput, f"{where}: {self}")
+        located.args, located.field = (f"{where}: {self}",), self.field
+        return located
+
 
 class _Raw(str):
     """Text shown without quotes."""
@@ -37,3 +43,7 @@ class ModelError(CospecError):
 
 class EngineStopped(CospecError):
     """The engine is draining or has ended and takes no more requests."""
+
+
+class DrafterLost(CospecError):
+    """A drafter that works elsewhere died or cannot be reached; what it was asked for will not come."""

@@ -38,7 +38,9 @@ def _sentence(cls: type[Options], error: ValidationError, where: str) -> Invalid
     name = where + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return InvalidInput(
-            f"key {name}", first["input"], "one of " + ", ".join(where + key for key in cls.model_fields)
+            f"key {name}",
+            first["input"],
+            "one of " + ", ".join(where + (field.alias or key) for key, field in cls.model_fields.items()),
         )
     if first["type"] == "missing":
         return InvalidInput(name, words("missing"), "a value")

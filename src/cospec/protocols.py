@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from cospec.types import (
     Plan,
     PlanEntry,
     Rolled,
+    RoundInfo,
     RoundStats,
     RoundTimes,
     Scores,
@@ -69,6 +70,7 @@ class Model(Protocol):
     max_len: int  # tokens of one sequence
     dtype: torch.dtype
     pages: Pages
+    states: Tensor | None  # [R, hidden], what the latest forward's logits were read from; None unless loaded to tell
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """Logits ``[R, V]`` for the rows that the segments ask for, in order; writes the cache behind ``start``.
@@ -91,14 +93,39 @@ class Model(Protocol):
         """Forget sequences. Unknown ids are ignored."""
 
 
+class Vocabulary(Protocol):
+    """What a drafter's tokens are to the target's."""
+
+    same: bool  # ids and rows are the target's own
+
+    def read(self, context: Context) -> tuple[Seq[int], int] | None:
+        """The sequence in the drafter's ids, and how many of the leading ones are unchanged: those that it was told
+        the last time, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
+
+    def to_own(self, tokens: Seq[int]) -> tuple[int, ...]:
+        """Draft tokens in the drafter's ids."""
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """Rows over the drafter's ids to rows ``[R, V]`` over the target's, minus infinity where it has no token."""
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
 class Host(Protocol):
     """What the engine offers to a drafter that is being built."""
 
     target: Model
+    target_path: Path | None  # the folder of its weights, when it has one
     default_drafter: str | None  # the drafter that belongs to the target, when it has one
+    default_heads: str | None  # the heads that belong to the target, when it has some
 
     def load_drafter(self, name: str) -> Model:
         """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
+
+    def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
+        """A model with any vocabulary, and what that is to the target's; raises ``InvalidInput`` when they share
+        nothing."""
 
 
 class Drafter(Protocol):
@@ -106,6 +133,8 @@ class Drafter(Protocol):
 
     name: str
     samples: ClassVar[bool]  # True: draws tokens from a q; False: chooses them (point mass)
+    reads_states: ClassVar[bool]  # whether commits have to carry the target's hidden states
+    drafts_ahead: ClassVar[bool]  # whether it can continue contexts whose last tokens are assumed (draft-ahead)
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """One draft for each context that it has something for; ``len(draft) <= max_nodes``, depth as budgeted."""
@@ -131,16 +160,20 @@ class Rule(Protocol):
 
 
 class Blend(Protocol):
-    """Joins the logits of several models into those of the law. Pure."""
+    """Joins the logits of several models into those of the law. Pure, each row by itself.
 
-    name: str
+    Built by ``cls.build(options, count)`` for ``count`` models.
+    """
+
+    name: str  # as responses declare it
+    members: tuple[int, ...]  # the models whose logits the law reads
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
-        """``[R, V]`` per model to ``[R, V]``."""
+        """``[R, V]`` per member, in their order, to ``[R, V]``; only differences within a row count."""
 
 
 class Policy(Protocol):
-    """How long to speculate, for whom. No torch."""
+    """How long to speculate, for whom. No torch. Built by ``cls.build(options, setting)``; see ``policies.setting``."""
 
     def plan(self, load: Load) -> list[Budget]:
         """A budget for each of ``load.ready``, in order."""
@@ -150,6 +183,9 @@ class Policy(Protocol):
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Learn from a finished round."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """Figures for the metrics, by name."""
 
 
 class Judge(Protocol):
@@ -168,20 +204,128 @@ class Judge(Protocol):
         """Forget sequences. Unknown ids are ignored."""
 
 
+class Future(Protocol):
+    """A result that may still be on its way; ``concurrent.futures.Future`` is one."""
+
+    def done(self) -> bool:
+        """Whether ``result`` comes without waiting."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for it.
+
+        Raises:
+            TimeoutError: it did not come within ``timeout`` seconds.
+            DrafterLost: it never will.
+        """
+
+
+class Handle(Protocol):
+    """A drafter that works somewhere: in this thread, another one, another process or another machine.
+
+    What is submitted is done in the order of submission.
+    """
+
+    parallel: bool  # whether it works on hardware of its own, so that the target is not slower meanwhile
+    busy: float  # seconds that it has worked so far
+
+    def submit(self, method: str, *args: Any) -> Future:
+        """Have ``propose``, ``commit`` or ``free`` called."""
+
+
+class Casting(Protocol):
+    """Who proposes how much in a collaborative round, and whose turn comes when."""
+
+    @property
+    def gammas(self) -> tuple[int, ...]:
+        """Tokens of a proposal, per model."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Models in the order of their turns; the first is the default proposer."""
+
+    @property
+    def alternate(self) -> bool:
+        """Whether scorers go on proposing; otherwise only the default proposer proposes."""
+
+    @property
+    def proposes(self) -> bool:
+        """Whether anybody does."""
+
+
+class Caster(Protocol):
+    """Chooses the casting, by what it is told of a collaborative round."""
+
+    @property
+    def casting(self) -> Casting:
+        """For the next turn."""
+
+    def timed(self, model: int, seconds: float) -> None:
+        """A call of the model took so long."""
+
+    def judged(self, author: int, accepted: bool) -> None:
+        """A proposal of the model was judged."""
+
+
+Case = tuple[PlanEntry, Draft | None]
+
+
+class Members(Protocol):
+    """Several models that speak as one: they score, the blend joins what they say, each request's rule judges.
+
+    Attributes:
+        names: of the models, each once.
+        policy: who proposes.
+    """
+
+    models: Seq[Model]
+    names: Seq[str]
+    policy: Caster
+
+    def line(self, sequence: Sequence) -> Any:
+        """What the models have computed of a sequence: a ``rounds.lines.Line``."""
+
+    def blend(self, sequence: Sequence) -> Blend:
+        """The blend that the sequence's request is written by."""
+
+    def rule(self, sequence: Sequence) -> Rule:
+        """The rule that the sequence's request is judged by."""
+
+    def decide(self, blend: Blend, cases: Seq[Case], counts: Seq[int], queues: Seq[Tensor]) -> list[Outcome]:
+        """One outcome per case, by ``queues [R, V]`` of every member of the blend.
+
+        The last ``counts[i]`` rows of a case are those that its draft is judged by; a case has no other rows unless it
+        is the only one. A blend that cannot be computed gives outcomes with an error.
+        """
+
+    def at_once(self, score: Callable[[int], None]) -> None:
+        """Have all models score at the same time, where that is how they are run; otherwise do nothing."""
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """Who works in a round."""
+    """Who works in a round.
+
+    Attributes:
+        handle: the same drafter, for rounds that draft beside verification; None: it works in the round's own thread.
+        members: for rounds in which several models speak as one.
+    """
 
     drafter: Drafter | None
     judge: Judge
     policy: Policy
     clock: Clock
+    handle: Handle | None = None
+    members: Members | None = None
 
 
 class Round(Protocol):
     """The only place that orders drafting against verification; built from a ``Crew``."""
 
     times: RoundTimes  # of the latest run
+    info: RoundInfo
 
     def run(self, plan: Plan) -> list[Outcome]:
         """Outcomes of the entries that were verified, in order; entries left out come again with a later plan."""

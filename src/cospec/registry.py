@@ -49,6 +49,27 @@ DRAFTERS = Table(
     {
         "draft_model": "cospec.drafters.model:ModelDrafter",
         "ngram": "cospec.drafters.ngram:NgramDrafter",
+        "heads": "cospec.drafters.heads:HeadsDrafter",
+        "suffix": "cospec.drafters.suffix:SuffixDrafter",
+        "synthetic": "cospec.drafters.synthetic:SyntheticDrafter",
+        "pool": "cospec.drafters.pool.pool:PoolDrafter",
+    },
+)
+COMBINERS = Table(
+    "speculative_config.combiner",
+    {
+        "union": "cospec.drafters.combiners.union:Union",
+        "vote": "cospec.drafters.combiners.vote:Vote",
+        "fuse": "cospec.drafters.combiners.fuse:Fuse",
+        "mix": "cospec.drafters.combiners.mix:Mix",
+    },
+)
+ROUTINGS = Table(
+    "speculative_config.routing",
+    {
+        "hedge": "cospec.drafters.routing.hedge:Hedge",
+        "explore": "cospec.drafters.routing.explore:Explore",
+        "all": "cospec.drafters.routing.everyone:Everyone",
     },
 )
 RULES = Table(
@@ -57,6 +78,8 @@ RULES = Table(
         "match": "cospec.rules.match:Match",
         "rejection": "cospec.rules.rejection:Rejection",
         "block": "cospec.rules.block:Block",
+        "recursive": "cospec.rules.recursive:Recursive",
+        "typical": "cospec.rules.typical:Typical",
     },
 )
 POLICIES = Table(
@@ -64,7 +87,28 @@ POLICIES = Table(
     {
         "fixed": "cospec.policies.fixed:Fixed",
         "off": "cospec.policies.off:Off",
+        "goodput": "cospec.policies.goodput:Goodput",
+        "slope": "cospec.policies.slope:Slope",
+        "confidence": "cospec.policies.confidence:Confidence",
+        "milp": "cospec.policies.milp:Milp",
     },
 )
-BLENDS = Table("law.blend", {"single": "cospec.blends.single:Single"})
-ROUNDS = Table("round", {"sequential": "cospec.rounds.sequential:Sequential"})
+BLENDS = Table(
+    "law.blend",
+    {
+        "single": "cospec.blends.single:Single",
+        "weighted": "cospec.blends.weighted:Weighted",
+        "contrastive": "cospec.blends.contrastive:Contrastive",
+        "realign": "cospec.blends.realign:Realign",
+        "adaptive": "cospec.blends.adaptive:Adaptive",
+    },
+)
+ROUNDS = Table(
+    "speculative_config.round",
+    {
+        "auto": "cospec.rounds.auto:Auto",
+        "sequential": "cospec.rounds.sequential:Sequential",
+        "pipelined": "cospec.rounds.pipelined:Pipelined",
+        "draft-ahead": "cospec.rounds.ahead:DraftAhead",
+    },
+)

@@ -15,9 +15,11 @@ Life of one round::
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import Any
 
 from cospec.draws import Draws, Floats, Purpose, Stream
 from cospec.params import SamplingParams
@@ -57,6 +59,8 @@ class Request:
     index: int = 0
     speculation: Speculation = Speculation()
     priority: int = 0  # smaller goes first
+    law: Mapping[str, Any] | None = None  # a blend of its own, where several models speak as one
+    law_name: str = ""  # what its events declare; filled when the request is resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class RequestStats:
     cached_prompt_tokens: int = 0
     preemptions: int = 0
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
+    model_calls: dict[str, int] = field(default_factory=dict)  # of each model, where several speak as one
     ttft: float | None = None  # seconds from arrival to the first token
     e2e: float | None = None  # seconds from arrival to the end
 
@@ -138,6 +143,13 @@ class Context:
     sampling: SamplingParams
     seed: int
     noise: Purpose  # which stream the drafter draws its tokens with; the rule says
+    assumed: int = 0  # how many of the last tokens are a draft that is being verified, and may not come to be
+    drafters: tuple[str, ...] | None = None  # which of a pool may take part; None is all
+
+    @property
+    def committed(self) -> int:
+        """How many of ``tokens`` stay whatever happens; no more may be learned from or offered for reuse."""
+        return len(self.tokens) - self.assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +162,7 @@ class Budget:
         widths: children per node at each level, for drafters that branch; empty for a chain.
         drafters: how many members of a pool take part; None leaves it to the pool.
         threshold: drafting stops where the product of the confidences falls below it; 0 never stops.
+        release: the drafter forgets the sequence, whose cache is worth more to others (prefill disabling).
     """
 
     depth: int = 0
@@ -157,6 +170,24 @@ class Budget:
     widths: tuple[int, ...] = ()
     drafters: int | None = None
     threshold: float = 0.0
+    release: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a drafter can be asked for and what that costs, as data that policies plan with.
+
+    Attributes:
+        free: a proposal costs next to nothing, however long: look-ups.
+        at_once: all levels come from one pass, however deep: heads.
+        trees: follows ``Budget.widths``.
+        members: drafters of a pool that may take part.
+    """
+
+    free: bool = False
+    at_once: bool = False
+    trees: bool = False
+    members: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +199,14 @@ class Load:
         catching_up: known tokens of other running or admissible sequences that this round may compute.
         waiting: requests that have not started.
         tokens: most tokens that the round may compute in all.
+        room: tokens that still fit the target's cache.
     """
 
     ready: Seq[Sequence]
     catching_up: int = 0
     waiting: int = 0
     tokens: int = 2048
+    room: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +326,8 @@ class Rolled:
 class Scores:
     """What the target says about one draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
 
+    The last row is missing where the law behind a chain's last node is not known.
+
     Attributes:
         chosen: ``[N + 1]``, each row's token under a greedy law, which is a point mass; None for other laws.
         law: ``[N + 1, V]``; filled by the verifier for laws that are not greedy, and for rules that read it.
@@ -307,19 +342,27 @@ class Scores:
         assert self.law is not None, "the verifier fills the law for every rule that reads it"
         return self.law
 
-    def draw(self, row: int, position: int, draws: Draws) -> int:
-        """The token that stands at ``position`` if the sequence is what ``row`` follows."""
+    def draw(self, row: int, position: int, draws: Draws) -> int | None:
+        """The token that stands at ``position`` if the sequence is what ``row`` follows.
+
+        None where there is no such row: a blend whose models have not all looked behind the last node has no law there.
+        """
         if self.chosen is not None:
-            return self.chosen[row]
+            return self.chosen[row] if row < len(self.chosen) else None
+        if row >= len(self.distribution):
+            return None
         return draws.token(self.distribution[row], position, Purpose.TARGET)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule decided: the accepted nodes from the root down, and the token after them."""
+    """What a rule decided: the accepted nodes from the root down, and the token after them.
+
+    ``token`` is None where all of a chain was accepted and there is no law behind it.
+    """
 
     path: tuple[int, ...]
-    token: int
+    token: int | None
     bonus: bool  # the token follows a whole accepted path; False: it replaces a rejected one, or there was no draft
 
 
@@ -334,6 +377,7 @@ class Outcome:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions behind those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
     state: object = None  # ``Tensor [H]``: the hidden state that the verdict's token was read from, where models tell
+    model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several speak as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +436,14 @@ class RoundTimes:
 
     draft: float = 0.0
     target: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInfo:
+    """Which order of drafting and verification is at work, and why."""
+
+    name: str
+    reason: str = "as configured"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from cospec.models import hf, native
 from cospec.models.cache import KVCache
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama
-from cospec.models.packed_model import PackedModel
+from cospec.models.packed_model import Forwards, PackedModel
 from cospec.models.pages import PagePool
 from cospec.tree import depths, path_to
 from cospec.types import Commit, Segment, TokenBatch
@@ -137,7 +137,8 @@ def fused_model(name: str, runner: str) -> PackedModel:
     model = adapted(name)
     kv = empty_cache(model, by_head=runner == "torch")  # which the native runner does not take
     fused = FusedLlama.from_hf(model, kv, "fp32")
-    return PackedModel(name, lambda batch: fused.logits(batch, kv.layers), kv, fused.vocab_size, max_len=128)
+    forwards = Forwards(lambda batch: fused.logits(batch, kv.layers), lambda batch: fused.states(batch, kv.layers))
+    return PackedModel(name, forwards, kv, fused.vocab_size, max_len=128)
 
 
 @torch.no_grad()
@@ -305,3 +306,18 @@ def test_refused_by_name(name: str, tmp_path: Any) -> None:
     assert name in str(caught.value)
     assert str(caught.value).endswith(".")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("runner", ["native", "torch", "transformers"])
+def test_states_are_what_the_logits_are_read_from(runner: str) -> None:
+    need("native" if runner == "native" else "torch")
+    if runner == "transformers":
+        inner = adapted("llama")
+        model = hf.packed_model("llama", inner, empty_cache(inner, by_head=True), "sdpa", max_len=128, keep_states=True)
+    else:
+        model = fused_model("llama", runner)
+    reserve(model, {"a": 12, "b": 12})
+    batch = TokenBatch((Segment("a", 0, tokens_of(0, 5), (), 3), Segment("b", 0, tokens_of(1, 4), (-1, 0), 1)))
+    logits = model.forward(batch)
+    assert model.states is not None and model.states.shape == (5, reference("llama").config.hidden_size)
+    assert_close(model.states @ reference("llama").lm_head.weight.float().T, logits)

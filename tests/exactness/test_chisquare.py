@@ -82,9 +82,9 @@ def test_noise_that_serves_two_rounds_is_seen() -> None:
 class OneStream(Draws):
     """Tests a token with the very numbers that drew it."""
 
-    def uniforms(self, position: int, count: int, purpose: Purpose) -> Floats:
+    def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> Floats:
         places = range(position, position + count)
-        return np.array([_unit(_words(self.seed, Purpose.DRAFT, (0, place, self.base), 1))[0] for place in places])
+        return np.array([_unit(_words(self.seed, Purpose.DRAFT, (0, 0, place, self.base), 1))[0] for place in places])
 
 
 @pytest.mark.parametrize(("draws", "right"), [(Draws, True), (OneStream, False)])

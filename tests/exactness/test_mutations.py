@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from cospec.drafters.following import Ahead
 from cospec.drafters.model import ModelDrafter
 from cospec.draws import Draws, Floats, Purpose
 from cospec.models.toy import ToyModel
@@ -227,10 +228,8 @@ class ForgetsToRollBack(ModelDrafter):
     """Believes that all of its draft was kept."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        ahead = {commit.id: self._ahead[commit.id] for commit in commits if commit.id in self._ahead}
-        super().commit(commits)
-        for id, (base, drafted) in ahead.items():
-            self._fed[id] = base + min(len(drafted), len(drafted))
+        with patch.object(Ahead, "path", lambda ahead, tokens: list(range(len(ahead.tokens)))):
+            super().commit(commits)
 
 
 class FeedsOneTooFew(ModelDrafter):
@@ -240,7 +239,7 @@ class FeedsOneTooFew(ModelDrafter):
         super().commit(commits)
         for commit in commits:
             if commit.path:
-                self._fed[commit.id] += 1
+                self._follower._places[commit.id].fed += 1
 
 
 def acceptance(drafter: Drafter, prompts: int = 12) -> float:
@@ -268,10 +267,10 @@ def test_a_drafter_with_a_stale_cache_is_seen_by_its_acceptance(mutant: Callable
 class Never:
     """Draws whose every uniform number is zero, which no real stream gives."""
 
-    def uniforms(self, position: int, count: int, purpose: Purpose) -> Floats:
+    def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> Floats:
         return np.zeros(count)
 
-    def token(self, weights: Floats, position: int, purpose: Purpose) -> int:
+    def token(self, weights: Floats, position: int, purpose: Purpose, branch: int = 0) -> int:
         return int(weights.argmax())
 
 
@@ -303,7 +302,7 @@ class OneStream(Rejection):
     def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         assert isinstance(draws, BranchingDraws)
         for node in range(len(draft)):
-            draws.trace.use(("token", draft.base_len + node, Purpose.DRAFT, draws.base))
+            draws.trace.use(("token", draft.base_len + node, Purpose.DRAFT, draws.base, 0))
         return super().judge(draft, scores, draws)
 
 

@@ -84,10 +84,14 @@ def enumerated_law(
     waiting: list[tuple[int, ...]] = [()]
     law: Law = {}
 
-    def draws(seed: int, base: int) -> BranchingDraws:
-        return BranchingDraws(traces[seed], base, by_round)
+    def draws(seed: Any, base: int) -> BranchingDraws:
+        own, *ahead = seed if isinstance(seed, tuple) else (seed,)
+        return BranchingDraws(traces[own], (base, *ahead) if ahead else base, by_round)  # type: ignore[arg-type]
 
-    with drawing(draws):
+    def derived(seed: int, index: int) -> tuple[int, int]:
+        return seed, index
+
+    with drawing(draws), patch("cospec.rounds.desk.derive", derived):
         while waiting or outputs:
             while waiting and len(outputs) < 16:
                 seed = len(traces)
@@ -134,7 +138,7 @@ def enumerated_law_among(
 class ScriptedDrafter:
     """Proposes the same tree every time, cut to the budget."""
 
-    name, samples = "scripted", False
+    name, samples, reads_states, drafts_ahead = "scripted", False, False, True
 
     def __init__(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
         self._tokens = tuple(tokens)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import ClassVar
 
 from torch import Tensor
 
+from cospec.options import Options
+
+
+class SingleOptions(Options):
+    """None."""
+
 
 class Single:
-    """The identity blend; the response declares it as ``target``."""
+    """The identity blend; the response declares it as ``target``. Of several models it is the first one's."""
 
+    Options: ClassVar[type[SingleOptions]] = SingleOptions
     name = "target"
+    members = (0,)
+
+    @classmethod
+    def build(cls, options: SingleOptions, count: int) -> Single:
+        """The same for any number of models."""
+        return cls()
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
         """The only member of ``logits``, ``[R, V]``."""

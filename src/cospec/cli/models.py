@@ -10,6 +10,7 @@ from typing import Any
 
 HEAD = ("model", "role", "parameters", "layers", "width", "vocabulary", "context", "tokens in training")
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
+# Of members whose card does not tell.
 ROLES = {
     "target": "target, whose law outputs follow",
     "drafter": "drafter of zoo:target",
@@ -36,8 +37,9 @@ def models() -> None:
 def members(zoo: Path) -> list[tuple[str, ...]]:
     """One row of text per model, under ``HEAD``; the target comes first."""
     card = _card(zoo)
-    found = sorted(zoo.glob("*/config.json"), key=lambda path: (path.parent.name != "target", path.parent.name))
-    return [_row(path, card.get(path.parent.name, {})) for path in found]
+    found = {path.parent for name in ("config.json", "adapter_config.json") for path in zoo.glob(f"*/{name}")}
+    ordered = sorted(found, key=lambda folder: (folder.name != "target", folder.name))
+    return [_row(folder, card.get(folder.name, {})) for folder in ordered]
 
 
 def parameters(folder: Path) -> int:
@@ -51,12 +53,16 @@ def parameters(folder: Path) -> int:
     return total
 
 
-def _row(path: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
-    name, shape = path.parent.name, json.loads(path.read_text(encoding="utf-8"))
+def _row(folder: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
+    from cospec.models.adapters import base_folder
+    from cospec.models.folder import read_config
+
+    name, whole = folder.name, base_folder(folder)  # an adapter is merged: it has its base's shape and size
+    shape = read_config(whole)
     role = str(about.get("role", ROLES.get(name, name)))
     trained = f"{about['tokens'] / 1e6:.1f}M" if "tokens" in about else "-"
     sizes = [str(shape.get(key, "-")) for key in SIZES]
-    return (f"zoo:{name}", role, f"{parameters(path.parent) / 1e6:.1f}M", *sizes, trained)
+    return (f"zoo:{name}", role, f"{parameters(whole) / 1e6:.1f}M", *sizes, trained)
 
 
 def _card(zoo: Path) -> dict[str, Any]:

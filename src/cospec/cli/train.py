@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cospec.errors import InvalidInput
 
-app = typer.Typer(help="Train a family of models: tokenizer, target, drafter.", no_args_is_help=True)
+app = typer.Typer(help="Train a family of models: tokenizer, target, drafters, variants.", no_args_is_help=True)
 
 RecipeName = Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a YAML file.")]
 Data = Annotated[Path, typer.Option("--data", help="Folder with prose.txt.xz and math.jsonl.xz.")]
@@ -19,7 +19,8 @@ Tokens = Annotated[int | None, typer.Option("--tokens", min=1, help="Train on th
 Compiled = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
 To = Annotated[Path, typer.Option("--to", help="Folder that the finished models and their card go to.")]
 From = Annotated[
-    str | None, typer.Option("--from", help="A family to go on from where --out has no checkpoints: zoo, or its folder.")
+    str | None,
+    typer.Option("--from", help="A family to go on from where --out has no checkpoints: zoo, or its folder."),
 ]
 
 RUNS = Path("runs/zoo")
@@ -78,6 +79,39 @@ def drafters(
 
 
 @app.command()
+def variants(
+    recipe: RecipeName = "zoo",
+    data: Data = DATA,
+    out: Out = RUNS,
+    start: From = None,
+    name: Annotated[list[str] | None, typer.Option("--name", help="Only this variant; repeatable.")] = None,
+) -> None:
+    """Go on with the target on the recipe's other mixtures, as low-rank adapters."""
+    from cospec.training.variants import train_variants
+
+    made = _recipe(recipe, None)
+    _adopt(start, out)
+    for member, trainer in train_variants(made, _folder(data), out, name or ()).items():
+        minutes = trainer.seconds / 60
+        _say(f"{member}: {trainer.step:,} steps in {minutes:.1f} minutes; the checkpoint is in {trainer.folder}.")
+
+
+@app.command()
+def heads(
+    recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, start: From = None, to: To = EXPORTED
+) -> None:
+    """Train Medusa heads on the frozen target, and write them to --to."""
+    from cospec.training.heads import train_heads
+
+    made = _recipe(recipe, None)
+    _adopt(start, out)
+    trained = train_heads(made, _folder(data), out, to)
+    for number, ranks in enumerate(trained.accuracy):
+        _say(f"head {number}: {ranks[0]:.1%} right at first, {sum(ranks):.1%} among its {len(ranks)} best guesses.")
+    _say(f"The heads are in {to / 'heads'}.")
+
+
+@app.command()
 def export(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> None:
     """Write bf16 safetensors, tokenizer files and the model card."""
     from cospec.training.export import export as write
@@ -94,20 +128,26 @@ def evaluate(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> 
     for name, member in card["members"].items():
         losses = ", ".join(f"{domain} {loss['nats_per_token']:.3f}" for domain, loss in member["losses"].items())
         _say(f"{name}: {losses} nats per token of held-out text.")
-    for temperature, domains in card.get("acceptance", {}).items():
-        shares = ", ".join(f"{domain} {figures['top1']:.1%}" for domain, figures in domains.items())
-        _say(f"temperature {temperature}: the drafter's likeliest token is the target's for {shares}.")
+    for temperature, drafters in card.get("acceptance", {}).items():
+        for name, domains in drafters.items():
+            shares = ", ".join(f"{domain} {kept['draft_acceptance_rate']:.1%}" for domain, kept in domains.items())
+            _say(f"temperature {temperature}: of what {name} drafted the target kept {shares}.")
 
 
 @app.command(name="all")
 def everything(
     recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, to: To = EXPORTED, compiled: Compiled = False
 ) -> None:
-    """Run every stage: tokenizer, target, drafter, export, evaluate."""
+    """Run every stage: tokenizer, target, drafter, the recipe's specialists and variants, export, evaluate."""
     tokenizer(recipe, data, out)
     target(recipe, data, out, None, compiled)
     drafter(recipe, data, out, None, compiled)
+    if _recipe(recipe, None).specialists is not None:
+        drafters(recipe, data, out)
+    variants(recipe, data, out)
     export(recipe, out, to)
+    if _recipe(recipe, None).heads is not None:
+        heads(recipe, data, out, None, to)
     evaluate(recipe, out, to)
 
 

@@ -1,7 +1,7 @@
-"""A small causal language model that drafts chains.
+"""A small causal language model that drafts chains and trees, with a KV cache of its own.
 
-It keeps a KV cache of its own and chases the committed tokens by itself: whatever it has not fed yet (the prompt, the
-recovered or bonus token, what was committed while it was not asked) is fed at the front of its next proposal.
+Chains of plain sampling are one call (``Model.rollout``) where the model has it; otherwise they are stepped here. Trees
+and drafts that stop by confidence grow level by level (``drafters/branching.py``).
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from cospec.drafters.branching import Tree, branches, grow
+from cospec.drafters.calibration import Calibration
+from cospec.drafters.following import Follower
+from cospec.drafters.stepping import ModelStepper, Stepper
+from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.draws import Draws, Floats, Purpose, Stream, race
 from cospec.errors import InvalidInput
 from cospec.options import Options
-from cospec.protocols import Host, Model
+from cospec.protocols import Host, Model, Vocabulary
 from cospec.sampling import Block, History, laws, likeliest
-from cospec.types import Budget, Commit, Context, Draft, Pick, Rolled, Segment, TokenBatch
-
-CATCH_UP_TOKENS = 2048  # fed in one forward; longer backlogs are fed in pieces so that memory stays bounded
+from cospec.types import Budget, Commit, Context, Draft, Offer, Pick, Rolled, Segment, TokenBatch
 
 
 class ModelDrafterOptions(Options):
@@ -40,90 +43,121 @@ class _Chain:
 
 
 class ModelDrafter:
-    """Spec section 4, ``model``. Draws with the noise that the rule asks for, under the request's own parameters."""
+    """Spec section 4, ``model``. Draws with the noise that the rule asks for, under the request's own parameters.
+
+    Args:
+        vocabulary: what its tokens are to the target's.
+        calibration: what its confidences are worth; None takes them as they are.
+    """
 
     samples: ClassVar[bool] = True
+    reads_states: ClassVar[bool] = False
+    drafts_ahead: ClassVar[bool] = True
+    offer: ClassVar[Offer] = Offer(trees=True)
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
-    def __init__(self, model: Model, name: str = "draft_model") -> None:
+    def __init__(
+        self,
+        model: Model,
+        name: str = "draft_model",
+        vocabulary: Vocabulary = SharedVocabulary(),
+        calibration: Calibration | None = None,
+    ) -> None:
         self.model, self.name = model, name
-        self._fed: dict[str, int] = {}
-        self._ahead: dict[str, tuple[int, tuple[int, ...]]] = {}  # draft tokens in the cache, behind which length
+        self._vocabulary, self._calibration = vocabulary, calibration
+        self._follower = Follower(model, vocabulary)
+        self._drafted: dict[str, Tree] = {}  # the trees of this round, to learn what their confidences were worth
 
     @classmethod
     def build(cls, options: ModelDrafterOptions, host: Host) -> ModelDrafter:
-        """Load the drafter; refuse one whose vocabulary is not the target's."""
+        """Load the drafter; refuse one whose vocabulary has nothing in common with the target's."""
         path = options.model or host.default_drafter
         if path is None:
             raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
-        model = host.load_drafter(path)
-        return cls(model)
+        model, vocabulary = host.load_translated(path)
+        return cls(model, vocabulary=vocabulary, calibration=Calibration())
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
-        """One chain per context whose cache fits, all contexts batched at every step."""
-        chains = [chain for pair in zip(contexts, budgets, strict=True) if (chain := self._open(*pair))]
-        if not chains:
-            return []
-        backlog = self._backlog(chains)
-        rolled = self._rollout(chains, backlog)
-        if rolled is None:
-            self._step(chains, self.model.forward(backlog))
-        else:
-            _take(chains, rolled)
-        for chain in chains:
-            tokens = chain.context.tokens
-            self._fed[chain.context.id] = len(tokens)
-            self.model.pages.keep(chain.context.id, tokens, len(tokens))
-        return [self._close(chain) for chain in chains if chain.tokens]
+        """One draft per context whose cache fits, all contexts batched at every step."""
+        chains: list[_Chain] = []
+        trees: list[Tree] = []
+        for context, asked in zip(contexts, budgets, strict=True):
+            budget = self._follower.open(context, asked)
+            if budget is None:
+                continue
+            if branches(budget):
+                trees.append(Tree(context, budget))
+            else:
+                chains.append(_Chain(context, budget.depth))
+        return [*self._propose_chains(chains), *self._propose_trees(trees)]
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Keep what was fed and turned out committed; the rest is overwritten by the next proposal."""
+        self._follower.commit(commits)
         for commit in commits:
-            base, drafted = self._ahead.pop(commit.id, (commit.base_len, ()))
-            if base == commit.base_len:
-                agreed = 0
-                while agreed < min(len(drafted), len(commit.tokens)) and drafted[agreed] == commit.tokens[agreed]:
-                    agreed += 1
-                if drafted:
-                    self._fed[commit.id] = base + agreed
+            tree = self._drafted.pop(commit.id, None)
+            if tree is not None and self._calibration is not None and commit.base_len == tree.base:
+                self._calibration.observe(*tree.outcomes(commit.tokens))
 
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences and give back their cache."""
         for id in ids:
-            self._fed.pop(id, None)
-            self._ahead.pop(id, None)
-        self.model.free(ids)
+            self._drafted.pop(id, None)
+        self._follower.free(ids)
 
-    def _open(self, context: Context, budget: Budget) -> _Chain | None:
-        known, pages = len(context.tokens), self.model.pages
-        depth = min(budget.depth, budget.max_nodes, self.model.max_len - known)
-        if depth < 1:
-            return None
-        if context.id not in self._fed:
-            self._fed[context.id] = pages.attach(context.id, context.tokens)
-        if not pages.reserve(context.id, known + depth - 1):
-            self.free([context.id])  # no room: this sequence goes without drafts until there is
-            return None
-        return _Chain(context, depth)
+    def stepper(self) -> Stepper | None:
+        """Leads the model token by token in the target's ids; None where it has others."""
+        return ModelStepper(self.model) if self._vocabulary.same else None
 
-    def _backlog(self, chains: Seq[_Chain]) -> TokenBatch:
-        """Every committed token that is not in the cache, as one batch that asks for the rows behind the last ones."""
-        segments: list[Segment] = []
-        for chain in chains:
-            context = chain.context
-            start, known = self._fed[context.id], len(context.tokens)
-            while known - start > CATCH_UP_TOKENS:
-                piece = tuple(context.tokens[start : start + CATCH_UP_TOKENS])
-                self.model.forward(TokenBatch((Segment(context.id, start, piece, logits_from=len(piece)),)))
-                start += CATCH_UP_TOKENS
-            tokens = tuple(context.tokens[start:known])
-            segments.append(Segment(context.id, start, tokens, logits_from=len(tokens) - 1))
+    def _score(self, batch: TokenBatch) -> Tensor:
+        """Rows over the target's ids."""
+        return self._vocabulary.to_target(self.model.forward(batch))
+
+    def _propose_trees(self, trees: Seq[Tree]) -> list[Draft]:
+        if not trees:
+            return []
+        logits = self._score(self._follower.backlog([tree.context for tree in trees]))
+        grow(trees, logits, lambda active: self._score(self._frontiers(active)), self._calibration or _as_it_is)
+        drafts = []
+        for tree in trees:
+            self._follower.keep(tree.context, [tree.tokens[node] for node in tree.fed], tree.fed_parents)
+            draft = tree.draft(self.name)
+            if draft is not None:
+                drafts.append(draft)
+                self._drafted[draft.id] = tree
+        return drafts
+
+    def _frontiers(self, trees: Seq[Tree]) -> TokenBatch:
+        """The nodes of each tree that were fed before and those at its frontier, which alone get logits.
+
+        The former are computed once more: a segment holds its whole tree, and a few rows more cost a drafter little.
+        """
+        segments = []
+        for tree in trees:
+            id = tree.context.id
+            tokens = self._vocabulary.to_own([tree.tokens[node] for node in tree.fed])
+            before = len(tokens) - len(tree.frontier)
+            segments.append(Segment(id, self._follower.known(id), tokens, tuple(tree.fed_parents), before))
         return TokenBatch(tuple(segments))
+
+    def _propose_chains(self, chains: Seq[_Chain]) -> list[Draft]:
+        if not chains:
+            return []
+        backlog = self._follower.backlog([chain.context for chain in chains])
+        rolled = self._rollout(chains, backlog)
+        if rolled is None:
+            self._step(chains, self._score(backlog))
+        else:
+            _take(chains, rolled)
+        for chain in chains:
+            nodes = chain.tokens[:-1]
+            self._follower.keep(chain.context, nodes, range(-1, len(nodes) - 1))
+        return [self._close(chain) for chain in chains if chain.tokens]
 
     def _rollout(self, chains: Seq[_Chain], backlog: TokenBatch) -> Rolled | None:
         """All steps as one call, where the model has one and every chain is drawn by temperature alone."""
         params = [chain.context.sampling for chain in chains]
-        same = all(chain.depth == chains[0].depth for chain in chains)
+        same = self._vocabulary.same and all(chain.depth == chains[0].depth for chain in chains)
         if not same or any(p.edits_logits or (p.truncates and not p.greedy) for p in params):
             return None
         picks = [
@@ -135,35 +169,46 @@ class ModelDrafter:
         """Extend by one token at a time; ``logits [len(chains), V]`` stand behind the committed tokens."""
         active = chains
         while True:
-            self._extend(active, logits)
+            _extend(active, logits)
             active = [chain for chain in active if len(chain.tokens) < chain.depth]
             if not active:
                 return
-            logits = self.model.forward(TokenBatch(tuple(_next(chain) for chain in active)))
+            logits = self._score(TokenBatch(tuple(self._next(chain) for chain in active)))
 
-    def _extend(self, chains: Seq[_Chain], logits: Tensor) -> None:
-        """Choose one more token for each chain from its row of ``logits``; all draws of the step are one call."""
-        best = likeliest(logits)
-        drawing = [(row, chain) for row, chain in enumerate(chains) if best[row] is not None and not _plain(chain)]
-        if drawing:
-            q = laws(logits[[row for row, _ in drawing]], [_block(chain) for _, chain in drawing])
-            tokens = race(q, [_stream(chain) for _, chain in drawing])
-            for place, (row, chain) in enumerate(drawing):
-                best[row] = tokens[place]
-                if chain.context.noise is Purpose.DRAFT:
-                    chain.q.append(q[place])
-        for token, chain in zip(best, chains, strict=True):
-            if token is None:
-                chain.depth = len(chain.tokens)  # no numbers to choose by: the draft ends here
-            else:
-                chain.tokens.append(token)
+    def _next(self, chain: _Chain) -> Segment:
+        """The segment that feeds a chain's newest token."""
+        id = chain.context.id
+        place = self._follower.known(id) + len(chain.tokens) - 1
+        return Segment(id, place, self._vocabulary.to_own(chain.tokens[-1:]))
 
     def _close(self, chain: _Chain) -> Draft:
-        id, base = chain.context.id, len(chain.context.tokens)
-        n = len(chain.tokens)
-        self._ahead[id] = (base, tuple(chain.tokens[:-1]))
+        context, n = chain.context, len(chain.tokens)
         q = np.stack(chain.q) if chain.q else None
-        return Draft(id, base, tuple(chain.tokens), tuple(range(-1, n - 1)), (self.name,) * n, q)
+        confidence = None if q is None else q.max(-1)
+        names, parents = (self.name,) * n, tuple(range(-1, n - 1))
+        return Draft(context.id, len(context.tokens), tuple(chain.tokens), parents, names, q, confidence)
+
+
+def _as_it_is(raw: Floats) -> Floats:
+    return raw
+
+
+def _extend(chains: Seq[_Chain], logits: Tensor) -> None:
+    """Choose one more token for each chain from its row of ``logits``; all draws of the step are one call."""
+    best = likeliest(logits)
+    drawing = [(row, chain) for row, chain in enumerate(chains) if best[row] is not None and not _plain(chain)]
+    if drawing:
+        q = laws(logits[[row for row, _ in drawing]], [_block(chain) for _, chain in drawing])
+        tokens = race(q, [_stream(chain) for _, chain in drawing])
+        for place, (row, chain) in enumerate(drawing):
+            best[row] = tokens[place]
+            if chain.context.noise is Purpose.DRAFT:
+                chain.q.append(q[place])
+    for token, chain in zip(best, chains, strict=True):
+        if token is None:
+            chain.depth = len(chain.tokens)  # no numbers to choose by: the draft ends here
+        else:
+            chain.tokens.append(token)
 
 
 def _take(chains: Seq[_Chain], rolled: Rolled) -> None:
@@ -192,8 +237,3 @@ def _stream(chain: _Chain) -> Stream:
     context = chain.context
     base = len(context.tokens)
     return Draws(context.seed, base).stream(base + len(chain.tokens), context.noise)
-
-
-def _next(chain: _Chain) -> Segment:
-    """The segment that feeds a chain's newest token."""
-    return Segment(chain.context.id, len(chain.context.tokens) + len(chain.tokens) - 1, (chain.tokens[-1],))

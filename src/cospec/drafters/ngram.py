@@ -15,7 +15,7 @@ from pydantic import Field
 from cospec.errors import InvalidInput
 from cospec.options import Options
 from cospec.protocols import Host
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.types import Budget, Commit, Context, Draft, Offer
 
 
 class NgramOptions(Options):
@@ -33,14 +33,14 @@ class _Index:
         self._last: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
-    def find(self, tokens: Seq[int]) -> int | None:
-        """The position behind the latest earlier occurrence of the longest known suffix."""
+    def find(self, tokens: Seq[int], committed: int) -> int | None:
+        """The position behind the latest earlier occurrence of the longest known suffix among committed tokens."""
         known = len(tokens)
-        for end in range(max(1, self._indexed), known):
+        for end in range(max(1, self._indexed), committed):
             for size in self._sizes:
                 if size <= end:
                     self._last[tuple(tokens[end - size : end])] = end
-        self._indexed = known
+        self._indexed = max(self._indexed, committed)
         for size in reversed(self._sizes):
             found = self._last.get(tuple(tokens[known - size : known])) if size < known else None
             if found is not None:
@@ -58,6 +58,9 @@ class NgramDrafter:
     """Costs a few dictionary look-ups per token."""
 
     samples: ClassVar[bool] = False
+    reads_states: ClassVar[bool] = False
+    offer: ClassVar[Offer] = Offer(free=True)
+    drafts_ahead: ClassVar[bool] = True
     Options: ClassVar[type[NgramOptions]] = NgramOptions
 
     def __init__(self, shortest: int = 2, longest: int = 4, name: str = "ngram") -> None:
@@ -80,7 +83,7 @@ class NgramDrafter:
         for context, budget in zip(contexts, budgets, strict=True):
             depth = min(budget.depth, budget.max_nodes)
             index = self._indices.setdefault(context.id, _Index(*self._bounds))
-            start = index.find(context.tokens)
+            start = index.find(context.tokens, context.committed)
             if start is None or depth < 1:
                 continue
             tokens = _copied(context.tokens, start, depth)

@@ -11,20 +11,24 @@ from typing import Any
 import torch
 
 from cospec import native
-from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
 from cospec.engine.committer import Committer
 from cospec.engine.engine import Parts
+from cospec.engine.policy import build_policy, check_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
 from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, words
+from cospec.models.adapters import base_folder
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
 from cospec.options import parse
+from cospec.policies.round_cost import Costs
 from cospec.protocols import Crew, Drafter, Model
-from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
+from cospec.registry import BLENDS, DRAFTERS, ROUNDS, RULES
+from cospec.rounds.handles import Worker
 
-MAX_DEPTH = 64
 DEFAULT_DRAFTERS = {"zoo": "zoo:drafter", "zoo:target": "zoo:drafter"}
+DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
 
 
 def build_parts(config: EngineConfig) -> Parts:
@@ -37,11 +41,11 @@ def build_parts(config: EngineConfig) -> Parts:
     options = load_options(config)
     speculative = config.speculative_config or _default_speculation(config.model)
     _check(speculative)
-    target = load_model(str(path), options)
+    target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
-    host = EngineHost(target, path, DEFAULT_DRAFTERS.get(config.model), options)
+    host = EngineHost(target, path, DEFAULT_DRAFTERS.get(config.model), DEFAULT_HEADS.get(config.model), options)
     drafter = _build_drafter(speculative, host)
-    return connect(target, drafter, speculative, config, Text(tokenizer, path, _eos_ids(path, tokenizer)))
+    return connect(target, drafter, speculative, config, Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,16 @@ class Text:
 
 
 def connect(
-    target: Model, drafter: Drafter | None, speculative: SpeculativeConfig, config: EngineConfig, text: Text
+    target: Model,
+    drafter: Drafter | None,
+    speculative: SpeculativeConfig,
+    config: EngineConfig,
+    text: Text,
+    costs: Costs = Costs(),
 ) -> Parts:
     """Parts around models that are loaded already; tests and simulations enter here."""
     rules = {name: RULES.load(name)() for name in RULES}
-    policy = POLICIES.load(speculative.policy if drafter else "off")(speculative.num_speculative_tokens)
+    policy = build_policy(speculative, drafter, time.monotonic, costs)
     max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
     scheduler = Scheduler(target.pages, policy, Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len))
     blend = BLENDS.load("single")()
@@ -67,9 +76,19 @@ def connect(
     return Parts(
         model=target,
         scheduler=scheduler,
-        round=ROUNDS.load("sequential")(Crew(drafter, verifier, policy, time.monotonic)),
+        round=ROUNDS.load(speculative.round)(
+            Crew(drafter, verifier, policy, time.monotonic, Worker(drafter) if drafter else None)
+        ),
         committer=Committer(backend, blend.name, text.eos),
-        resolver=Resolver(target.vocab_size, max_len, text.eos, speculative.rule, MAX_DEPTH, drafter is not None),
+        resolver=Resolver(
+            target.vocab_size,
+            max_len,
+            text.eos,
+            speculative.rule,
+            LONGEST_DRAFT,
+            drafter is not None,
+            frozenset(speculative.request_may_choose),
+        ),
         law=blend.name,
         tokenizer=text.tokenizer,
         model_path=text.path,
@@ -83,6 +102,7 @@ class EngineHost:
     target: Model
     target_path: Path
     default_drafter: str | None
+    default_heads: str | None
     options: LoadOptions
 
     def load_drafter(self, name: str) -> Model:
@@ -125,10 +145,21 @@ def _check(speculative: SpeculativeConfig) -> None:
     """Refuse unknown names before any weight is read."""
     DRAFTERS.check(speculative.method, "off")
     RULES.check(speculative.rule, "auto")
-    POLICIES.check(speculative.policy)
+    ROUNDS.check(speculative.round)
+    check_policy(speculative)
     if speculative.method == "off" and speculative.options:
         key = next(iter(speculative.options))
         raise InvalidInput(f"key speculative_config.{key}", speculative.options[key], "left out when method is 'off'")
+
+
+def _reads_states(speculative: SpeculativeConfig) -> bool:
+    """Whether a drafter, or a member of a pool of them, reads the target's hidden states."""
+    members = speculative.options.get("drafters")
+    named = (
+        [member.get("method") for member in members if isinstance(member, dict)] if isinstance(members, list) else []
+    )
+    methods = [speculative.method, *(method for method in named if method in DRAFTERS)]
+    return any(DRAFTERS.load(method).reads_states for method in methods if method != "off")
 
 
 def _build_drafter(speculative: SpeculativeConfig, host: EngineHost) -> Drafter | None:

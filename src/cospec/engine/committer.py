@@ -56,6 +56,8 @@ class Committer:
     def _commit(self, outcome: Outcome, now: float) -> tuple[Commit, Event | None]:
         sequence, draft, verdict = outcome.entry.sequence, outcome.draft, outcome.verdict
         sequence.stats.target_calls += 1
+        for name, calls in outcome.model_calls.items():
+            sequence.stats.model_calls[name] = sequence.stats.model_calls.get(name, 0) + calls
         sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
         if outcome.error is not None:
             return self._fail(sequence, outcome.error, now)
@@ -63,7 +65,8 @@ class Committer:
         if verdict is None:
             sequence.computed += outcome.entry.tokens
             return Commit(sequence.id, base, (), (), sequence.computed), None
-        new = [*(draft.tokens[node] for node in verdict.path), verdict.token] if draft else [verdict.token]
+        new = [draft.tokens[node] for node in verdict.path] if draft else []
+        new += [] if verdict.token is None else [verdict.token]
         text = self._texts.get(sequence.id)
         if text is None:
             request = sequence.request
@@ -133,7 +136,7 @@ class Committer:
             finish=ending.finish,
             stop_reason=ending.reason,
             stats=replace(sequence.stats) if ending.finish is not None else None,
-            law=self._law,
+            law=request.law_name or self._law,
         )
 
     def _fail(self, sequence: Sequence, error: str, now: float) -> tuple[Commit, Event]:
@@ -156,7 +159,7 @@ class Committer:
             finish=finish,
             stats=stats,
             error=error,
-            law=self._law,
+            law=request.law_name or self._law,
         )
 
 

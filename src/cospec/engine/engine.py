@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +120,10 @@ class Engine:
     def metrics(self) -> EngineMetrics:
         """Counts since the start, and the present load."""
         scheduler = self.scheduler
-        return self.counters.snapshot(
+        counted = self.counters.snapshot(
             len(scheduler.running), len(scheduler.waiting), scheduler.pages.usage, scheduler.preempted
         )
+        return replace(counted, policy=dict(scheduler.policy.gauges()))
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when a sequence or a cache page was lost; costs too much for every round."""

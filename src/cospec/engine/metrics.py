@@ -31,6 +31,7 @@ class EngineMetrics:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     requests_finished: dict[str, int] = field(default_factory=dict)
+    policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
 
 
 class Counters:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cospec.draws import derive
 from cospec.errors import InvalidInput, words
 from cospec.params import SamplingParams
-from cospec.registry import RULES
+from cospec.registry import POLICIES, RULES
 from cospec.types import Request, Speculation
 
 
@@ -44,7 +44,9 @@ class Resolver:
         eos: ids that end an output unless it ignores them.
         rule: the configured rule; ``auto`` judges greedy and seeded requests by ``match``, others by ``block``.
         max_depth: the longest draft that a request may ask for.
+        may_choose: what of ``Speculation`` a request may choose for itself.
         drafts: whether there is a drafter; without one no request is speculated for, whatever it asks.
+        laws: checks a law that a request asks for and gives its name; None where requests may not ask.
     """
 
     vocab_size: int
@@ -53,6 +55,8 @@ class Resolver:
     rule: str
     max_depth: int
     drafts: bool = True
+    may_choose: frozenset[str] = frozenset(("off", "length", "policy", "drafters", "rule"))
+    laws: Callable[[Mapping[str, Any]], str] | None = None
 
     def resolve(self, request: Request) -> Request:
         """The request as the engine runs it.
@@ -72,8 +76,16 @@ class Resolver:
         RULES.check(rule, "auto")
         if rule == "auto":
             rule = "match" if params.greedy or params.seed is not None else "block"
-        enabled = request.speculation.enabled and self.drafts
-        return replace(request, sampling=sampling, speculation=replace(request.speculation, rule=rule, enabled=enabled))
+        speculation = replace(request.speculation, rule=rule, enabled=request.speculation.enabled and self.drafts)
+        return replace(request, sampling=sampling, speculation=speculation, law_name=self._law_name(request))
+
+    def _law_name(self, request: Request) -> str:
+        """What the request's own law is declared as; empty where it has none."""
+        if request.law is None:
+            return ""
+        if self.laws is None:
+            raise InvalidInput("law", request.law, "left out; requests have no say in it here")
+        return self.laws(request.law)
 
     def _check(self, request: Request) -> None:
         params, n, depth = request.sampling, len(request.prompt), request.speculation.length
@@ -87,5 +99,22 @@ class Resolver:
             wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
             if wrong is not None:
                 raise InvalidInput(f"{field} token id", wrong, f"a whole number from 0 to {self.vocab_size - 1}")
+        self._check_choices(request.speculation)
         if depth is not None and not 0 <= depth <= self.max_depth:
             raise InvalidInput("speculation.length", depth, f"a whole number from 0 to {self.max_depth}")
+
+    def _check_choices(self, chosen: Speculation) -> None:
+        """Raise ``InvalidInput`` for a policy that does not exist, or a choice that is not the request's to make."""
+        if chosen.policy is not None:
+            POLICIES.check(chosen.policy)
+        made = {
+            "off": None if chosen.enabled else False,
+            "length": chosen.length,
+            "policy": chosen.policy,
+            "drafters": chosen.drafters,
+            "rule": chosen.rule,
+        }
+        for name, value in made.items():
+            if value is not None and name not in self.may_choose:
+                field = "speculation.enabled" if name == "off" else f"speculation.{name}"
+                raise InvalidInput(field, value, "absent: this server does not let requests choose it")

@@ -86,7 +86,8 @@ class Scheduler:
         behind = sum(len(s.tokens) - s.computed for s in self.running if len(s.tokens) - s.computed > 1)
         coming = sum(len(s.tokens) for s in self.waiting[: self.limits.max_num_seqs - len(self.running)])
         tokens = self.limits.max_num_batched_tokens
-        load = Load(ready, min(behind + coming, tokens), len(self.waiting), tokens)
+        room = int(self.pages.capacity * (1.0 - self.pages.usage))
+        load = Load(ready, min(behind + coming, tokens), len(self.waiting), tokens, room)
         budgets = {}
         for sequence, budget in zip(ready, self.policy.plan(load), strict=True):
             asked = sequence.request.speculation.length
@@ -97,6 +98,8 @@ class Scheduler:
             if depth > 0:
                 nodes = budget.max_nodes if budget.widths else min(budget.max_nodes, depth)
                 budgets[sequence.id] = replace(budget, depth=depth, max_nodes=nodes, widths=budget.widths[:depth])
+            elif budget.release:
+                budgets[sequence.id] = budget
         return budgets
 
     def _fit(self, sequence: Sequence, left: int, budget: Budget) -> PlanEntry | None:

@@ -29,24 +29,25 @@ from cospec.types import (
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """One entry with its draft, its segment, and where its rows of logits begin in the round's."""
+class Task:
+    """One entry with its draft, and where its rows stand in the round's logits.
+
+    Attributes:
+        first, last: its rows, ``last`` is one behind.
+        count: the rows at the end that the draft is judged by: ``N + 1``, or ``N`` where the law behind the last node
+            is not known; 0 while known tokens remain to be computed.
+    """
 
     entry: PlanEntry
     draft: Draft | None
-    segment: Segment
     first: int
-
-    @property
-    def last(self) -> int:
-        """One behind its last row."""
-        return self.first + len(self.segment.tokens) - self.segment.logits_from
+    last: int
+    count: int
 
     @property
     def judged(self) -> slice:
-        """The ``N + 1`` rows that the draft is judged by; empty while known tokens remain to be computed."""
-        count = 1 + (len(self.draft) if self.draft else 0) if self.entry.reaches_end else 0
-        return slice(self.last - count, self.last)
+        """The rows that the draft is judged by."""
+        return slice(self.last - self.count, self.last)
 
 
 class Verifier:
@@ -67,11 +68,19 @@ class Verifier:
 
     def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome]:
         """Score and judge. A stale draft, or one of a shape that its request's rule cannot judge, is left out."""
-        tasks: list[_Task] = []
+        tasks: list[Task] = []
+        segments: list[Segment] = []
         for entry in entries:
             draft = self._usable(entry, drafts.get(entry.sequence.id))
-            tasks.append(_Task(entry, draft, _segment(entry, draft), tasks[-1].last if tasks else 0))
-        logits = self.blend.combine([self.model.forward(TokenBatch(tuple(task.segment for task in tasks)))])
+            segment = _segment(entry, draft)
+            first = tasks[-1].last if tasks else 0
+            count = 1 + (len(draft) if draft else 0) if entry.reaches_end else 0
+            tasks.append(Task(entry, draft, first, first + len(segment.tokens) - segment.logits_from, count))
+            segments.append(segment)
+        return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
+
+    def decide(self, tasks: Seq[Task], logits: Tensor) -> list[Outcome]:
+        """Judge by logits of the law, ``[R, V]``: one outcome per task, in order. Nothing is scored."""
         best = likeliest(logits)
         distributions = self._laws(tasks, logits, best)
         drawn = _drawn(tasks, distributions)
@@ -97,7 +106,7 @@ class Verifier:
             return None
         return draft if self.rule(entry.sequence).trees or draft.is_chain else None
 
-    def _laws(self, tasks: Seq[_Task], logits: Tensor, best: Seq[int | None]) -> dict[str, Floats]:
+    def _laws(self, tasks: Seq[Task], logits: Tensor, best: Seq[int | None]) -> dict[str, Floats]:
         """The laws of all sequences whose rule or temperature needs one, computed together, by sequence."""
         chosen = [task for task in tasks if task.entry.reaches_end and self._needs_law(task)]
         if not chosen:
@@ -114,12 +123,12 @@ class Verifier:
             start += block.rows
         return result
 
-    def _needs_law(self, task: _Task) -> bool:
+    def _needs_law(self, task: Task) -> bool:
         sequence = task.entry.sequence
         greedy = sequence.request.sampling.greedy
         return not greedy or (task.draft is not None and self.rule(sequence).reads_law)
 
-    def _judge(self, task: _Task, logits: Tensor, scores: Scores) -> Outcome:
+    def _judge(self, task: Task, logits: Tensor, scores: Scores) -> Outcome:
         sequence, draft = task.entry.sequence, task.draft
         prompt = _prompt_logprobs(task, logits)
         if not task.entry.reaches_end:
@@ -130,10 +139,13 @@ class Verifier:
             verdict = Verdict((), scores.draw(0, base, draws), bonus=False)
         else:
             verdict = self.rule(sequence).judge(draft, scores, draws)
-        return Outcome(task.entry, draft, verdict, _logprobs(task, verdict, logits), prompt)
+        state = None
+        if self.model.states is not None:
+            state = self.model.states[task.judged.start + 1 + verdict.path[-1] if verdict.path else task.judged.start]
+        return Outcome(task.entry, draft, verdict, _logprobs(task, verdict, logits), prompt, state=state)
 
 
-def _greedy(task: _Task, logits: Tensor, best: Seq[int | None]) -> tuple[int, ...] | None:
+def _greedy(task: Task, logits: Tensor, best: Seq[int | None]) -> tuple[int, ...] | None:
     """Each judged row's token under a greedy law, None for other laws. Rows that are no numbers give any token."""
     params = task.entry.sequence.request.sampling
     if not params.greedy or not task.entry.reaches_end:
@@ -143,7 +155,7 @@ def _greedy(task: _Task, logits: Tensor, best: Seq[int | None]) -> tuple[int, ..
     return tuple(token or 0 for token in best[task.judged])
 
 
-def _drawn(tasks: Seq[_Task], distributions: Mapping[str, Floats]) -> dict[str, int]:
+def _drawn(tasks: Seq[Task], distributions: Mapping[str, Floats]) -> dict[str, int]:
     """The next tokens of the sequences that have a law and no draft, by sequence: one race for all."""
     found = {task.entry.sequence.id: task.entry.sequence for task in tasks if task.draft is None}
     drawing = [(id, sequence) for id, sequence in found.items() if id in distributions]
@@ -155,7 +167,7 @@ def _drawn(tasks: Seq[_Task], distributions: Mapping[str, Floats]) -> dict[str, 
     return {id: token for (id, _), token in zip(drawing, tokens, strict=True)}
 
 
-def _without_broken_rows(task: _Task, outcome: Outcome, best: Seq[int | None]) -> Outcome:
+def _without_broken_rows(task: Task, outcome: Outcome, best: Seq[int | None]) -> Outcome:
     """The outcome, or an error when it rests on logits that are not numbers.
 
     Rows of rejected nodes do not count: what a drafter makes up must not end a request.
@@ -163,7 +175,7 @@ def _without_broken_rows(task: _Task, outcome: Outcome, best: Seq[int | None]) -
     rows = [*range(task.first, min(task.judged.start + 1, task.last))]
     if outcome.verdict is not None:
         rows += [task.judged.start + 1 + node for node in outcome.verdict.path]
-    if all(best[row] is not None for row in rows):
+    if all(best[row] is not None for row in rows if row < task.last):
         return outcome
     return Outcome(task.entry, task.draft, None, error="the model's logits are not numbers at this prompt")
 
@@ -179,12 +191,12 @@ def _segment(entry: PlanEntry, draft: Draft | None) -> Segment:
     return Segment(sequence.id, sequence.computed, tokens + draft.tokens, draft.parents, first_row)
 
 
-def _block(task: _Task) -> Block:
+def _block(task: Task) -> Block:
     """The judged rows with the draft tokens before each of them."""
     sequence, draft = task.entry.sequence, task.draft
     paths: list[list[int]] = [[]]
     if draft is not None:
-        paths += [[draft.tokens[above] for above in path_to(draft.parents, node)] for node in range(len(draft))]
+        paths += [[draft.tokens[above] for above in path_to(draft.parents, node)] for node in range(task.count - 1)]
     return Block(sequence.request.sampling, History(sequence.tokens, sequence.prompt_len, paths))
 
 
@@ -193,7 +205,7 @@ def _wants_prompt_rows(sequence: Sequence) -> bool:
     return wanted and sequence.computed < sequence.prompt_len - 1
 
 
-def _prompt_logprobs(task: _Task, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+def _prompt_logprobs(task: Task, logits: Tensor) -> tuple[TokenLogprobs, ...]:
     """Of the prompt tokens that follow the positions computed in this round and have none yet."""
     sequence = task.entry.sequence
     if not _wants_prompt_rows(sequence):
@@ -207,11 +219,12 @@ def _prompt_logprobs(task: _Task, logits: Tensor) -> tuple[TokenLogprobs, ...]:
     return logprobs(rows, sequence.tokens[first:behind], sequence.request.sampling.prompt_logprobs or 0)
 
 
-def _logprobs(task: _Task, verdict: Verdict, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+def _logprobs(task: Task, verdict: Verdict, logits: Tensor) -> tuple[TokenLogprobs, ...]:
     """Of the accepted tokens and the one after them, where the request asks for them."""
     wanted = task.entry.sequence.request.sampling.logprobs
     if wanted is None:
         return ()
-    rows = torch.tensor([0, *(node + 1 for node in verdict.path)], device=logits.device) + task.judged.start
     tokens = [task.draft.tokens[node] for node in verdict.path] if task.draft else []
-    return logprobs(logits[rows], [*tokens, verdict.token], wanted)
+    tokens += [] if verdict.token is None else [verdict.token]
+    rows = torch.tensor([0, *(node + 1 for node in verdict.path)][: len(tokens)], device=logits.device)
+    return logprobs(logits[rows + task.judged.start], tokens, wanted)

@@ -14,12 +14,16 @@ from cospec.errors import ModelError
 ZOO = Path(__file__).resolve().parent.parent / "zoo"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_ALLOWED = "zoo, zoo:NAME, a folder with config.json and safetensors weights, or the name of a model on the hub"
+_ALLOWED = (
+    "zoo, zoo:NAME, a folder with safetensors weights and config.json or adapter_config.json, "
+    "or the name of a model on the hub"
+)
 
 
 def zoo_members() -> list[str]:
     """Names of the models that came with the package."""
-    return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
+    found = [*ZOO.glob("*/config.json"), *ZOO.glob("*/adapter_config.json")]
+    return sorted({path.parent.name for path in found})
 
 
 def resolve(name: str) -> Path:
@@ -56,7 +60,8 @@ def _hub(name: str) -> Path:
 
     try:
         found = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-        if (found / "config.json").exists() and any(found.glob("*.safetensors")):
+        described = any((found / name).exists() for name in ("config.json", "adapter_config.json"))
+        if described and any(found.glob("*.safetensors")):
             return found
     except (LocalEntryNotFoundError, HFValidationError):
         pass

@@ -34,6 +34,9 @@ class Stepper(Protocol):
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """Float32 ``[R, V]``; writes the batch's keys and values to the pages of each layer."""
 
+    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+        """Like ``logits``, with the float32 states ``[R, hidden]`` that the logits were read from."""
+
     def run(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
         """Like ``logits``."""
 
@@ -159,6 +162,10 @@ class GraphRunner:
         static, replay = self._recorded[bucket]
         fill(static, batch)
         return replay()[batch.logit_rows]
+
+    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+        """See ``FusedLlama.states``. Never recorded: a target that is read from verifies drafts, not single tokens."""
+        return self._stepper.states(batch, layers)
 
     def _first(self, bucket: Bucket, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """Record, and compare with the ordinary result, which is the one that counts here."""

@@ -19,7 +19,7 @@ from cospec.errors import ModelError
 from cospec.models.attention import ATTENTION, Heads, LayerAttend
 from cospec.models.cache import KVCache, LayerShape
 from cospec.models.packed import PackedBatch
-from cospec.models.packed_model import PackedModel, Score
+from cospec.models.packed_model import Forwards, PackedModel, Read, Score
 from cospec.types import Segment, TokenBatch
 
 ATTENTION_NAME = "cospec"
@@ -169,10 +169,26 @@ def score(model: Any, cache: KVCache, attention: str) -> Score:
     return forward
 
 
-def packed_model(name: str, model: Any, cache: KVCache, attention: str, max_len: int) -> PackedModel:
+def read(model: Any, run: Score) -> Read:
+    """``run``, the forward pass of ``model``, with what the output layer was given."""
+    given: list[Tensor] = []
+    model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+
+    def forward(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        given.clear()
+        logits = run(batch)
+        return logits, given[0].flatten(0, -2)[: len(logits)].float()
+
+    return forward
+
+
+def packed_model(
+    name: str, model: Any, cache: KVCache, attention: str, max_len: int, keep_states: bool = False
+) -> PackedModel:
     """A Hugging Face model behind the ``Model`` protocol, see ``score``."""
     vocab_size = int(model.config.get_text_config().vocab_size)
-    return PackedModel(name, score(model, cache, attention), cache, vocab_size, max_len)
+    run = score(model, cache, attention)
+    return PackedModel(name, Forwards(run, read(model, run) if keep_states else None), cache, vocab_size, max_len)
 
 
 @torch.inference_mode()

@@ -144,6 +144,9 @@ class Runner(Protocol):
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """Float32 ``[R, V]``; writes the batch's keys and values to the pages of each layer."""
 
+    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+        """Like ``logits``, with the float32 states ``[R, hidden]`` that the logits were read from."""
+
 
 class FusedLlama:
     """The forward of one model.
@@ -193,6 +196,10 @@ class FusedLlama:
         """
         return self._runner.logits(batch, layers)
 
+    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+        """Like ``logits``, with the float32 states ``[R, hidden]``, after the last norm, that they were read from."""
+        return self._runner.states(batch, layers)
+
 
 class TorchRunner:
     """The same steps in torch, on any device."""
@@ -213,9 +220,17 @@ class TorchRunner:
         """See ``FusedLlama.logits``."""
         return self.run(batch, layers, ATTENTION["sdpa"](batch))
 
-    @torch.no_grad()
+    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+        """See ``FusedLlama.states``."""
+        x = self._hidden(batch, layers, ATTENTION["sdpa"](batch))
+        return F.linear(x, *self._head).float(), x.float()
+
     def run(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
         """Like ``logits``, with an attention that was prepared elsewhere."""
+        return F.linear(self._hidden(batch, layers, attend), *self._head).float()
+
+    @torch.no_grad()
+    def _hidden(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
         w = self._weights
         angles = batch.positions[:, None].float() * w.frequencies
         turn = (angles.cos() * w.rotary_scale)[:, None], (angles.sin() * w.rotary_scale)[:, None]
@@ -230,7 +245,7 @@ class TorchRunner:
             x = x + F.linear(attended, *output)
             gate, up = F.linear(self._norm(x, layer.mlp_norm), *gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate) * up, *down)
-        return F.linear(self._norm(x, w.final_norm), *self._head).float()
+        return self._norm(x, w.final_norm)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """In float32 whatever ``x`` is."""

@@ -66,7 +66,7 @@ class NativeRunner:
 
     def __init__(self, weights: Weights, kind: Kind) -> None:
         self._kept: list[Any] = []  # what the library points to
-        self._vocab_size, hidden = weights.embedding.shape
+        self._vocab_size, self._hidden = weights.embedding.shape
         self._pointers = c_void_p * len(weights.layers)
         layers = (_LayerSpec * len(weights.layers))(*(self._layer(layer, kind) for layer in weights.layers))
         table = weights.embedding.float()
@@ -75,8 +75,8 @@ class NativeRunner:
             table = half
         spec = _Spec(
             layers, self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head, kind),
-            self._tensor(weights.frequencies), native.KINDS["bf16" if table is half else "fp32"], len(layers), hidden,
-            weights.heads, weights.kv_heads, weights.dim, weights.layers[0].gate[0].shape[0],
+            self._tensor(weights.frequencies), native.KINDS["bf16" if table is half else "fp32"],
+            len(layers), self._hidden, weights.heads, weights.kv_heads, weights.dim, weights.layers[0].gate[0].shape[0],
             weights.eps, weights.scale, weights.rotary_scale,
         )  # fmt: skip
         library = native.library()
@@ -84,6 +84,8 @@ class NativeRunner:
         new.argtypes, new.restype = [POINTER(_Spec)], c_void_p
         free.argtypes, free.restype = [c_void_p], None
         self._run.argtypes, self._run.restype = [c_void_p, POINTER(_Batch), c_void_p], None
+        self._read = library.cospec_llama_states
+        self._read.argtypes, self._read.restype = [c_void_p, POINTER(_Batch), c_void_p, c_void_p], None
         self._roll = library.cospec_llama_rollout
         self._roll.argtypes, self._roll.restype = [c_void_p, POINTER(_Batch), POINTER(_Rollout)], None
         self._handle: int = new(byref(spec))
@@ -115,6 +117,14 @@ class NativeRunner:
         k_pages, v_pages = self._pages(layers)
         self._run(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr())
         return logits
+
+    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+        """See ``FusedLlama.states``."""
+        rows = batch.logit_rows.shape[0]
+        logits, states = torch.empty(rows, self._vocab_size), torch.empty(rows, self._hidden)
+        k_pages, v_pages = self._pages(layers)
+        self._read(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr(), states.data_ptr())
+        return logits, states
 
     def rollout(self, batch: PackedBatch, layers: Sequence[LayerPages], picks: Sequence[Pick], depth: int) -> Rolled:
         """See ``protocols.Model.rollout``; ``batch`` reaches ``depth - 1`` tokens ahead and wants each last row."""

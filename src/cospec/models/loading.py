@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from cospec.errors import InvalidInput, ModelError
+from cospec.models.adapters import AdapterFolder, base_folder, is_adapter, merge, read_adapter
 from cospec.models.attention import choose_attention
 from cospec.models.cache import KVCache, LayerShape, page_bytes
 from cospec.models.folder import read_config, resolve, weight_dtype, weight_files
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, why_not
 from cospec.models.native import Kind
-from cospec.models.packed_model import PackedModel
+from cospec.models.packed_model import Forwards, PackedModel
 from cospec.models.pages import PagePool
 from cospec.protocols import Model
 
@@ -41,6 +42,7 @@ class LoadOptions:
         cache_bytes: of the KV cache; None takes a share of the free memory.
         max_num_seqs: sequences at once, which bounds a cache that is sized by itself.
         fused: ``auto`` runs Llama-family models by the hand-written forward where it can; ``never`` by transformers.
+        keep_states: keep the hidden states of every forward in ``Model.states``.
     """
 
     device: str = "auto"
@@ -55,14 +57,16 @@ class LoadOptions:
     prefix_caching: bool = True
     page_size: int = 16
     fused: Literal["auto", "never"] = "auto"
+    keep_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """The options, made concrete for one folder and one machine."""
+    """The options, made concrete for one folder and one machine; ``adapter`` is merged into what ``folder`` holds."""
 
     name: str
     folder: Path
+    adapter: AdapterFolder | None
     device: torch.device
     dtype: torch.dtype
     kind: Kind
@@ -71,13 +75,14 @@ class _Recipe:
 
 
 def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
-    """Load the model called ``name``, see ``resolve``.
+    """Load the model called ``name``, see ``resolve``; a LoRA adapter is merged into its base.
 
     Raises:
         ModelError: it cannot be found, read, or run as a packed batch.
         InvalidInput: an option does not fit the model or the machine.
     """
-    folder = resolve(name)
+    found = resolve(name)
+    folder = base_folder(found)
     raw = read_config(folder)
     files = weight_files(folder)
     if "quantization_config" in raw:
@@ -90,6 +95,7 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
     recipe = _Recipe(
         name=name,
         folder=folder,
+        adapter=read_adapter(found) if is_adapter(found) else None,
         device=device,
         dtype=dtype,
         kind=kind,
@@ -101,13 +107,14 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model's folder.
+    """The tokenizer in a model's folder; an adapter without one has its base's.
 
     Raises:
         ModelError: there is none, or it cannot be read without running its code.
     """
     from transformers import AutoTokenizer
 
+    folder = folder if (folder / "tokenizer_config.json").exists() else base_folder(folder)
     with _quiet():
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -133,19 +140,17 @@ def _assemble(recipe: _Recipe) -> Model:
     if _takes_fused(model.config, recipe, attention):
         fused = FusedLlama.from_hf(model, cache, recipe.kind)
         roll = fused.roll
-        return PackedModel(
-            recipe.name,
-            lambda batch: fused.logits(batch, cache.layers),
-            cache,
-            fused.vocab_size,
-            max_len,
-            None if roll is None else lambda batch, picks, depth: roll(batch, cache.layers, picks, depth),
+        forwards = Forwards(
+            score=lambda batch: fused.logits(batch, cache.layers),
+            read=(lambda batch: fused.states(batch, cache.layers)) if recipe.options.keep_states else None,
+            roll=None if roll is None else lambda batch, picks, depth: roll(batch, cache.layers, picks, depth),
         )
+        return PackedModel(recipe.name, forwards, cache, fused.vocab_size, max_len)
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.kind)
     small = PagePool(4, pages.page_size, prefix_caching=False)
     hf.check_packing(model, KVCache(shapes, small, dtype, recipe.device, by_head), attention)
-    return hf.packed_model(recipe.name, model, cache, attention, max_len)
+    return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
 
 
 def _takes_fused(config: Any, recipe: _Recipe, attention: str) -> bool:
@@ -188,6 +193,8 @@ def _weights(recipe: _Recipe) -> Any:
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
+    if recipe.adapter is not None:
+        merge(model, recipe.adapter)
     if on_cpu and recipe.dtype is torch.bfloat16:
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,30 +15,44 @@ from cospec.types import Commit, Pick, Rolled, TokenBatch
 
 Score = Callable[[PackedBatch], Tensor]
 """Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""
+Read = Callable[[PackedBatch], tuple[Tensor, Tensor]]
+"""Like ``Score``, with the float32 states ``[R, hidden]``, behind the last norm, that the logits were read from."""
 Roll = Callable[[PackedBatch, Sequence[Pick], int], Rolled]
 """A forward's own loop over a batch that reaches far enough ahead, see ``Model.rollout``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """The ways to run one model's forward pass.
+
+    Attributes:
+        read: set where somebody wants the hidden states of every pass.
+        roll: the forward's own loop of choosing and feeding, where it has one.
+    """
+
+    score: Score
+    read: Read | None = None
+    roll: Roll | None = None
 
 
 class PackedModel:
     """Joins a forward pass and the cache it runs on.
 
     Args:
-        score: the forward pass, on the device of ``cache``.
+        forwards: the forward pass, on the device of ``cache``, and what else it offers.
         vocab_size: columns of the logits.
         max_len: tokens of one sequence.
-        roll: the forward's own loop of choosing and feeding, where it has one.
     """
 
-    def __init__(
-        self, name: str, score: Score, cache: KVCache, vocab_size: int, max_len: int, roll: Roll | None = None
-    ) -> None:
+    def __init__(self, name: str, forwards: Forwards, cache: KVCache, vocab_size: int, max_len: int) -> None:
         self.name = name
         self.vocab_size = vocab_size
         self.max_len = max_len
         self.dtype = cache.layers[0].keys.dtype
         self.cache = cache
         self.pages: Pages = cache.pages
-        self._score, self._roll = score, roll
+        self.states: Tensor | None = None
+        self._forwards = forwards
 
     @torch.no_grad()
     def forward(self, batch: TokenBatch) -> Tensor:
@@ -48,14 +63,18 @@ class PackedModel:
             ValueError: no room was reserved.
         """
         check(batch, self.vocab_size, self.max_len)
-        return self._score(self.cache.pack(batch))
+        packed = self.cache.pack(batch)
+        if self._forwards.read is None:
+            return self._forwards.score(packed)
+        logits, self.states = self._forwards.read(packed)
+        return logits
 
     def rollout(self, batch: TokenBatch, picks: Sequence[Pick], depth: int) -> Rolled | None:
         """Choose and feed ``depth`` tokens of each segment, see ``Model.rollout``."""
-        if self._roll is None:
+        if self._forwards.roll is None:
             return None
         check(batch, self.vocab_size, self.max_len + 1 - depth)
-        return self._roll(self.cache.pack(batch, ahead=depth - 1), picks, depth)
+        return self._forwards.roll(self.cache.pack(batch, ahead=depth - 1), picks, depth)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes, see ``KVCache.commit``."""

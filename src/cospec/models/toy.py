@@ -40,6 +40,7 @@ class ToyModel:
         self.table = torch.randn(shape, generator=generator, dtype=torch.float64) * sharpness
         self.cells = [[EMPTY] * self.pages.page_size for _ in range(self.pages.num_pages)]
         self.calls = 0
+        self.states: Tensor | None = None
 
     def logits(self, context: Seq[int]) -> Tensor:
         """Logits ``[V]`` behind ``context``, without any cache: the reference of the tests."""

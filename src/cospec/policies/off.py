@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import ClassVar
 
+from cospec.options import Options
+from cospec.policies.setting import PolicySetting
 from cospec.types import Budget, Commit, Draft, Load, RoundStats
 
 
-class Off:
-    """Length 0 for everybody, whatever ``length`` says; costs no drafter call."""
+class OffOptions(Options):
+    """None."""
 
-    def __init__(self, length: int = 0) -> None:
+
+class Off:
+    """Length 0 for everybody, whatever is configured; costs no drafter call."""
+
+    Options: ClassVar[type[OffOptions]] = OffOptions
+
+    def __init__(self) -> None:
         self._budget = Budget()
+
+    @classmethod
+    def build(cls, options: OffOptions, setting: PolicySetting) -> Off:
+        """The same everywhere."""
+        return cls()
 
     def plan(self, load: Load) -> list[Budget]:
         """An empty budget for everybody."""
@@ -23,3 +38,7 @@ class Off:
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Nothing to learn."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """A length of 0."""
+        return {"speculation_length": 0}

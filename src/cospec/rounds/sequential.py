@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 from cospec.draws import Purpose
 from cospec.protocols import Crew, Rule
-from cospec.types import Commit, Context, Outcome, Plan, PlanEntry, RoundTimes
+from cospec.types import Commit, Context, Outcome, Plan, PlanEntry, RoundInfo, RoundTimes
 
 
 class Sequential:
@@ -14,13 +14,16 @@ class Sequential:
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
-        self.times = RoundTimes()
+        self.times, self.info = RoundTimes(), RoundInfo("sequential")
 
     def run(self, plan: Plan) -> list[Outcome]:
         """One outcome per entry, in order."""
         crew, started = self.crew, self.crew.clock()
         drafting = [entry for entry in plan.entries if entry.budget.depth > 0]
+        released = [entry.sequence.id for entry in plan.entries if entry.budget.release]
         drafts = {}
+        if crew.drafter is not None and released:
+            crew.drafter.free(released)
         if crew.drafter is not None and drafting:
             contexts = [context_of(entry, crew.judge.rule(entry.sequence)) for entry in drafting]
             budgets = [entry.budget for entry in drafting]
@@ -48,4 +51,12 @@ def context_of(entry: PlanEntry, rule: Rule) -> Context:
     sequence = entry.sequence
     request = sequence.request
     noise: Purpose = rule.noise
-    return Context(sequence.id, sequence.tokens, sequence.prompt_len, request.sampling, request.seed, noise)
+    return Context(
+        sequence.id,
+        sequence.tokens,
+        sequence.prompt_len,
+        request.sampling,
+        request.seed,
+        noise,
+        drafters=request.speculation.drafters,
+    )

@@ -35,7 +35,7 @@ class Block:
                 kept, kept_weight = length, weight
         position = draft.base_len + kept
         if kept == n:
-            return Verdict(tuple(range(n)), draws.token(law[n], position, Purpose.TARGET), bonus=True)
+            return Verdict(tuple(range(n)), scores.draw(n, position, draws), bonus=True)
         rest = residual(law[kept], draft, kept, kept_weight)
         return Verdict(tuple(range(kept)), draws.token(rest, position, Purpose.RECOVER), bonus=False)
 

@@ -31,4 +31,4 @@ class Rejection:
             if not uniforms[node] * drawn_with < law[node, token]:
                 recovered = draws.token(residual(law[node], draft, node), draft.base_len + node, Purpose.RECOVER)
                 return Verdict(tuple(range(node)), recovered, bonus=False)
-        return Verdict(tuple(range(n)), draws.token(law[n], draft.base_len + n, Purpose.TARGET), bonus=True)
+        return Verdict(tuple(range(n)), scores.draw(n, draft.base_len + n, draws), bonus=True)

@@ -40,6 +40,14 @@ BY_DRAFTER = {
     "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens verified."),
     "spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens accepted."),
 }
+POLICY = {
+    "speculation_length": "Tokens drafted per sequence in the latest decision, on average.",
+    "predicted_round_seconds": "What the time model said of the latest round.",
+    "prediction_error": "Median relative error of the time model over recent rounds.",
+    "cost_refits": "How often the time model was made anew because it predicted badly.",
+    "expected_goodput": "Tokens per second that the latest decision expects.",
+    "acceptance_rate": "Accepted / (accepted + rejected), over recent rounds.",
+}
 ROUNDS = {
     "round_seconds": ("round_seconds", "Time of whole rounds."),
     "round_draft_seconds": ("draft_seconds", "Time of drafting in rounds."),
@@ -118,6 +126,10 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
         summary.add_metric([model], count_value=engine["rounds"], sum_value=engine[key])
         found.append(summary)
+    for name, value in engine["policy"].items():
+        gauge = GaugeMetricFamily(PREFIX + name, POLICY.get(name, "A figure of the policy."), labels=["model_name"])
+        gauge.add_metric([model], value)
+        found.append(gauge)
     return found + _speculation(engine, model)
 
 

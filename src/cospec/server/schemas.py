@@ -57,6 +57,8 @@ class SpeculationChoice(Schema):
     enabled: bool = True
     length: int | None = Field(default=None, ge=0, le=64)
     rule: str | None = None
+    policy: str | None = None
+    drafters: list[str] | None = None
 
 
 class TextPart(Schema):
@@ -161,7 +163,8 @@ class Sampled(Schema):
     def choice(self) -> Speculation:
         """The request's speculation choices as the engine takes them."""
         given = self.speculation or SpeculationChoice()
-        return Speculation(given.enabled, given.length, given.rule)
+        drafters = None if given.drafters is None else tuple(given.drafters)
+        return Speculation(given.enabled, given.length, given.rule, given.policy, drafters)
 
 
 class CompletionBody(Sampled):

@@ -16,6 +16,15 @@ tokenizer of {vocab:,} tokens. They are made for measuring and testing speculati
 they write English prose, grade-school arithmetic and Python that looks right and often is not.
 """
 
+_SPECIALISTS = """The specialists are drafters for one domain each: the drafter, taught further by the target on that
+domain's text and on what the target writes behind that domain's prompts.
+"""
+
+_VARIANTS = """The variants are other targets of the same size, for decoding with several models: the target, trained
+further on another mixture of the domains. They are stored as low-rank adapters in PEFT's folder format; the table
+counts those parameters, and the tokens seen on top of the target's.
+"""
+
 _DATA = """## Data
 
 | domain | text | licence |
@@ -32,11 +41,14 @@ def render(card: Mapping[str, Any]) -> str:
     """Markdown of a card as ``export`` builds it and ``measure`` fills it; parts that are not measured are left out."""
     recipe = card["recipe"]
     parts = [_HEAD.format(name=recipe["name"], vocab=recipe["vocab_size"]), _members(card["members"])]
+    parts += [text for key, text in (("specialists", _SPECIALISTS), ("variants", _VARIANTS)) if recipe.get(key)]
     parts += [_maturity(card["members"]), *(f"{note}\n" for note in card.get("notes", ())), _DATA]
     if any("losses" in member for member in card["members"].values()):
         parts.append(_losses(card["members"]))
     if card.get("acceptance"):
         parts.append(_acceptance(card["acceptance"]))
+    if card.get("agreement"):
+        parts.append(_agreement(card["agreement"]))
     for domain, text in card.get("samples", {}).items():
         parts.append(f"## Sample: {domain} (temperature 0.7)\n\n```text\n{text}\n```\n")
     parts.append("## Recipe\n\n```yaml\n" + yaml.safe_dump(dict(recipe), sort_keys=False) + "```\n")
@@ -79,19 +91,31 @@ def _losses(members: Mapping[str, Any]) -> str:
 
 
 def _acceptance(acceptance: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            temperature,
-            domain,
-            f"{figures['top1']:.1%}",
-            f"{figures['overlap']:.1%}",
-            f"{figures['acceptance_length']:.2f}",
-        ]
-        for temperature, domains in acceptance.items()
-        for domain, figures in domains.items()
-    ]
+    """Every drafter on every domain, as table 2 of CoSine has it."""
     words = (
-        "## Acceptance\n\nThe drafter against the target on text that the target wrote behind held-out prompts, at the "
-        "given temperature. The\nacceptance length counts the target's own token and is for greedy drafts of four.\n\n"
+        "## Acceptance\n\nEvery drafter against the target, by the engine, on held-out prompts: the mean tokens that a "
+        "draft of four gave, the\ntarget's own included, and in brackets the share of drafted tokens that were kept. "
+        "Temperature 0 is greedy; at\ntemperature 1 drafts are judged by speculative sampling.\n\n"
     )
-    return words + _table(["temperature", "domain", "same likeliest token", "overlap", "acceptance length"], rows)
+    cell = "{acceptance_length:.2f} ({draft_acceptance_rate:.1%})"
+    return words + _grid(acceptance, "drafter", cell)
+
+
+def _agreement(agreement: Mapping[str, Any]) -> str:
+    words = (
+        "## Agreement\n\nEvery other model against the target, on text that the target wrote behind held-out prompts "
+        "at the given\ntemperature: the overlap of the two distributions, which is one minus their total variation, "
+        "and in brackets the\nshare of places where both hold the same token likeliest.\n\n"
+    )
+    return words + _grid(agreement, "model", "{overlap:.1%} ({top1:.1%})")
+
+
+def _grid(figures: Mapping[str, Any], head: str, cell: str) -> str:
+    """Figures by temperature, model and domain: a row per model, a column per domain."""
+    domains = list(dict.fromkeys(d for models in figures.values() for by_domain in models.values() for d in by_domain))
+    rows = [
+        [temperature, name, *(cell.format(**by_domain[domain]) for domain in domains)]
+        for temperature, models in figures.items()
+        for name, by_domain in models.items()
+    ]
+    return _table(["temperature", head, *domains], rows)

@@ -7,7 +7,7 @@ best low-rank copy of the target's, which saves it from learning 4,096 words ane
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,12 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from cospec.training.corpus import Corpus, end_token
-from cospec.training.export import save_model
+from cospec.errors import InvalidInput, words
+from cospec.training.course import Course, Material, Subject
 from cospec.training.family import load_trained, new_model, prepare
-from cospec.training.generate import Prompts, Writer, WritingPlan, engine_writer, write_stream
-from cospec.training.lessons import Lessons, fingerprint, read
-from cospec.training.recipe import Distillation, Recipe
+from cospec.training.generate import Writer
+from cospec.training.lessons import Lessons
+from cospec.training.recipe import Distillation, Recipe, Schedule
 from cospec.training.trainer import Trainer
 
 
@@ -76,70 +76,61 @@ def initialise(student: LlamaForCausalLM, head: Tensor, states: Tensor) -> None:
         student.model.embed_tokens.weight.copy_(copy)
 
 
-def make_lessons(target: LlamaForCausalLM, recipe: Recipe, course: Course) -> tuple[Lessons, int]:
-    """Have the target write, then read. Returns the lessons, the corpus' rows first, and how many those are."""
-    options, length = recipe.distillation, recipe.drafter_schedule.sequence
-    count = -(-options.corpus_tokens // length)
-    windows = course.corpus.windows(recipe.mixture, count, length, (recipe.seed, 1))
-    mark = fingerprint(target)
-    if options.written_tokens:
-        prompts = Prompts.build(course.corpus.train, recipe.mixture, course.tokenizer)
-        plan = WritingPlan(options.written_tokens, options.temperatures, recipe.seed)
-        stream = write_stream(course.writer, prompts, course.folder / f"written-{mark}", plan)
-        windows = np.concatenate([windows, _slices(stream, length)])
-    return read(target, windows, course.folder / f"read-{mark}"), count
-
-
-@dataclass(frozen=True)
-class Course:
-    """What a distillation works with: text, the folder for what the target writes and thinks, who writes."""
-
-    tokenizer: Tokenizer
-    corpus: Corpus
-    folder: Path
-    writer: Writer
-
-
-def _slices(stream: np.ndarray, length: int) -> np.ndarray:
-    """``[N, length + 1]`` windows that follow one another."""
-    count = (len(stream) - 1) // length
-    return np.stack([stream[i * length : (i + 1) * length + 1] for i in range(count)]).astype(np.int64)
-
-
-def draw_lessons(step: int, rows: int, share: float, pools: tuple[int, int], seed: int) -> np.ndarray:
-    """``[rows]`` lesson numbers: ``share`` of them from the second pool, each pool in a new order in every epoch."""
-    written = round(rows * share) if pools[1] else 0
-    parts = []
-    for pool, (take, first) in enumerate(((rows - written, 0), (written, pools[0]))):
-        places = np.arange(step * take, (step + 1) * take)
-        for epoch in np.unique(places // max(1, pools[pool])):
-            order = np.random.default_rng((seed, 2, pool, int(epoch))).permutation(pools[pool])
-            parts.append(first + order[places[places // pools[pool] == epoch] % pools[pool]])
-    return np.concatenate(parts).astype(np.int64)
-
-
 def train_drafter(
     recipe: Recipe, data: Path, out: Path, compiled: bool = False, writer: Writer | None = None
 ) -> Trainer:
     """Distil the target in ``out`` into the recipe's drafter. Resumes from what ``out`` holds."""
+    tokenizer, target, course = _open(recipe, data, out, writer)
+    schedule = recipe.drafter_schedule
+    material = course.make(target, Subject(recipe.mixture, recipe.distillation, schedule.sequence, recipe.seed))
+    states = torch.from_numpy(np.array(material.lessons.states[::8, ::16])).flatten(0, 1).float()
+    student = new_model(recipe.drafter, recipe, tokenizer, recipe.seed)
+    initialise(student, target.lm_head.weight.detach(), states)
+    trainer = _trainer(student, target, material, schedule, out / "drafter")
+    trainer.run(compiled=compiled)
+    return trainer
+
+
+def train_specialists(
+    recipe: Recipe, data: Path, out: Path, names: Sequence[str] = (), writer: Writer | None = None
+) -> dict[str, Trainer]:
+    """Distil one drafter per domain from the target in ``out``, each from the weights of the drafter there.
+
+    Minions, section 4: a small model that goes on learning on what its target wrote for one task's prompts agrees with
+    the target there far more often. Resumes from what ``out`` holds.
+
+    Args:
+        names: the domains; none means every domain of the recipe's mixture.
+
+    Raises:
+        InvalidInput: the recipe says nothing of specialists, or a name is not one of its domains.
+    """
+    if recipe.specialists is None:
+        raise InvalidInput("recipe.specialists", words("missing"), "a schedule and a distillation")
+    for name in names:
+        if name not in recipe.mixture:
+            raise InvalidInput("domain", name, f"one of {', '.join(recipe.mixture)}")
+    tokenizer, target, course = _open(recipe, data, out, writer)
+    schedule, options = recipe.specialists.schedule, recipe.specialists.distillation
+    trainers = {}
+    for name in names or recipe.mixture:
+        material = course.make(target, Subject({name: 1.0}, options, schedule.sequence, recipe.seed), name)
+        student = load_trained(recipe, "drafter", tokenizer, out).requires_grad_(True)
+        trainers[name] = _trainer(student, target, material, schedule, out / name)
+        trainers[name].run()
+    return trainers
+
+
+def _open(recipe: Recipe, data: Path, out: Path, writer: Writer | None) -> tuple[Tokenizer, LlamaForCausalLM, Course]:
     tokenizer, corpus = prepare(recipe, data, out)
     target = load_trained(recipe, "target", tokenizer, out)
     if writer is None:
-        folder = out / "lessons" / "target"
-        save_model(copy.deepcopy(target), folder, out / "tokenizer", end_token(tokenizer))
-        writer = engine_writer(folder)
-    lessons, count = make_lessons(target, recipe, Course(tokenizer, corpus, out / "lessons", writer))
-    head = target.lm_head.weight.detach()
-    student = new_model(recipe.drafter, recipe, tokenizer, recipe.seed)
-    initialise(student, head, torch.from_numpy(np.array(lessons.states[::8, ::16])).flatten(0, 1).float())
-    schedule, options = recipe.drafter_schedule, recipe.distillation
-    batches = partial(
-        draw_lessons,
-        rows=schedule.rows,
-        share=options.written_share,
-        pools=(count, len(lessons.tokens) - count),
-        seed=recipe.seed,
-    )
-    trainer = Trainer(student, schedule, DistillationLoss(lessons, head, options), batches, out / "drafter")
-    trainer.run(compiled=compiled)
-    return trainer
+        return tokenizer, target, Course.open(target, tokenizer, corpus, out)
+    return tokenizer, target, Course(tokenizer, corpus, out / "lessons", writer)
+
+
+def _trainer(
+    student: LlamaForCausalLM, target: LlamaForCausalLM, material: Material, schedule: Schedule, folder: Path
+) -> Trainer:
+    loss = DistillationLoss(material.lessons, target.lm_head.weight.detach(), material.subject.options)
+    return Trainer(student, schedule, loss, partial(material.draw, rows=schedule.rows), folder)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from cospec.errors import ModelError
 from cospec.training.card import render
 from cospec.training.corpus import Corpus, end_token
-from cospec.training.evaluate import Agreement, TextLoss, agreement, heldout_answers, heldout_losses
-from cospec.training.family import load_tokenizer, load_trained
+from cospec.training.drafting import acceptances
+from cospec.training.evaluate import Agreement, Documents, TextLoss, agreement, heldout_answers, heldout_losses
+from cospec.training.family import ADOPTED, TOKENIZER_FILES, load_adapter, load_tokenizer, load_trained
 from cospec.training.generate import engine_writer
 from cospec.training.recipe import Recipe
 
+TEMPERATURES = (0.0, 1.0)  # that the card tells of
 LIMIT = 64 * 2**20  # bytes: a family is small enough to come with the package
-MEMBERS = ("target", "drafter")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SAMPLES = {
     "prose": "It was a cold morning when the old man came to the door and",
     "math": "Question: Tom has 3 boxes with 12 pencils in each. He gives away 6 pencils. How many are left?\nAnswer:",
@@ -30,24 +32,50 @@ SAMPLES = {
 
 
 def export(recipe: Recipe, runs: Path, folder: Path) -> Path:
-    """Write every trained member of ``runs`` to ``folder/<member>`` and the card to ``folder``.
+    """Write every member of ``runs`` to ``folder/<member>`` and the card to ``folder``.
+
+    A member that was adopted and not trained since is copied as it is, with what its card says of it.
 
     Raises:
-        ModelError: nothing is trained yet, or the family would be larger than 64 MiB.
+        ModelError: there is no target, or the family would be larger than 64 MiB.
     """
     tokenizer = load_tokenizer(runs / "tokenizer")
+    adopted = _adopted_card(runs)
     card: dict[str, Any] = {"recipe": recipe.model_dump(mode="json"), "members": {}}
-    for name in MEMBERS:
-        if name != "target" and not (runs / name / "checkpoint.pt").exists():
-            continue
-        model = load_trained(recipe, name, tokenizer, runs)
-        save_model(model, folder / name, runs / "tokenizer", end_token(tokenizer))
-        card["members"][name] = {"parameters": count(model), **_training(recipe, runs, name)}
+    for name in recipe.members:
+        if (runs / name / "checkpoint.pt").exists():
+            card["members"][name] = _write_trained(recipe, name, tokenizer, runs, folder)
+        elif name in adopted.get("members", {}):
+            shutil.copytree(runs / ADOPTED / name, folder / name, dirs_exist_ok=True)
+            card["members"][name] = adopted["members"][name]
+        elif name == "target":
+            load_trained(recipe, name, tokenizer, runs)  # says what is missing
+    if not (runs / "target" / "checkpoint.pt").exists():
+        card |= {key: adopted[key] for key in ("notes", "samples") if key in adopted}
     _write_card(folder, card)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > LIMIT:
         raise ModelError(f"{folder} takes {size / 2**20:.1f} MiB; allowed is at most {LIMIT // 2**20} MiB.")
     return folder
+
+
+def _adopted_card(runs: Path) -> dict[str, Any]:
+    path = runs / ADOPTED / "card.json"
+    card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return card
+
+
+def _write_trained(recipe: Recipe, name: str, tokenizer: Tokenizer, runs: Path, folder: Path) -> dict[str, Any]:
+    """Export one member from its checkpoint; returns its entry of the card."""
+    if name in recipe.variants:
+        adapter = load_adapter(recipe, name, load_trained(recipe, "target", tokenizer, runs), runs)
+        adapter.save(folder / name, "../target", recipe.variants[name])
+        parameters = count(adapter)
+    else:
+        model = load_trained(recipe, name, tokenizer, runs)
+        save_model(model, folder / name, runs / "tokenizer", end_token(tokenizer))
+        parameters = count(model)
+    return {"role": recipe.role(name), "parameters": parameters, **_training(recipe, runs, name)}
 
 
 def save_model(model: LlamaForCausalLM, folder: Path, tokenizer: Path, end: int) -> None:
@@ -67,12 +95,17 @@ def count(model: torch.nn.Module) -> int:
 
 def _training(recipe: Recipe, runs: Path, name: str) -> dict[str, Any]:
     state = torch.load(runs / name / "checkpoint.pt", map_location="cpu", weights_only=True)
-    schedule = recipe.target_schedule if name == "target" else recipe.drafter_schedule
-    return {"tokens": state["step"] * schedule.batch_tokens, "steps": state["step"], "hours": state["seconds"] / 3600}
+    return {
+        "tokens": state["step"] * recipe.schedule(name).batch_tokens,
+        "steps": state["step"],
+        "hours": state["seconds"] / 3600,
+    }
 
 
 def measure(recipe: Recipe, runs: Path, folder: Path) -> dict[str, Any]:
     """Measure the members in ``runs`` on held-out text and fill the card in ``folder``, which ``export`` wrote.
+
+    Losses and samples that came with an adopted member stay; acceptance is measured anew, all drafters on one text.
 
     Returns:
         The card's new content.
@@ -85,23 +118,32 @@ def measure(recipe: Recipe, runs: Path, folder: Path) -> dict[str, Any]:
     corpus = Corpus.load(runs / "tokens")
     models = {name: load_trained(recipe, name, tokenizer, runs) for name in card["members"]}
     for name, model in models.items():
-        losses = heldout_losses(model, tokenizer, corpus, recipe.context)
-        card["members"][name]["losses"] = {domain: _rounded(loss) for domain, loss in losses.items()}
+        if "losses" not in card["members"][name]:
+            losses = heldout_losses(model, tokenizer, corpus, recipe.context)
+            card["members"][name]["losses"] = {domain: _rounded(loss) for domain, loss in losses.items()}
     writer = engine_writer(folder / "target")
-    if "drafter" in models:
-        card["acceptance"] = {
-            f"{temperature:g}": {
-                domain: _rounded(agreement(models["drafter"], models["target"], documents))
-                for domain, documents in heldout_answers(writer, corpus, tokenizer, temperature).items()
-            }
-            for temperature in (0.0, 1.0)
+    if len(models) > 1:
+        answers = {t: heldout_answers(writer, corpus, tokenizer, t) for t in TEMPERATURES}
+        card["agreement"] = {f"{t:g}": _agreements(models, texts) for t, texts in answers.items()}
+        prompts = {domain: [prompt for prompt, _ in documents] for domain, documents in answers[0.0].items()}
+        drafters = [folder / name for name in models if name != "target" and name not in recipe.variants]
+        card["acceptance"] = acceptances(folder / "target", drafters, prompts, TEMPERATURES)
+    if "samples" not in card:
+        card["samples"] = {
+            domain: text + tokenizer.decode(writer([tokenizer.encode(text).ids], 96, 0.7, 1)[0])
+            for domain, text in SAMPLES.items()
         }
-    card["samples"] = {
-        domain: text + tokenizer.decode(writer([tokenizer.encode(text).ids], 96, 0.7, 1)[0])
-        for domain, text in SAMPLES.items()
-    }
     _write_card(folder, card)
     return card
+
+
+def _agreements(models: Mapping[str, LlamaForCausalLM], texts: Mapping[str, Documents]) -> dict[str, Any]:
+    """Model -> domain -> figures, of every model but the target."""
+    return {
+        name: {domain: _rounded(agreement(model, models["target"], text)) for domain, text in texts.items()}
+        for name, model in models.items()
+        if name != "target"
+    }
 
 
 def _rounded(figures: TextLoss | Agreement) -> dict[str, float]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cospec.errors import ModelError
+from cospec.models.adapters import is_adapter, merge, read_adapter
 from cospec.training.corpus import DOMAINS, Corpus, end_token, read_domain, split
+from cospec.training.lowrank import Adapter
 from cospec.training.recipe import ModelShape, Recipe
 from cospec.training.tokenizer import train_tokenizer
 from cospec.training.trainer import Trainer, next_token_loss, restore
+
+ADOPTED = "adopted"  # folder of a run for a family that it goes on from
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def prepare(recipe: Recipe, data: Path, out: Path) -> tuple[Tokenizer, Corpus]:
@@ -55,21 +62,69 @@ def new_model(shape: ModelShape, recipe: Recipe, tokenizer: Tokenizer, seed: int
     )
 
 
-def load_trained(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
-    """The ``target`` or ``drafter`` as its newest checkpoint has it, in evaluation mode, not to be trained further.
+def adopt(family: Path, out: Path) -> None:
+    """Take over an exported family's tokenizer, models and card into ``out``, for what ``out`` has not trained itself.
 
     Raises:
-        ModelError: there is no checkpoint, or it holds another shape.
+        ModelError: ``family`` holds no target.
     """
-    path = out / name / "checkpoint.pt"
-    if not path.exists():
-        raise ModelError(f"{out} holds no {name}; allowed is a folder in which `cospec train {name}` ran.")
-    model = new_model(recipe.target if name == "target" else recipe.drafter, recipe, tokenizer, recipe.seed)
-    restore(model, torch.load(path, map_location="cpu", weights_only=True)["model"], path)
+    if not (family / "target" / "config.json").exists():
+        raise ModelError(f"{family} holds no target; allowed is a folder that `cospec train export` wrote.")
+    (out / "tokenizer").mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (family / "target" / name).exists() and not (out / "tokenizer" / name).exists():
+            shutil.copyfile(family / "target" / name, out / "tokenizer" / name)
+    shutil.copytree(family, out / ADOPTED, dirs_exist_ok=True)
+
+
+def load_trained(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
+    """A member as its newest checkpoint has it, or as it was adopted; in evaluation mode, not to be trained.
+
+    A variant is the target with its adapter merged.
+
+    Raises:
+        ModelError: there is neither, or it has another shape.
+    """
+    if name in recipe.variants:
+        return _load_variant(recipe, name, tokenizer, out)
+    path, adopted = out / name / "checkpoint.pt", out / ADOPTED / name
+    model = new_model(recipe.shape(name), recipe, tokenizer, recipe.seed)
+    if path.exists():
+        restore(model, torch.load(path, map_location="cpu", weights_only=True)["model"], path)
+    elif (adopted / "model.safetensors").exists():
+        weights = load_file(adopted / "model.safetensors")
+        # Tied embeddings are stored once.
+        restore(model, {"lm_head.weight": weights["model.embed_tokens.weight"], **weights}, adopted)
+    else:
+        raise _missing(out, name, name if name in ("target", "drafter") else "drafters")
     model.requires_grad_(False)
     model.eval()
     torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu")
     return model
+
+
+def _load_variant(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
+    model = load_trained(recipe, "target", tokenizer, out)
+    if (out / name / "checkpoint.pt").exists():
+        load_adapter(recipe, name, model, out).merge(model)
+    elif is_adapter(out / ADOPTED / name):
+        merge(model, read_adapter(out / ADOPTED / name))
+    else:
+        raise _missing(out, name, "variants")
+    return model
+
+
+def load_adapter(recipe: Recipe, name: str, target: LlamaForCausalLM, out: Path) -> Adapter:
+    """A variant's factors as its newest checkpoint has them, not attached to ``target``."""
+    path = out / name / "checkpoint.pt"
+    adapter = Adapter(target, recipe.variants[name], recipe.seed).requires_grad_(False)
+    restore(adapter, torch.load(path, map_location="cpu", weights_only=True)["model"], path)
+    torch.nn.Module.to(adapter, target.device)
+    return adapter
+
+
+def _missing(out: Path, name: str, stage: str) -> ModelError:
+    return ModelError(f"{out} holds no {name}; allowed is a folder in which `cospec train {stage}` ran.")
 
 
 def train_target(recipe: Recipe, data: Path, out: Path, compiled: bool = False) -> Trainer:

@@ -60,8 +60,37 @@ class Distillation(Options):
     truth: float = Field(default=0.0, ge=0, le=1)
 
 
+class HeadsPlan(Options):
+    """Medusa heads on the target: how many, and how they are trained."""
+
+    count: int = Field(default=4, ge=1, le=16)
+    schedule: Schedule
+
+
+class Specialists(Options):
+    """One drafter per domain of the recipe's mixture, of the generic drafter's shape and starting from its weights."""
+
+    schedule: Schedule
+    distillation: Distillation = Distillation()
+
+
+class Variant(Options):
+    """The target gone on with another mixture, as a low-rank adapter.
+
+    Attributes:
+        mixture: weight of each domain.
+        rank: of every linear layer's update.
+        alpha: the update is scaled by ``alpha / rank``.
+    """
+
+    mixture: dict[str, float]
+    rank: int = Field(default=16, gt=0)
+    alpha: int = Field(default=32, gt=0)
+    schedule: Schedule
+
+
 class Recipe(Options):
-    """One family: a tokenizer, a target and its drafter."""
+    """One family: a tokenizer, a target, its drafter, a specialist per domain, variants of the target by name."""
 
     name: str
     seed: int = 0
@@ -73,6 +102,35 @@ class Recipe(Options):
     drafter: ModelShape
     drafter_schedule: Schedule
     distillation: Distillation = Distillation()
+    specialists: Specialists | None = None
+    variants: dict[str, Variant] = Field(default_factory=dict)
+    heads: HeadsPlan | None = None
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Every model of the family: the target, its drafter, the specialists by domain, the variants by name."""
+        specialists = () if self.specialists is None else tuple(self.mixture)
+        return ("target", "drafter", *specialists, *self.variants)
+
+    def role(self, member: str) -> str:
+        """What a member is, in a few words."""
+        if member in self.variants:
+            return f"{self.name}:target gone on with another mixture, a LoRA adapter"
+        if member == "target":
+            return "target, whose law outputs follow"
+        return f"drafter of {self.name}:target" + ("" if member == "drafter" else f" for {member}")
+
+    def shape(self, member: str) -> ModelShape:
+        """Of any member: every one but the target and its variants is a drafter."""
+        return self.target if member == "target" or member in self.variants else self.drafter
+
+    def schedule(self, member: str) -> Schedule:
+        """By which a member was trained."""
+        if member in self.variants:
+            return self.variants[member].schedule
+        if self.specialists is not None and member in self.mixture:
+            return self.specialists.schedule
+        return self.target_schedule if member == "target" else self.drafter_schedule
 
 
 def load_recipe(name: str) -> Recipe:

@@ -70,11 +70,13 @@ class Trainer:
         matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
         chosen = {id(p) for p in matrices}
         others = [p for p in model.parameters() if id(p) not in chosen]
-        self.optimizers = [
-            torch.optim.Muon(matrices, lr=schedule.matrix_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=schedule.other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=schedule.matrix_lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
         ]
-        self.peaks = (schedule.matrix_lr, schedule.other_lr)
+        if others:  # an adapter has matrices only
+            adam = torch.optim.AdamW(others, lr=schedule.other_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+            self.optimizers.append(adam)
+        self.peaks = (schedule.matrix_lr, schedule.other_lr)[: len(self.optimizers)]
         self.step, self.seconds = 0, 0.0
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()

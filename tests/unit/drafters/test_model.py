@@ -27,7 +27,7 @@ def model() -> ToyModel:
 
 def fresh(context: Context, depth: int) -> Draft:
     """What a drafter that never saw the sequence before proposes."""
-    (draft,) = ModelDrafter(model()).propose([context], [Budget(depth, 1, depth)])
+    (draft,) = ModelDrafter(model()).propose([context], [Budget(depth, depth)])
     return draft
 
 
@@ -38,7 +38,7 @@ def same(found: Draft, wanted: Draft) -> bool:
 
 
 def step(drafter: ModelDrafter, contexts: Sequence[Context], depth: int) -> list[Draft]:
-    return drafter.propose(contexts, [Budget(depth, 1, depth)] * len(contexts))
+    return drafter.propose(contexts, [Budget(depth, depth)] * len(contexts))
 
 
 @pytest.mark.parametrize("noise", [Purpose.DRAFT, Purpose.TARGET])
@@ -105,7 +105,7 @@ def test_long_backlogs_are_fed_in_pieces() -> None:
         sizes.extend(len(segment.tokens) for segment in batch.segments)
         return forward(batch)
 
-    with patch("cospec.drafters.model.CATCH_UP_TOKENS", 16), patch.object(drafter.model, "forward", counted):
+    with patch("cospec.drafters.following.CATCH_UP_TOKENS", 16), patch.object(drafter.model, "forward", counted):
         (found,) = step(drafter, [context], 3)
     assert same(found, wanted)
     assert max(sizes) <= 16

@@ -52,7 +52,7 @@ def commit(
         draft = Draft("s", base, drafted, tuple(range(-1, kept + 1)), ("d",) * (kept + 2)) if kept else None
         verdict = Verdict(tuple(range(kept)), piece[-1], bonus=False)
         rows = tuple(TokenLogprobs(token, -1.0, 1, ()) for token in piece)
-        entry = PlanEntry(sequence, base - sequence.computed, Budget(kept + 2, 1, kept + 2))
+        entry = PlanEntry(sequence, base - sequence.computed, Budget(kept + 2, kept + 2))
         commits, given = made.commit([Outcome(entry, draft, verdict, rows)])
         (done,) = commits
         assert done.computed == sequence.computed < len(sequence.tokens)

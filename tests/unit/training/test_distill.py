@@ -16,7 +16,7 @@ from cospec.training.distill import (
     low_rank_embedding,
     train_drafter,
 )
-from cospec.training.evaluate import heldout_loss, rounds_needed
+from cospec.training.evaluate import heldout_loss
 from cospec.training.export import save_model
 from cospec.training.family import load_trained, new_model, train_target
 from cospec.training.generate import Prompts, WritingPlan, engine_writer, write_stream
@@ -175,20 +175,6 @@ def test_the_fingerprint_knows_every_weight(recipe: Recipe, tokenizer: Tokenizer
     with torch.no_grad():
         model.model.norm.weight[3] += 1e-3
     assert fingerprint(model) != before
-
-
-@pytest.mark.parametrize(
-    ("agree", "depth", "rounds"),
-    [
-        ([True] * 10, 4, 2),
-        ([False] * 3, 4, 3),
-        ([True, False, True, True, False], 4, 2),
-        ([True] * 3, 0, 3),
-        ([], 4, 0),
-    ],
-)
-def test_rounds_of_greedy_speculation(agree: list[bool], depth: int, rounds: int) -> None:
-    assert rounds_needed(agree, depth) == rounds
 
 
 def test_heldout_loss_of_an_untrained_model_is_that_of_guessing(

@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from cospec.cli.main import app
 from cospec.errors import ModelError
 from cospec.training import export as exporting
-from cospec.training.distill import train_drafter
+from cospec.training.distill import train_drafter, train_specialists
 from cospec.training.export import export, measure
-from cospec.training.family import load_tokenizer, load_trained, train_target
+from cospec.training.family import adopt, load_tokenizer, load_trained, train_target
 from cospec.training.recipe import Recipe
+from cospec.training.variants import train_variants
 
 
 def test_export_writes_what_transformers_loads(recipe: Recipe, runs: Path, tmp_path: Path) -> None:
@@ -44,14 +45,53 @@ def test_measure_fills_the_card(recipe: Recipe, runs: Path, tmp_path: Path, monk
     monkeypatch.setattr(exporting, "SAMPLES", {"math": "Question: What"})
     train_target(recipe, runs, runs)
     train_drafter(recipe, runs, runs)
+    train_specialists(recipe, runs, runs, ["code"])
+    train_variants(recipe, runs, runs)
     folder = export(recipe, runs, tmp_path / "zoo")
     card = measure(recipe, runs, folder)
     assert json.loads((folder / "card.json").read_text()) == json.loads(json.dumps(card))
-    assert set(card["members"]["drafter"]["losses"]) == {"prose", "math", "code"}
-    for figures in card["acceptance"]["0"].values():
-        assert 0 <= figures["top1"] <= 1 and 0 <= figures["overlap"] <= 1 and 1 <= figures["acceptance_length"] <= 5
+    assert list(card["members"]) == ["target", "drafter", "code", "target-prose"]
+    domains = {"prose", "math", "code"}
+    assert all(set(member["losses"]) == domains for member in card["members"].values())
+    for temperature in ("0", "1"):
+        assert set(card["acceptance"][temperature]) == {"drafter", "code"}
+        for figures in (
+            card["acceptance"][temperature][name][domain] for name in ("drafter", "code") for domain in domains
+        ):
+            rate, length = figures["draft_acceptance_rate"], figures["acceptance_length"]
+            assert 0 <= rate <= 1 and figures["tokens"] > 0
+            # Drafts of four; the last of an output may be shorter.
+            assert 1 + 3 * rate < length <= 1 + 4 * rate + 1e-3
+        for figures in card["agreement"][temperature]["target-prose"].values():
+            assert 0.2 < figures["overlap"] < 0.9999 and 0 <= figures["top1"] <= 1
     page = (folder / "README.md").read_text()
-    assert "## Loss" in page and "## Acceptance" in page and "Question: What" in page
+    for part in ("## Loss", "## Acceptance", "## Agreement", "Question: What", "low-rank adapters"):
+        assert part in page
+
+
+def test_what_was_adopted_keeps_its_weights_and_figures(
+    recipe: Recipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "SAMPLES", {"math": "Question: What"})
+    train_target(recipe, runs, runs)
+    train_drafter(recipe, runs, runs)
+    family = export(recipe, runs, tmp_path / "family")
+    before = measure(recipe, runs, family)
+    before["notes"] = ["The target was trained in two parts."]
+    (family / "card.json").write_text(json.dumps(before))
+    later = tmp_path / "later"
+    adopt(family, later)
+    (later / "tokens").symlink_to(runs / "tokens")
+    train_specialists(recipe, runs, later, ["code"])
+    folder = export(recipe, later, family)
+    card = measure(recipe, later, folder)
+    for name in ("target", "drafter"):
+        assert card["members"][name] == before["members"][name]
+        written, adopted = (load_file(path / name / "model.safetensors") for path in (folder, later / "adopted"))
+        assert all(torch.equal(tensor, adopted[key]) for key, tensor in written.items())
+    assert card["notes"] == before["notes"] and card["samples"] == before["samples"]
+    assert card["acceptance"]["0"]["drafter"] == before["acceptance"]["0"]["drafter"]
+    assert card["members"]["code"]["tokens"] == 16 * 256 and set(card["acceptance"]["0"]) == {"drafter", "code"}
 
 
 def test_a_family_that_is_too_large_is_refused(
@@ -70,6 +110,9 @@ def test_a_family_that_is_too_large_is_refused(
         (["drafter", "--recipe", "zou", "--data", "."], "recipe is 'zou'; allowed is one of zoo"),
         (["export", "--out", "nowhere"], "out is 'nowhere'"),
         (["evaluate", "--out", ".", "--to", "nowhere"], "cospec train export"),
+        (["drafters", "--from", "nowhere"], "from is 'nowhere'; allowed is an existing folder."),
+        (["drafters", "--data", ".", "--domain", "law"], "domain is 'law'"),
+        (["variants", "--data", ".", "--name", "law"], "name is 'law'"),
     ],
 )
 def test_bad_arguments_get_one_sentence(
@@ -92,6 +135,8 @@ def test_the_commands_run_one_after_another(
     for command in (
         ["target", *common, "--data", str(runs), "--tokens", "512"],
         ["drafter", *common, "--data", str(runs), "--tokens", "512"],
+        ["drafters", *common, "--data", str(runs), "--domain", "math"],
+        ["variants", *common, "--data", str(runs)],
         ["export", *common, "--to", str(tmp_path / "zoo")],
         ["evaluate", *common, "--to", str(tmp_path / "zoo")],
     ):

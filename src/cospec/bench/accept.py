@@ -1,0 +1,186 @@
+"""Acceptance by drafter, domain, temperature and position, with intervals (spec section 1).
+
+A drafter is judged by what its drafts met, so each commit of each request is one observation: how deep it was drafted,
+how far it was accepted, and whether a token was refused there. Intervals resample whole prompts, because tokens of one
+output are no independent evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from cospec.bench.timing import Prompt
+from cospec.bench.watch import Watch, watched_engine
+from cospec.config import EngineConfig
+from cospec.engine.engine import Engine
+from cospec.engine.requests import make_requests
+from cospec.params import SamplingParams
+from cospec.types import Commit
+
+RESAMPLES, CONFIDENCE = 2000, 0.95
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened to the drafts of one prompt.
+
+    Attributes:
+        accepted, refused: by position in the draft, from 0: tokens kept there, and drafts that ended there.
+        calls: rounds of the target that the request took part in, its prompt's included.
+    """
+
+    drafts: int = 0
+    proposed: int = 0
+    accepted: list[int] = field(default_factory=list)
+    refused: list[int] = field(default_factory=list)
+    tokens: int = 0
+    calls: int = 0
+
+    def add(self, commit: Commit) -> None:
+        """One more round."""
+        self.calls += 1
+        self.tokens += len(commit.tokens)
+        if not commit.drafted:
+            return
+        self.drafts += 1
+        self.proposed += commit.drafted
+        kept = len(commit.path)
+        for counts in (self.accepted, self.refused):
+            counts.extend([0] * (kept + 1 - len(counts)))
+        for place in range(kept):
+            self.accepted[place] += 1
+        self.refused[kept] += commit.rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure and its interval; None where nothing was observed."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "-"
+        return f"{self.value:.3f}" if self.low is None else f"{self.value:.3f} ({self.low:.3f}, {self.high:.3f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One drafter on one domain at one temperature.
+
+    Attributes:
+        alpha: accepted / (accepted + rejections), the conditional rate per position (spec section 1).
+        draft_acceptance_rate: accepted / proposed, as servers report it.
+        mean_acceptance_length: 1 + accepted / drafts.
+        calls_per_token: rounds of the target per token written, one request at a time.
+        by_position: ``alpha`` at each position of the draft.
+    """
+
+    drafter: str
+    domain: str
+    temperature: float
+    prompts: int
+    tokens: int
+    alpha: Estimate
+    draft_acceptance_rate: Estimate
+    mean_acceptance_length: Estimate
+    calls_per_token: Estimate
+    by_position: tuple[Estimate, ...]
+
+
+def summarise(drafter: str, domain: str, temperature: float, tallies: Seq[Tally]) -> Row:
+    """Figures over the prompts of one domain."""
+    depth = max((len(tally.accepted) for tally in tallies), default=0)
+
+    def at(place: int) -> Callable[[Tally], tuple[float, float]]:
+        return lambda one: (_at(one.accepted, place), _at(one.accepted, place) + _at(one.refused, place))
+
+    return Row(
+        drafter,
+        domain,
+        temperature,
+        len(tallies),
+        sum(tally.tokens for tally in tallies),
+        ratio(tallies, lambda one: (sum(one.accepted), sum(one.accepted) + sum(one.refused))),
+        ratio(tallies, lambda one: (sum(one.accepted), one.proposed)),
+        ratio(tallies, lambda one: (one.drafts + sum(one.accepted), one.drafts)),
+        ratio(tallies, lambda one: (one.calls, one.tokens)),
+        tuple(found for place in range(depth) if (found := ratio(tallies, at(place))).value is not None),
+    )
+
+
+def ratio(tallies: Seq[Tally], parts: Callable[[Tally], tuple[float, float]]) -> Estimate:
+    """Sum over sum, with the percentile bootstrap over prompts; no interval for a single prompt."""
+    table = np.array([parts(tally) for tally in tallies], dtype=np.float64).reshape(-1, 2)
+    above, below = table.sum(axis=0) if len(table) else (0.0, 0.0)
+    if below == 0:
+        return Estimate(None)
+    if len(table) < 2:
+        return Estimate(above / below)
+    picks = np.random.default_rng(0).integers(len(table), size=(RESAMPLES, len(table)))
+    sums = table[picks].sum(axis=1)
+    found = sums[:, 0][sums[:, 1] > 0] / sums[:, 1][sums[:, 1] > 0]
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Estimate(float(above / below), float(low), float(high))
+
+
+def measure(
+    drafter: str, config: EngineConfig, prompts: Seq[Prompt], temperatures: Seq[float], max_tokens: int
+) -> list[Row]:
+    """Every domain at every temperature, and all domains together where there are several."""
+    engine, watch = watched_engine(config)
+    rows = []
+    for temperature in temperatures:
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+        tallies = _run(engine, watch, prompts, params)
+        domains = list(dict.fromkeys(prompt.category for prompt in prompts))
+        for domain in domains:
+            own = [tally for prompt, tally in zip(prompts, tallies, strict=True) if prompt.category == domain]
+            rows.append(summarise(drafter, domain, temperature, own))
+        if len(domains) > 1:
+            rows.append(summarise(drafter, "all", temperature, tallies))
+    return rows
+
+
+def _run(engine: Engine, watch: Watch, prompts: Seq[Prompt], params: SamplingParams) -> list[Tally]:
+    """The tallies of the prompts, in order; seeds are their numbers, so that a run can be repeated."""
+    watch.clear()
+    tallies: dict[str, Tally] = {}
+    for number, prompt in enumerate(prompts):
+        (request,) = make_requests(f"accept-{number}", engine.tokenizer.encode(prompt.text), params)
+        engine.add(replace(request, seed=number))
+        tallies[request.id] = Tally()
+    while engine.has_work:
+        engine.step()
+    for commit in watch.commits:
+        tallies[commit.id].add(commit)
+    return list(tallies.values())
+
+
+def as_runs(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The rows as a report takes them; ``intervals`` holds what its tables leave out."""
+    return [
+        {
+            "label": f"{row.drafter}, {row.domain}, T {row.temperature:g}",
+            "speculation": {
+                "acceptance_rate": row.alpha.value,
+                "draft_acceptance_rate": row.draft_acceptance_rate.value,
+                "mean_acceptance_length": row.mean_acceptance_length.value,
+                "target_calls_per_token": row.calls_per_token.value,
+                "acceptance_per_position": [one.value for one in row.by_position],
+            },
+            "intervals": asdict(row),
+        }
+        for row in rows
+    ]
+
+
+def _at(counts: Seq[int], place: int) -> int:
+    return counts[place] if place < len(counts) else 0

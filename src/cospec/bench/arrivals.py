@@ -1,0 +1,134 @@
+"""When requests come: open loops by rate or by a recorded trace, and the closed loop, which knows no times.
+
+An *open* loop sends requests at times of its own, whatever the server does; a *closed* loop sends the next one when one
+has ended, so its rate is the server's. A closed loop is everything due at once behind a limit on concurrency.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from cospec.errors import InvalidInput, words
+
+
+class Arrivals(Protocol):
+    """A way for requests to come."""
+
+    @property
+    def label(self) -> str:
+        """In words, for reports."""
+
+    def times(self, n: int, seed: int) -> list[float]:
+        """When each of ``n`` requests is due, ascending seconds from the start; the same for the same seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByRate:
+    """A renewal process with gamma gaps of mean ``1 / rate``.
+
+    Attributes:
+        rate: requests per second.
+        burstiness: the gamma's shape, as in ``vllm bench serve``: 1 is Poisson, less is burstier, more is steadier. The
+            gaps' coefficient of variation is ``1 / sqrt(burstiness)``.
+    """
+
+    rate: float
+    burstiness: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.rate < math.inf):
+            raise InvalidInput("request_rate", self.rate, "a number above 0, or inf")
+        if not (0 < self.burstiness < math.inf):
+            raise InvalidInput("burstiness", self.burstiness, "a number above 0")
+
+    @property
+    def label(self) -> str:
+        """See ``Arrivals``."""
+        kind = "Poisson" if self.burstiness == 1.0 else f"gamma with burstiness {self.burstiness:g}"
+        return f"{self.rate:g} requests/s, {kind}"
+
+    def times(self, n: int, seed: int) -> list[float]:
+        """See ``Arrivals``; the first request comes at 0."""
+        generator = np.random.default_rng(seed)
+        gaps = generator.gamma(self.burstiness, 1.0 / (self.rate * self.burstiness), size=max(n - 1, 0))
+        return [0.0, *np.cumsum(gaps).tolist()][:n]
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """Everything is due at the start; with a limit on concurrency this is the closed loop."""
+
+    @property
+    def label(self) -> str:
+        """See ``Arrivals``."""
+        return "all at once"
+
+    def times(self, n: int, seed: int) -> list[float]:
+        """See ``Arrivals``."""
+        return [0.0] * n
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Recorded times, shifted so that the first one is 0."""
+
+    recorded: tuple[float, ...]
+    name: str = "trace"
+
+    @property
+    def label(self) -> str:
+        """See ``Arrivals``."""
+        return f"recorded times from {self.name}"
+
+    def times(self, n: int, seed: int) -> list[float]:
+        """See ``Arrivals``.
+
+        Raises:
+            InvalidInput: the trace is shorter than ``n``.
+        """
+        if n > len(self.recorded):
+            raise InvalidInput("num_prompts", n, f"at most {len(self.recorded)}, the length of the trace")
+        return [time - self.recorded[0] for time in self.recorded[:n]]
+
+    @classmethod
+    def read(cls, path: Path) -> Trace:
+        """Read a file with one time in seconds per line, ascending; blank lines and lines with ``#`` are skipped.
+
+        Raises:
+            InvalidInput: the file cannot be read, or a line is no such time; the sentence names the line.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise InvalidInput("trace", str(path), f"a readable text file ({error})") from None
+        found: list[float] = []
+        for number, line in enumerate(lines, start=1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                found.append(_time(line.strip(), number, found[-1] if found else 0.0))
+        if not found:
+            raise InvalidInput("trace", words(f"{path}, which holds no times"), "a file with one time per line")
+        return cls(tuple(found), path.name)
+
+
+def by_rate(rate: float, burstiness: float = 1.0) -> Arrivals:
+    """Arrivals at ``rate`` requests per second; at ``inf`` all come at once.
+
+    Raises:
+        InvalidInput: a rate or burstiness that is not above 0.
+    """
+    return AtOnce() if rate == math.inf else ByRate(rate, burstiness)
+
+
+def _time(text: str, line: int, before: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not before <= value < math.inf:
+        raise InvalidInput(f"trace, line {line}", text, "a time in seconds that is not before the one above it")
+    return value

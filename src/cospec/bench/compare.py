@@ -1,0 +1,171 @@
+"""Several systems over the same prompts in one run, so that nothing differs but the system.
+
+The prompts are cut into pieces that each run at once. For every repetition of a piece all systems run it one right
+after the other, in an order drawn anew, after a warm-up of each. What is compared are ratios within such a turn.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cospec.bench.counters import SpeculationCounters
+from cospec.bench.metrics import Latency, Selection, latency, values
+from cospec.bench.results import figures
+from cospec.bench.statistics import Ratio, paired_ratio
+from cospec.bench.systems import System
+from cospec.bench.timing import Params, Prompt, Timing
+from cospec.bench.tokens import TokenCounter
+
+COSTS = ("time_per_token", "ttft", "tpot", "e2el")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a comparison is run.
+
+    Attributes:
+        batch: prompts that run at once.
+        repetitions: turns of every piece.
+        warmups: runs of every system before the first turn, not counted.
+        seed: of the order of systems in each turn, and of the bootstrap.
+    """
+
+    batch: int = 1
+    repetitions: int = 3
+    warmups: int = 1
+    seed: int = 0
+
+    def pieces(self, prompts: Seq[Prompt]) -> list[list[Prompt]]:
+        """Batches; the last one may be smaller."""
+        return [list(prompts[start : start + self.batch]) for start in range(0, len(prompts), self.batch)]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One system's run of one piece in one turn."""
+
+    system: str
+    piece: int
+    repetition: int
+    timings: tuple[Timing, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(one.ok for one in self.timings)
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last one's end."""
+        return max((one.end for one in self.timings), default=0.0)
+
+    def costs(self) -> dict[str, float]:
+        """What is compared, in seconds; only what this run can tell. Lower is better."""
+        tokens = sum(one.output_tokens for one in self.timings)
+        found: dict[str, float] = {"time_per_token": self.seconds / tokens} if tokens else {}
+        latencies: list[Latency] = [one for one in map(latency, self.timings) if one is not None]
+        for metric in COSTS[1:]:
+            own = values(latencies, metric)
+            if len(own) == len(self.timings):
+                found[metric] = float(np.mean(own))
+        return {name: cost for name, cost in found.items() if cost > 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All observations; the first system is the baseline.
+
+    Attributes:
+        counters: per system, of everything that was counted in ``observations``; None where it reports none.
+    """
+
+    systems: tuple[str, ...]
+    observations: tuple[Observation, ...]
+    counters: Mapping[str, SpeculationCounters | None] = field(default_factory=dict)
+
+    def of(self, system: str) -> list[Observation]:
+        """One system's, in the order of turns."""
+        return [one for one in self.observations if one.system == system]
+
+    def ratio(self, system: str, baseline: str, cost: str, seed: int = 0) -> Ratio | None:
+        """How many times less ``system`` costs than ``baseline``; None when no turn has both. Turns in which a request
+        of either failed are left out."""
+        pairs = [
+            (mine.costs()[cost], theirs.costs()[cost])
+            for theirs, mine in zip(self.of(baseline), self.of(system), strict=True)
+            if mine.ok and theirs.ok and cost in mine.costs() and cost in theirs.costs()
+        ]
+        return paired_ratio([their for _, their in pairs], [my for my, _ in pairs], seed) if pairs else None
+
+    def same_text(self, system: str, baseline: str) -> float:
+        """Share of outputs that are the baseline's, character for character."""
+        pairs = [
+            (mine.text, theirs.text)
+            for one, other in zip(self.of(system), self.of(baseline), strict=True)
+            for mine, theirs in zip(one.timings, other.timings, strict=True)
+        ]
+        return sum(mine == theirs for mine, theirs in pairs) / len(pairs) if pairs else 0.0
+
+
+def compare(
+    systems: Seq[System],
+    prompts: Seq[Prompt],
+    params: Params,
+    schedule: Schedule,
+    counter: TokenCounter,
+    progress: Progress = lambda name: None,
+) -> Comparison:
+    """Start all systems, warm them up, and alternate them; stops them whatever happens.
+
+    Args:
+        progress: called with a system's name after each of its runs, warm-ups included.
+    """
+    shuffler, pieces, found = random.Random(schedule.seed), schedule.pieces(prompts), list[Observation]()
+    with ExitStack() as running:
+        for system in systems:
+            system.start()
+            running.callback(system.stop)
+        for system in systems:
+            for _ in range(schedule.warmups):
+                system.run(pieces[0], params)
+                progress(system.name)
+        before = {system.name: system.counters() for system in systems}
+        for repetition in range(schedule.repetitions):
+            for number, piece in enumerate(pieces):
+                for system in shuffler.sample(systems, len(systems)):
+                    timings = counter.count(piece, system.run(piece, params))
+                    found.append(Observation(system.name, number, repetition, tuple(timings)))
+                    progress(system.name)
+        after = {system.name: system.counters() for system in systems}
+    own = {name: _between(before[name], after[name]) for name in before}
+    return Comparison(tuple(system.name for system in systems), tuple(found), own)
+
+
+def _between(before: SpeculationCounters | None, after: SpeculationCounters | None) -> SpeculationCounters | None:
+    return after - before if before is not None and after is not None else None
+
+
+def report(comparison: Comparison, selection: Selection, seed: int = 0) -> dict[str, Any]:
+    """``runs``, the figures of each system, and ``ratios`` against the first one."""
+    baseline = comparison.systems[0]
+    runs, ratios = list[dict[str, Any]](), list[dict[str, Any]]()
+    for name in comparison.systems:
+        own = comparison.of(name)
+        timings = [timing for one in own for timing in one.timings]
+        run = figures(timings, sum(one.seconds for one in own), selection, comparison.counters.get(name))
+        runs.append({"label": name, **run, "seconds": [one.seconds for one in own]})
+        if name == baseline:
+            continue
+        runs[-1]["same_text"] = comparison.same_text(name, baseline)
+        for cost in COSTS:
+            ratio = comparison.ratio(name, baseline, cost, seed)
+            if ratio is not None:
+                ratios.append({"system": name, "baseline": baseline, "cost": cost, **ratio.as_json()})
+    return {"runs": runs, "ratios": ratios}

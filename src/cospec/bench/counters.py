@@ -1,0 +1,126 @@
+"""Speculation counters of a whole system, from our engine's own numbers or a server's Prometheus page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+PREFIXES = ("cospec:", "vllm:")
+PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+SUMS = {
+    "spec_decode_num_drafts": "drafts",
+    "spec_decode_num_draft_tokens": "draft_tokens",
+    "spec_decode_num_accepted_tokens": "accepted_tokens",
+    "target_calls": "target_calls",
+    "generation_tokens": "generation_tokens",
+}
+GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationCounters:
+    """Sums since the system started; subtract two snapshots to get those of what ran between them.
+
+    Attributes:
+        accepted_per_pos: accepted draft tokens by their position in the draft.
+        target_calls: forwards of the target over whole batches; None where the system does not count them.
+    """
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_pos: tuple[int, ...] = ()
+    target_calls: int | None = None
+    generation_tokens: int = 0
+
+    def __sub__(self, before: SpeculationCounters) -> SpeculationCounters:
+        pairs = zip_longest(self.accepted_per_pos, before.accepted_per_pos, fillvalue=0)
+        calls = None
+        if self.target_calls is not None and before.target_calls is not None:
+            calls = self.target_calls - before.target_calls
+        return SpeculationCounters(
+            self.drafts - before.drafts,
+            self.draft_tokens - before.draft_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+            tuple(now - then for now, then in pairs),
+            calls,
+            self.generation_tokens - before.generation_tokens,
+        )
+
+    @property
+    def length(self) -> float | None:
+        """Mean tokens per draft; None when nothing was drafted."""
+        return self.draft_tokens / self.drafts if self.drafts else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / drafts; None when nothing was drafted."""
+        return 1.0 + self.accepted_tokens / self.drafts if self.drafts else None
+
+    @property
+    def per_position(self) -> list[float]:
+        """Share of drafts whose token at each position was accepted; unconditional, as servers report it."""
+        return [count / self.drafts for count in self.accepted_per_pos] if self.drafts else []
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server said of itself at one moment. ``at`` is in seconds on the run's clock."""
+
+    at: float
+    running: int
+    waiting: int
+    counters: SpeculationCounters
+
+
+def from_engine(metrics: Mapping[str, Any]) -> SpeculationCounters:
+    """From our engine's ``EngineMetrics`` as a dictionary, summed over its drafters."""
+    per_position = [sum(counts) for counts in zip_longest(*metrics["accepted_per_pos"].values(), fillvalue=0)]
+    return SpeculationCounters(
+        sum(metrics["drafts"].values()),
+        sum(metrics["draft_tokens"].values()),
+        sum(metrics["accepted_tokens"].values()),
+        tuple(per_position),
+        metrics["target_calls"],
+        metrics["generation_tokens"],
+    )
+
+
+def from_prometheus(text: str, at: float = 0.0) -> Load | None:
+    """From the page that our server and vLLM's give at ``/metrics``; None when it holds none of these names."""
+    sums: dict[str, float] = {}
+    positions: dict[int, float] = {}
+    found = False
+    for name, labels, value in _samples(text):
+        if name == PER_POSITION:
+            position = int(labels.get("position", 0))
+            positions[position] = positions.get(position, 0) + value
+        field = SUMS.get(name) or GAUGES.get(name)
+        if field is not None:
+            found = True
+            sums[field] = sums.get(field, 0) + value
+    if not found:
+        return None
+    whole = {field: int(value) for field, value in sums.items()}
+    counters = SpeculationCounters(
+        whole.get("drafts", 0),
+        whole.get("draft_tokens", 0),
+        whole.get("accepted_tokens", 0),
+        tuple(int(positions.get(i, 0)) for i in range(max(positions, default=-1) + 1)),
+        whole.get("target_calls"),
+        whole.get("generation_tokens", 0),
+    )
+    return Load(at, whole.get("running", 0), whole.get("waiting", 0), counters)
+
+
+def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
+    """Names without their prefix and ``_total``, labels and values."""
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            prefix = next((prefix for prefix in PREFIXES if sample.name.startswith(prefix)), None)
+            if prefix is not None:
+                yield sample.name.removeprefix(prefix).removesuffix("_total"), sample.labels, sample.value

@@ -1,0 +1,20 @@
+"""The packages that only benchmarks need."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from cospec.errors import CospecError
+
+NEEDED = ("matplotlib", "scipy")
+
+
+def require() -> None:
+    """Check for them before anything is measured.
+
+    Raises:
+        CospecError: one is missing; the sentence says how to install it.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise CospecError(f"Benchmarks need {' and '.join(missing)}; install them with pip install 'cospec[bench]'.")

@@ -1,0 +1,208 @@
+"""Latencies and rates of recorded requests: pure functions of timings, in the names of ``vllm bench serve``.
+
+========  ==============================================================================================================
+``ttft``  time to first token: from sending the request to its first chunk with text
+``itl``   inter-token latency: one value for every token after the first. The tokens of a chunk share the time since the
+          chunk before it equally; the first chunk's other tokens came with the first, so their share is 0
+``tpot``  time per output token: (last chunk - first chunk) / (tokens - 1), the mean of the request's own ``itl``
+``e2el``  end-to-end latency: from sending to the last chunk with text
+========  ==============================================================================================================
+
+``itl`` thereby adds up to ``e2el - ttft`` for every request however its stream was cut; a server that sends four tokens
+every 40 ms has an ``itl`` of 10 ms. A limit on concurrency delays sending, and that wait is not part of a latency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from cospec.bench.timing import Chunk, Timing
+from cospec.errors import InvalidInput
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+SLO_METRICS = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The latencies of one request in seconds; None where it has too few tokens, or did not stream."""
+
+    e2el: float
+    ttft: float | None = None
+    tpot: float | None = None
+    itl: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which metrics and percentiles are wanted.
+
+    Attributes:
+        goodput: upper bounds in milliseconds that a good request keeps, by metric; empty for no goodput.
+    """
+
+    metrics: tuple[str, ...] = METRICS
+    percentiles: tuple[float, ...] = (50.0, 99.0)
+    goodput: Mapping[str, float] = field(default_factory=dict)
+
+
+def latency(timing: Timing) -> Latency | None:
+    """The latencies of one request; None when no text came.
+
+    Raises:
+        ValueError: a chunk came before the one in front of it.
+    """
+    chunks = [chunk for chunk in timing.chunks if chunk.text or chunk.tokens]
+    if not chunks:
+        return None
+    if any(later.at < earlier.at for earlier, later in pairwise(chunks)):
+        raise ValueError(f"the chunks of {timing.id} are not in order of time")
+    first, last = chunks[0].at, chunks[-1].at
+    e2el = last - timing.sent
+    if not timing.streamed:
+        return Latency(e2el)
+    tokens = sum(chunk.tokens for chunk in chunks)
+    tpot = (last - first) / (tokens - 1) if tokens > 1 else None
+    return Latency(e2el, first - timing.sent, tpot, gaps(chunks))
+
+
+def gaps(chunks: Seq[Chunk]) -> tuple[float, ...]:
+    """Inter-token latencies of one stream in seconds; the module docstring says how they are shared out.
+
+    A chunk in which no token begins is the rest of tokens before it: its time counts with the next chunk that has one,
+    or with the last chunk that had, when no other follows.
+    """
+    counted = [(chunk.at, chunk.tokens) for chunk in chunks if chunk.tokens]
+    if not counted:
+        return ()
+    start = chunks[0].at
+    counted[-1] = (chunks[-1].at, counted[-1][1])
+    (at, head), rest = counted[0], counted[1:]
+    if not rest:
+        return ((at - start) / (head - 1),) * (head - 1) if head > 1 else ()
+    found: list[float] = [0.0] * (head - 1)
+    before = start
+    for at, count in rest:
+        found.extend([(at - before) / count] * count)
+        before = at
+    return tuple(found)
+
+
+def summarise(timings: Seq[Timing], duration: float, selection: Selection) -> dict[str, float | int]:
+    """Figures of a run under ``vllm bench serve``'s names; latencies in ms, rates per second.
+
+    Latencies and goodput are those of requests that ended well; tokens of failed requests count in no rate.
+
+    Args:
+        duration: seconds from the first request's arrival to the last one's end.
+    """
+    done = [timing for timing in timings if timing.ok]
+    found = [one for one in map(latency, done) if one is not None]
+    read = sum(timing.prompt_tokens for timing in done)
+    written = sum(timing.output_tokens for timing in done)
+    figures: dict[str, float | int] = {
+        "duration": duration,
+        "completed": len(done),
+        "failed": len(timings) - len(done),
+        "total_input_tokens": read,
+        "total_output_tokens": written,
+        "request_throughput": _rate(len(done), duration),
+        "output_throughput": _rate(written, duration),
+        "total_token_throughput": _rate(read + written, duration),
+    }
+    if selection.goodput:
+        good = sum(keeps(one, selection.goodput) for one in found)
+        figures["request_goodput"] = _rate(good, duration)
+        figures["goodput_share"] = good / len(timings) if timings else 0.0
+    for metric in selection.metrics:
+        figures.update(_distribution(metric, values(found, metric), selection.percentiles))
+    return figures
+
+
+def values(latencies: Seq[Latency], metric: str) -> list[float]:
+    """All values of a metric in seconds; ``itl`` has one per token, the others one per request that has it."""
+    if metric == "itl":
+        return [gap for one in latencies for gap in one.itl]
+    return [value for one in latencies if (value := getattr(one, metric)) is not None]
+
+
+def keeps(one: Latency, bounds_ms: Mapping[str, float]) -> bool:
+    """Whether a request is within every bound; a metric that it does not have, such as the TPOT of one token, is."""
+    return all((value := getattr(one, metric)) is None or value * 1e3 <= bound for metric, bound in bounds_ms.items())
+
+
+def parse_goodput(pairs: Seq[str]) -> dict[str, float]:
+    """``["ttft:200", "tpot:50"]`` to bounds in ms; several pairs may stand in one string.
+
+    Raises:
+        InvalidInput: not ``METRIC:MS`` with a metric of ``SLO_METRICS``.
+    """
+    bounds: dict[str, float] = {}
+    for pair in " ".join(pairs).replace(",", " ").split():
+        metric, _, text = pair.partition(":")
+        bound = _number(text)
+        if metric not in SLO_METRICS or bound is None or bound < 0:
+            raise InvalidInput("goodput", pair, "METRIC:MILLISECONDS with one of " + ", ".join(SLO_METRICS))
+        bounds[metric] = bound
+    return bounds
+
+
+def parse_metrics(text: str) -> tuple[str, ...]:
+    """``"ttft,tpot"`` to names, in that order.
+
+    Raises:
+        InvalidInput: a name that is no metric.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in METRICS:
+            raise InvalidInput("percentile_metrics", name, "a comma-separated list of " + ", ".join(METRICS))
+    return names
+
+
+def parse_percentiles(text: str) -> tuple[float, ...]:
+    """``"50,99"`` to numbers.
+
+    Raises:
+        InvalidInput: something that is no number from 0 to 100.
+    """
+    found: list[float] = []
+    for part in (part.strip() for part in text.split(",")):
+        value = _number(part)
+        if value is None or not 0 <= value <= 100:
+            raise InvalidInput("metric_percentiles", part, "a comma-separated list of numbers from 0 to 100")
+        found.append(value)
+    return tuple(found)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _rate(count: float, duration: float) -> float:
+    return count / duration if duration > 0 else 0.0
+
+
+def _distribution(metric: str, seconds: Seq[float], percentiles: Seq[float]) -> dict[str, float]:
+    """Mean, median, standard deviation and percentiles in ms; nothing when there is no value."""
+    if not seconds:
+        return {}
+    ms = np.asarray(seconds, dtype=np.float64) * 1e3
+    figures = {
+        f"mean_{metric}_ms": float(ms.mean()),
+        f"median_{metric}_ms": float(np.median(ms)),
+        f"std_{metric}_ms": float(ms.std()),
+    }
+    for percentile in percentiles:
+        figures[f"p{percentile:g}_{metric}_ms"] = float(np.percentile(ms, percentile))
+    return figures

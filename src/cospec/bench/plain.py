@@ -1,0 +1,44 @@
+"""Models as transformers itself runs them: what ``verify`` compares with and what peers decode with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def load_plain(folder: Path, dtype: torch.dtype, rounded: bool = False, device: str = "cpu") -> Any:
+    """A Hugging Face causal LM in evaluation mode, its generation settings all at their defaults: greedy, no end token.
+
+    Args:
+        dtype: of the arithmetic.
+        rounded: round the weights to bfloat16 first, as an engine with ``dtype: bfloat16`` holds them.
+    """
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    with quiet():
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    if rounded:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().to(dtype)
+    model.generation_config = GenerationConfig()
+    return model.to(device).eval().requires_grad_(False)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' progress bars and warnings; its settings are as before afterwards."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

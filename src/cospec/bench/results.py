@@ -1,0 +1,105 @@
+"""From timings to the figures of one run: a flat dictionary under ``vllm bench serve``'s names, and a few more."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+from typing import Any
+
+from cospec.bench.counters import Load, SpeculationCounters
+from cospec.bench.metrics import Selection, latency, summarise
+from cospec.bench.timing import Timing
+
+SUMMED = ("target_calls", "drafts", "drafted", "accepted", "rejections")
+
+
+def figures(
+    timings: Seq[Timing],
+    duration: float,
+    selection: Selection,
+    counters: SpeculationCounters | None = None,
+) -> dict[str, Any]:
+    """All that a report says of one run.
+
+    Args:
+        duration: seconds from the first arrival to the last end.
+        counters: the system's own, of this run alone; None where it has none.
+    """
+    found: dict[str, Any] = dict(summarise(timings, duration, selection))
+    found["error_kinds"] = dict(Counter(one.error_kind or "unknown" for one in timings if not one.ok))
+    found["speculation"] = speculation(timings, counters)
+    domains: dict[str, list[Timing]] = defaultdict(list)
+    for one in timings:
+        domains[one.category].append(one)
+    if len(domains) > 1:
+        found["by_category"] = {name: _domain(members) for name, members in domains.items()}
+    return found
+
+
+def speculation(timings: Seq[Timing], counters: SpeculationCounters | None = None) -> dict[str, Any]:
+    """What drafting was worth; keys are there only where the system reports what they need.
+
+    ``target_calls_per_token`` counts the rounds that each request took part in, so it does not depend on the batch;
+    ``forwards_per_token`` counts forwards of whole batches. Counts come from each request's own where it has them.
+    """
+    found: dict[str, Any] = {}
+    told = [one for one in timings if one.ok and one.stats]
+    if told:
+        sums = {name: sum(int(one.stats[name]) for one in told) for name in SUMMED}
+        tokens = sum(one.reported_tokens or 0 for one in told)
+        if tokens:
+            found["target_calls_per_token"] = sums["target_calls"] / tokens
+        found |= _rates(sums["drafts"], sums["drafted"], sums["accepted"])
+        if sums["accepted"] + sums["rejections"]:
+            found["acceptance_rate"] = sums["accepted"] / (sums["accepted"] + sums["rejections"])
+    elif counters is not None:
+        found |= _rates(counters.drafts, counters.draft_tokens, counters.accepted_tokens)
+    if counters is not None:
+        if counters.drafts:
+            found["acceptance_per_position"] = counters.per_position
+        if counters.target_calls is not None and counters.generation_tokens:
+            found["forwards_per_token"] = counters.target_calls / counters.generation_tokens
+    return found
+
+
+def by_load(loads: Seq[Load]) -> list[dict[str, float]]:
+    """How long drafts were at what load: one point per interval between two looks at the server."""
+    points: list[dict[str, float]] = []
+    for before, after in pairwise(loads):
+        step = after.counters - before.counters
+        if step.length is not None and step.drafts > 0:
+            running = (before.running + after.running) / 2
+            points.append({"at": after.at, "running": running, "waiting": after.waiting, "length": step.length})
+    return points
+
+
+def detailed(timings: Seq[Timing]) -> dict[str, list[Any]]:
+    """Every request's own figures, as ``--save-detailed`` stores them; times in seconds."""
+    found = [latency(one) for one in timings]
+    return {
+        "ids": [one.id for one in timings],
+        "arrivals": [one.arrival for one in timings],
+        "input_lens": [one.prompt_tokens for one in timings],
+        "output_lens": [one.output_tokens for one in timings],
+        "ttfts": [None if one is None else one.ttft for one in found],
+        "itls": [[] if one is None else list(one.itl) for one in found],
+        "generated_texts": [one.text for one in timings],
+        "errors": [one.error or "" for one in timings],
+    }
+
+
+def _domain(timings: Seq[Timing]) -> Mapping[str, Any]:
+    """Figures of one domain inside a mixed run; throughput would be that of the mixture, so there is none."""
+    whole = summarise(timings, 0.0, Selection(percentiles=()))
+    kept = {name: value for name, value in whole.items() if name.startswith("mean_") or name in ("completed", "failed")}
+    return kept | {"total_output_tokens": whole["total_output_tokens"], "speculation": speculation(timings)}
+
+
+def _rates(drafts: int, drafted: int, accepted: int) -> dict[str, float]:
+    """Of verified drafts; nothing where nothing was drafted."""
+    if not drafts:
+        return {}
+    rates = {"mean_acceptance_length": 1.0 + accepted / drafts, "speculation_length": drafted / drafts}
+    return rates | ({"draft_acceptance_rate": accepted / drafted} if drafted else {})

@@ -1,0 +1,149 @@
+"""How near the target's forwards come to what the memory and the arithmetic of the device allow.
+
+A round reads every weight once and the keys and values of its sequences, and does two operations per weight for each
+token that it computes. The least time for that is the larger of bytes / bandwidth and operations / FLOP rate, both
+measured on the spot; the share is that time over the measured one. Attention's own operations are left out: at the
+contexts of a benchmark they are a few in a hundred.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cospec.bench.watch import watched_engine
+from cospec.config import EngineConfig
+from cospec.engine.requests import make_requests
+from cospec.models.folder import read_config, resolve, weight_dtype, weight_files
+from cospec.params import SamplingParams
+from cospec.types import RoundStats
+
+HELD = {"F32": 4, "BF16": 2, "F16": 2, "float32": 4, "bfloat16": 2}
+READ_BYTES = 256 << 20
+SIDE = {"cpu": 1024, "cuda": 8192}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the device reached: bytes read per second, and operations per second in products of large matrices."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one model: bytes of the weights that a forward reads, bytes per token of cache, operations per token."""
+
+    weight_bytes: float
+    cache_bytes: float
+    operations: float
+
+    def of(self, rounds: Seq[RoundStats]) -> tuple[float, float]:
+        """Bytes and operations of the target in these rounds."""
+        bytes_read = sum(self.weight_bytes + one.context_tokens * self.cache_bytes for one in rounds)
+        return bytes_read, sum(one.batched_tokens * self.operations for one in rounds)
+
+
+def measure_device(device: str = "cpu") -> Device:
+    """Bandwidth and FLOP rate, each the best of many tries."""
+    return Device(bandwidth(READ_BYTES, device) * 1e9, flop_rate(device))
+
+
+def bandwidth(size: int = READ_BYTES, device: str = "cpu") -> float:
+    """Memory read bandwidth in GB/s: the best of several sums over more bytes than any cache holds."""
+    data = torch.ones(size // 4, dtype=torch.float32, device=device)
+    return data.numel() * 4 / _best(data.sum, 60) / 1e9
+
+
+def flop_rate(device: str = "cpu") -> float:
+    """Operations per second of a product of two large matrices, in the arithmetic that models run in there."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    side = SIDE[device]
+    first, second = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return 2.0 * side**3 / _best(lambda: torch.mm(first, second), 20)
+
+
+def _best(call: Callable[[], Any], tries: int) -> float:
+    """Seconds of the fastest call."""
+    best = float("inf")
+    for _ in range(tries):
+        started = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> Cost:
+    """Read from the headers of a model's files; an input embedding that is no output layer too is not read as a whole."""
+    from safetensors import safe_open
+
+    folder = resolve(model)
+    sizes: dict[str, int] = {}
+    for file in weight_files(folder):
+        with safe_open(str(file), framework="numpy") as tensors:
+            sizes |= {key: prod(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+    looked_up = 0
+    if "lm_head.weight" in sizes:
+        looked_up = sum(size for key, size in sizes.items() if key.endswith("embed_tokens.weight"))
+    read = sum(sizes.values()) - looked_up
+    held = 1 if quantization else HELD[weight_dtype(weight_files(folder)) if dtype == "auto" else dtype]
+    return Cost(float(read * held), _cache_bytes(folder, 2 if cuda else 4), 2.0 * read)
+
+
+def _cache_bytes(folder: Path, width: int) -> float:
+    """Keys and values of one token over all layers; 0 where the configuration does not tell."""
+    config: Mapping[str, Any] = read_config(folder)
+    heads = config.get("num_attention_heads")
+    layers = config.get("num_hidden_layers")
+    if not heads or not layers:
+        return 0.0
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    return 2.0 * layers * (config.get("num_key_value_heads") or heads) * size * width
+
+
+def measure(config: EngineConfig, texts: Seq[str], max_tokens: int, device: Device) -> dict[str, Any]:
+    """All ``texts`` at once, greedily; figures of the rounds that only wrote, prompts left out."""
+    engine, watch = watched_engine(config)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    for turn in range(2):  # the first one warms up
+        watch.clear()
+        for number, text in enumerate(texts):
+            (request,) = make_requests(f"roof-{turn}-{number}", engine.tokenizer.encode(text)[:128], params)
+            engine.add(request)
+        while engine.has_work:
+            engine.step()
+    writing = [one for one in watch.rounds if one.batched_tokens - one.proposed == one.sequences == len(texts)]
+    cuda = config.device != "cpu" and torch.cuda.is_available()
+    return figures(cost_of(config.model, config.dtype, config.quantization, cuda), writing, device)
+
+
+def figures(cost: Cost, rounds: Seq[RoundStats], device: Device) -> dict[str, Any]:
+    """Per committed token, and as shares of what the device allows."""
+    bytes_read, operations = cost.of(rounds)
+    tokens = sum(one.committed for one in rounds)
+    target = sum(one.times.target for one in rounds)
+    total = sum(one.total for one in rounds)
+    floor = max(bytes_read / device.bytes_per_s, operations / device.flops_per_s)
+    return {
+        "rounds": len(rounds),
+        "tokens": tokens,
+        "megabytes_per_token": bytes_read / tokens / 1e6,
+        "megaflop_per_token": operations / tokens / 1e6,
+        "intensity": operations / bytes_read,
+        "flops_per_s": operations / target,
+        "floor_ms_per_token": floor / tokens * 1e3,
+        "target_ms_per_token": target / tokens * 1e3,
+        "ms_per_token": total / tokens * 1e3,
+        "share_of_target": floor / target,
+        "share_of_round": floor / total,
+    }

@@ -1,0 +1,82 @@
+"""Did the server keep up? Beyond saturation every latency measures how long the run was, not the server.
+
+Two signs, and either marks a run: in the second half of the arrivals fewer requests ended than came, by more than
+chance allows, so the queue grew; or the time to first token rose from beginning to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from cospec.bench.timing import Timing
+
+FEWEST = 12  # requests; less tell nothing
+SIGNIFICANT = 0.01
+TREND = 0.4  # Kendall's tau from which on a trend is no accident of a few requests in a burst
+RISE = 1.5  # the last quarter's median TTFT over the first one's
+BEHIND = 0.85  # completions per arrival below which a queue grows
+DEVIATIONS = 2.5  # by how many standard deviations of a Poisson count
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """What was found; rates in requests per second over the second half of the arrivals.
+
+    Attributes:
+        reasons: why the run counts as saturated, a sentence each; empty when it does not.
+        ttft_trend: Kendall's tau between arrival and TTFT; None for too few requests.
+    """
+
+    reasons: tuple[str, ...] = ()
+    arrival_rate: float = 0.0
+    completion_rate: float = 0.0
+    ttft_trend: float | None = None
+
+    @property
+    def saturated(self) -> bool:
+        return bool(self.reasons)
+
+
+def detect(timings: Seq[Timing]) -> Saturation:
+    """Look at an open-loop run. A closed loop has no queue to grow, and all-at-once is saturated by design: where the
+    arrivals take no time at all, nothing is said.
+    """
+    arrivals = sorted(timing.arrival for timing in timings)
+    if len(timings) < FEWEST or arrivals[-1] <= arrivals[0]:
+        return Saturation()
+    middle, end = arrivals[len(arrivals) // 2], arrivals[-1]
+    if end <= middle:
+        return Saturation()
+    came = sum(middle < at <= end for at in arrivals)
+    went = sum(middle < timing.end <= end for timing in timings)
+    reasons: list[str] = []
+    if went < BEHIND * came and came - went > DEVIATIONS * math.sqrt(came):
+        reasons.append(f"the queue grew: {came} requests came while {went} ended")
+    tau, rise = _trend(timings)
+    if rise is not None:
+        reasons.append(f"the time to first token rose {rise:.1f}-fold over the run")
+    seconds = end - middle
+    return Saturation(tuple(reasons), came / seconds, went / seconds, tau)
+
+
+def _trend(timings: Seq[Timing]) -> tuple[float | None, float | None]:
+    """Kendall's tau of TTFT over arrival, and how much it rose where that is significant and large."""
+    from scipy import stats
+
+    points = [(one.arrival, one.chunks[0].at - one.arrival) for one in timings if one.streamed and one.chunks]
+    if len(points) < FEWEST:
+        return None, None
+    points.sort()
+    waits = np.array([wait for _, wait in points])
+    if np.ptp(waits) == 0:
+        return 0.0, None
+    test = stats.kendalltau(np.arange(len(waits)), waits, alternative="greater")
+    tau, p = float(test.statistic), float(test.pvalue)
+    quarter = len(waits) // 4
+    first, last = float(np.median(waits[:quarter])), float(np.median(waits[-quarter:]))
+    rose = tau > TREND and p < SIGNIFICANT and first > 0 and last > RISE * first
+    return tau, last / first if rose else None

@@ -1,0 +1,76 @@
+"""Second rung: greedy tokens with speculation, without it, and from ``transformers.generate``, one for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cospec.bench.verify.checks import Check
+from cospec.bench.verify.subject import Subject, Words, run
+from cospec.engine.requests import make_requests
+from cospec.params import SamplingParams
+from cospec.types import Speculation
+
+
+def climb(subject: Subject) -> Iterator[Check]:
+    """Speculation against plain decoding and against transformers."""
+    params = SamplingParams(temperature=0.0, max_tokens=subject.effort.tokens, ignore_eos=True)
+    drafted = _outputs(subject, params, Speculation())
+    plain = _outputs(subject, params, Speculation(enabled=False))
+    theirs = {id: subject.reference.generate(subject.prompts[int(id)], params.max_tokens or 1) for id in plain}
+    for name, other in (("plain decoding", plain), ("transformers.generate", theirs)):
+        yield compare(subject, "greedy identity", f"speculation = {name}", params, Pair(drafted, other))
+
+
+def _outputs(subject: Subject, params: SamplingParams, speculation: Speculation) -> dict[str, Words]:
+    requests = [
+        request
+        for number, prompt in enumerate(subject.prompts)
+        for request in make_requests(str(number), prompt, params, speculation)
+    ]
+    return {id.partition("-")[0]: tokens for id, tokens in run(subject.llm.engine, requests).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Outputs of two ways of decoding, by prompt number; ``seed`` is the one they share."""
+
+    ours: Mapping[str, Words]
+    other: Mapping[str, Words]
+    seed: int = 0
+
+
+def compare(subject: Subject, rung: str, name: str, params: SamplingParams, pair: Pair) -> Check:
+    """Equal token for token, but for near-ties.
+
+    Where two outputs part, each of them is read again by the reference forward: it passes when all its tokens are first
+    at their place or nearer to the first than the tolerance. So one near-tie excuses a difference and nothing behind it.
+    """
+    notes: list[str] = []
+    wrong = same = total = 0
+    for id, ours in pair.ours.items():
+        other = pair.other[id]
+        total += len(ours)
+        if ours == other:
+            same += len(ours)
+            continue
+        place = _parting(ours, other)
+        same += place
+        gaps = [max(_shortfalls(subject, int(id), tokens, params, pair.seed), default=0.0) for tokens in (ours, other)]
+        excused = len(ours) == len(other) and max(gaps) < subject.tolerance
+        wrong += not excused
+        notes.append(
+            f"prompt {id}, token {place + 1}: {ours[place : place + 1]} and {other[place : place + 1]}, "
+            f"gap {max(gaps):.1e}: {'a near-tie, excused' if excused else 'NOT a near-tie'}"
+        )
+    found = f"{same} of {total} tokens equal, {len(notes) - wrong} near-ties"
+    return Check(rung, name, found, f"equal but for gaps < {subject.tolerance:g}", not wrong, tuple(notes))
+
+
+def _shortfalls(subject: Subject, number: int, output: Words, params: SamplingParams, seed: int) -> list[float]:
+    return subject.reference.shortfalls(subject.prompts[number], output, params, seed)
+
+
+def _parting(first: Words, second: Words) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -1,0 +1,55 @@
+"""The ladder, rung by rung, cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cospec.bench.verify import chisquare, enumeration, identity, invariance
+from cospec.bench.verify.checks import Check
+from cospec.bench.verify.reference import Reference, tolerance_of
+from cospec.bench.verify.subject import FULL, QUICK, Subject
+from cospec.errors import InvalidInput
+from cospec.llm import LLM
+from cospec.registry import RULES
+
+CHUNK = 64  # most tokens of a prompt
+TEXTS = (
+    "The answer is",
+    "def mean(values):\n    return",
+    "Question: A box holds 12 pencils. How many pencils are in 7 boxes?\nAnswer:",
+    "It was a dark evening, and the rain",
+    "import json\nimport os\n\n\ndef read(path):\n",
+    "Three friends share 24 apples evenly. Each of them",
+    "She opened the letter and read:",
+    "class Queue:\n    def __init__(self):\n",
+    "The history of the city begins with",
+    "If x is 5 and y is 8, then x + y =",
+    "for i in range(10):\n    print(",
+    "One, two, three, one, two, three, one,",
+)
+
+
+def climb(subject: Subject) -> Iterator[Check]:
+    """Every check of every rung, as it is done."""
+    for rung in (enumeration, identity, chisquare, invariance):
+        yield from rung.climb(subject)
+
+
+def subject_of(model: str, speculative: Mapping[str, Any] | None, quick: bool, **options: Any) -> Subject:
+    """Load the user's model as an engine, and its weights into transformers.
+
+    Raises:
+        CospecError: a model or option that cannot be served.
+        InvalidInput: an engine whose outputs follow another law than its target's, which is not what is verified here.
+    """
+    llm = LLM(model, dict(speculative) if speculative is not None else None, **options)
+    if llm.engine.law != "target":
+        raise InvalidInput("law", llm.engine.law, "target, the law of one model, which transformers computes too")
+    effort = QUICK if quick else FULL
+    prompts = tuple(tuple(llm.encode(text)[:CHUNK]) for text in TEXTS[: effort.prompts])
+    configured = llm.engine.parts.resolver.rule
+    rules = ("match", "block") if configured == "auto" else (configured,)
+    for rule in rules:
+        RULES.check(rule)
+    return Subject(llm, Reference(llm), prompts, rules, tolerance_of(llm.engine.parts.model.dtype), effort)

@@ -1,0 +1,93 @@
+"""The same weights by transformers' own code: what the engine's tokens and laws are held against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cospec.bench.plain import load_plain
+from cospec.bench.verify.oracle import Law
+from cospec.draws import Draws, Purpose, exponentials
+from cospec.llm import LLM
+from cospec.params import SamplingParams
+
+ROWS = 64  # prefixes in one forward
+
+
+class Reference:
+    """A plain Hugging Face model with the engine's weights, held and run in the engine's arithmetic."""
+
+    def __init__(self, llm: LLM) -> None:
+        engine = llm.engine
+        assert llm.model_path is not None, "a loaded model has a folder"
+        cuda = engine.config.device != "cpu" and torch.cuda.is_available()
+        dtype = engine.parts.model.dtype if cuda else torch.float32
+        self._device = torch.device("cuda" if cuda else "cpu")
+        rounded = engine.config.dtype == "bfloat16"
+        self._model: Any = load_plain(llm.model_path, dtype, rounded, self._device.type)
+
+    @torch.inference_mode()
+    def generate(self, prompt: Seq[int], count: int) -> tuple[int, ...]:
+        """``count`` greedy tokens by ``transformers.generate``."""
+        ids = torch.tensor([list(prompt)], device=self._device)
+        found = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+        return tuple(found[0, len(prompt) :].tolist())
+
+    def shortfalls(self, prompt: Seq[int], output: Seq[int], params: SamplingParams, seed: int) -> list[float]:
+        """How far each token of ``output`` is behind the one that stands first at its place, 0 where it is that one.
+
+        The score of a greedy token is its logit. That of a seeded one is logit / temperature plus the Gumbel noise of
+        its place, whose largest is the token that ``match`` draws. Parameters beside the temperature are not applied.
+        """
+        scores = self._logits(prompt, output).double()
+        if not params.greedy:
+            scores = scores / params.temperature + self._noise(len(prompt), scores.shape, seed)
+        own = scores.gather(-1, torch.tensor(list(output))[:, None])[:, 0]
+        return (scores.amax(-1) - own).tolist()
+
+    def law(self, prompt: Seq[int], length: int, top_k: int) -> Law:
+        """The joint law of the first ``length`` tokens at temperature 1, of the ``top_k`` likeliest at each place."""
+        law: Law = {(): 1.0}
+        for _ in range(length):
+            prefixes = [prefix for prefix in law if isinstance(prefix, tuple)]
+            rows = self._last_logits([[*prompt, *prefix] for prefix in prefixes])
+            best = rows.double().topk(top_k, -1)
+            shares = torch.softmax(best.values, -1).tolist()
+            law = {
+                (*prefix, token): law[prefix] * share
+                for prefix, tokens, own in zip(prefixes, best.indices.tolist(), shares, strict=True)
+                for token, share in zip(tokens, own, strict=True)
+            }
+        return law
+
+    @torch.inference_mode()
+    def _logits(self, prompt: Seq[int], output: Seq[int]) -> Tensor:
+        """``[len(output), V]``: the rows that the tokens of ``output`` were chosen from."""
+        ids = torch.tensor([[*prompt, *output[:-1]]], device=self._device)
+        rows: Tensor = self._model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        return rows.cpu()
+
+    @torch.inference_mode()
+    def _last_logits(self, texts: list[list[int]]) -> Tensor:
+        """``[len(texts), V]`` behind texts of one length."""
+        parts = torch.tensor(texts, device=self._device).split(ROWS)
+        return torch.cat([self._model(input_ids=part, use_cache=False).logits[:, -1].cpu() for part in parts])
+
+    @staticmethod
+    def _noise(first: int, shape: Seq[int], seed: int) -> Tensor:
+        """Gumbel noise of the target's own draws at the places from ``first`` on."""
+        count, vocab = shape
+        streams = [Draws(seed, place).stream(place, Purpose.TARGET) for place in range(first, first + count)]
+        times = torch.stack([torch.from_numpy(exponentials(stream, vocab)) for stream in streams])
+        return -times.log()
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """What two runs of the same forward may differ by in a logit, when sums are taken in other orders."""
+    return 1e-3 if math.isclose(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) else 0.25

@@ -1,0 +1,101 @@
+"""What is verified: the user's engine, the same weights in transformers, prompts, and how much is tried."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cospec.bench.verify.reference import Reference
+from cospec.blends.single import Single
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.engine.build import Text, connect
+from cospec.engine.engine import Engine
+from cospec.engine.verifier import Verifier
+from cospec.llm import LLM
+from cospec.protocols import Crew, Drafter, Model
+from cospec.rounds.sequential import Sequential
+from cospec.types import Request
+
+Words = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is tried.
+
+    Attributes:
+        prompts: texts for the rungs that compare tokens.
+        tokens: written per prompt there.
+        samples: outputs drawn for each chi-square.
+        length: tokens whose joint law the enumeration covers.
+    """
+
+    prompts: int
+    tokens: int
+    samples: int
+    length: int
+
+
+QUICK = Effort(prompts=4, tokens=24, samples=400, length=3)
+FULL = Effort(prompts=12, tokens=96, samples=2000, length=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Everything that a rung may use.
+
+    Attributes:
+        rules: what judges this engine's requests: greedy and seeded ones, then the others.
+        tolerance: two scores closer than this are a near-tie; in logits, or logits over temperature with their noise.
+    """
+
+    llm: LLM
+    reference: Reference
+    prompts: tuple[Words, ...]
+    rules: tuple[str, ...]
+    tolerance: float
+    effort: Effort
+
+    @property
+    def model(self) -> Model:
+        return self.llm.engine.parts.model
+
+
+def bare_engine(model: Model, drafter: Drafter, length: int, rules: Mapping[str, Any] | None = None) -> Engine:
+    """An engine without text around a loaded model; ``rules`` take the place of the table's."""
+    speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=length, policy="fixed")
+    parts = connect(model, drafter, speculative, EngineConfig(), Text())
+    if rules is not None:
+        crew = Crew(drafter, Verifier(model, Single(), rules), parts.scheduler.policy, time.monotonic)
+        parts = replace(parts, round=Sequential(crew))
+    return Engine(parts)
+
+
+def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Words]:
+    """Run to the end; the tokens of each request.
+
+    Raises:
+        RuntimeError: a request ended with an error.
+    """
+    found: dict[str, Words] = {}
+    for request in requests:
+        engine.add(request)
+        found[request.id] = ()
+    while engine.has_work:
+        for event in engine.step():
+            if event.error is not None:
+                raise RuntimeError(f"request {event.id} ended with: {event.error}")
+            found[event.id] += event.tokens
+    engine.check_integrity()
+    return found
+
+
+def in_groups(engine: Engine, requests: Seq[Request], size: int) -> dict[str, Words]:
+    """The same with ``size`` of them at once."""
+    found: dict[str, Words] = {}
+    for start in range(0, len(requests), size):
+        found |= run(engine, requests[start : start + size])
+    return found

@@ -1,0 +1,54 @@
+"""An engine whose rounds are written down as its policy sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from cospec.config import EngineConfig
+from cospec.engine.build import build_parts
+from cospec.engine.engine import Engine, Parts
+from cospec.engine.scheduler import Scheduler
+from cospec.protocols import Policy
+from cospec.types import Budget, Commit, Draft, Load, RoundStats
+
+
+class Watch:
+    """A policy that decides as another does and keeps every commit and every round's figures."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.commits: list[Commit] = []
+        self.rounds: list[RoundStats] = []
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.commits.clear()
+        self.rounds.clear()
+
+    def plan(self, load: Load) -> list[Budget]:
+        """As the policy does."""
+        return self._policy.plan(load)
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """As the policy does."""
+        return self._policy.trim(drafts)
+
+    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+        """Write down, then as the policy does."""
+        self.commits.extend(commits)
+        self.rounds.append(stats)
+        self._policy.observe(stats, commits)
+
+
+def watched_engine(config: EngineConfig) -> tuple[Engine, Watch]:
+    """The engine of ``config``, and who watches it."""
+    parts, watch = watched(build_parts(config))
+    return Engine(parts, config), watch
+
+
+def watched(parts: Parts) -> tuple[Parts, Watch]:
+    """The same parts with somebody who watches."""
+    scheduler = parts.scheduler
+    watch = Watch(scheduler.policy)
+    return replace(parts, scheduler=Scheduler(scheduler.pages, watch, scheduler.limits)), watch

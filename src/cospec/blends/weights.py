@@ -1,0 +1,55 @@
+"""The weights of a blend, as they stand in a configuration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+
+from pydantic import Field
+
+from cospec.errors import InvalidInput, words
+from cospec.options import Options
+
+
+class WeightOptions(Options):
+    """One of the two; none is equal weights.
+
+    Attributes:
+        weights: one per model, which sum to 1.
+        lambda_: with two models, the weight of the second; the first has the rest.
+    """
+
+    weights: list[float] | None = None
+    lambda_: float | None = Field(default=None, alias="lambda")
+
+    def resolve(self, count: int) -> tuple[float, ...]:
+        """The weights of ``count`` models.
+
+        Raises:
+            InvalidInput: both are given, there is not one for each model, or they do not sum to 1.
+        """
+        if self.weights is None:
+            if self.lambda_ is None:
+                return (1 / count,) * count
+            if count != 2:
+                raise InvalidInput("law.lambda", self.lambda_, f"given for two models; for {count}, give law.weights")
+            return 1 - self.lambda_, self.lambda_
+        if self.lambda_ is not None:
+            raise InvalidInput("law.lambda", self.lambda_, "left out when law.weights is given")
+        if len(self.weights) != count:
+            raise InvalidInput("law.weights", self.weights, f"one weight for each of the {count} models")
+        if not math.isclose(total := math.fsum(self.weights), 1.0, abs_tol=1e-6):
+            raise InvalidInput("law.weights", words(f"{self.weights}, whose sum is {total:g}"), "weights whose sum is 1")
+        return tuple(self.weights)
+
+
+def check_convex(weights: Seq[float], options: WeightOptions) -> None:
+    """Raise ``InvalidInput`` unless every weight is from 0 to 1."""
+    if not all(0 <= weight <= 1 for weight in weights):
+        field = "law.lambda" if options.weights is None else "law.weights"
+        raise InvalidInput(field, options.lambda_ if options.weights is None else options.weights, "from 0 to 1")
+
+
+def named(name: str, weights: Seq[float]) -> str:
+    """How a response declares the blend, such as ``weighted(0.6, 0.4)``."""
+    return f"{name}({', '.join(f'{weight:g}' for weight in weights)})"

@@ -1,0 +1,108 @@
+"""What the benchmarks share at their ends: the tokenizer that counts, the progress bar, where results go."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cospec.errors import CospecError, InvalidInput
+
+
+def tokenizer_of(named: str | None, served: str | None) -> Any | None:
+    """The tokenizer that was named, or the served model's where it is on this machine; None to trust the server."""
+    if named is not None:
+        return load_tokenizer(named)
+    try:
+        return load_tokenizer(served or "none", download=False)
+    except CospecError:
+        return None
+
+
+def load_tokenizer(name: str, download: bool = True) -> Any | None:
+    """A tokenizer to count with; None for the name ``none``.
+
+    Raises:
+        InvalidInput: there is none of that name.
+    """
+    if name == "none":
+        return None
+    from transformers import AutoTokenizer
+
+    from cospec.models.loading import resolve
+
+    local = name.partition(":")[0] == "zoo" or Path(name).is_dir()
+    try:
+        return AutoTokenizer.from_pretrained(resolve(name) if local else name, local_files_only=not download)
+    except (OSError, ValueError):
+        raise InvalidInput("tokenizer", name, "zoo, a folder or a hub name with a tokenizer, or none") from None
+
+
+def place(save: bool, folder: Path, name: str | None) -> Path | None:
+    """Where the JSON goes; None when nothing is to be written. Naming a file is asking for it."""
+    if not save and name is None:
+        return None
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    name = name or f"bench-{stamp}"
+    return folder / (name if name.endswith(".json") else f"{name}.json")
+
+
+def command(arguments: list[str]) -> str:
+    """The command line as it can be repeated, without the key to somebody's server."""
+    hidden = [
+        "..." if before == "--api-key" else "--api-key=..." if own.startswith("--api-key=") else own
+        for before, own in zip(["", *arguments], arguments, strict=False)
+    ]
+    return shlex.join(["cospec", *hidden])
+
+
+def finish(kind: str, settings: Mapping[str, Any], measured: Mapping[str, Any], to: Path | None) -> None:
+    """Show the result, and write it where that was asked for."""
+    from rich.console import Console
+
+    from cospec.bench import report
+
+    result = report.complete(kind, command(sys.argv[1:]), settings, measured)
+    report.show(result, Console())
+    if to is not None:
+        for path in (to, to.with_suffix(".html")):
+            report.save(result, path)
+        print(f"Written to {to} and {to.with_suffix('.html')}.")
+
+
+class Bar:
+    """A progress bar on stderr, with a count of failures once there are any."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+        self._progress = Progress(*columns, console=Console(stderr=True))
+        self._task = self._progress.add_task("starting", total=total)
+        self._label, self._failures = "running", 0
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._progress.stop()
+
+    def describe(self, label: str) -> None:
+        """What is going on now."""
+        self._label = label
+        self._show()
+
+    def advance(self, failed: bool = False) -> None:
+        """One more is done."""
+        self._failures += failed
+        self._progress.advance(self._task)
+        self._show()
+
+    def _show(self) -> None:
+        failures = f", {self._failures} failed" if self._failures else ""
+        self._progress.update(self._task, description=self._label + failures)

@@ -1,0 +1,83 @@
+"""``cospec verify``: show on this machine that speculation changes nothing but the speed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cospec.cli import options
+from cospec.cli.options import present
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from cospec.bench.verify.checks import Check
+
+
+def verify(
+    model: Annotated[str, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.")] = "zoo",
+    speculative_config: options.SpeculativeConfig = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter outputs.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write every check to this file.")
+    ] = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+) -> None:
+    """Climb the ladder: enumeration, greedy identity, chi-square, drafter invariance. Exit status 1 on a failure."""
+    from rich.console import Console
+
+    from cospec.bench.verify import ladder
+    from cospec.config import read_json
+
+    started = time.monotonic()
+    speculative = None if speculative_config is None else read_json(speculative_config, "speculative_config")
+    given = present(device=device, dtype=dtype, threads=threads)
+    subject = ladder.subject_of(model, speculative, quick, **given)
+    console = Console()
+    checks = []
+    with console.status("loading") as status:
+        for check in ladder.climb(subject):
+            checks.append(check)
+            status.update(f"{check.rung}: {check.name}")
+    seconds = time.monotonic() - started
+    _print(console, checks, seconds)
+    if json_file is not None:
+        _write(json_file, {"model": model, "speculative_config": speculative, "quick": quick}, checks, seconds)
+    if not all(check.passed for check in checks):
+        raise typer.Exit(1)
+
+
+def _print(console: Console, checks: list[Check], seconds: float) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("rung", "check", "found", "wanted", "", box=None)
+    for check in checks:
+        verdict = Text("pass", "green") if check.passed else Text("FAIL", "bold red")
+        table.add_row(Text(check.rung), Text(check.name), Text(check.found), Text(check.wanted), verdict)
+    console.print(table)
+    for check in checks:
+        for note in check.notes:
+            console.print(Text(f"{check.rung}, {check.name}: {note}"))
+    failed = sum(not check.passed for check in checks)
+    outcome = f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
+    console.print(Text(f"{outcome} in {seconds:.0f} s"))
+
+
+def _write(path: Path, about: dict[str, object], checks: list[Check], seconds: float) -> None:
+    from dataclasses import asdict
+
+    from cospec.errors import InvalidInput
+
+    found = {**about, "seconds": round(seconds, 1), "passed": all(check.passed for check in checks)}
+    text = json.dumps({**found, "checks": [asdict(check) for check in checks]}, indent=1)
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput("json", str(path), f"a file that can be written ({error.strerror})") from None

@@ -1,0 +1,97 @@
+"""One shared spine of the most confident tokens, with the other drafters' tokens as leaves beside it (CoSine 4.2, eq. 4).
+
+The paper continues from the fused token and from each drafter's own, so its branches double at every step. Here all
+drafters continue from the fused token alone; what the others proposed stays as a leaf beside it, and a whole draft that
+the spine has left keeps its tail. The tree is cut to the node budget by path probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from cospec.drafters.combiners.growing import Growing
+from cospec.drafters.combiners.job import Job, confidence_of
+from cospec.drafters.combiners.leading import Line, Voice, lead
+from cospec.drafters.combiners.reading import guesses
+from cospec.drafters.combiners.session import Session
+from cospec.draws import Purpose
+from cospec.types import Draft
+
+
+@dataclass(slots=True)
+class _Fusion:
+    """The tree around one spine."""
+
+    line: Line
+    tree: Growing = field(default_factory=Growing)
+    node: int = -1  # the end of the spine
+    tails: list[tuple[Voice, int]] = field(default_factory=list)  # whole drafts that were left, at which leaf
+
+    def advance(self) -> None:
+        """The most confident token joins the spine; confidences are calibrated, so that they can be compared."""
+        line, job = self.line, self.line.job
+        heard = [(job.trust(voice.member, voice.guess.confidence), voice) for voice in line.voices]
+        chance, best = max(heard, key=lambda each: (each[0], job.weights[each[1].member], -each[1].member))
+        if line.chance * chance < job.budget.threshold:
+            line.going = False
+            return
+        parent, before = self.node, line.chance
+        self.node = self.tree.add(parent, best.guess.token, best.member, before * chance, chance)
+        for confidence, voice in heard:
+            if voice.guess.token != best.guess.token:
+                # Right only where the spine is wrong, so never likelier than that.
+                self._leaf(parent, voice, min(confidence, 1.0 - chance), before)
+        line.advance(best.guess.token, chance)
+        if len(self.tree.tokens) > job.budget.max_nodes and self.node not in self.tree.best(job.budget.max_nodes):
+            line.going = False  # what comes behind a node that is cut would be cut too
+
+    def _leaf(self, parent: int, voice: Voice, confidence: float, before: float) -> None:
+        leaf = self.tree.find(parent, voice.guess.token)
+        if leaf is None:
+            leaf = self.tree.add(parent, voice.guess.token, voice.member, before * confidence, confidence)
+        if voice.node is not None:
+            self.tails.append((voice, leaf))
+
+    def finish(self, names: Seq[str]) -> Draft | None:
+        """The tree with the tails, cut to the budget."""
+        job = self.line.job
+        for voice, leaf in self.tails:
+            self._tail(voice, leaf)
+        return self.tree.draft(job.context, self.tree.best(job.budget.max_nodes), names)
+
+    def _tail(self, voice: Voice, leaf: int) -> None:
+        draft, tree, member = self.line.job.drafts[voice.member], self.tree, voice.member
+        assert voice.node is not None, "only whole drafts have tails"
+        place = {voice.node: leaf}
+        for node in range(voice.node + 1, len(draft)):
+            parent = place.get(draft.parents[node])
+            if parent is None:
+                continue
+            found = tree.find(parent, draft.tokens[node])
+            if found is None:
+                confidence = self.line.job.trust(member, confidence_of(draft, node))
+                found = tree.add(parent, draft.tokens[node], member, tree.scores[parent] * confidence, confidence)
+            place[node] = found
+
+
+class Fuse:
+    """Spec section 4, ``fuse``."""
+
+    name: ClassVar[str] = "fuse"
+    noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET})
+    steps: ClassVar[bool] = True
+    branches: ClassVar[bool] = True
+
+    def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
+        """A tree for each job."""
+        fusions = [_Fusion(Line(job)) for job in jobs]
+        lead(fusions, session, guesses, _advance)
+        drafts = [fusion.finish(names) for fusion in fusions]
+        return [draft for draft in drafts if draft is not None]
+
+
+def _advance(fusions: Seq[_Fusion]) -> None:
+    for fusion in fusions:
+        fusion.advance()

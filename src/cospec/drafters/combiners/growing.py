@@ -1,0 +1,62 @@
+"""A token tree in the making: nodes with a score, equal tokens behind the same parent merged, cut to a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from cospec.types import Context, Draft
+
+
+class Growing:
+    """Nodes in the order they were added, parents first.
+
+    A node's ``score`` is the chance that it is accepted, or a weight; ``confidence`` is the chance given its parent.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.owners: list[int] = []
+        self.scores: list[float] = []
+        self.confidence: list[float] = []
+        self._places: dict[tuple[int, int], int] = {}
+
+    def find(self, parent: int, token: int) -> int | None:
+        """The node with that token behind ``parent`` (-1: the root)."""
+        return self._places.get((parent, token))
+
+    def add(self, parent: int, token: int, owner: int, score: float, confidence: float) -> int:
+        """A new node."""
+        node = len(self.tokens)
+        self._places[parent, token] = node
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.owners.append(owner)
+        self.scores.append(score)
+        self.confidence.append(confidence)
+        return node
+
+    def best(self, count: int) -> list[int]:
+        """The ``count`` nodes with the highest scores, in order; a node never goes without its parent."""
+        if len(self.tokens) <= count:
+            return list(range(len(self.tokens)))
+        scores: list[float] = []
+        for parent, score in zip(self.parents, self.scores, strict=True):
+            scores.append(score if parent < 0 else min(score, scores[parent]))
+        return sorted(sorted(range(len(scores)), key=lambda node: (-scores[node], node))[:count])
+
+    def draft(self, context: Context, nodes: Seq[int], names: Seq[str]) -> Draft | None:
+        """The draft made of ``nodes``, in order and closed under parents; None for no nodes."""
+        if not nodes:
+            return None
+        place = {-1: -1} | {node: number for number, node in enumerate(nodes)}
+        return Draft(
+            context.id,
+            len(context.tokens),
+            tuple(self.tokens[node] for node in nodes),
+            tuple(place[self.parents[node]] for node in nodes),
+            tuple(names[self.owners[node]] for node in nodes),
+            confidence=np.array([self.confidence[node] for node in nodes]),
+        )

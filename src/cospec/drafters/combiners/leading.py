@@ -1,0 +1,128 @@
+"""The loop that leads drafters along one shared spine per sequence (CoSine Algorithm 1, lines 15 to 19).
+
+At each position everybody who takes part is heard: drafters that are led, by their logits, and whole drafts as long as
+the spine goes their way. Then the combiner advances every spine by a token, and that token is fed to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from cospec.drafters.combiners.job import Guess, Job, StepSlate, confidence_of
+from cospec.drafters.combiners.session import Session
+from cospec.tree import children
+from cospec.types import Context
+
+Read = Callable[[Tensor, Seq[Context], Seq[Seq[int]]], list[Guess | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One drafter's guess at the position that a spine has come to.
+
+    Attributes:
+        node: of the drafter's whole draft, where it has one.
+    """
+
+    member: int
+    guess: Guess
+    node: int | None = None
+
+
+@dataclass(slots=True)
+class Line:
+    """One spine.
+
+    Attributes:
+        spine: the shared tokens.
+        chance: of the spine to be accepted, as the confidences say.
+        voices: heard at the present position.
+        follows: the node of each whole draft that the spine has come to, while it goes that way.
+    """
+
+    job: Job
+    spine: list[int] = field(default_factory=list)
+    going: bool = True
+    chance: float = 1.0
+    voices: list[Voice] = field(default_factory=list)
+    follows: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.follows = dict.fromkeys(self.job.drafts, -1)
+
+    @property
+    def depth(self) -> int:
+        """The longest spine."""
+        return min(self.job.budget.depth, self.job.budget.max_nodes)
+
+    def hear(self, member: int, guess: Guess) -> None:
+        """A drafter that is led; what it says is kept for later."""
+        self.voices.append(Voice(member, guess))
+        slate = self.job.slates.setdefault(member, StepSlate(self.spine))
+        assert isinstance(slate, StepSlate), "a drafter is either led or asked"
+        slate.guesses[len(self.spine)] = guess
+
+    def hear_drafts(self) -> None:
+        """The whole drafts that the spine has followed so far."""
+        for member, node in self.follows.items():
+            draft = self.job.drafts[member]
+            for child in children(draft.parents, node):
+                self.voices.append(Voice(member, Guess(draft.tokens[child], confidence_of(draft, child)), child))
+
+    def advance(self, token: int, chance: float) -> None:
+        """Go on with ``token``, whose confidence is ``chance``; whole drafts that go elsewhere are left."""
+        self.spine.append(token)
+        self.chance *= chance
+        self.voices = []
+        for member, node in list(self.follows.items()):
+            draft = self.job.drafts[member]
+            same = [child for child in children(draft.parents, node) if draft.tokens[child] == token]
+            if same:
+                self.follows[member] = same[0]
+            else:
+                del self.follows[member]
+        self.going = len(self.spine) < self.depth
+
+
+class Grower(Protocol):
+    """What grows around a spine."""
+
+    @property
+    def line(self) -> Line:
+        """The spine."""
+
+
+GrowerT = TypeVar("GrowerT", bound=Grower)
+
+
+def lead(growers: Seq[GrowerT], session: Session, read: Read, advance: Callable[[Seq[GrowerT]], None]) -> None:
+    """Until no spine is going.
+
+    Args:
+        read: logits to guesses.
+        advance: calls ``Line.advance`` on each of those it is given, or ends it.
+    """
+    lines = [grower.line for grower in growers]
+    jobs = [line.job for line in lines]
+    session.open([job.context for job in jobs], [line.depth for line in lines], [job.steppers for job in jobs])
+    while True:
+        seats, logits = session.rows()
+        if logits is not None:
+            contexts, paths = [jobs[seat.job].context for seat in seats], [lines[seat.job].spine for seat in seats]
+            for seat, guess in zip(seats, session.timed(read, logits, contexts, paths), strict=True):
+                if guess is not None:
+                    lines[seat.job].hear(seat.member, guess)
+        for line in lines:
+            if line.going:
+                line.hear_drafts()
+                line.going = bool(line.voices)
+        advance([grower for grower in growers if grower.line.going])
+        fed = {number: line.spine[-1] for number, line in enumerate(lines) if line.going}
+        if not fed:
+            return
+        session.feed(fed)

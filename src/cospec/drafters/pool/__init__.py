@@ -1,0 +1,1 @@
+"""Several drafters as one: who takes part, what they say, how it is put together, what is learned from it."""

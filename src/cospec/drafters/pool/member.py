@@ -1,0 +1,136 @@
+"""One drafter of a pool: its name, how it is asked, and what becomes of it when it fails or is late.
+
+A drafter that raises is left out of the round, and of more rounds each time it does so again; the sequences that it knew
+are forgotten, because nobody can tell what state it is in. One that is late is left out alike: a local drafter cannot be
+interrupted, so its result still counts; that of a drafter which answers later (``Asks``) is not waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from cospec.drafters.stepping import Stepper, Steps
+from cospec.errors import CospecError
+from cospec.protocols import Clock, Drafter, Future
+from cospec.types import Budget, Commit, Context, Draft
+
+FAILURES = (CospecError, ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
+LONGEST_REST = 64  # rounds
+
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Asks(Protocol):
+    """A drafter that works elsewhere and answers later."""
+
+    def ask(self, contexts: Seq[Context], budgets: Seq[Budget]) -> Future:
+        """As ``propose``; a result that comes too late is dropped."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A drafter in its pool. Written by the pool alone.
+
+    Attributes:
+        free: a proposal costs next to nothing, so it always takes part.
+        stepper: how it is led, where the pool leads and it can be led; it is never asked for whole drafts then.
+        deadline: seconds that a round may wait for it; None waits.
+        rest: rounds that it is still left out of, this one included.
+        lost: it raised, so the sequences that it knows have to be forgotten.
+        left_out: rounds it was newly left out of, by reason.
+        seconds: spent in it.
+    """
+
+    name: str
+    drafter: Drafter
+    clock: Clock
+    free: bool = False
+    stepper: Stepper | None = None
+    deadline: float | None = None
+    rest: int = 0
+    strikes: int = 0
+    lost: bool = False
+    seconds: float = 0.0
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, name: str, drafter: Drafter, clock: Clock, leads: bool, deadline: float | None = None) -> Member:
+        """``leads``: the combiner leads drafters that can be led."""
+        stepper = drafter.stepper() if leads and isinstance(drafter, Steps) else None
+        return cls(name, drafter, clock, not drafter.samples, stepper, deadline)
+
+    @property
+    def later(self) -> bool:
+        """Whether it is asked for answers that come later."""
+        return self.stepper is None and isinstance(self.drafter, Asks)
+
+    def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``verb(*arguments)`` gives; None when it raises, or when the drafter is left out."""
+        if self.rest:
+            return None
+        started = self.clock()
+        result = self._guarded(verb, *arguments)
+        taken = self.clock() - started
+        self.seconds += taken
+        if not self.rest:
+            if self.deadline is not None and taken > self.deadline:
+                self._leave_out("late", f"{taken:.3f} s")
+            else:
+                self.strikes = max(0, self.strikes - 1)
+        return result
+
+    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+        """Whole drafts; none when it fails."""
+        return self.call(self.drafter.propose, contexts, budgets) or []
+
+    def start(self, contexts: Seq[Context], budgets: Seq[Budget]) -> Future | None:
+        """Ask for whole drafts that come later; None when it is not that kind, or fails."""
+        return self.call(self.drafter.ask, contexts, budgets) if isinstance(self.drafter, Asks) else None
+
+    def collect(self, future: Future, started: float) -> list[Draft]:
+        """What was asked for at ``started``, if it comes before the deadline."""
+        left = None if self.deadline is None else max(0.0, self.deadline - (self.clock() - started))
+        if left == 0.0 and not future.done():
+            self._leave_out("late", f"more than {self.deadline} s")
+            return []
+        return self._guarded(future.result, left) or []
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Also while it is left out: it has to know what it will have to catch up on."""
+        self._guarded(self._state.commit, commits)
+
+    def forget(self, ids: Seq[str]) -> None:
+        """Forget sequences."""
+        self._guarded(self._state.free, ids)
+
+    def begin_round(self) -> None:
+        """One round less to be left out of."""
+        self.rest = max(0, self.rest - 1)
+
+    def _guarded(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return verb(*arguments)
+        except TimeoutError:
+            self._leave_out("late", f"more than {self.deadline} s")
+        except FAILURES as error:
+            self.lost = True
+            self._leave_out("error", str(error) or type(error).__name__)
+        return None
+
+    def _leave_out(self, reason: str, what: str) -> None:
+        """Of the rest of this round and of as many more as it failed before, doubled each time."""
+        rounds = min(2**self.strikes, LONGEST_REST)
+        self.rest = rounds + 1
+        self.strikes += 1
+        self.left_out[reason] += 1
+        log.warning("drafter %s is left out of %d rounds (%s: %s)", self.name, rounds, reason, what)
+
+    @property
+    def _state(self) -> Drafter | Stepper:
+        return self.drafter if self.stepper is None else self.stepper

@@ -1,0 +1,87 @@
+"""A pool's options, and its drafters' among them, with errors that name the drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from cospec.drafters.stepping import Steps
+from cospec.errors import InvalidInput, words
+from cospec.options import Options, parse
+from cospec.protocols import Drafter, Host
+from cospec.registry import DRAFTERS
+
+WHERE = "speculative_config.drafters"
+RESERVED = ("target", "bonus")  # who else may have written a token
+
+
+class PoolOptions(Options):
+    """How drafters work together.
+
+    Attributes:
+        combiner: how their drafts become one.
+        routing: who works for which request.
+        drafters: each with a ``name``, a ``method`` and that method's own options.
+        max_nodes: the largest tree, whatever the policy allows.
+        deadline: seconds that a round waits for a drafter; None waits.
+    """
+
+    combiner: str = "fuse"
+    routing: str = "hedge"
+    drafters: list[dict[str, Any]] = Field(
+        default=[{"name": "model", "method": "draft_model"}, {"name": "copy", "method": "ngram"}], min_length=1
+    )
+    max_nodes: int = Field(default=16, ge=1, le=64)
+    deadline: float | None = Field(default=None, gt=0, strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A drafter that was built, under the name that the configuration gives it."""
+
+    name: str
+    drafter: Drafter
+
+
+def build_drafters(options: PoolOptions, host: Host) -> list[Named]:
+    """All drafters of the pool.
+
+    Raises:
+        InvalidInput: one sentence that says which drafter is wrong.
+    """
+    built: list[Named] = []
+    for number, given in enumerate(options.drafters):
+        where = f"{WHERE}[{number}]"
+        name = given.get("name", given.get("method"))
+        if not isinstance(name, str) or not name:
+            raise InvalidInput(f"{where}.name", name, "a name")
+        if name in RESERVED or name in (each.name for each in built):
+            raise InvalidInput(f"{where}.name", name, "a name that nothing else has")
+        try:
+            built.append(Named(name, _build(given, host)))
+        except InvalidInput as error:
+            raise error.within(f"{where} {name!r}") from None
+    return built
+
+
+def check_distributions(drafters: list[Named], combiner: str) -> None:
+    """Raise ``InvalidInput`` for a drafter that draws whole drafts, from which no mixture can be made."""
+    for number, each in enumerate(drafters):
+        led = isinstance(each.drafter, Steps) and each.drafter.stepper() is not None
+        if each.drafter.samples and not led:
+            allowed = f"one that can be led token by token or draws nothing, for combiner {combiner!r}"
+            raise InvalidInput(f"{WHERE}[{number}]", words(f"{each.name!r}, which draws its drafts by itself"), allowed)
+
+
+def _build(given: Mapping[str, Any], host: Host) -> Drafter:
+    own = {key: value for key, value in given.items() if key not in ("name", "method")}
+    method = given.get("method")
+    if not isinstance(method, str) or method not in DRAFTERS or method == "pool":
+        allowed = "one of " + ", ".join(name for name in DRAFTERS if name != "pool")
+        raise InvalidInput("method", words("missing") if method is None else method, allowed)
+    cls = DRAFTERS.load(method)
+    drafter: Drafter = cls.build(parse(cls.Options, own), host)
+    return drafter

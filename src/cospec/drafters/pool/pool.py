@@ -1,0 +1,223 @@
+"""Several drafters that work together (CoSine section 4.2, Minions section 3.2; spec section 4, ``pool``).
+
+A round of a pool: the routing says who works for which sequence; every drafter is asked once for all of its sequences, or
+led token by token; the combiner makes one draft per sequence; and what was committed teaches weights and confidences.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from cospec.drafters.combiners.job import Combiner, DraftSlate, Job
+from cospec.drafters.combiners.session import Session
+from cospec.drafters.pool.calibration import Calibration
+from cospec.drafters.pool.member import Member
+from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
+from cospec.drafters.pool.record import Record, Trust
+from cospec.drafters.routing.choice import Choice, Routing
+from cospec.drafters.routing.standing import Prior, Standing
+from cospec.draws import Draws, Purpose
+from cospec.protocols import Clock, Host
+from cospec.registry import COMBINERS, ROUTINGS
+from cospec.types import Budget, Commit, Context, Draft, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSetting:
+    """Where a pool works.
+
+    Attributes:
+        vocab_size: of the target.
+        max_nodes: the largest tree.
+    """
+
+    vocab_size: int
+    max_nodes: int = 16
+    clock: Clock = time.monotonic
+
+
+@dataclass(slots=True)
+class PoolSeconds:
+    """Where a pool's time went, in seconds.
+
+    Attributes:
+        drafters: in the drafters, and in reading their logits, which each would do for itself alone.
+        own: in combining, weighting and routing.
+    """
+
+    drafters: float = 0.0
+    own: float = 0.0
+
+
+class PoolDrafter:
+    """Any number of drafters of any kind, each with a name that its tokens carry.
+
+    ``noises`` says which rules may judge its drafts, see ``combiners.job.Combiner``; sequences that are judged by
+    another rule get no draft.
+    """
+
+    samples: ClassVar[bool] = True
+    drafts_ahead: ClassVar[bool] = False
+    reads_states: ClassVar[bool] = False
+    Options: ClassVar[type[PoolOptions]] = PoolOptions
+
+    def __init__(self, members: Seq[Member], combiner: Combiner, routing: Routing, setting: PoolSetting) -> None:
+        self.name = "pool"
+        self.members, self.combiner, self.routing, self.setting = tuple(members), combiner, routing, setting
+        self.names = tuple(member.name for member in self.members)
+        self.noises: frozenset[Purpose] = combiner.noises
+        priced = sum(not member.free for member in self.members)
+        self.offer = Offer(free=priced == 0, trees=combiner.branches, members=max(1, priced))
+        self.calibration, self.prior = Calibration(len(self.members)), Prior(len(self.members))
+        self.seconds = PoolSeconds()
+        self._records: dict[str, Record] = {}
+
+    @classmethod
+    def build(cls, options: PoolOptions, host: Host) -> PoolDrafter:
+        """Build every drafter; errors name the one that they are about."""
+        combiner, routing = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)()
+        drafters = build_drafters(options, host)
+        if Purpose.DRAFT in combiner.noises:
+            check_distributions(drafters, options.combiner)
+        clock = time.monotonic
+        members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
+        return cls(members, combiner, routing, PoolSetting(host.target.vocab_size, options.max_nodes, clock))
+
+    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+        """One combined draft for each context that any of its drafters has something for."""
+        started, reading = self.setting.clock(), 0.0
+        before = sum(member.seconds for member in self.members)
+        for member in self.members:
+            member.begin_round()
+        jobs = [job for pair in zip(contexts, budgets, strict=True) if (job := self._job(*pair))]
+        drafts: list[Draft] = []
+        if jobs:
+            self._ask(jobs)
+            session = self._session()
+            drafts = self.combiner.combine(jobs, session, self.names)
+            reading = session.reading
+            self._remember(jobs, session)
+        self._forget_lost()
+        inside = sum(member.seconds for member in self.members) - before + reading
+        self.seconds.drafters += inside
+        self.seconds.own += self.setting.clock() - started - inside
+        return drafts
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Tell every drafter, and learn how right each one was."""
+        started = self.setting.clock()
+        for commit in commits:
+            record = self._records.get(commit.id)
+            if record is not None:
+                levels = record.learn(commit, self.calibration)
+                if levels:
+                    self.routing.learn(record.standing, levels)
+                if commit.finish is not None:
+                    self.prior.learn(record.standing)
+        self.seconds.own += self.setting.clock() - started
+        for member in self.members:
+            member.commit(commits)
+        self._forget_lost()
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences, here and in every drafter."""
+        for id in ids:
+            self._records.pop(id, None)
+        for member in self.members:
+            member.forget(ids)
+
+    def weights(self) -> Mapping[str, float]:
+        """The mean weight of each drafter over the present requests; what a new one starts with when there are none."""
+        standings = [record.standing for record in self._records.values()] or [Standing.fresh(len(self.members))]
+        mean = np.mean([standing.weights(self.prior) for standing in standings], axis=0)
+        return dict(zip(self.names, mean.tolist(), strict=True))
+
+    def left_out(self) -> Mapping[str, int]:
+        """How often each drafter failed or was late."""
+        return {member.name: member.left_out.total() for member in self.members}
+
+    def _job(self, context: Context, budget: Budget) -> Job | None:
+        """Who works for a sequence; None when nobody can, or may."""
+        budget = replace(budget, max_nodes=min(budget.max_nodes, self.setting.max_nodes))
+        able = [number for number, member in enumerate(self.members) if self._may(member, context)]
+        if not able or min(budget.depth, budget.max_nodes) < 1 or context.noise not in self.noises:
+            return None
+        record = self._records.get(context.id)
+        if record is None:
+            record = self._records[context.id] = Record(Standing.fresh(len(self.members)))
+        standing, base = record.standing, len(context.tokens)
+        weights = standing.weights(self.prior)
+        chosen = [number for number in able if self.members[number].free]
+        priced = tuple(number for number in able if not self.members[number].free)
+        if priced:
+            choice = Choice(priced, budget.drafters, weights, Draws(context.seed, base), base)
+            chosen += self.routing.route(standing, choice)
+        standing.took_part(chosen)
+        shares = np.zeros(len(weights))
+        shares[chosen] = weights[chosen] / weights[chosen].sum()
+        odds = np.exp(standing.shifts(self.prior)).tolist()
+        record.trust = Trust(self.calibration, context.sampling.greedy, odds)
+        steppers = tuple(number for number in chosen if self.members[number].stepper is not None)
+        return Job(context, budget, shares, steppers, record.trust)
+
+    @staticmethod
+    def _may(member: Member, context: Context) -> bool:
+        return not member.rest and (context.drafters is None or member.name in context.drafters)
+
+    def _ask(self, jobs: Seq[Job]) -> None:
+        """Whole drafts, each drafter once for all of its sequences; those that answer later are asked first."""
+        asked = {}
+        for number, member in enumerate(self.members):
+            own = [job for job in jobs if job.weights[number] > 0 and number not in job.steppers]
+            if own and member.stepper is None:
+                asked[number] = own, [job.context for job in own], [self._part(job.budget) for job in own]
+        started = self.setting.clock()
+        futures = {number: self.members[number].start(*asked[number][1:]) for number in asked if self._later(number)}
+        for number, (own, contexts, budgets) in asked.items():
+            if number not in futures:
+                self._take(number, own, self.members[number].propose(contexts, budgets))
+        for number, future in futures.items():
+            if future is not None:
+                self._take(number, asked[number][0], self.members[number].collect(future, started))
+
+    def _later(self, number: int) -> bool:
+        return self.members[number].later
+
+    def _part(self, budget: Budget) -> Budget:
+        """What one drafter is asked for: a tree where the policy says how to branch and the combiner takes one."""
+        if self.combiner.branches and budget.widths:
+            return replace(budget, drafters=None)
+        return replace(budget, max_nodes=min(budget.depth, budget.max_nodes), widths=(), drafters=None)
+
+    def _take(self, number: int, jobs: Seq[Job], drafts: Seq[Draft]) -> None:
+        """Give each job its draft, unless it is stale or of a shape that the combiner cannot use."""
+        found = {draft.id: draft for draft in drafts}
+        for job in jobs:
+            draft = found.get(job.context.id)
+            if draft and draft.base_len == job.base and (self.combiner.branches or draft.is_chain):
+                job.drafts[number], job.slates[number] = draft, DraftSlate(draft)
+
+    def _session(self) -> Session:
+        steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
+        return Session(steppers, dict(enumerate(self.members)), self.setting.vocab_size, self.setting.clock)
+
+    def _remember(self, jobs: Seq[Job], session: Session) -> None:
+        """What has to be known when the round is committed."""
+        for job in jobs:
+            record = self._records[job.context.id]
+            record.base, record.slates = job.base, job.slates
+        for seat, (hits, seen) in session.looks.items():
+            self._records[jobs[seat.job].context.id].standing.saw(seat.member, hits, seen)
+
+    def _forget_lost(self) -> None:
+        """A drafter that raised forgets everything: nobody can tell what state it is in."""
+        for member in self.members:
+            if member.lost:
+                member.lost = False
+                member.forget(list(self._records))

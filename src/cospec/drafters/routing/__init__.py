@@ -1,0 +1,1 @@
+"""Which drafters of a pool work for a request: one routing a file."""

@@ -1,0 +1,23 @@
+"""Every drafter works for every request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import ClassVar
+
+from cospec.drafters.routing.choice import Choice, Level
+from cospec.drafters.routing.standing import Standing
+
+
+class Everyone:
+    """Routing ``all``: the ablation "no routing" of CoSine section 6.4. A policy's count keeps the heaviest."""
+
+    name: ClassVar[str] = "all"
+
+    def route(self, standing: Standing, choice: Choice) -> list[int]:
+        """As many as the policy lets."""
+        return choice.heaviest()[: choice.count]
+
+    def learn(self, standing: Standing, levels: Mapping[int, Seq[Level]]) -> None:
+        """Nothing to learn."""

@@ -1,0 +1,267 @@
+"""Copies what followed the same words before, by a suffix automaton with counts (spec section 4, ``suffix``).
+
+Each sequence has an automaton of its prompt and output. Outputs of ended sequences go into one that all share, so that
+a request is helped by what was answered before it. Its memory is bounded by forgetting in halves: responses are added
+to the younger of two automata; when that holds half of the tokens allowed, the elder is dropped and a new one begun.
+
+The longest suffix of the sequence that occurred before is looked up in all three, and the longest match proposes. The
+draft is read off the automaton: what followed the suffix, each continuation as likely as it was frequent. Tokens are
+chosen, not drawn: a point mass.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from cospec.options import Options
+from cospec.protocols import Host
+from cospec.tree import MAX_NODES
+from cospec.types import Budget, Commit, Context, Draft, Offer
+
+LONGEST = 32  # tokens of a suffix that is counted and looked up
+ROOT = 0
+
+
+class SuffixOptions(Options):
+    """How much is remembered of ended responses, in tokens; 0 remembers none. One token takes about 1 KB."""
+
+    suffix_max_cached_tokens: int = Field(default=65536, ge=0)
+    suffix_min_match: int = Field(default=1, ge=1, le=LONGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A suffix of ``length`` tokens that was found: the automaton's state behind it."""
+
+    automaton: SuffixAutomaton
+    state: int
+    length: int
+
+
+class SuffixAutomaton:
+    """Every substring of a growing text, with how often those of up to ``LONGEST`` tokens occurred.
+
+    A state stands for substrings that end at the same places; its link leads to the longest suffix of theirs that ends
+    at more. Adding a token takes amortised constant time for the states and up to ``LONGEST`` steps for the counts.
+    """
+
+    def __init__(self) -> None:
+        self.next: list[dict[int, int]] = [{}]
+        self.link: list[int] = [-1]
+        self.length: list[int] = [0]
+        self.count: list[int] = [0]
+        self.size = 0
+        self._last = ROOT
+        self._recent, self._reach = ROOT, 0  # the state of the last LONGEST tokens, and how many there are
+
+    def add(self, token: int) -> None:
+        """Append one token."""
+        self.size += 1
+        at = self._last
+        if token in self.next[at]:  # only behind a cut: the text so far is a substring, which another one continued
+            self._last = self._split(at, token)
+        else:
+            self._last = new = self._state(self.length[at] + 1, {}, ROOT)
+            while at >= 0 and token not in self.next[at]:
+                self.next[at][token] = new
+                at = self.link[at]
+            if at >= 0:
+                self.link[new] = self._split(at, token)
+        self._note(token)
+
+    def cut(self) -> None:
+        """Begin another text: no substring reaches over this place."""
+        self._last, self._recent, self._reach = ROOT, ROOT, 0
+
+    def own_match(self) -> Match:
+        """The longest suffix of the text itself that also occurred earlier."""
+        state = self._recent
+        length = self._reach
+        while state > ROOT and self.count[state] < 2:
+            state = self.link[state]
+            length = self.length[state]
+        return Match(self, max(state, ROOT), min(length, LONGEST))
+
+    def match(self, tokens: Seq[int]) -> Match:
+        """The longest suffix of ``tokens`` that occurs in the text."""
+        state, length = ROOT, 0
+        for token in tokens[-LONGEST:]:
+            while state != ROOT and token not in self.next[state]:
+                state = self.link[state]
+                length = self.length[state]
+            if token in self.next[state]:
+                state, length = self.next[state][token], length + 1
+        return Match(self, state, length)
+
+    def followers(self, state: int) -> list[tuple[int, int, int]]:
+        """What followed: ``(token, count, state behind it)``, the most frequent first, on ties the newest first."""
+        found = [(token, self.count[after], after) for token, after in reversed(self.next[state].items())]
+        return sorted((each for each in found if each[1]), key=lambda each: -each[1])
+
+    def _state(self, length: int, following: dict[int, int], link: int) -> int:
+        self.next.append(following)
+        self.link.append(link)
+        self.length.append(length)
+        self.count.append(0)
+        return len(self.next) - 1
+
+    def _split(self, at: int, token: int) -> int:
+        """The state of exactly the substrings of ``at`` followed by ``token``; the others get one of their own."""
+        whole = self.next[at][token]
+        if self.length[whole] == self.length[at] + 1:
+            return whole
+        part = self._state(self.length[at] + 1, dict(self.next[whole]), self.link[whole])
+        self.count[part] = self.count[whole]
+        self.link[whole] = part
+        while at >= 0 and self.next[at].get(token) == whole:
+            self.next[at][token] = part
+            at = self.link[at]
+        return part
+
+    def _note(self, token: int) -> None:
+        """Count the substrings that end here, the longest ``LONGEST`` tokens long."""
+        self._recent, self._reach = self.next[self._recent][token], self._reach + 1
+        self._reach = min(self._reach, LONGEST)
+        while self.link[self._recent] >= 0 and self.length[self.link[self._recent]] >= self._reach:
+            self._recent = self.link[self._recent]
+        state = self._recent
+        while state > ROOT:
+            self.count[state] += 1
+            state = self.link[state]
+
+
+class SharedResponses:
+    """Ended responses in two automata, the elder dropped whole when the younger is full."""
+
+    def __init__(self, most: int) -> None:
+        self._half = most // 2
+        self._elder, self._younger = SuffixAutomaton(), SuffixAutomaton()
+
+    def add(self, tokens: Seq[int]) -> None:
+        """Remember a response; what is longer than half of the memory loses its front."""
+        for token in tokens[max(0, len(tokens) - self._half) :]:
+            self._younger.add(token)
+        self._younger.cut()
+        if self._younger.size >= self._half:
+            self._elder, self._younger = self._younger, SuffixAutomaton()
+
+    @property
+    def size(self) -> int:
+        """Tokens remembered, less than ``1.5`` times what is allowed at any time."""
+        return self._elder.size + self._younger.size
+
+    def matches(self, tokens: Seq[int]) -> Iterator[Match]:
+        """In the younger half, then in the elder."""
+        for automaton in (self._younger, self._elder):
+            if automaton.size:
+                yield automaton.match(tokens)
+
+
+@dataclass(slots=True)
+class _Text:
+    """One sequence's tokens as far as they are known here, and their automaton."""
+
+    prompt_len: int
+    tokens: list[int] = field(default_factory=list)
+    automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+
+    def extend(self, tokens: Seq[int]) -> None:
+        for token in tokens:
+            self.tokens.append(token)
+            self.automaton.add(token)
+
+
+class SuffixDrafter:
+    """Costs a few dictionary look-ups per token."""
+
+    samples: ClassVar[bool] = False
+    reads_states: ClassVar[bool] = False
+    offer: ClassVar[Offer] = Offer(free=True, trees=True)
+    Options: ClassVar[type[SuffixOptions]] = SuffixOptions
+
+    def __init__(self, memory: int = 65536, shortest: int = 1, name: str = "suffix") -> None:
+        self.name = name
+        self._shortest = shortest
+        self._texts: dict[str, _Text] = {}
+        self._shared = SharedResponses(memory)
+
+    @classmethod
+    def build(cls, options: SuffixOptions, host: Host) -> SuffixDrafter:
+        """Needs nothing of the host."""
+        return cls(options.suffix_max_cached_tokens, options.suffix_min_match)
+
+    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+        """A chain, or a tree where the budget has more nodes than levels, for each context with a known suffix."""
+        drafts = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            text = self._texts.setdefault(context.id, _Text(context.prompt_len))
+            text.extend(context.tokens[len(text.tokens) :])
+            if min(budget.depth, budget.max_nodes) < 1:
+                continue
+            tail = text.tokens[-LONGEST:]
+            found = max([text.automaton.own_match(), *self._shared.matches(tail)], key=lambda match: match.length)
+            if found.length >= self._shortest:
+                draft = self._read(context, found, budget)
+                drafts += [draft] if len(draft) else []
+        return drafts
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Follow the sequences; remember the responses of those that end."""
+        for commit in commits:
+            text = self._texts.get(commit.id)
+            if text is None or len(text.tokens) != commit.base_len:
+                continue
+            text.extend(commit.tokens)
+            if commit.finish is not None:
+                self._shared.add(text.tokens[text.prompt_len :])
+
+    def free(self, ids: Seq[str]) -> None:
+        """Drop the automata of ended sequences."""
+        for id in ids:
+            self._texts.pop(id, None)
+
+    def _read(self, context: Context, match: Match, budget: Budget) -> Draft:
+        """The likeliest nodes behind the match, by the product of their confidences."""
+        nodes: list[tuple[int, int, float]] = []  # token, parent, confidence
+        waiting = list(_children(match, -1, 0, 1.0, budget))
+        heapq.heapify(waiting)
+        most = min(budget.max_nodes, MAX_NODES)
+        while waiting and len(nodes) < most:
+            value, _, depth, parent, token, confidence, state = heapq.heappop(waiting)
+            nodes.append((token, parent, confidence))
+            if depth < budget.depth:
+                behind = Match(match.automaton, state, match.length + depth)
+                for child in _children(behind, len(nodes) - 1, depth, -value, budget):
+                    heapq.heappush(waiting, child)
+        tokens, parents = tuple(node[0] for node in nodes), tuple(node[1] for node in nodes)
+        confidence = np.array([node[2] for node in nodes])
+        return Draft(
+            context.id, len(context.tokens), tokens, parents, (self.name,) * len(nodes), confidence=confidence
+        )
+
+
+_Node = tuple[float, int, int, int, int, float, int]
+"""Minus the product of confidences, rank among siblings, depth, parent, token, confidence, state."""
+
+
+def _children(match: Match, parent: int, depth: int, above: float, budget: Budget) -> Iterator[_Node]:
+    """What may stand behind node ``parent`` of ``depth``; one child where the draft is to be a chain.
+
+    The share of a continuation among all is trusted the more the longer the match is: after one token that occurred
+    once before, the next is anybody's guess.
+    """
+    width = MAX_NODES if budget.max_nodes > budget.depth else 1
+    width = budget.widths[depth] if depth < len(budget.widths) else width
+    found = match.automaton.followers(match.state)
+    total = sum(count for _, count, _ in found)
+    for rank, (token, count, state) in enumerate(found[:width]):
+        confidence = count / total * match.length / (match.length + 1)
+        if above * confidence >= budget.threshold:
+            yield -above * confidence, rank, depth + 1, parent, token, confidence, state

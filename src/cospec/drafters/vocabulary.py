@@ -1,0 +1,245 @@
+"""Drafting with another tokenizer than the target's, over the tokens that both spell alike.
+
+A drafter's rows of logits become rows over the target's ids: shared tokens keep their logits, others get none. All that
+follows (penalties, temperature, truncation, drawing) happens in the target's ids, so q is what was drawn from, by
+construction. What the target commits is read as text, which the drafter's tokenizer cuts in its own way. Text grows at
+its end, where a longer piece may now join what were several; so the last words are cut again with every piece of new
+text, and the drafter feeds again from where that made a difference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from cospec.errors import InvalidInput, words
+from cospec.types import Context
+
+WINDOW = 8  # tokens at the end of a text that are cut again, and as many more as it takes to begin with a space
+FURTHEST = 64  # but no more than these, in text without spaces
+Word = bytes | str
+"""How a token is spelled: bytes for text, a string for a special token."""
+
+
+class SharedVocabulary:
+    """The drafter's tokens are the target's. Implements ``protocols.Vocabulary``, as does ``MappedVocabulary``."""
+
+    same = True
+
+    def read(self, context: Context) -> tuple[Seq[int], int] | None:
+        """As it stands."""
+        return context.tokens, len(context.tokens)
+
+    def to_own(self, tokens: Seq[int]) -> tuple[int, ...]:
+        """The same."""
+        return tuple(tokens)
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """The same."""
+        return logits
+
+    def free(self, ids: Seq[str]) -> None:
+        """Nothing is kept."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One sequence as the drafter reads it.
+
+    Attributes:
+        own: its tokens; what lies before ``floor`` is never cut again.
+        count: tokens of the target that were read.
+        pending: bytes that are no whole characters yet.
+        told: ``count`` and ``len(own)`` when it was last asked for.
+        stable: leading tokens of ``own`` that have not changed since.
+    """
+
+    own: list[int]
+    floor: int
+    count: int = 0
+    pending: bytes = b""
+    told: tuple[int, int] = (0, 0)
+    stable: int = field(default=0)
+
+
+class MappedVocabulary:
+    """Two tokenizers joined by the tokens that they spell alike.
+
+    Args:
+        target, own: the target's tokenizer and the drafter's.
+        target_size, own_size: columns of their models' logits.
+
+    Raises:
+        InvalidInput: they share no token.
+    """
+
+    same = False
+
+    def __init__(self, target: Tokenizer, own: Tokenizer, target_size: int, own_size: int) -> None:
+        self._tokenizer, self._target_size = own, target_size
+        self._spelled, self._theirs = spelling(own), spelling(target)
+        ids: dict[Word, int] = {}
+        for id, word in sorted(self._spelled.items(), reverse=True):
+            if id < own_size and word:
+                ids[word] = id
+        self._own_of: dict[int, int] = {}
+        for id, word in sorted(self._theirs.items()):
+            if id < target_size and word in ids:
+                self._own_of[id] = ids.pop(word)  # once only: two ids of one word would share its probability twice
+        if not self._own_of:
+            given = words("a drafter none of whose tokens is one of the target's")
+            raise InvalidInput("speculative_config.model", given, "a drafter that shares some tokens with the target")
+        self._columns = (torch.tensor(list(self._own_of)), torch.tensor(list(self._own_of.values())))
+        begun = own.encode("").ids
+        self._begin = begun if len(begun) == 1 else []
+        self._readings: dict[str, _Reading] = {}
+
+    @property
+    def shared(self) -> dict[int, int]:
+        """The target's ids to the drafter's."""
+        return self._own_of
+
+    def read(self, context: Context) -> tuple[Seq[int], int] | None:
+        """Read the new tokens; see ``Vocabulary``. Assumed tokens are not read, as they may have to be unread."""
+        if context.assumed:
+            return None
+        reading = self._readings.get(context.id)
+        if reading is None:
+            reading = self._readings[context.id] = _Reading(list(self._begin), len(self._begin))
+        for token in context.tokens[reading.count :]:
+            word = self._theirs.get(token, b"")
+            if isinstance(word, bytes):
+                reading.pending += word
+            else:
+                self._cut(reading, whole=True)
+                self._note(reading, len(reading.own), [self._own_of[token]] if token in self._own_of else [])
+                reading.floor = len(reading.own)
+        reading.count = len(context.tokens)
+        self._cut(reading)
+        if reading.pending or not reading.own:
+            return None
+        return reading.own, self._agreed(reading, context.tokens)
+
+    def to_own(self, tokens: Seq[int]) -> tuple[int, ...]:
+        """See ``Vocabulary``."""
+        return tuple(self._own_of[token] for token in tokens)
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """See ``Vocabulary``."""
+        theirs, own = (column.to(logits.device) for column in self._columns)
+        result = logits.new_full((len(logits), self._target_size), -torch.inf)
+        result[:, theirs] = logits[:, own]
+        return result
+
+    def free(self, ids: Seq[str]) -> None:
+        """See ``Vocabulary``."""
+        for id in ids:
+            self._readings.pop(id, None)
+
+    def _agreed(self, reading: _Reading, tokens: Seq[int]) -> int:
+        count, known = reading.told
+        agreed = min(reading.stable, known)
+        if agreed == known:
+            for token in tokens[count:]:
+                if agreed == len(reading.own) or self._own_of.get(token) != reading.own[agreed]:
+                    break
+                agreed += 1
+        reading.told, reading.stable = (len(tokens), len(reading.own)), len(reading.own)
+        return agreed
+
+    def _cut(self, reading: _Reading, whole: bool = False) -> None:
+        """Cut the pending text, and the last words before it, into tokens; an unfinished character waits."""
+        if not reading.pending:
+            return
+        start = self._boundary(reading)
+        text = _decoded(self._text(reading, start) + reading.pending, whole)
+        if text is None:
+            return
+        ids = self._encoded(text)
+        if ids is None:  # a tokenizer that treats the start of a text in its own way
+            start = reading.floor
+            text = _decoded(self._text(reading, start) + reading.pending, whole=True) or ""
+            ids = self._encoded(text) or self._tokenizer.encode(text, add_special_tokens=False).ids
+        self._note(reading, start, ids)
+        reading.pending = b""
+
+    def _note(self, reading: _Reading, start: int, ids: Seq[int]) -> None:
+        """``own[start:]`` becomes ``ids``."""
+        before = reading.own[start:]
+        same = next((n for n, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids)))
+        if same < len(before):
+            reading.stable = min(reading.stable, start + same)
+        reading.own[start:] = ids
+
+    def _boundary(self, reading: _Reading) -> int:
+        """Where to begin to cut again: at a space, so that the pieces before it stay as they are."""
+        least = max(reading.floor, len(reading.own) - FURTHEST)
+        start = max(reading.floor, len(reading.own) - WINDOW)
+        while start > least and not self._bytes(reading.own[start]).startswith((b" ", b"\n")):
+            start -= 1
+        return start
+
+    def _encoded(self, text: str) -> list[int] | None:
+        """The drafter's tokens of ``text``; None when they do not spell it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        spelled = b"".join(map(self._bytes, ids))
+        if spelled == b" " + text.encode() and self._bytes(ids[0]) == b" ":
+            return ids[1:]  # a space that the tokenizer puts before every text
+        return ids if spelled == text.encode() else None
+
+    def _text(self, reading: _Reading, start: int) -> bytes:
+        return b"".join(map(self._bytes, reading.own[start:]))
+
+    def _bytes(self, id: int) -> bytes:
+        word = self._spelled.get(id, b"")
+        return word if isinstance(word, bytes) else b""
+
+
+def _decoded(data: bytes, whole: bool) -> str | None:
+    """UTF-8 to text; None when the last character is not there yet, unless nothing more will come."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        unfinished = error.reason == "unexpected end of data"
+        return None if unfinished and not whole else data.decode(errors="replace")
+
+
+def spelling(tokenizer: Tokenizer) -> dict[int, Word]:
+    """How each id is spelled, so that tokenizers of different kinds can be compared."""
+    added = tokenizer.get_added_tokens_decoder()
+    described = json.loads(tokenizer.to_str())
+    byte_level = '"ByteLevel"' in json.dumps([described["decoder"], described["pre_tokenizer"]])
+    read = _byte_level if byte_level else _plain
+    result: dict[int, Word] = {}
+    for text, id in tokenizer.get_vocab().items():
+        if id in added:
+            result[id] = text if added[id].special else text.encode()
+        else:
+            result[id] = read(text)
+    return result
+
+
+def _byte_level(text: str) -> bytes:
+    """GPT-2's alphabet: a printable character for every byte."""
+    return bytes(_BYTES[char] for char in text) if all(char in _BYTES for char in text) else text.encode()
+
+
+def _plain(text: str) -> bytes:
+    """SentencePiece's spelling: a mark for spaces, and bytes by number."""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes([int(text[3:5], 16)])
+    return text.replace("\u2581", " ").encode()
+
+
+def _alphabet() -> dict[str, int]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _alphabet()

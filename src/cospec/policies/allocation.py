@@ -1,0 +1,116 @@
+"""Which steps of whose menus to take: the most expected tokens per second of the round.
+
+Tokens cost about the same whoever they are drafted for, and every menu brings less with each step. So for a given depth
+the best m tokens are the m best ones, and the sorted list has to be cut once, at the best ratio; every cut of every
+depth is looked at, which is exact where costs are equal. No step is sorted before the one that it builds on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Of ``n`` sequences, ``J`` each; the arrays are ``[n, J]``, the oldest sequence first.
+
+    Attributes:
+        gains: expected tokens.
+        sizes: draft tokens.
+        depths: of the draft from that step on.
+        costs: seconds of drafting, beside the fixed ones of each level.
+    """
+
+    gains: Floats
+    sizes: Ints
+    depths: Ints
+    costs: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the round takes whatever is drafted, in seconds and tokens.
+
+    Attributes:
+        tokens: expected without drafts, one for each sequence.
+        seconds: without drafts and without what the target takes for its tokens.
+        verified: ``[M + 1]``, seconds of the target for its tokens with m draft tokens among them.
+        levels: fixed seconds of drafting to depth d, ``[D + 1]``.
+        longest: seconds that the round may take (T_max).
+        overlap: drafting and verification go on at the same time.
+    """
+
+    tokens: float
+    seconds: float
+    verified: Floats
+    levels: Floats
+    longest: float = float("inf")
+    overlap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``counts [n]``: steps taken per sequence; expected tokens; predicted seconds."""
+
+    counts: Ints
+    tokens: float
+    seconds: float
+
+    @property
+    def goodput(self) -> float:
+        """Expected committed tokens per second."""
+        return self.tokens / self.seconds
+
+
+def allocate(steps: Steps, given: Round) -> Choice:
+    """The best counts; at most ``len(given.verified) - 1`` draft tokens in all (Γ_max)."""
+    n, width = steps.gains.shape
+    idle = given.seconds + float(given.verified[0])
+    nothing = Choice(np.zeros(n, np.int64), given.tokens, idle)
+    room = len(given.verified) - 1
+    order = _order(steps, given, nothing.goodput)
+    if not len(order) or room <= 0:
+        return nothing
+    gains, sizes, depths, costs = (
+        array.ravel()[order] for array in (steps.gains, steps.sizes, steps.depths, steps.costs)
+    )
+    deepest = np.arange(1, int(depths.max()) + 1)
+    if given.levels[deepest[-1]] == given.levels[1]:
+        deepest = deepest[-1:]  # depth costs nothing: one look is enough
+    taken = depths <= deepest[:, None]  # [depths, steps]
+    verified = np.cumsum(taken * sizes, axis=1)
+    fits = verified <= room
+    target = given.verified[np.minimum(verified, room)]
+    draft = np.cumsum(taken * costs, axis=1) + given.levels[deepest][:, None]
+    seconds = (np.maximum(draft, target) if given.overlap else draft + target) + given.seconds
+    tokens = np.cumsum(taken * gains, axis=1) + given.tokens
+    ratio = np.where(fits & (seconds <= given.longest), tokens / seconds, 0.0)
+    best = int(ratio.argmax())
+    if ratio.flat[best] <= nothing.goodput:
+        return nothing
+    row, last = divmod(best, len(order))
+    chosen = order[: last + 1][taken[row, : last + 1]]
+    counts = np.bincount(chosen // width, minlength=n)
+    return Choice(counts, float(tokens[row, last]), float(seconds[row, last]))
+
+
+def _order(steps: Steps, given: Round, goodput: float) -> Ints:
+    """Steps by what they bring per second, the best first, without those that can never pay.
+
+    The best goodput is no less than that without drafts, so a step that brings less per second than that, at the least
+    that a token can cost, is in no best choice.
+    """
+    slope = float(np.diff(given.verified[:2]).sum()) if len(given.verified) > 1 else 0.0
+    worth = steps.gains / (steps.costs + steps.sizes * slope + 1e-12)
+    np.minimum.accumulate(worth, axis=1, out=worth)
+    flat = worth.ravel()
+    least = float(np.diff(given.verified).min()) if len(given.verified) > 1 else 0.0
+    floor = goodput if least >= slope else 0.0
+    candidates = np.flatnonzero(flat > (0.0 if given.overlap else floor))
+    return candidates[np.argsort(-flat[candidates], kind="stable")]

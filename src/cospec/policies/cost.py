@@ -1,0 +1,135 @@
+"""What a forward pass takes: T_fwd = α_M · N_context + γ_M · N_batched + δ_M (SmartSpec section 4.3).
+
+On a CPU, and on a GPU from some batch on, γ_M changes with N_batched: one slope per piece between *knees*.
+Rows of one sequence share its overhead, hence one coefficient more, per sequence. All are fitted by non-negative least
+squares on relative errors, so that a round of one token counts as much as one of a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+Floats = npt.NDArray[np.float64]
+
+WORTH_A_KNEE = 0.93  # a knee has to bring the residual down to this share of what it is without
+MOST_KNEES = 2
+GOOD_ENOUGH = 1e-3
+
+
+class Sample(NamedTuple):
+    """One measured forward: tokens in the cache, tokens computed, sequences, seconds."""
+
+    context: float
+    tokens: float
+    sequences: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCost:
+    """Seconds of one forward pass of one model on one machine.
+
+    Attributes:
+        context: per token that stands in the cache, α_M.
+        slopes: per token computed, γ_M, one for each piece between the knees.
+        knees: numbers of tokens where the slope changes, rising.
+        sequence: per sequence.
+        fixed: of every pass, δ_M.
+    """
+
+    context: float = 0.0
+    slopes: tuple[float, ...] = (0.0,)
+    knees: tuple[float, ...] = ()
+    sequence: float = 0.0
+    fixed: float = 0.0
+
+    def tokens(self, count: float) -> float:
+        """Seconds for computing ``count`` tokens, beside everything else."""
+        seconds, start = 0.0, 0.0
+        for slope, end in zip(self.slopes, (*self.knees, float("inf")), strict=True):
+            if count <= end:
+                return seconds + slope * (count - start)
+            seconds, start = seconds + slope * (end - start), end
+        return seconds
+
+    def seconds(self, context: float, tokens: float, sequences: float) -> float:
+        """Of a pass over ``tokens`` of ``sequences`` that have ``context`` tokens in the cache."""
+        return self.context * context + self.tokens(tokens) + self.sequence * sequences + self.fixed
+
+    def table(self, most: int) -> Floats:
+        """``[most + 1]``: ``tokens(n)`` for n from 0 on."""
+        pieces = _pieces(np.arange(most + 1.0), self.knees)
+        return np.asarray(pieces @ np.array(self.slopes))
+
+    def scaled(self, factor: float) -> ForwardCost:
+        """The same machine, ``factor`` times as slow."""
+        return ForwardCost(
+            self.context * factor,
+            tuple(slope * factor for slope in self.slopes),
+            self.knees,
+            self.sequence * factor,
+            self.fixed * factor,
+        )
+
+    def errors(self, samples: Seq[Sample]) -> Floats:
+        """``[S]``: |predicted - measured| / measured."""
+        found = [abs(self.seconds(*sample[:3]) - sample.seconds) / sample.seconds for sample in samples]
+        return np.array(found)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> ForwardCost:
+        """Back from ``to_json``, after a file made its tuples lists."""
+        return cls(**{**given, "slopes": tuple(given["slopes"]), "knees": tuple(given["knees"])})
+
+
+def fit(samples: Seq[Sample], knees: Seq[float] | None = None) -> ForwardCost:
+    """The coefficients that explain ``samples`` best.
+
+    Args:
+        knees: where the slope may change; None looks for the best places, at most two, and takes one only if it helps.
+
+    Raises:
+        ValueError: no samples.
+    """
+    if not samples:
+        raise ValueError("a cost cannot be fitted to no samples")
+    data = np.array(samples, dtype=np.float64)
+    if knees is not None:
+        return _solve(data, tuple(knees))[0]
+    best, residual = _solve(data, ())
+    places = np.unique(data[:, 1])[1:-1]
+    for count in range(1, MOST_KNEES + 1):
+        if residual < GOOD_ENOUGH:
+            break
+        found = min((_solve(data, each) for each in combinations(places, count)), key=lambda it: it[1], default=None)
+        if found is not None and found[1] < WORTH_A_KNEE * residual:
+            best, residual = found
+    return best
+
+
+def _pieces(tokens: Floats, knees: Seq[float]) -> Floats:
+    """``[S, len(knees) + 1]``: how many of each row's tokens lie in each piece."""
+    edges = np.array([0.0, *knees, np.inf])
+    return np.asarray(np.clip(tokens[:, None], edges[:-1], edges[1:]) - edges[:-1])
+
+
+def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardCost, float]:
+    """The fit with given knees, and its residual: the root mean square of relative errors."""
+    columns = np.column_stack([data[:, 0], _pieces(data[:, 1], knees), data[:, 2], np.ones(len(data))])
+    weighted = columns / data[:, 3:4]
+    size = np.maximum(np.abs(weighted).max(axis=0), 1e-30)  # columns of one size, for the solver's sake
+    found, residual = nnls(weighted / size, np.ones(len(data)))
+    context, *slopes, sequence, fixed = (float(x) for x in found / size)
+    cost = ForwardCost(context, tuple(slopes), tuple(float(knee) for knee in knees), sequence, fixed)
+    return cost, float(residual) / len(data) ** 0.5

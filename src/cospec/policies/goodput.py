@@ -1,0 +1,152 @@
+"""The speculation that brings the most committed tokens per second (SmartSpec 4 to 6; CoSine equations 5 to 8).
+
+Before a round: expected tokens from acceptance rates, seconds from the time model, and the lengths that make the best
+ratio. Length 0 is one of them: nothing is drafted, and nothing fed to the drafter. Every running sequence takes part in
+every round, so the prefix of the queue that is served is the scheduler's; ties between sequences go to the older one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from cospec.options import Options
+from cospec.policies.acceptance import PRIOR, Acceptance, Floats
+from cospec.policies.allocation import Choice, Round, Steps, allocate
+from cospec.policies.menu import chains, trees
+from cospec.policies.problem import Bounds, Problem
+from cospec.policies.residents import Residents
+from cospec.policies.round_cost import RoundCost
+from cospec.policies.setting import PolicySetting
+from cospec.types import Budget, Commit, Draft, Load, RoundStats
+
+OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
+PROBE_LENGTH = 2
+DRIFT = 0.02  # mean change of the rates that makes a decision old
+KEEP = 8  # rounds that a decision is kept at most while something is drafted
+
+
+class GoodputOptions(Options):
+    """What may be set.
+
+    Attributes:
+        per_sequence: a length for each sequence; False gives all the same one.
+        prior: the acceptance rate that is assumed before any draft was judged.
+        probe_every: rounds without drafts after which one sequence is drafted for, to see whether that pays by now.
+        release_above: share of recent rounds without a draft above which a sequence loses its draft cache.
+        max_round_seconds: rounds are planned no longer than that with drafts (T_max).
+        max_verified_tokens: draft tokens verified in a round (Γ_max); None is what the engine's limits leave.
+    """
+
+    per_sequence: bool = True
+    prior: float = Field(default=PRIOR, gt=0, lt=1)
+    probe_every: int = Field(default=64, ge=1)
+    release_above: float = Field(default=0.7, gt=0, le=1)
+    max_round_seconds: float | None = Field(default=None, gt=0)
+    max_verified_tokens: int | None = Field(default=None, ge=0)
+
+
+class Goodput:
+    """Spec section 5, ``goodput``."""
+
+    Options: ClassVar[type[GoodputOptions]] = GoodputOptions
+
+    def __init__(
+        self, options: GoodputOptions, setting: PolicySetting, solve: Callable[[Steps, Round], Choice] = allocate
+    ) -> None:
+        self.options, self.setting = options, setting
+        self.cost = RoundCost(setting.costs, setting.offer)
+        self.acceptance = Acceptance(options.prior)
+        self.residents = Residents(options.release_above)
+        bounds = Bounds(options.max_round_seconds, options.max_verified_tokens)
+        menu = trees(setting.longest) if setting.offer.trees else chains(setting.longest)
+        self._problem = Problem(menu, self.cost, bounds, solve)
+        self._ids: list[str] = []
+        self._slots = np.zeros(0, np.int64)
+        self._rates: Floats = np.zeros(0)  # that the decision was made with
+        self._budgets: list[Budget] = []
+        self._given: dict[str, Budget] = {}
+        self._choice: Choice | None = None
+        self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
+        self._age = self._undrafted = 0
+
+    @classmethod
+    def build(cls, options: GoodputOptions, setting: PolicySetting) -> Goodput:
+        """With the measured costs of the setting, or ones that the rounds will teach."""
+        return cls(options, setting)
+
+    def plan(self, load: Load) -> list[Budget]:
+        """The latest decision while nothing moved, a new one otherwise."""
+        if not load.ready:
+            return []
+        ids = [sequence.request.id for sequence in load.ready]
+        if ids != self._ids:
+            self._ids, self._slots, self._age = ids, self.acceptance.slots(ids), KEEP
+        rates = self.acceptance.rates(self._slots)
+        self._age += 1
+        self._undrafted += 1
+        self.residents.tick()
+        if self._age > KEEP or self._is_old(rates, load):
+            self._decide(rates, load)
+        return self._budgets
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """All of every draft: it was made to measure."""
+        return drafts
+
+    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+        """Judgements to the rates, times to the costs."""
+        self.acceptance.observe(commits, self._given)
+        self.cost.observe(stats)
+        if stats.proposed:
+            self._undrafted = 0
+        for commit in commits:
+            if commit.finish is not None:
+                self.residents.forget(commit.id)
+                self._given.pop(commit.id, None)
+
+    def gauges(self) -> Mapping[str, float]:
+        """The latest decision and how well the time model predicts."""
+        length = sum(budget.depth for budget in self._budgets) / max(1, len(self._budgets))
+        expected = self._choice.goodput if self._choice else 0.0
+        rate = self.acceptance.everybody
+        return {"speculation_length": length, "expected_goodput": expected, "acceptance_rate": rate} | dict(
+            self.cost.gauges()
+        )
+
+    def price(self, load: Load) -> float:
+        """Expected tokens that one more verified token has to bring to pay, at the latest decision."""
+        tokens = len(load.ready) + load.catching_up + sum(budget.max_nodes for budget in self._budgets)
+        target = self.cost.target
+        return (self._choice.goodput if self._choice else 0.0) * (target.tokens(tokens + 1) - target.tokens(tokens))
+
+    def _is_old(self, rates: Floats, load: Load) -> bool:
+        costs, others = self._made
+        if costs != self.cost.changed or abs(load.catching_up - others) > 16 + others // 8:
+            return True
+        return float(np.abs(rates - self._rates).mean()) > DRIFT
+
+    def _decide(self, rates: Floats, load: Load) -> None:
+        if not self.options.per_sequence:
+            rates = np.full(len(load.ready), self.acceptance.everybody)
+        lengths = [len(sequence.tokens) for sequence in load.ready]
+        backlog = None if self.setting.offer.free else self.residents.backlog(load.ready, lengths)
+        situation = self._problem.situation(load, lengths, backlog)
+        solve = self._problem.each if self.options.per_sequence else self._problem.alike
+        self._choice, budgets = solve(rates, situation)
+        self._age = 0
+        if self._undrafted >= self.options.probe_every and not self._choice.counts.any():
+            self._undrafted = 0
+            optimistic, _ = solve(np.full(len(rates), OPTIMISTIC), situation)
+            if optimistic.counts.any():
+                length = min(PROBE_LENGTH, self.setting.longest)
+                budgets[0 if backlog is None else int(backlog.argmin())] = Budget(depth=length, max_nodes=length)
+                self._age = KEEP  # the probe lasts one round
+        if not self.setting.offer.free:
+            budgets = self.residents.settle(self._ids, budgets, lengths)
+        self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
+        self._rates, self._made = rates, (self.cost.changed, load.catching_up)

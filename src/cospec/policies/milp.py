@@ -1,0 +1,152 @@
+"""The exact mixed-integer form of the choice that ``goodput`` makes fast (CoSine equations 5 to 8, corrected).
+
+CoSine minimises T / b + λΓ, which has no acceptance in it and so is least at one token for everybody. Here its
+constraints (memory, round time T_max, verified tokens Γ_max) stand under the goodput objective, a ratio, which
+Dinkelbach's iteration makes a row of linear problems: maximise tokens - λ · seconds, then let λ be the ratio found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import lil_matrix
+
+from cospec.options import Options
+from cospec.policies.allocation import Choice, Round, Steps
+from cospec.policies.goodput import Goodput, GoodputOptions
+from cospec.policies.setting import PolicySetting
+from cospec.types import Budget, Commit, Draft, Load, RoundStats
+
+CLOSE = 1e-9
+
+
+class MilpOptions(Options):
+    """Those of ``goodput``, and the longest that one solve may take, in seconds."""
+
+    goodput: GoodputOptions = GoodputOptions()
+    time_limit: float = Field(default=1.0, gt=0, strict=False)
+
+
+class Milp:
+    """Spec section 5, ``milp``: rates, costs, probes and draft caches as in ``goodput``, lengths by HiGHS. Slow."""
+
+    Options: ClassVar[type[MilpOptions]] = MilpOptions
+
+    def __init__(self, goodput: Goodput) -> None:
+        self._goodput = goodput
+
+    @classmethod
+    def build(cls, options: MilpOptions, setting: PolicySetting) -> Milp:
+        """A goodput policy whose lengths the solver chooses."""
+
+        def solve_within(steps: Steps, given: Round) -> Choice:
+            return solve(steps, given, options.time_limit)
+
+        return cls(Goodput(options.goodput, setting, solve_within))
+
+    def plan(self, load: Load) -> list[Budget]:
+        """As ``goodput``."""
+        return self._goodput.plan(load)
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """All of every draft."""
+        return drafts
+
+    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+        """As ``goodput``."""
+        self._goodput.observe(stats, commits)
+
+    def gauges(self) -> Mapping[str, float]:
+        """As ``goodput``."""
+        return self._goodput.gauges()
+
+
+def solve(steps: Steps, given: Round, time_limit: float = 10.0) -> Choice:
+    """The best counts of steps, whatever the shape of the costs."""
+    idle = given.seconds + float(given.verified[0])
+    best = Choice(np.zeros(len(steps.gains), np.int64), given.tokens, idle)
+    program = _Program(steps, given)
+    while True:
+        found = program.best(best.goodput, time_limit)
+        if found is None or found.goodput <= best.goodput * (1.0 + CLOSE):
+            return best
+        best = found
+
+
+class _Program:
+    """Variables: a step is taken; the round drafts to a level; so many tokens are verified; seconds."""
+
+    def __init__(self, steps: Steps, given: Round) -> None:
+        self._steps, self._given = steps, given
+        self._n, self._width = steps.gains.shape
+        self._levels = int(steps.depths.max())
+        self._counts = min(len(given.verified), int(steps.sizes.sum()) + 1)
+        taken = self._n * self._width
+        self._level, self._count, self._span = taken, taken + self._levels, taken + self._levels + self._counts
+        self._rows = self._constraints()
+
+    def best(self, price: float, time_limit: float) -> Choice | None:
+        """The choice with the most tokens - price · seconds."""
+        size = self._span + 1
+        value = np.zeros(size)
+        value[: self._level] = -self._steps.gains.ravel()
+        value[self._span] = price
+        whole = np.ones(size)
+        whole[self._span] = 0
+        upper = np.ones(size)
+        upper[self._span] = min(self._given.longest, 1e9) - self._given.seconds
+        done = milp(
+            value,
+            integrality=whole,
+            bounds=Bounds(np.zeros(size), np.maximum(upper, 0.0)),
+            constraints=self._rows,
+            options={"time_limit": time_limit, "mip_rel_gap": 0.0},
+        )
+        if done.x is None:
+            return None
+        taken = np.rint(done.x[: self._level]).reshape(self._n, self._width)
+        tokens = self._given.tokens + float((taken * self._steps.gains).sum())
+        return Choice(taken.sum(axis=1).astype(np.int64), tokens, self._given.seconds + float(done.x[self._span]))
+
+    def _constraints(self) -> list[LinearConstraint]:
+        n, width, given = self._n, self._width, self._given
+        taken = n * width
+        ordered = lil_matrix((taken, self._span + 1))  # a step builds on the one before, and on its level
+        below = lil_matrix((taken + self._levels, self._span + 1))
+        for i in range(n):
+            for j in range(width):
+                row = i * width + j
+                ordered[row, row] = 1
+                if j:
+                    ordered[row, row - 1] = -1
+                below[row, row] = 1
+                below[row, self._level + int(self._steps.depths[i, j]) - 1] = -1
+        ordered_most = np.array([1.0 if row % width == 0 else 0.0 for row in range(taken)])
+        for level in range(1, self._levels):
+            below[taken + level, self._level + level] = 1
+            below[taken + level, self._level + level - 1] = -1
+        verified = lil_matrix((2, self._span + 1))  # exactly one count of verified tokens, and it is that of the steps
+        verified[0, self._count : self._span] = 1
+        verified[1, :taken] = self._steps.sizes.ravel()
+        verified[1, self._count : self._span] = -np.arange(self._counts)
+        seconds = lil_matrix((2, self._span + 1))
+        draft = np.concatenate([self._steps.costs.ravel(), np.diff(given.levels[: self._levels + 1])])
+        target = given.verified[: self._counts]
+        for row in range(2):
+            if row == 0 or not given.overlap:
+                seconds[row, : len(draft)] = draft
+            if row == 1 or not given.overlap:
+                seconds[row, self._count : self._span] = target
+            seconds[row, self._span] = -1
+        free = -np.inf
+        return [
+            LinearConstraint(ordered.tocsr(), free, ordered_most),
+            LinearConstraint(below.tocsr(), free, np.zeros(taken + self._levels)),
+            LinearConstraint(verified.tocsr(), [1, 0], [1, 0]),
+            LinearConstraint(seconds.tocsr(), free, [0, 0]),
+        ]

@@ -1,0 +1,123 @@
+"""A round as a problem to solve: the menus of its sequences, and what it takes whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from cospec.policies.allocation import Choice, Floats, Ints, Round, Steps, allocate
+from cospec.policies.cost import ForwardCost
+from cospec.policies.menu import Menu
+from cospec.policies.round_cost import RoundCost
+from cospec.types import Budget, Load
+
+Solve = Callable[[Steps, Round], Choice]
+
+SPREAD = 3  # steps that the cost of catching up is spread over, so that menus keep bringing less with each
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """T_max in seconds and Γ_max in draft tokens (CoSine equations 6, 7); None for no bound of its own."""
+
+    seconds: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A round before its lengths are chosen.
+
+    Attributes:
+        context: tokens of each sequence, on average.
+        backlog: ``[n]``, seconds of feeding the drafter what it has not seen, as far as this round should bear it;
+            None where there is nothing to feed.
+        others: known tokens of other sequences that the round computes.
+        room: draft tokens that fit.
+    """
+
+    sequences: int
+    context: float
+    backlog: Floats | None
+    others: int
+    room: int
+
+
+class Problem:
+    """Made once per policy; keeps the target's seconds per token as a table."""
+
+    def __init__(self, menu: Menu, cost: RoundCost, bounds: Bounds, solve: Solve = allocate) -> None:
+        self.menu, self.cost, self.bounds = menu, cost, bounds
+        self._solve = solve
+        self._table = np.zeros(0)
+        self._of: ForwardCost | None = None
+
+    def situation(self, load: Load, lengths: Seq[int], backlog: Ints | None) -> Situation:
+        """What the load leaves for drafts; M_max is the room in the cache."""
+        n = len(lengths)
+        room = min(load.tokens - n - load.catching_up, load.room - n - load.catching_up)
+        if self.bounds.tokens is not None:
+            room = min(room, self.bounds.tokens)
+        fed = None if backlog is None or not backlog.any() else backlog * self.cost.draft.slopes[-1]
+        return Situation(n, sum(lengths) / n, fed, load.catching_up, max(0, room))
+
+    def each(self, rates: Floats, situation: Situation) -> tuple[Choice, list[Budget]]:
+        """The best lengths, one for each sequence; ``rates [n]``."""
+        rows = self.menu.rows(rates)
+        choice = self._solve(self.steps(rows, situation), self.round(situation))
+        budgets = self.menu.budgets
+        return choice, [budgets[row][k] for row, k in zip(rows.tolist(), choice.counts.tolist(), strict=True)]
+
+    def alike(self, rates: Floats, situation: Situation) -> tuple[Choice, list[Budget]]:
+        """The best single length for all."""
+        rows = self.menu.rows(rates)
+        steps, given = self.steps(rows, situation), self.round(situation)
+        n, row = situation.sequences, int(rows[0])
+        verified = np.cumsum(steps.sizes.sum(0))
+        count = int(np.searchsorted(verified, len(given.verified) - 1, side="right"))
+        tokens = given.tokens + np.concatenate([[0.0], np.cumsum(steps.gains.sum(0))[:count]])
+        draft = np.concatenate([[0.0], np.cumsum(steps.costs.sum(0))[:count] + given.levels[steps.depths[0, :count]]])
+        target = given.verified[np.concatenate([[0], verified[:count]])]
+        seconds = (np.maximum(draft, target) if self.cost.overlap else draft + target) + given.seconds
+        ratio = tokens / seconds
+        ratio[1:][seconds[1:] > given.longest] = 0.0
+        best = int(ratio.argmax())
+        choice = Choice(np.full(n, best), float(tokens[best]), float(seconds[best]))
+        return choice, [self.menu.budgets[row][best]] * n
+
+    def steps(self, rows: Ints, situation: Situation) -> Steps:
+        """What each sequence may take."""
+        gains, sizes = self.menu.gains[rows], self.menu.sizes[rows]
+        costs = sizes * self._token_cost(situation)
+        if situation.backlog is not None:
+            width = min(SPREAD, costs.shape[1])
+            costs[:, :width] += (situation.backlog / width)[:, None]
+        return Steps(gains, sizes, self.menu.depths[rows], costs)
+
+    def round(self, situation: Situation) -> Round:
+        """What the round takes with m draft tokens in it."""
+        n, target, offer = situation.sequences, self.cost.target, self.cost.offer
+        base, most = n + situation.others, self.menu.gains.shape[1] * int(self.menu.sizes.max()) * n
+        if self._of is not target or base + most >= len(self._table):
+            self._table, self._of = target.table(2 * (base + most)), target
+        verified = self._table[base : base + min(most, situation.room) + 1]
+        seconds = target.fixed + target.context * situation.context * n + target.sequence * n + self.cost.rest(n)
+        deepest = int(self.menu.depths.max())
+        per_level = 0.0 if offer.free else self.cost.draft.fixed
+        levels = np.arange(deepest + 1) * per_level
+        if offer.at_once:
+            levels = np.minimum(levels, per_level)
+        limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds
+        return Round(n, seconds, verified, levels, limit, self.cost.overlap)
+
+    def _token_cost(self, situation: Situation) -> float:
+        """Seconds of drafting one token, beside the fixed ones of its level."""
+        offer, draft, n = self.cost.offer, self.cost.draft, situation.sequences
+        if offer.free:
+            return 0.0
+        if offer.at_once:
+            return draft.tokens(n) / n
+        return draft.context * situation.context + draft.tokens(n) / n + draft.sequence

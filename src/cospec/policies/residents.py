@@ -1,0 +1,75 @@
+"""Whose drafts the drafter has a cache for, and who shall lose it (prefill disabling, SmartSpec section 5).
+
+A sequence that is not drafted for is not fed to the drafter either; what it gains meanwhile has to be caught up with
+once it is. Where most recent rounds left a sequence out, its draft cache is given back. It is not banned: when a draft
+pays for the whole of its text again, it is drafted for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cospec.policies.allocation import Ints
+from cospec.types import Budget, Sequence
+
+KEPT = 0.95  # weight of the past in the share of rounds without a draft, per round
+BEARING = 64  # a cost that serves many rounds is charged to so many of them at most
+USUAL = 16  # tokens behind that any drafted sequence may be; catching up with them is part of a step
+
+
+@dataclass(slots=True)
+class _Resident:
+    fed: int = 0  # tokens in the drafter's cache
+    idle: float = 0.0  # share of recent rounds without a draft
+    drafted: bool = False
+    round: int = 0
+
+
+class Residents:
+    """Follows the drafter's cache from outside."""
+
+    def __init__(self, release_above: float) -> None:
+        self._above = release_above
+        self._all: dict[str, _Resident] = {}
+        self._round = 0
+
+    def tick(self) -> None:
+        """A round goes by with the latest budgets."""
+        self._round += 1
+
+    def backlog(self, sequences: Seq[Sequence], lengths: Seq[int]) -> Ints:
+        """``[n]``: tokens to feed before each can be drafted for, as far as this round should bear them."""
+        return np.array([self._owed(s, n) for s, n in zip(sequences, lengths, strict=True)], dtype=np.int64)
+
+    def settle(self, ids: Seq[str], budgets: Seq[Budget], lengths: Seq[int]) -> list[Budget]:
+        """Note what is drafted from now on; budgets of those that lose their cache say so."""
+        found = list(budgets)
+        for place, id in enumerate(ids):
+            one = self._all.get(id)
+            if one is None:
+                one = self._all[id] = _Resident(round=self._round)
+            weight = KEPT ** (self._round - one.round)
+            one.idle = one.idle * weight + (0.0 if one.drafted else 1.0 - weight)
+            one.round, one.drafted = self._round, found[place].depth > 0
+            if one.drafted:
+                one.fed = lengths[place]
+            elif one.fed and one.idle > self._above:
+                one.fed = 0
+                found[place] = replace(found[place], release=True)
+        return found
+
+    def forget(self, id: str) -> None:
+        """A sequence is gone."""
+        self._all.pop(id, None)
+
+    def _owed(self, sequence: Sequence, length: int) -> int:
+        one = self._all.get(sequence.request.id)
+        behind = length - one.fed if one is not None else length
+        if behind <= USUAL:
+            return 0
+        most = sequence.request.sampling.max_tokens
+        left = BEARING if most is None else most - length + len(sequence.request.prompt)
+        return behind // max(1, min(BEARING, left))

@@ -1,0 +1,40 @@
+"""What every policy is built from, beside its own options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cospec.policies.round_cost import Costs
+from cospec.types import Offer
+
+DEFAULT_LENGTH = 4
+LONGEST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySetting:
+    """Where a policy works.
+
+    Attributes:
+        num_speculative_tokens: as configured: the length for policies that keep to one, the longest for those that
+            choose; None leaves it to the policy.
+        offer: what the drafter can be asked for.
+        costs: what forwards take, as measured on this machine; where nobody measured, a policy learns it from rounds.
+        clock: seconds; None where the policy has no use for it.
+    """
+
+    num_speculative_tokens: int | None = None
+    offer: Offer = Offer()
+    costs: Costs = Costs()
+    clock: Callable[[], float] | None = None
+
+    @property
+    def length(self) -> int:
+        """The length for a policy that keeps to one."""
+        return DEFAULT_LENGTH if self.num_speculative_tokens is None else self.num_speculative_tokens
+
+    @property
+    def longest(self) -> int:
+        """The longest draft for a policy that chooses."""
+        return LONGEST if self.num_speculative_tokens is None else self.num_speculative_tokens

@@ -1,0 +1,60 @@
+"""Draft further while the draft is being verified, as if all of it were accepted (spec section 6; PipeInfer, DSI)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from cospec.protocols import Crew
+from cospec.rounds.desk import PATIENCE, Desk
+from cospec.types import Commit, Outcome, Plan, RoundInfo, RoundTimes
+
+
+class DraftAhead:
+    """A sequence is drafted and verified at once::
+
+        target   verify A0         verify A1         verify A2
+        drafter  draft A1 | A0     draft A2 | A0 A1  ...
+
+    When all of a draft was accepted and the next token is the one that the drafter went on with, what it wrote behind
+    that is the next draft. Otherwise it is dropped and the sequence drafted anew, while those that have a draft go on.
+    """
+
+    def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
+        self.desk = Desk(crew, patience)
+        self.times, self.info = RoundTimes(), RoundInfo("draft-ahead")
+        self._able = crew.drafter is not None and crew.drafter.drafts_ahead
+
+    def run(self, plan: Plan) -> list[Outcome]:
+        """Outcomes of the sequences that need no draft or have one."""
+        desk = self.desk
+        desk.collect()
+        while True:
+            for entry in plan.entries:
+                desk.pool.review(entry)
+            desk.ask([desk.fresh(entry) for entry in plan.entries if desk.needs(entry)])
+            batch = [entry for entry in plan.entries if not desk.waits_for(entry)]
+            if batch:
+                break
+            desk.wait()
+        drafts = desk.drafts_of(batch)
+        if self._able:
+            pairs = [(entry, drafts.get(entry.sequence.id)) for entry in batch]
+            desk.ask([desk.ahead(entry, draft) for entry, draft in pairs if draft is not None and draft.is_chain])
+        outcomes, self.times = desk.verify(batch, drafts)
+        return outcomes
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Target first, then the drafter."""
+        self.desk.commit(commits)
+
+    def free(self, ids: Seq[str]) -> None:
+        """Target first, then the drafter."""
+        self.desk.free(ids)
+
+    def close(self) -> None:
+        """Let the drafter come to rest; nothing it was asked for is used."""
+        self.desk.close()
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when a sequence is drafted for twice or by nobody."""
+        self.desk.check_integrity()

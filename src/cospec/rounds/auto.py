@@ -1,0 +1,159 @@
+"""Chooses the round by what was measured: drafting beside verification has to be possible, to promise, and to keep it.
+
+Begins ``sequential`` and measures how long the target and the drafter take. Where the two share their hardware, one
+after the other on all of it is as fast as both beside each other, so it stays there. Where the drafter has hardware of
+its own and the stage times promise something, the round that promises most is tried, and kept if it is faster.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cospec.draws import Floats
+from cospec.protocols import Crew, Round
+from cospec.rounds.ahead import DraftAhead
+from cospec.rounds.pipelined import Pipelined
+from cospec.rounds.sequential import Sequential
+from cospec.types import Commit, Outcome, Plan, RoundInfo, RoundTimes
+
+WINDOW = 64  # rounds with drafts that a choice rests on
+WORTH = 1.05  # a gain below this is not worth a change
+
+_BESIDE: dict[str, type[Pipelined] | type[DraftAhead]] = {"pipelined": Pipelined, "draft-ahead": DraftAhead}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Window:
+    """What the rounds of one kind did since they began."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    judged: int = 0  # drafts
+    whole: int = 0  # drafts of which all was accepted
+    stages: list[tuple[int, float, float]] = field(default_factory=list)  # sequences, seconds of drafting and target
+
+    @property
+    def speed(self) -> float:
+        """Committed tokens per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def share(self) -> float:
+        """Of drafting in the time of drafting and verification."""
+        _, draft, target = np.sum(self.stages, axis=0)
+        return float(draft / (draft + target))
+
+    def promises(self) -> dict[str, float]:
+        """How many times faster each round would be if nothing slowed the overlapping stages down.
+
+        ``pipelined`` takes as long as the slower stage for half of the sequences, which the measured rounds of
+        different widths predict; ``draft-ahead`` saves the drafting when every draft was accepted whole.
+        """
+        widths, drafts, targets = np.array(self.stages, dtype=np.float64).T
+        width, draft, target = widths.mean(), drafts.mean(), targets.mean()
+        half = max(_at(width / 2, widths, drafts), _at(width / 2, widths, targets))
+        kept = self.whole / self.judged if self.judged else 0.0
+        return {
+            "pipelined": float((draft + target) / (2.0 * half)) if half > 0 else 0.0,
+            "draft-ahead": float((draft + target) / (max(draft, target) + (1.0 - kept**width) * draft)),
+        }
+
+
+class Auto:
+    """One round at work, and the choice of it."""
+
+    def __init__(self, crew: Crew, window: int = WINDOW) -> None:
+        self.crew = crew
+        self.times, self.info = RoundTimes(), RoundInfo("sequential", "stage times are not measured yet")
+        self._window_size = window
+        self._round: Round = Sequential(crew)
+        self._seen = _Window()
+        self._before: _Window | None = None  # what ``sequential`` did, while another round is tried
+        self._tried: Pipelined | DraftAhead | None = None
+        self._settled = False
+
+    @property
+    def at_work(self) -> Round:
+        """The round that runs now."""
+        return self._round
+
+    def run(self, plan: Plan) -> list[Outcome]:
+        """As the round at work does."""
+        if not self._settled and self._seen.rounds >= self._window_size:
+            self._decide()
+        started = self.crew.clock()
+        outcomes = self._round.run(plan)
+        self.times = self._round.times
+        if not self._settled:
+            self._measure(outcomes, self.crew.clock() - started)
+        return outcomes
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """As the round at work does."""
+        if not self._settled:
+            self._seen.tokens += sum(len(commit.tokens) for commit in commits)
+            self._seen.judged += sum(commit.drafted > 0 for commit in commits)
+            self._seen.whole += sum(commit.drafted > 0 and not commit.rejected for commit in commits)
+        self._round.commit(commits)
+
+    def free(self, ids: Seq[str]) -> None:
+        """As the round at work does."""
+        self._round.free(ids)
+
+    def _measure(self, outcomes: Seq[Outcome], seconds: float) -> None:
+        drafted = sum(outcome.draft is not None for outcome in outcomes)
+        seen = self._seen
+        seen.rounds += drafted > 0
+        seen.seconds += seconds
+        if drafted:
+            seen.stages.append((drafted, self.times.draft, self.times.target))
+
+    def _decide(self) -> None:
+        seen = self._seen
+        if self._before is not None:
+            self._keep_or_return(self._before, seen)
+            return
+        handle, part = self.crew.handle, f"drafting takes {seen.share:.0%} of the stages' time"
+        if handle is None or not handle.parallel:
+            self._settle(f"{part}, but drafter and target share their hardware, so nothing is gained by overlapping")
+            return
+        name, gain = max(seen.promises().items(), key=lambda pair: pair[1])
+        if gain < WORTH:
+            self._settle(f"{part}, and overlapping promises {gain:.2f} times the speed at most")
+            return
+        self._before, self._seen = seen, _Window()
+        self._round = self._tried = _BESIDE[name](self.crew)
+        self._say(RoundInfo(name, f"{part}; promises {gain:.2f} times the speed, and is tried"))
+
+    def _keep_or_return(self, before: _Window, after: _Window) -> None:
+        gain = after.speed / before.speed if before.speed else 0.0
+        tried = self.info.name
+        if gain > 1.0 or self._tried is None:
+            self._settle(f"measured {gain:.2f} times the speed of sequential")
+            return
+        self._tried.close()
+        self._round, self.info = Sequential(self.crew), RoundInfo("sequential")
+        self._settle(f"{tried} was tried and had {gain:.2f} times its speed")
+
+    def _settle(self, reason: str) -> None:
+        self._settled = True
+        self._say(RoundInfo(self.info.name, reason))
+
+    def _say(self, info: RoundInfo) -> None:
+        self.info = info
+        _log.info("round %s: %s", info.name, info.reason)
+
+
+def _at(width: float, widths: Floats, seconds: Floats) -> float:
+    """A stage's time for so many sequences: a line through the measured rounds; their mean where all were alike."""
+    spread = widths - widths.mean()
+    if not spread.any():
+        return float(seconds.mean())
+    slope = max(0.0, float(spread @ (seconds - seconds.mean()) / (spread @ spread)))
+    return max(float(seconds.mean()) + slope * (width - float(widths.mean())), 0.0)

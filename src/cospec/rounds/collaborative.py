@@ -1,0 +1,251 @@
+"""Several models speak as one (CoS section 3, appendix B): each scores what others propose, and proposes by itself.
+
+In a round every model has one turn, in the order of the casting, for all sequences that wait for it at once; they may
+stand at different stages. In its turn a model
+
+1. is fed what it has not seen of each sequence, known and proposed tokens alike, and so scores the proposals;
+2. proposals that all members of the blend have scored are judged, with r the blend and q their *author's* distribution;
+3. where it is its part to propose, its next token becomes the first of a proposal of its own, which it goes on to the
+   length of the casting. It is never committed as a bonus: it follows the author's distribution, not the blend's.
+
+The model whose queue is shortest has the next turn with a sequence, as in CoS's Algorithm 2; behind a rejection the
+default proposer begins anew. Proposals that were not judged outlive the round. With proposals of nobody this is standard
+collaborative decoding; with a blend of the scorer alone (lambda = 0) it is plain speculative decoding, whose law behind
+the last proposal is known, so that there the bonus token is legitimate. A drafter that is no member may propose instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from cospec.errors import InvalidInput
+from cospec.protocols import Blend, Crew, Members
+from cospec.rounds.lines import Proposal
+from cospec.rounds.proposing import Author, choose
+from cospec.rounds.sequential import context_of
+from cospec.rounds.work import Work
+from cospec.tree import children
+from cospec.types import Commit, Outcome, Plan, RoundInfo, RoundTimes, Segment, TokenBatch
+
+OUTSIDE = -1  # the author of proposals that come from no member
+
+
+class Collaborative:
+    """Implements ``protocols.Round`` over ``crew.members``."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        self.times = RoundTimes()
+        self.info = RoundInfo("collaborative")
+        self.calls: dict[str, int] = {}  # forward passes of each model so far, whatever their batch
+        self._proposing = 0.0  # seconds of this run
+
+    def run(self, plan: Plan) -> list[Outcome]:
+        """One outcome per entry, in order."""
+        started, self._proposing = self.crew.clock(), 0.0
+        members = self._members
+        works = [Work(entry, members.line(entry.sequence), members.blend(entry.sequence)) for entry in plan.entries]
+        self._compute_prompts([work for work in works if not work.entry.reaches_end or work.wants_prompt_rows])
+        waiting = [work for work in works if work.outcome is None]
+        self._ask_drafter(waiting)
+        self._members.at_once(lambda model: self._feed(model, [work for work in waiting if model in work.blend.members]))
+        while waiting:
+            for model in members.policy.casting.order:
+                group = [work for work in waiting if work.outcome is None and self._next(work) == model]
+                if group:
+                    self._turn(model, group)
+            waiting = [work for work in waiting if work.outcome is None and not work.kept]
+        outcomes = [work.finish() for work in works]
+        self.times = RoundTimes(self._proposing, self.crew.clock() - started - self._proposing)
+        return outcomes
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """The lines were written when the proposals were judged; chains leave nothing to move in a cache."""
+        if self.crew.drafter is not None:
+            self.crew.drafter.commit(commits)
+
+    def free(self, ids: Seq[str]) -> None:
+        """Members first, then the drafter."""
+        self._members.free(ids)
+        if self.crew.drafter is not None:
+            self.crew.drafter.free(ids)
+
+    @property
+    def _members(self) -> Members:
+        assert self.crew.members is not None, "a collaborative round is built over several models"
+        return self.crew.members
+
+    # ---- who is next
+
+    def _next(self, work: Work) -> int | None:
+        """The model that has the next turn with a sequence; None when it has to wait for the next round."""
+        line, casting = work.line, self._members.policy.casting
+        if not line.pending and work.kept:
+            return None
+        if not line.pending and work.room > 0 and casting.proposes and self.crew.drafter is None:
+            return casting.order[0]
+        turns = [model for model in casting.order if model in work.blend.members]
+        return min(turns, key=lambda model: line.fed[model])
+
+    def _goes_on(self, work: Work, model: int) -> bool:
+        """Whether the model proposes in this turn."""
+        casting = self._members.policy.casting
+        if work.outcome is not None or work.room <= 0 or not casting.gammas[model] or self.crew.drafter is not None:
+            return False
+        return casting.alternate or (model == casting.order[0] and not work.line.pending and not work.kept)
+
+    # ---- one turn
+
+    def _turn(self, model: int, group: Seq[Work]) -> None:
+        self._feed(model, group)
+        self._judge([work for work in group if work.judgeable])
+        proposing = [work for work in group if self._goes_on(work, model)]
+        started = self.crew.clock()
+        self._propose(model, proposing)
+        self._proposing += self.crew.clock() - started
+
+    def _feed(self, model: int, group: Seq[Work]) -> None:
+        """Feed what the model has not seen of each sequence; its queues grow up to the last fed token's row."""
+        alternate = self._members.policy.casting.alternate
+        segments, fed = [], []
+        for work in group:
+            line, end = work.line, work.line.frontier + len(work.line.pending)
+            if line.pending and not alternate and line.pending[-1].author in work.blend.members:
+                end -= 1  # nobody will look behind the last proposal: its author has not
+            start = line.fed[model]
+            if start < end:
+                tokens = work.tokens(start, end)
+                segments.append(Segment(work.id, start, tokens, logits_from=max(0, line.frontier - start - 1)))
+                fed.append(work)
+        if segments:
+            self._advance(model, fed, segments)
+
+    def _advance(self, model: int, works: Seq[Work], segments: Seq[Segment]) -> None:
+        """Score segments with the model and write the rows into the lines."""
+        logits = self._forward(model, segments)
+        first = 0
+        for work, segment in zip(works, segments, strict=True):
+            last = first + len(segment.tokens) - segment.logits_from
+            work.line.advance(model, segment.start + len(segment.tokens), logits[first:last])
+            work.count(self._members.names[model])
+            first = last
+
+    def _forward(self, model: int, segments: Seq[Segment]) -> Tensor:
+        members, clock = self._members, self.crew.clock
+        name = members.names[model]
+        self.calls[name] = self.calls.get(name, 0) + 1
+        started = clock()
+        logits = members.models[model].forward(TokenBatch(tuple(segments)))
+        if all(len(segment.tokens) <= 2 * len(segments) + 16 for segment in segments):  # no prompts
+            members.policy.timed(model, clock() - started)
+        return logits
+
+    def _propose(self, model: int, group: Seq[Work]) -> None:
+        """Extend each line by the model's own proposal, one token for all of them at a time."""
+        members = self._members
+        author, gamma = Author(model, members.names[model]), members.policy.casting.gammas[model]
+        left = {work.id: min(gamma, work.room) for work in group}
+        while group:
+            lines = [(work.text, work.line, work.noise(members.rule)) for work in group]
+            chosen = choose(author, torch.stack([work.line.last(model) for work in group]), lines)
+            longer = []
+            for work, proposal in zip(group, chosen, strict=True):
+                if proposal is None:
+                    work.muted = True  # the blend's own rows decide whether that is an error
+                    continue
+                work.line.pending.append(proposal)
+                left[work.id] -= 1
+                if left[work.id] > 0:
+                    longer.append(work)
+            if longer:
+                ends = [work.line.frontier + len(work.line.pending) for work in longer]
+                newest = [Segment(w.id, end - 1, w.tokens(end - 1, end)) for w, end in zip(longer, ends, strict=True)]
+                self._advance(model, longer, newest)
+            group = longer
+
+    # ---- judging
+
+    def _judge(self, works: Seq[Work]) -> None:
+        """Judge what all members have scored, the works of one blend together."""
+        blends = {id(work.blend): work.blend for work in works}
+        for key, blend in blends.items():
+            self._judge_by(blend, [work for work in works if id(work.blend) == key])
+
+    def _judge_by(self, blend: Blend, works: Seq[Work]) -> None:
+        members = self._members
+        cases = [work.case() for work in works]
+        counts = [_rows(work, len(draft) if draft else 0) for work, (_, draft) in zip(works, cases, strict=True)]
+        queues = [
+            torch.cat([work.line.queue(member, count) for work, count in zip(works, counts, strict=True)])
+            for member in blend.members
+        ]
+        for work, outcome in zip(works, members.decide(blend, cases, counts, queues), strict=True):
+            proposed = work.line.pending[: len(outcome.draft) if outcome.draft else 0]
+            accepted = work.settle(outcome)
+            for place, proposal in enumerate(proposed[: accepted + 1] if outcome.verdict else ()):
+                if proposal.author != OUTSIDE:
+                    members.policy.judged(proposal.author, place < accepted)
+
+    # ---- known tokens, and drafts from outside
+
+    def _compute_prompts(self, works: Seq[Work]) -> None:
+        """Known tokens behind which nothing is drawn yet, and those whose own log-probabilities are asked for."""
+        if not works:
+            return
+        members = self._members
+        rows: dict[str, list[Tensor]] = {work.id: [] for work in works}
+        for model in range(len(members.models)):
+            behind = [work for work in works if work.line.fed[model] < _end(work)]
+            segments = []
+            for work in behind:
+                tokens = work.tokens(work.line.fed[model], _end(work))
+                first = 0 if work.wants_prompt_rows else len(tokens)
+                segments.append(Segment(work.id, work.line.fed[model], tokens, logits_from=first))
+                work.line.fed[model], work.line.rows[model] = _end(work), None
+                work.count(members.names[model])
+            if not segments:
+                continue
+            parts = self._forward(model, segments).split([len(s.tokens) - s.logits_from for s in segments])
+            for work, part in zip(behind, parts, strict=True):
+                if model in work.blend.members:
+                    rows[work.id].append(part)
+        for work in works:
+            count = int(work.entry.reaches_end)
+            outcome = Outcome(work.entry, None, None)
+            if work.wants_prompt_rows:
+                (outcome,) = members.decide(work.blend, [(work.entry, None)], [count], rows[work.id])
+            work.settle(outcome)
+
+    def _ask_drafter(self, works: Seq[Work]) -> None:
+        """Let a drafter that is no member propose; of a tree its first path."""
+        drafter = self.crew.drafter
+        asked = [work for work in works if work.entry.budget.depth > 0]
+        if drafter is None or not asked:
+            return
+        started = self.crew.clock()
+        contexts = [context_of(work.entry, self._members.rule(work.entry.sequence)) for work in asked]
+        drafts = drafter.propose(contexts, [work.entry.budget for work in asked])
+        found = {draft.id: draft for draft in self.crew.policy.trim(drafts)}
+        for work in asked:
+            draft = found.get(work.id)
+            if draft is None or draft.base_len != work.line.frontier:
+                continue
+            node = -1
+            while below := children(draft.parents, node):
+                node = below[0]
+                q = None if draft.q is None else draft.q[node]
+                work.line.pending.append(Proposal(draft.tokens[node], OUTSIDE, draft.drafters[node], q))
+        self._proposing += self.crew.clock() - started
+
+
+def _rows(work: Work, proposals: int) -> int:
+    """Rows that the proposals are judged by: one more than those where the law behind the last one is known."""
+    return proposals + (work.known_rows > proposals)
+
+
+def _end(work: Work) -> int:
+    """The known tokens that this round computes."""
+    return work.entry.sequence.computed + work.entry.tokens

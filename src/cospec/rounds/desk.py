@@ -1,0 +1,136 @@
+"""Drafting beside verification: asks go out to the drafter's handle, answers come back into the draft pool."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from cospec.draws import Purpose, derive
+from cospec.errors import DrafterLost
+from cospec.protocols import Crew, Future, Handle
+from cospec.rounds.handles import Here
+from cospec.rounds.pool import Ask, DraftPool
+from cospec.types import Budget, Commit, Context, Draft, Outcome, PlanEntry, RoundTimes, Sequence
+
+PATIENCE = 10.0  # seconds that a target with nothing else to do waits for drafts
+AHEAD = 1 << 32  # numbers of derived seeds from here on belong to drafts made ahead
+
+
+class Desk:
+    """What the rounds that draft beside verification have in common."""
+
+    def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
+        self.crew, self.patience = crew, patience
+        self.pool = DraftPool()
+        self.lost = 0  # times that a drafter was given up on
+        self.handle: Handle | None = crew.handle
+        if crew.handle is None and crew.drafter is not None:
+            self.handle = Here(crew.drafter, crew.clock)
+        self._jobs: deque[tuple[Future, Seq[Ask]]] = deque()
+        self._told: deque[Future] = deque()
+        self._busy = 0.0
+
+    def ask(self, asks: Seq[Ask]) -> None:
+        """Have all of them drafted for as one batch."""
+        if asks and self.handle is not None:
+            self.pool.expect(asks)
+            contexts, budgets = [ask.context for ask in asks], [ask.budget for ask in asks]
+            self._jobs.append((self.handle.submit("propose", contexts, budgets), asks))
+
+    def collect(self) -> None:
+        """Take in every answer that is there, without waiting."""
+        while self._told and self._told[0].done():
+            self._told.popleft().result()  # an error in the drafter is nobody's secret
+        while self._jobs and self._jobs[0][0].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Take in the oldest answer; a drafter that is gone or too slow has answered that it has no drafts."""
+        future, asks = self._jobs.popleft()
+        try:
+            drafts: Seq[Draft] = future.result(self.patience)
+        except (DrafterLost, TimeoutError):
+            self.lost += 1
+            drafts = ()
+        self.pool.deliver(asks, drafts)
+
+    def waits_for(self, entry: PlanEntry) -> bool:
+        """Whether the sequence is to be verified with a draft that is not there yet."""
+        id = entry.sequence.id
+        return self.handle is not None and entry.budget.depth > 0 and id not in self.pool.ready
+
+    def needs(self, entry: PlanEntry) -> bool:
+        """Whether the sequence waits for a draft that nobody makes."""
+        return self.waits_for(entry) and entry.sequence.id not in self.pool.asked
+
+    def verify(self, batch: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> tuple[list[Outcome], RoundTimes]:
+        """Let the target work, whatever the drafter does meanwhile."""
+        started = self.crew.clock()
+        outcomes = self.crew.judge.verify(batch, drafts)
+        target = self.crew.clock() - started
+        busy = self.handle.busy if self.handle else 0.0
+        times = RoundTimes(busy - self._busy, target)
+        self._busy = busy
+        return outcomes, times
+
+    def drafts_of(self, batch: Seq[PlanEntry]) -> dict[str, Draft]:
+        """The finished drafts of a batch, as far as they are worth verifying."""
+        taken = [draft for entry in batch if (draft := self.pool.take(entry)) is not None]
+        return {draft.id: draft for draft in self.crew.policy.trim(taken)}
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """Target first; the drafter hears of it when it has done what it was asked before."""
+        self.crew.judge.commit(commits)
+        self._tell("commit", commits)
+
+    def free(self, ids: Seq[str]) -> None:
+        """Target first, then the drafter."""
+        self.crew.judge.free(ids)
+        self.pool.drop(ids)
+        self._tell("free", ids)
+
+    def fresh(self, entry: PlanEntry) -> Ask:
+        """A draft that continues the committed tokens."""
+        sequence = entry.sequence
+        noise = self.crew.judge.rule(sequence).noise
+        return Ask(_context(sequence, list(sequence.tokens), sequence.request.seed, noise), entry.budget)
+
+    def ahead(self, entry: PlanEntry, draft: Draft) -> Ask:
+        """A draft that continues ``draft``, a chain under verification, as if all of it were accepted.
+
+        Its first token has to be the one that the target puts behind the draft, so it is one longer than the budget.
+        It is drawn with a seed of its own for every round: a sequence may come to the same length in another way, and
+        no number may serve twice. Under the target's noise there is nothing to keep apart: the token of a position is
+        drawn with one number, whoever draws it.
+        """
+        sequence, base = entry.sequence, draft.base_len
+        noise = self.crew.judge.rule(sequence).noise
+        seed = sequence.request.seed if noise is Purpose.TARGET else derive(sequence.request.seed, AHEAD + base)
+        budget = Budget(entry.budget.depth + 1, entry.budget.depth + 1, threshold=entry.budget.threshold)
+        return Ask(_context(sequence, [*sequence.tokens, *draft.tokens], seed, noise, len(draft)), budget)
+
+    def close(self) -> None:
+        """Let the drafter finish what it was asked for, and forget the answers."""
+        while self._jobs:
+            self.wait()
+        for told in self._told:
+            told.result(self.patience)
+        self._told.clear()
+        self.pool.drop([*self.pool.asked, *self.pool.ready])
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when a sequence is expected from nobody, or the pool has lost one."""
+        self.pool.check_integrity()
+        coming = {id(ask) for _, asks in self._jobs for ask in asks}
+        assert all(id(ask) in coming for ask in self.pool.asked.values()), "a draft is expected that nobody makes"
+
+    def _tell(self, method: str, told: Seq[Commit] | Seq[str]) -> None:
+        if self.handle is not None:
+            self._told.append(self.handle.submit(method, told))
+
+
+def _context(sequence: Sequence, tokens: list[int], seed: int, noise: Purpose, assumed: int = 0) -> Context:
+    request = sequence.request
+    chosen = request.speculation.drafters
+    return Context(sequence.id, tokens, sequence.prompt_len, request.sampling, seed, noise, assumed, chosen)

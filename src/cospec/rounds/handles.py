@@ -1,0 +1,61 @@
+"""Drafters that work somewhere else than the round: in its own thread, or in a thread of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from cospec.protocols import Clock, Drafter
+
+
+class Here:
+    """In the round's own thread, at once: the same calls in the same order, with nothing beside them."""
+
+    parallel = False
+
+    def __init__(self, drafter: Drafter, clock: Clock = time.monotonic) -> None:
+        self.busy = 0.0
+        self._drafter, self._clock = drafter, clock
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        """The result is there when this returns."""
+        started = self._clock()
+        future: Future[Any] = Future()
+        future.set_result(getattr(self._drafter, method)(*args))
+        self.busy += self._clock() - started
+        return future
+
+
+class Worker:
+    """In one thread of its own, which starts with the first task.
+
+    Args:
+        parallel: the drafter has hardware of its own, such as another device than the target's.
+        around: entered around every call in the thread, such as a CUDA stream.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        clock: Clock = time.monotonic,
+        parallel: bool = False,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.parallel, self.busy = parallel, 0.0
+        self._drafter, self._clock, self._around = drafter, clock, around
+        self._thread = ThreadPoolExecutor(1, "cospec-drafter")
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        """Queue a call; calls are made one at a time in their order."""
+        return self._thread.submit(self._call, method, args)
+
+    def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+        started = self._clock()
+        try:
+            with self._around():
+                return getattr(self._drafter, method)(*args)
+        finally:
+            self.busy += self._clock() - started

@@ -1,0 +1,56 @@
+"""Other targets of about the same size: the target gone on with another mixture of domains, as a low-rank adapter.
+
+Collaborative decoding (CoS) is for models of comparable size that know different things; these are such models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor, nn
+
+from cospec.errors import InvalidInput
+from cospec.training.corpus import Corpus
+from cospec.training.family import load_trained, prepare
+from cospec.training.lowrank import Adapter
+from cospec.training.recipe import Recipe, Variant
+from cospec.training.trainer import Trainer, next_token_loss
+
+
+def train_variants(recipe: Recipe, data: Path, out: Path, names: Sequence[str] = ()) -> dict[str, Trainer]:
+    """Train the recipe's variants of the target in ``out``. Resumes from what ``out`` holds.
+
+    Args:
+        names: of the variants; none means all.
+
+    Raises:
+        InvalidInput: a name is not one of the recipe's variants.
+    """
+    for name in names:
+        if name not in recipe.variants:
+            allowed = ", ".join(recipe.variants) or "none, since the recipe has no variants"
+            raise InvalidInput("name", name, f"one of {allowed}" if recipe.variants else allowed)
+    tokenizer, corpus = prepare(recipe, data, out)
+    trainers = {}
+    for name in names or recipe.variants:
+        variant = recipe.variants[name]
+        base = load_trained(recipe, "target", tokenizer, out)
+        adapter = Adapter(base, variant, recipe.seed)
+        adapter.attach(base)
+
+        def loss(_adapter: nn.Module, rows: Tensor, base: nn.Module = base) -> Tensor:
+            return next_token_loss(base, rows)
+
+        batches = partial(_batch, corpus, variant, recipe.seed)
+        trainers[name] = Trainer(adapter, variant.schedule, loss, batches, out / name)
+        trainers[name].run()
+    return trainers
+
+
+def _batch(corpus: Corpus, variant: Variant, seed: int, step: int) -> np.ndarray:
+    # The third number keeps these windows apart from those that the target itself was trained on.
+    schedule = variant.schedule
+    return corpus.windows(variant.mixture, schedule.rows, schedule.sequence, (seed, 4, step))

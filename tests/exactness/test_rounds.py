@@ -1,0 +1,201 @@
+"""No order of drafting and verification changes the law, nor any token of a greedy or seeded request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import pytest
+
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.draws import derive
+from cospec.engine.requests import make_requests
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.protocols import Drafter
+from cospec.rounds.ahead import DraftAhead
+from cospec.rounds.desk import AHEAD, Desk
+from cospec.rounds.pool import Ask
+from cospec.types import Commit, Draft, PlanEntry, Request, Speculation
+from harness.oracle import total_variation
+from harness.reference import joint_law
+from harness.rounds import ROUNDS, under
+from harness.toys import ScriptedDrafter, enumerated_law, run_all, tokens_of, toy_engine, with_pool
+
+EXACT, SEEN = 1e-12, 1e-3
+PROMPT = (0, 1)
+PLAIN = SamplingParams(max_tokens=8)
+BESIDE = [name for name in ROUNDS if name != "sequential"]
+
+
+def target(vocab: int = 2) -> ToyModel:
+    return ToyModel(vocab, order=1, seed=1)
+
+
+def other(vocab: int = 2) -> Drafter:
+    return ModelDrafter(ToyModel(vocab, order=1, seed=5))
+
+
+def error(round: str, rule: str, k: int, handle: str = "here", cls: Callable[..., object] | None = None) -> float:
+    engine = under(toy_engine(target(), other(), rule, k), round, handle, cls)
+    return total_variation(enumerated_law(engine, PROMPT, PLAIN, 4), joint_law(target(), PLAIN, PROMPT, 4))
+
+
+@pytest.mark.parametrize("handle", ["here", "slow", "gaps"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("round", BESIDE)
+def test_the_law_is_kept(round: str, rule: str, handle: str) -> None:
+    """Every path through drafts made in time, late, ahead and never, up to four tokens; no number serves twice."""
+    assert error(round, rule, 1, handle) < EXACT
+    assert error(round, rule, 2, handle) < EXACT
+
+
+class OneSeed(Desk):
+    """Draws what is made ahead with the numbers of the length that it hopes to reach."""
+
+    def ahead(self, entry: PlanEntry, draft: Draft) -> Ask:
+        return Ask(_reseeded(super().ahead(entry, draft), entry), entry.budget)
+
+
+def _reseeded(ask: Ask, entry: PlanEntry):  # type: ignore[no-untyped-def]
+    from dataclasses import replace
+
+    return replace(ask.context, seed=entry.sequence.request.seed)
+
+
+class AheadWithOneSeed(DraftAhead):
+    def __init__(self, crew) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(crew)
+        self.desk = OneSeed(crew)
+
+
+def test_numbers_that_serve_twice_are_seen() -> None:
+    with pytest.raises(AssertionError, match="was used twice"):
+        error("draft-ahead", "block", 2, cls=AheadWithOneSeed)
+
+
+class KeepsWhatAgrees(DraftAhead):
+    """After a rejection, takes up the judged draft again where the recovered token happens to agree with it."""
+
+    def run(self, plan):  # type: ignore[no-untyped-def]
+        outcomes = super().run(plan)
+        self._judged = {outcome.entry.sequence.id: outcome for outcome in outcomes if outcome.draft}
+        return outcomes
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        super().commit(commits)
+        for commit in commits:
+            outcome = self._judged.get(commit.id)
+            if outcome is None or outcome.draft.tokens[: len(commit.tokens)] != commit.tokens:
+                continue
+            draft, kept = outcome.draft, len(commit.tokens)
+            if kept == len(draft):
+                continue
+            ask = self.desk.fresh(outcome.entry)  # the sequence holds the new tokens by now
+            tail = Draft(
+                draft.id, len(ask.context.tokens), draft.tokens[kept:], tuple(range(-1, len(draft) - kept - 1)),
+                draft.drafters[kept:], draft.q[kept:],
+            )  # fmt: skip
+            self.desk.pool.drop([commit.id])
+            self.desk.pool.ready[commit.id] = ask, tail
+
+
+def test_judging_a_token_twice_is_seen() -> None:
+    """What a rule has looked at is no fresh draw: to agree is not enough."""
+    assert error("draft-ahead", "block", 3, cls=KeepsWhatAgrees) > SEEN
+
+
+def test_seeds_of_drafts_made_ahead_are_their_own() -> None:
+    seeds = {derive(seed, AHEAD + base) for seed in range(4) for base in range(200)}
+    outputs = {derive(seed, index) for seed in range(4) for index in range(200)}
+    assert len(seeds) == 800 and not seeds & outputs
+
+
+VOCAB = 6
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=20),
+    "penalised": SamplingParams(temperature=0, max_tokens=20, repetition_penalty=1.3, min_tokens=5, stop_token_ids=(3,)),
+    "seeded": SamplingParams(temperature=0.9, max_tokens=20, seed=11, n=2),
+}
+DRAFTERS: dict[str, Callable[[], Drafter | None]] = {
+    "none": lambda: None,
+    "itself": lambda: ModelDrafter(strong()),
+    "other": lambda: ModelDrafter(ToyModel(VOCAB, order=1, seed=3)),
+    "ngram": lambda: NgramDrafter(1, 3),
+    "tree": lambda: ScriptedDrafter([0, 1, 2, 3, 4, 5, 0, 1], [-1, -1, -1, 0, 1, 1, 5, 2]),
+}
+
+
+def strong(pages: int = 256) -> ToyModel:
+    return with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), pages, 4)
+
+
+def requests(params: SamplingParams, rule: str | None = None) -> list[Request]:
+    prompts = [[(3 * n + i * i) % VOCAB if i > 5 else i for i in range(2 + 3 * n)] for n in range(5)]
+    chosen = Speculation(rule=rule)
+    return [each for n, prompt in enumerate(prompts) for each in make_requests(f"r{n}", prompt, params, chosen)]
+
+
+@cache
+def plain(name: str) -> dict[str, tuple[int, ...]]:
+    return tokens_of(run_all(toy_engine(strong(), None), requests(PARAMS[name])))
+
+
+@pytest.mark.parametrize("handle", ["here", "worker", "slow", "fragile"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("round", BESIDE)
+def test_outputs_are_identical(round: str, drafter: str, handle: str) -> None:
+    for name, params in PARAMS.items():
+        engine = under(toy_engine(strong(), DRAFTERS[drafter](), k=3), round, handle)
+        assert tokens_of(run_all(engine, requests(params))) == plain(name)
+        assert engine.metrics().kv_cache_usage == 0
+
+
+@pytest.mark.parametrize("handle", ["here", "worker", "slow", "fragile"])
+@pytest.mark.parametrize("round", BESIDE)
+def test_outputs_are_identical_in_a_small_cache(round: str, handle: str) -> None:
+    """Preempted with drafts in the pool or on the way, and admitted again in pieces."""
+    preempted = 0
+    for pages, chunk in ((10, 5), (13, 64), (20, 7)):
+        engine = under(
+            toy_engine(strong(pages), DRAFTERS["other"](), k=4, max_num_batched_tokens=chunk), round, handle
+        )
+        assert tokens_of(run_all(engine, requests(PARAMS["seeded"]))) == plain("seeded")
+        preempted += engine.metrics().num_preemptions
+    assert preempted > 0
+
+
+@pytest.mark.parametrize("handle", ["here", "worker", "slow"])
+@pytest.mark.parametrize("round", BESIDE)
+def test_arrivals_and_aborts_in_the_middle(round: str, handle: str) -> None:
+    engine = under(toy_engine(strong(24), DRAFTERS["itself"](), k=3, max_num_batched_tokens=17), round, handle)
+    arriving = requests(PARAMS["seeded"])
+    found: dict[str, tuple[int, ...]] = {request.id: () for request in arriving}
+    aborted, order = set(), [request.id for request in arriving]
+    for step in range(10_000):
+        if not arriving and not engine.has_work:
+            break
+        if arriving and step % 2 == 0:
+            engine.add(arriving.pop(0))
+        for event in engine.step():
+            assert event.id not in aborted
+            found[event.id] += event.tokens
+        for id in order[1::3]:
+            if id not in aborted and 2 <= len(found[id]) < 20:
+                engine.abort([id])
+                aborted.add(id)
+        engine.check_integrity()
+    assert aborted
+    for id, tokens in plain("seeded").items():
+        assert found[id] == (tokens[: len(found[id])] if id in aborted else tokens)
+
+
+@pytest.mark.parametrize("round", ["pipelined", "draft-ahead"])
+def test_a_good_drafter_is_used(round: str) -> None:
+    """The target as its own drafter: everything is accepted, and what was drafted ahead goes on where it was kept."""
+    engine = under(toy_engine(strong(), ModelDrafter(strong()), k=3), round)
+    run_all(engine, requests(PARAMS["greedy"], "match"))
+    metrics = engine.metrics()
+    drafted, accepted = sum(metrics.draft_tokens.values()), sum(metrics.accepted_tokens.values())
+    assert drafted > 40 and accepted > 0.95 * drafted

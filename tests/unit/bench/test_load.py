@@ -1,0 +1,145 @@
+"""The client against a server that stamps what it sends, and against one that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from cospec.bench.arrivals import AtOnce, by_rate
+from cospec.bench.client import Endpoint
+from cospec.bench.load import Recording
+from cospec.bench.metrics import Selection, latency
+from cospec.bench.serve import Watch, Workload, record, report
+from cospec.bench.timing import Params, Prompt, Timing
+from cospec.bench.tokens import TokenCounter
+from cospec.errors import InvalidInput
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from stub_server import Script, StubServer
+
+STREAM: Script = ((0.05, "a"), (0.04, "bcde"), (0.03, "fgh"), (0.04, "i"))
+PAGE = """# TYPE cospec:spec_decode_num_drafts counter
+cospec:spec_decode_num_drafts_total{drafter="d",model_name="m"} 10.0
+cospec:spec_decode_num_draft_tokens_total{drafter="d",model_name="m"} 40.0
+cospec:spec_decode_num_accepted_tokens_total{drafter="d",model_name="m"} 25.0
+"""
+
+
+def drive(server: StubServer, prompts: list[str], concurrency: int | None = None, warmups: int = 0) -> Recording:
+    workload = Workload(
+        tuple(Prompt(f"r{i}", text) for i, text in enumerate(prompts)), Params(max_tokens=9), concurrency, warmups
+    )
+    _, (found,) = asyncio.run(record(Endpoint(server.url), workload, [AtOnce()]))
+    return found
+
+
+def test_the_clients_times_enclose_the_servers_stamps() -> None:
+    with StubServer({"p": STREAM}) as server:
+        found = drive(server, ["p"])
+        stamps = server.stamps["p"][0]
+    (timing,) = TokenCounter(None).count(found.prompts, found.timings)
+    assert timing.ok and timing.text == "abcdefghi" and timing.output_tokens == 9
+    assert [chunk.tokens for chunk in timing.chunks] == [1, 4, 3, 1] and timing.finish_reason == "length"
+    one = latency(timing)
+    assert one is not None and one.ttft is not None and one.tpot is not None
+    # The client sends before the server reads and reads after the server sends: this holds on any machine.
+    assert one.ttft >= stamps.sent[0] - stamps.received
+    assert one.e2el >= stamps.sent[-1] - stamps.received
+    # How late it reads depends on the machine; five seconds are a machine that stands still.
+    assert abs(one.ttft - (stamps.sent[0] - stamps.received)) < 5
+    assert abs(one.tpot * 8 - (stamps.sent[-1] - stamps.sent[0])) < 5
+    assert len(one.itl) == 8 and sum(one.itl) == pytest.approx(one.e2el - one.ttft)
+
+
+def test_a_request_carries_what_was_asked_for() -> None:
+    with StubServer({"p": STREAM}) as server:
+        drive(server, ["p"])
+        (body,) = server.bodies
+    asked = {"model": "stub", "max_tokens": 9, "temperature": 0.0, "stream": True, "ignore_eos": True}
+    assert asked.items() <= body.items() and "include_speculation_stats" not in body
+
+
+def test_our_own_server_is_asked_for_each_requests_counters_and_its_page_is_read() -> None:
+    with StubServer({"p": STREAM}, metrics=PAGE) as server:
+        found = drive(server, ["p"])
+        assert server.bodies[0]["include_speculation_stats"] is True
+    assert len(found.loads) >= 2
+    counters = found.loads[0].counters
+    assert counters.length == 4.0 and counters.mean_acceptance_length == 3.5
+
+
+def test_concurrency_is_kept() -> None:
+    with StubServer({"p": STREAM}) as server:
+        found = drive(server, ["p"] * 5, concurrency=2)
+    points = [(t.sent, 1) for t in found.timings] + [(t.end, -1) for t in found.timings]
+    running, most = 0, 0
+    for _, change in sorted(points):
+        running += change
+        most = max(most, running)
+    assert most <= 2 and len(found.timings) == 5
+
+
+def test_refused_requests_are_counted_by_kind() -> None:
+    with StubServer({"p": STREAM}) as server:
+        found = drive(server, ["p", "unknown", "p"])
+    run = report(found, AtOnce(), TokenCounter(None), Selection())
+    assert run["completed"] == 2 and run["failed"] == 1 and run["error_kinds"] == {"HTTP 400": 1}
+    assert run["interrupted"] is None and run["not_sent"] == 0
+
+
+def test_a_server_that_dies_halfway_is_told_and_what_was_measured_is_kept() -> None:
+    with StubServer({"p": STREAM}, die_after=3) as server:
+        found = drive(server, ["p"] * 12, concurrency=1)
+    run = report(found, AtOnce(), TokenCounter(None), Selection(), keep_requests=True)
+    assert run["completed"] == 3 and run["total_output_tokens"] == 27 and run["mean_ttft_ms"] > 0
+    assert run["error_kinds"]["connection lost"] == 1 and run["error_kinds"]["no connection"] == 3
+    assert run["not_sent"] == 12 - 3 - 4 and "stopped answering" in run["interrupted"]
+    assert run["generated_texts"][3] == "a"  # what came before the end
+
+
+def test_a_sweep_ends_with_the_server() -> None:
+    begun: list[str] = []
+    seen: list[Timing] = []
+    with StubServer({"p": STREAM}, die_after=1) as server:
+        workload = Workload((Prompt("r", "p"),) * 8, Params(), 1, 0)
+        sweep = [by_rate(50.0), by_rate(100.0)]
+        watch = Watch(begun.append, seen.append)
+        _, found = asyncio.run(record(Endpoint(server.url), workload, sweep, watch))
+    assert len(found) == 1 and begun == ["50 requests/s, Poisson"] and len(seen) == len(found[0].timings)
+
+
+def test_cancelling_keeps_what_was_measured() -> None:
+    slow: Script = ((0.01, "a"), (30.0, "b"))
+
+    async def main(url: str) -> Recording:
+        first = asyncio.Event()
+        workload = Workload((Prompt("r", "p"), Prompt("s", "slow")), Params(), None, 0)
+        watch = Watch(done=lambda timing: first.set())
+        task = asyncio.create_task(record(Endpoint(url), workload, [AtOnce()], watch))
+        await first.wait()
+        task.cancel()
+        _, (found,) = await task
+        return found
+
+    with StubServer({"p": STREAM, "slow": slow}) as server:
+        found = asyncio.run(main(server.url))
+    assert [timing.id for timing in found.timings] == ["r"] and found.not_sent == 1
+    assert found.interrupted is not None and "by hand" in found.interrupted
+
+
+def test_where_nothing_answers_there_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InvalidInput, match="server that answers"):
+            asyncio.run(record(Endpoint(url), Workload((Prompt("r", "p"),), Params()), [AtOnce()]))
+
+
+def test_a_failing_warm_up_says_what_the_server_said() -> None:
+    with StubServer({}) as server, pytest.raises(InvalidInput, match="HTTP 400"):
+        drive(server, ["p"], warmups=1)

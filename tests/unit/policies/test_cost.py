@@ -1,0 +1,101 @@
+"""The time model: fits with and without knees, correction while rounds are measured, and a new fit when it is wrong."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from cospec.policies.cost import ForwardCost, Sample, fit
+from cospec.policies.round_cost import WINDOW, Costs, RoundCost
+from cospec.types import Offer, RoundStats, RoundTimes
+
+TRUE = ForwardCost(context=1e-7, slopes=(2e-5, 1.5e-4), knees=(32.0,), sequence=1e-5, fixed=1.2e-3)
+GRID = list(product((0, 512, 4096), (1, 4, 8, 16, 32, 64, 128, 256), (1, 4, 16)))
+
+
+def samples(cost: ForwardCost, noise: float = 0.0) -> list[Sample]:
+    chance = np.random.default_rng(0)
+    return [
+        Sample(c, max(t, s), s, cost.seconds(c, max(t, s), s) * np.exp(noise * chance.standard_normal()))
+        for c, t, s in GRID
+    ]
+
+
+def test_a_knee_is_found() -> None:
+    found = fit(samples(TRUE))
+    assert found.knees == (32.0,)
+    assert found.errors(samples(TRUE)).max() < 1e-6
+    assert fit(samples(TRUE), knees=()).errors(samples(TRUE)).max() > 0.1, "a straight line is no fit here"
+
+
+def test_no_knee_where_there_is_none_and_nothing_negative() -> None:
+    line = ForwardCost(0.0, (1e-4,), (), 0.0, 5e-3)
+    found = fit(samples(line, noise=0.02))
+    assert found.knees == ()
+    assert min(found.context, *found.slopes, found.sequence, found.fixed) >= 0
+    assert np.median(found.errors(samples(line))) < 0.02
+    with pytest.raises(ValueError, match="no samples"):
+        fit([])
+
+
+def test_held_out_points_under_noise() -> None:
+    measured = samples(TRUE, noise=0.05)
+    found = fit(measured[::2])
+    assert np.median(found.errors(measured[1::2])) < 0.1
+
+
+def test_the_table_and_json_say_the_same() -> None:
+    table = TRUE.table(100)
+    assert table == pytest.approx([TRUE.tokens(n) for n in range(101)])
+    assert ForwardCost.from_json(TRUE.to_json()) == TRUE
+    assert TRUE.scaled(2.0).seconds(7, 40, 3) == pytest.approx(2 * TRUE.seconds(7, 40, 3))
+
+
+def stats(cost: ForwardCost, tokens: int, sequences: int = 8, rest: float = 0.0) -> RoundStats:
+    target = cost.seconds(2000, tokens, sequences)
+    return RoundStats(0, sequences, tokens, 2000, 0, 0, 0, sequences, RoundTimes(0.0, target), target + rest)
+
+
+def test_a_slower_machine_is_followed() -> None:
+    cost = RoundCost(Costs(TRUE, TRUE))
+    for n in range(200):
+        cost.observe(stats(TRUE.scaled(1.6), 8 + n % 40, rest=3e-4))
+    assert cost.target.fixed == pytest.approx(1.6 * TRUE.fixed, rel=0.06)
+    assert cost.gauges()["prediction_error"] < 0.1
+    assert cost.rest(8) == pytest.approx(3e-4, rel=0.05)
+    assert cost.changed > 0
+
+
+def test_a_wrong_shape_is_fitted_anew_and_said() -> None:
+    wrong, chance = ForwardCost(0.0, (1e-3,), (), 0.0, 1e-5), np.random.default_rng(0)
+    cost = RoundCost(Costs(wrong, wrong))
+    for _ in range(4 * WINDOW):
+        cost.observe(stats(TRUE, int(chance.integers(8, 200))))
+    assert cost.gauges()["cost_refits"] >= 1
+    assert cost.gauges()["prediction_error"] < 0.1
+    right = RoundCost(Costs(TRUE, TRUE))
+    for _ in range(4 * WINDOW):
+        right.observe(stats(TRUE, int(chance.integers(8, 200))))
+    assert right.gauges()["cost_refits"] == 0
+
+
+def test_overlap_shows_in_the_rounds() -> None:
+    cost = RoundCost(Costs(TRUE, TRUE))
+    assert not cost.overlap
+    for _ in range(60):
+        cost.observe(RoundStats(0, 8, 40, 2000, 4, 32, 8, 16, RoundTimes(2e-3, 3e-3), 3.1e-3))
+    assert cost.overlap
+    for _ in range(60):
+        cost.observe(RoundStats(0, 8, 40, 2000, 4, 32, 8, 16, RoundTimes(2e-3, 3e-3), 5.1e-3))
+    assert not cost.overlap
+
+
+def test_what_drafting_costs_depends_on_the_drafter() -> None:
+    usual, heads, lookup = (
+        RoundCost(Costs(TRUE, TRUE), offer) for offer in (Offer(), Offer(at_once=True), Offer(free=True))
+    )
+    assert usual.drafting(4, 8, 100) == pytest.approx(4 * TRUE.seconds(100, 2, 2))
+    assert heads.drafting(4, 8, 100) == heads.drafting(1, 8, 100) > 0
+    assert lookup.drafting(4, 8, 100) == usual.drafting(0, 0, 0) == 0

@@ -1,0 +1,176 @@
+"""The controller: close to one that knows the rates, per sequence, quiet under load, and back when that is over."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cospec.params import SamplingParams
+from cospec.policies.goodput import Goodput, GoodputOptions
+from cospec.policies.round_cost import Costs
+from cospec.policies.setting import PolicySetting
+from cospec.types import Budget, Load, Offer, Request, RoundStats, Sequence
+from harness.rounds import CPU, FLAT, Rates, World, sequences, steady
+
+
+def policy(costs: Costs = CPU, offer: Offer = Offer(), **options: object) -> Goodput:
+    return Goodput.build(GoodputOptions(**options), PolicySetting(costs=costs, offer=offer))  # type: ignore[arg-type]
+
+
+class Oracle(Goodput):
+    """Knows every rate before it plans."""
+
+    def __init__(self, options: GoodputOptions, setting: PolicySetting, rates: Rates) -> None:
+        super().__init__(options, setting)
+        self._true, self._step = rates, 0
+
+    def plan(self, load: Load) -> list[Budget]:
+        lengths = [len(sequence.tokens) for sequence in load.ready]
+        situation = self._problem.situation(load, lengths, None)
+        self._step += 1
+        return self._problem.each(self._true(self._step - 1), situation)[1]
+
+    def observe(self, stats: RoundStats, commits: object) -> None:
+        self.cost.observe(stats)
+
+
+def wandering(count: int, seed: int) -> Rates:
+    """Domains of different rates, each sequence drifting and now and then jumping to another."""
+    chance, domains = np.random.default_rng(seed), np.array([0.35, 0.6, 0.85])
+    values, now = [], chance.choice(domains, count)
+    for _ in range(1500):
+        jump = chance.random(count) < 1 / 200
+        now = np.where(jump, chance.choice(domains, count), now)
+        values.append(np.clip(now + 0.03 * chance.standard_normal(count), 0.02, 0.98))
+    return lambda step: values[step]
+
+
+@pytest.mark.parametrize("costs", [CPU, FLAT], ids=["cpu", "flat"])
+@pytest.mark.parametrize("count", [1, 8, 32])
+def test_close_to_one_that_knows_the_rates(costs: Costs, count: int) -> None:
+    rates = wandering(count, count)
+    oracle = Oracle(GoodputOptions(), PolicySetting(costs=costs), rates)
+    known = World(costs, rates, count).play(oracle, 1500)
+    learned = World(costs, rates, count).play(policy(costs), 1500)
+    assert learned >= 0.92 * known
+
+
+def test_a_length_for_each_beats_one_for_all_on_mixed_domains() -> None:
+    rates = steady(*([0.3, 0.95] * 8))
+    each = World(CPU, rates, 16).play(policy(), 800)
+    world = World(CPU, rates, 16)
+    alike = world.play(policy(per_sequence=False), 800)
+    assert each > alike
+    assert all(len(set(lengths)) == 1 for lengths in world.lengths)
+
+
+def test_lengths_follow_rates_and_load() -> None:
+    world = World(FLAT, steady(*([0.2, 0.9] * 8)), 16)
+    world.play(policy(FLAT), 400)
+    late = np.array(world.lengths[200:]).mean(axis=0)
+    assert late[1::2].min() > late[::2].max() + 2
+    alone, crowd = World(CPU, steady(0.7), 1), World(CPU, steady(*[0.7] * 64), 64)
+    alone.play(policy(), 300)
+    crowd.play(policy(), 300)
+    assert np.mean(alone.lengths[100:]) > np.mean(crowd.lengths[100:]) + 2
+
+
+def test_never_slower_than_none_under_load_or_with_a_bad_drafter() -> None:
+    """The price of finding out is below two in a hundred."""
+    for count, rate in ((64, 0.4), (1, 0.05), (16, 0.1)):
+        world = World(CPU, steady(*[rate] * count), count)
+        goodput = world.play(policy(), 1500)
+        off = World(CPU, steady(*[rate] * count), count).play(policy(max_verified_tokens=0), 1500)
+        assert goodput >= 0.98 * off, (count, rate)
+
+
+def test_length_0_is_left_again() -> None:
+    """A drafter that was useless and becomes good is found out by a probe, not at once but soon."""
+    world = World(CPU, lambda step: np.array([0.02 if step < 500 else 0.9] * 4), 4)
+    world.play(policy(), 1500)
+    lengths = np.array(world.lengths)
+    drafted = (lengths > 0).any(axis=1)
+    assert drafted[100:500].mean() < 0.1
+    assert drafted[100:500].any(), "nobody looks"
+    assert lengths[1200:].mean() > 2
+
+
+def test_no_probes_where_no_rate_would_pay() -> None:
+    world = World(CPU, steady(*[0.9] * 8), 8, catching_up=1800)
+    world.play(policy(max_round_seconds=1e-6), 400)
+    assert np.max(world.lengths) == 0
+
+
+def test_look_ups_are_drafted_longer_than_models() -> None:
+    usual, free, heads = (World(CPU, steady(*[0.5] * 8), 8) for _ in range(3))
+    usual.play(policy(), 300)
+    free.play(policy(offer=Offer(free=True)), 300)
+    heads.play(policy(offer=Offer(at_once=True)), 300)
+    assert np.mean(free.lengths[100:]) > np.mean(usual.lengths[100:])
+    assert np.mean(heads.lengths[100:]) > np.mean(usual.lengths[100:])
+
+
+def test_trees_where_the_drafter_branches() -> None:
+    made = policy(FLAT, Offer(trees=True))
+    World(FLAT, steady(0.4, 0.4), 2).play(made, 200)
+    budgets = made.plan(Load(sequences(2)))
+    assert any(max(budget.widths, default=1) > 1 for budget in budgets)
+    assert made.acceptance.everybody == pytest.approx(0.4, abs=0.08), "levels are read as their tokens"
+
+
+def test_room_bounds_the_verified_tokens() -> None:
+    made = policy(FLAT)
+    for load in (Load(sequences(8), tokens=12), Load(sequences(8), room=12), Load(sequences(8), 100, tokens=112)):
+        assert sum(budget.max_nodes for budget in made.plan(load)) <= 4
+    assert sum(budget.max_nodes for budget in policy(FLAT).plan(Load(sequences(8)))) > 4
+
+
+def test_a_long_text_about_to_end_is_not_fed_to_the_drafter() -> None:
+    """Catching up with 4,000 tokens cannot pay in two rounds, and can in a hundred."""
+
+    def one(left: int) -> Sequence:
+        prompt = (1,) * 4000
+        return Sequence(Request("s", prompt, SamplingParams(max_tokens=left), 0), [*prompt, 1])
+
+    assert policy().plan(Load([one(3)]))[0].depth == 0
+    assert policy().plan(Load([one(1000)]))[0].depth > 0
+
+
+def test_prefill_disabling() -> None:
+    """Most rounds without a draft: the draft cache is given back once, and drafting can return."""
+    made, ready = policy(probe_every=10_000), sequences(2)
+    rates = {"now": 0.9}
+    world = World(CPU, lambda step: np.array([rates["now"]] * 2), 2)
+    world.play(made, 50)
+    assert np.mean(world.lengths[20:]) > 0
+    rates["now"] = 0.0
+    released: list[int] = []
+    for step in range(400):
+        world.play(made, 1)
+        if any(budget.release for budget in made.plan(Load(ready))):
+            released.append(step)
+    assert released, "nobody lost a cache"
+    rates["now"] = 0.95
+    world.play(made, 3000)
+    assert np.mean(world.lengths[-100:]) > 1, "and none came back"
+
+
+def test_a_decision_is_kept_while_nothing_moves() -> None:
+    made, ready = policy(), sequences(8)
+    first = made.plan(Load(ready))
+    assert made.plan(Load(ready)) is first
+    assert made.plan(Load(ready[:7])) is not first
+    again = made.plan(Load(ready))
+    assert made.plan(Load(ready, catching_up=500)) is not again
+
+
+def test_finished_sequences_are_forgotten() -> None:
+    made = policy()
+    World(CPU, steady(0.5, 0.5), 2).play(made, 10)
+    from cospec.types import Commit, Finish, RoundTimes
+
+    ends = [Commit(f"s{n}", 200, (1,), (), 200, finish=Finish.STOP) for n in range(2)]
+    made.observe(RoundStats(0, 2, 2, 400, 0, 0, 0, 2, RoundTimes(), 1e-3), ends)
+    assert not made.residents._all
+    assert not made.acceptance._slots
+    assert not made._given

@@ -1,0 +1,50 @@
+"""Training heads on a frozen target, from the lessons of its specialists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from cospec.errors import InvalidInput
+from cospec.models.heads import Heads, HeadsModule
+from cospec.training.course import Course, Subject
+from cospec.training.family import load_trained, prepare, train_target
+from cospec.training.heads import RANKS, HeadsLoss, train_heads
+from cospec.training.recipe import HeadsPlan, Recipe
+
+
+@pytest.fixture
+def with_heads(recipe: Recipe) -> Recipe:
+    schedule = recipe.target_schedule.model_copy(update={"tokens": 8_000})
+    return recipe.model_copy(update={"target_schedule": schedule, "heads": HeadsPlan(count=2, schedule=schedule)})
+
+
+def test_heads_learn_what_the_target_says_later(
+    with_heads: Recipe, runs: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    train_target(with_heads, runs, runs)
+    heads = train_heads(with_heads, runs, runs, tmp_path)
+    assert heads.weight.shape == (2, 32, 32)
+    assert Heads.load(tmp_path / "heads").accuracy == heads.accuracy
+    for ranks in heads.accuracy:
+        assert len(ranks) == RANKS and all(0 <= share <= 1 for share in ranks) and sum(ranks) <= 1.0001
+    target = load_trained(with_heads, "target", tokenizer, runs)
+    course = Course.open(target, tokenizer, prepare(with_heads, runs, runs)[1], runs)
+    assert with_heads.specialists is not None
+    subject = Subject({"math": 1.0}, with_heads.specialists.distillation, 32, with_heads.seed)
+    material = course.make(target, subject, "math")
+    loss = HeadsLoss([material], target.lm_head.weight.detach(), 2)
+    numbers = torch.tensor([[0, n] for n in range(8)])
+    trained, untrained = HeadsModule(2, 32), HeadsModule(2, 32)
+    for head, block in enumerate(trained.blocks):
+        block.load_state_dict({"weight": heads.weight[head], "bias": heads.bias[head]})
+    with torch.no_grad():
+        assert loss(trained, numbers) < 0.9 * loss(untrained, numbers)
+
+
+def test_a_recipe_without_heads_is_refused(recipe: Recipe, runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"recipe\.heads is missing"):
+        train_heads(recipe, runs, runs, tmp_path)
