@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from cospec.bench.roofline import bandwidth
+
 ROOT = Path(__file__).resolve().parent.parent
 DOMAINS = ("code", "math", "prose")
 
@@ -46,17 +48,6 @@ def machine() -> dict[str, Any]:
         "kernels": native.isa() if native.available() else native.why_not(),
         "memory_gb_per_s": round(bandwidth(), 1),
     }
-
-
-def bandwidth(size: int = 64 << 20) -> float:
-    """Memory read bandwidth in GB/s: the best of several sums over more bytes than any cache holds."""
-    data = torch.ones(size // 4 * 4, dtype=torch.float32)
-    best = 0.0
-    for _ in range(60):
-        started = time.perf_counter()
-        data.sum()
-        best = max(best, data.numel() * 4 / (time.perf_counter() - started) / 1e9)
-    return best
 
 
 @dataclass

@@ -15,10 +15,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import bandwidth, prompts, write
+from benchmarks.common import prompts, write
 from cospec import LLM, SamplingParams
+from cospec.bench.roofline import bandwidth, cost_of
 from cospec.engine.requests import make_requests
-from cospec.models.folder import resolve, weight_dtype, weight_files
 from cospec.protocols import Model
 
 
@@ -112,10 +112,7 @@ def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: 
 
 def roofline(model: str, dtype: str, ms: float) -> dict[str, float]:
     """Bytes of the weights in memory, the time they take at the measured bandwidth, and the share of it reached."""
-    folder = resolve(model)
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    widened = dtype == "float32" and weight_dtype(weight_files(folder)) != "F32"
-    size = stored * (2 if widened else 1)
+    size = cost_of(model, dtype).weight_bytes
     measured = bandwidth()
     floor = size / measured / 1e6
     return {"weight_mb": size / 1e6, "gb_per_s": measured, "floor_ms": floor, "measured_ms": ms, "share": floor / ms}

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cospec.blends.custom import register_blend
     from cospec.errors import CospecError, InvalidInput
     from cospec.llm import LLM
     from cospec.outputs import CompletionOutput, RequestOutput
@@ -21,6 +22,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Speculation",
+    "register_blend",
 ]
 
 _HOMES = {
@@ -31,6 +33,7 @@ _HOMES = {
     "InvalidInput": "cospec.errors",
     "SamplingParams": "cospec.params",
     "Speculation": "cospec.types",
+    "register_blend": "cospec.blends.custom",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, field_validator
@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from cospec.errors import InvalidInput, words
 from cospec.options import Options, parse
+from cospec.types import Offer
 
 LONGEST_DRAFT = 64
 
@@ -27,6 +28,8 @@ class SpeculativeConfig(Options):
         rule: ``auto`` judges greedy and seeded requests by ``match`` and the others by ``block``.
         policy: who is drafted for, and how far; ``auto`` is ``fixed`` for a number of tokens and ``goodput`` otherwise.
         policy_options: what the policy itself takes.
+        max_nodes: tokens drafted per round, side branches included, where drafts are trees; None drafts chains.
+        widths: children of each node, level by level; left out, the likeliest paths decide.
         round: the order of drafting and verification; ``auto`` chooses it by measured times.
         request_may_choose: what a request may choose for itself.
         options: what the method itself takes, such as ``model`` or ``prompt_lookup_max``.
@@ -37,6 +40,8 @@ class SpeculativeConfig(Options):
     rule: str = "auto"
     policy: str = "auto"
     policy_options: Mapping[str, Any] = Field(default_factory=dict)
+    max_nodes: int | None = Field(default=None, ge=1, le=64)
+    widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(), max_length=64, strict=False)
     round: str = "auto"
     request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "rule"], ...] = Field(
         default=("off", "length", "policy", "drafters", "rule"), strict=False
@@ -50,18 +55,46 @@ class SpeculativeConfig(Options):
             return value
         raise PydanticCustomError("length", "a whole number from 0 to {most}, or 'auto'", {"most": LONGEST_DRAFT})
 
+    def branches(self, offer: Offer) -> bool:
+        """Whether drafts may be trees: asked for, or left to the policy for a drafter that can make them."""
+        if self.num_speculative_tokens == "auto":
+            return offer.trees or bool(self.widths)
+        return bool(self.widths) or (self.max_nodes or 0) > self.num_speculative_tokens
+
     @property
     def policy_name(self) -> str:
         """The policy that decides."""
         if self.policy != "auto":
             return self.policy
-        return "goodput" if self.num_speculative_tokens == "auto" else "fixed"
+        return "goodput" if self.num_speculative_tokens == "auto" and not self.widths else "fixed"
+
+
+class CollaborationConfig(Options):
+    """How several models speak as one.
+
+    Attributes:
+        proposal: ``alternate``: every model proposes in turn; ``naive``: one does; ``standard``: none does, every model
+            is asked for every token; ``parallel``: the same, at once in threads.
+        gamma: tokens of a proposal, one number for all or one for each model; ``auto`` chooses by measured cost and
+            acceptance.
+        proposer: the model that proposes by default, by its place in ``models``; None is the first, or a free choice
+            where gamma is.
+        request_laws: whether a request may ask for a law of its own.
+    """
+
+    proposal: Literal["alternate", "naive", "standard", "parallel"] = "alternate"
+    gamma: Literal["auto"] | int | list[int] = "auto"
+    proposer: int | None = Field(default=None, ge=0)
+    request_laws: bool = True
 
 
 class EngineConfig(Options):
     """Everything that the engine is built from.
 
     Attributes:
+        models: several models that speak as one, named as in ``model``, which is then the first of them.
+        law: how their distributions become one, such as ``{"blend": "weighted", "weights": [0.6, 0.4]}``.
+        collaboration: who proposes how much among them.
         model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
         dtype: of the checkpoint in memory; ``auto`` keeps the file's. Arithmetic is fp32 on a CPU whatever it is.
         quantization: ``int8`` holds linear weights as 8-bit integers (a different model: its own law).
@@ -72,10 +105,14 @@ class EngineConfig(Options):
         gpu_memory_utilization: share of a GPU's memory for weights and cache.
         enable_prefix_caching: reuse the cache of shared prompts.
         linear_backend, attention_backend: ``auto`` is ``native`` where it was built, then the fall-back.
+        measure_at_start: take three seconds for a time model where the policy needs one and none is kept.
         threads: of the CPU kernels; None is every core.
     """
 
     model: str = "zoo"
+    models: list[str] | None = None
+    law: Mapping[str, Any] | None = None
+    collaboration: CollaborationConfig = CollaborationConfig()
     tokenizer: str | None = None
     served_model_name: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -90,6 +127,7 @@ class EngineConfig(Options):
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
     attention_backend: Literal["auto", "native", "sdpa"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
+    measure_at_start: bool = True
     speculative_config: SpeculativeConfig | None = None
 
     @classmethod
@@ -105,7 +143,26 @@ class EngineConfig(Options):
             speculative = read_json(speculative, "speculative_config")
         if speculative is not None and not isinstance(speculative, SpeculativeConfig):
             speculative = speculative_config(speculative)
-        return parse(cls, {**values, "speculative_config": speculative})
+        return parse(cls, {**_ensemble(values), "speculative_config": speculative})
+
+
+def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
+    """Read what concerns several models; the first of them stands for all where one is meant."""
+    for key in ("law", "collaboration"):
+        if isinstance(values.get(key), str):
+            values[key] = read_json(values[key], key)
+    if isinstance(values.get("collaboration"), Mapping):
+        values["collaboration"] = parse(CollaborationConfig, values["collaboration"], "collaboration.")
+    if values.get("collaboration", "") is None:
+        del values["collaboration"]
+    models = values.get("models")
+    if models is None:
+        return values
+    if not isinstance(models, list | tuple) or not models or not all(isinstance(name, str | Path) for name in models):
+        raise InvalidInput("models", models, "a list of model names")
+    names = [str(name) for name in models]
+    served = values.get("served_model_name") or "+".join(names)
+    return {**values, "models": names, "model": names[0], "served_model_name": served}
 
 
 def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:

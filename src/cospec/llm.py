@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class LLM:
 
     Args:
         model: ``zoo``, ``zoo:NAME``, a folder or a hub name.
+        models, law: several models that speak as one, and how, such as ``{"blend": "weighted", "weights": [0.6, 0.4]}``;
+            a law without models is over ``model`` and its drafter.
         speculative_config: how drafts are made and judged; None is the model's own default (the zoo has a drafter).
         options: any other field of ``EngineConfig``.
 
@@ -38,9 +41,12 @@ class LLM:
         self,
         model: str = "zoo",
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
+        models: Seq[str | Path] | None = None,
+        law: Mapping[str, Any] | str | None = None,
         **options: Any,
     ) -> None:
-        config = EngineConfig.build({"model": str(model), "speculative_config": speculative_config, **options})
+        given = {"model": str(model), "models": models, "law": law, "speculative_config": speculative_config}
+        config = EngineConfig.build(given | options)
         self.engine = Engine.build(config)
         self._numbers = count()
         self._inboxes: dict[str, deque[Event]] = {}
@@ -49,6 +55,11 @@ class LLM:
     def model_path(self) -> Path | None:
         """The folder that the weights came from."""
         return self.engine.model_path
+
+    @property
+    def model_paths(self) -> tuple[Path, ...]:
+        """The folders of all models that speak as one."""
+        return self.engine.model_paths
 
     @property
     def tokenizer(self) -> Any:
@@ -60,12 +71,14 @@ class LLM:
         prompts: Prompt | Seq[Prompt],
         sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
         speculation: Speculation = Speculation(),
+        law: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all at once; results come in the order of the prompts.
 
         Args:
             prompts: texts or lists of token ids; a single one may stand by itself.
             sampling_params: one for all, or one per prompt.
+            law: another blend of the models than the one that they were loaded with.
 
         Raises:
             InvalidInput: a prompt or parameter that cannot be served; then none of them runs.
@@ -73,6 +86,7 @@ class LLM:
         listed = _as_list(prompts)
         params = _match(sampling_params, len(listed))
         calls = [self._requests(prompt, chosen, speculation) for prompt, chosen in zip(listed, params, strict=True)]
+        calls = [[replace(request, law=law) for request in call] for call in calls]
         requests = [request for call in calls for request in call]
         builders = {request.id: OutputBuilder() for request in requests}
         for event in self._follow(requests):
@@ -147,7 +161,7 @@ class LLM:
             prompt_token_ids=requests[0].prompt,
             prompt_logprobs=own[0].prompt_logprobs,
             outputs=tuple(builder.build(params.logprobs is not None) for builder in own),
-            law=self.engine.law,
+            law=own[0].law,
         )
 
 

@@ -48,12 +48,22 @@ class RequestOutput:
             part = output.stats
             for name in ("target_calls", "drafts", "drafted", "accepted", "rejections", "preemptions"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
-            for drafter, count in part.accepted_by_drafter.items():
-                total.accepted_by_drafter[drafter] = total.accepted_by_drafter.get(drafter, 0) + count
+            add_counts(total, part)
         firsts = [output.stats.ttft for output in self.outputs if output.stats.ttft is not None]
         lasts = [output.stats.e2e for output in self.outputs if output.stats.e2e is not None]
         total.ttft, total.e2e = min(firsts, default=None), max(lasts, default=None)
         return total
+
+
+def add_counts(total: RequestStats, part: RequestStats) -> None:
+    """Add the counts by drafter, by source and by model."""
+    for sums, counts in (
+        (total.accepted_by_drafter, part.accepted_by_drafter),
+        (total.tokens_by_source, part.tokens_by_source),
+        (total.model_calls, part.model_calls),
+    ):
+        for name, count in counts.items():
+            sums[name] = sums.get(name, 0) + count
 
 
 class OutputBuilder:
@@ -66,6 +76,11 @@ class OutputBuilder:
         """Returns whether that was the last one."""
         self._events.append(event)
         return event.finish is not None
+
+    @property
+    def law(self) -> str:
+        """What the tokens follow."""
+        return self._events[-1].law
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -173,7 +174,11 @@ class Blend(Protocol):
 
 
 class Policy(Protocol):
-    """How long to speculate, for whom. No torch. Built by ``cls.build(options, setting)``; see ``policies.setting``."""
+    """How long to speculate, for whom. No torch.
+
+    Built by ``cls.build(options, setting)``, see ``policies.setting``; ``cls.reads_costs`` says whether it decides by time
+    models.
+    """
 
     def plan(self, load: Load) -> list[Budget]:
         """A budget for each of ``load.ready``, in order."""
@@ -260,7 +265,7 @@ class Caster(Protocol):
         """For the next turn."""
 
     def timed(self, model: int, seconds: float) -> None:
-        """A call of the model took so long."""
+        """A call of the model took so long, its share of choosing and judging included."""
 
     def judged(self, author: int, accepted: bool) -> None:
         """A proposal of the model was judged."""

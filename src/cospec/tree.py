@@ -51,3 +51,12 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 def children(parents: Sequence[int], node: int) -> list[int]:
     """Children of ``node`` (-1: of the root) in order."""
     return [child for child, parent in enumerate(parents) if parent == node]
+
+
+def level_nodes(widths: Sequence[int], depth: int) -> int:
+    """Nodes of a tree of ``depth`` levels whose nodes have ``widths[level]`` children each, one behind its end."""
+    total, level = 0, 1
+    for number in range(depth):
+        level *= widths[number] if number < len(widths) else 1
+        total += level
+    return total

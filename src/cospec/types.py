@@ -85,6 +85,7 @@ class RequestStats:
     cached_prompt_tokens: int = 0
     preemptions: int = 0
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
+    tokens_by_source: dict[str, int] = field(default_factory=dict)  # committed tokens, see ``Event.sources``
     model_calls: dict[str, int] = field(default_factory=dict)  # of each model, where several speak as one
     ttft: float | None = None  # seconds from arrival to the first token
     e2e: float | None = None  # seconds from arrival to the end
@@ -158,8 +159,8 @@ class Budget:
 
     Attributes:
         depth: tokens of the longest path.
-        max_nodes: tokens in all, those of side branches included.
-        widths: children per node at each level, for drafters that branch; empty for a chain.
+        max_nodes: tokens in all, those of side branches included; more than ``depth`` asks for a tree.
+        widths: children per node at each level; empty leaves the shape of a tree to the drafter.
         drafters: how many members of a pool take part; None leaves it to the pool.
         threshold: drafting stops where the product of the confidences falls below it; 0 never stops.
         release: the drafter forgets the sequence, whose cache is worth more to others (prefill disabling).
@@ -171,6 +172,11 @@ class Budget:
     drafters: int | None = None
     threshold: float = 0.0
     release: bool = False
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the draft is to have one node per level."""
+        return not self.widths and self.max_nodes <= self.depth
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def outputs(rule: str, count: int, length: int, k: int = 3, mutant: Rule | None 
     """Seeded outputs of a target of two words that is unsure, with a drafter that is sure of other things."""
     engine = toy_engine(target(), ModelDrafter(ToyModel(2, order=1, seed=2, sharpness=3.0)), rule, k)
     if mutant is not None:
-        engine.round.verifier.rules = {rule: mutant}  # type: ignore[attr-defined]
+        engine.round.crew.judge.rules = {rule: mutant}  # type: ignore[attr-defined]
     params = SamplingParams(max_tokens=length)
     requests = [make_requests(f"r{seed}", PROMPT, params)[0] for seed in range(count)]
     seeded = [replace(request, seed=seed) for seed, request in enumerate(requests)]

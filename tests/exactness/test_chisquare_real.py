@@ -57,7 +57,7 @@ def law(pair: tuple[Path, Path]) -> Law:
 def pairs_of_tokens(pair: tuple[Path, Path], rule: str, keeps_all: bool = False) -> list[tuple[int, ...]]:
     engine = llama_engine(load(pair[0]), ModelDrafter(load(pair[1])), 3, rule, max_num_seqs=40)
     if keeps_all:
-        engine.round.verifier.rules = {rule: KeepsAll()}  # type: ignore[attr-defined]
+        engine.round.crew.judge.rules = {rule: KeepsAll()}  # type: ignore[attr-defined]
     found = tokens_of(run_all(engine, seeded(PROMPT, HALF, 1200), check=False))
     return [tokens[:2] for tokens in found.values()]
 
@@ -96,7 +96,7 @@ def test_the_zoo_follows_its_law(zoo: cospec.LLM) -> None:
     law = law_of(ZOO, FEW, prompt, 3)
     for rule in ("rejection", "block"):
         assert coarse_fit(zoo_outputs(zoo, prompt, rule), law) > LIKELY
-    verifier = zoo.engine.round.verifier  # type: ignore[attr-defined]
+    verifier = zoo.engine.round.crew.judge  # type: ignore[attr-defined]
     rules = verifier.rules
     try:
         verifier.rules = {**rules, "rejection": KeepsAll()}

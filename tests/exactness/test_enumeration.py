@@ -12,6 +12,7 @@ import pytest
 
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.suffix import SuffixDrafter
 from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
@@ -58,6 +59,7 @@ DRAFTERS: dict[str, Callable[[int], Drafter]] = {
     "other": lambda v: ModelDrafter(ToyModel(v, order=1, seed=5, sharpness=1.5)),
     "itself": lambda v: ModelDrafter(ToyModel(v, order=2, seed=1)),
     "ngram": lambda v: NgramDrafter(1, 3),
+    "suffix": lambda v: SuffixDrafter(memory=0),  # what other paths of the enumeration wrote must not help it
     "point": lambda v: ScriptedDrafter([0, 1, 1, 0]),
 }
 PROMPT = (0, 1, 0)
@@ -93,8 +95,8 @@ def test_long_drafts_of_two_words(rule: str, k: int, length: int, drafter: str) 
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("drafter", ["ngram", "point"])
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("drafter", ["ngram", "suffix", "point"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block", "recursive"])
 def test_a_choosing_drafter_leaves_the_law_as_it_is(rule: str, drafter: str, params: str) -> None:
     for k in (1, 3):
         check(rule, DRAFTERS[drafter](3), PARAMS[params], k)

@@ -89,6 +89,23 @@ def test_drafters_lengths_and_batches(
             assert 0.1 < share < 0.99
 
 
+@pytest.mark.parametrize("shape", [{"max_nodes": 9}, {"widths": (3, 2, 1)}], ids=["free", "widths"])
+def test_trees_of_a_model_with_attention(
+    folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], shape: dict[str, Any]
+) -> None:
+    """Side paths move in two caches, the target's and the drafter's: a target that drafts for itself agrees always."""
+    made = load(folders["target"], fused)
+    for params, listed in (("greedy", requests(GREEDY)), ("seeded", requests(SEEDED))):
+        for name in ("drafter", "target"):
+            running = llama_engine(made, drafter(name, folders, fused), 3, max_num_seqs=6, **shape)
+            assert tokens_of(run_all(running, listed)) == plain[params], (params, name)
+            metrics = running.metrics()
+            accepted, drafts = sum(metrics.accepted_tokens.values()), sum(metrics.drafts.values())
+            assert accepted > 0
+            if name == "target":
+                assert accepted > 2.5 * drafts
+
+
 @pytest.mark.parametrize("name", ["none", "drafter", "tree"])
 def test_a_small_cache_and_small_rounds(
     folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], name: str

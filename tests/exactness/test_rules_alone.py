@@ -14,7 +14,7 @@ from harness.oracle import total_variation
 from harness.tables import Tables
 
 EXACT = 1e-12
-CHAIN_RULES = ["rejection", "block"]
+CHAIN_RULES = ["rejection", "block", "recursive"]
 
 
 @st.composite

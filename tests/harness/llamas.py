@@ -52,8 +52,9 @@ def load(folder: Path, fused: Any = "auto", pages: int = 200) -> Model:
 
 
 def llama_engine(target: Model, drafter: Drafter | None, k: int = 3, rule: str = "auto", **config: Any) -> Engine:
-    """An engine without text."""
-    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule)
+    """An engine without text; ``max_nodes`` and ``widths`` among ``config`` are those of ``SpeculativeConfig``."""
+    shape = {key: config.pop(key) for key in ("max_nodes", "widths") if key in config}
+    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule, **shape)
     return Engine(connect(target, drafter, speculative, EngineConfig(**config), Text()))
 
 

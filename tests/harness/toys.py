@@ -18,7 +18,14 @@ from cospec.protocols import Drafter
 from cospec.types import Budget, Commit, Context, Draft, Event, Request, Speculation
 from harness.oracle import BranchingDraws, Law, Trace, branching_race, enumerate_runs
 
-DRAWING_MODULES = ("cospec.engine.verifier.Draws", "cospec.drafters.model.Draws")
+DRAWING_MODULES = (
+    "cospec.engine.verifier.Draws",
+    "cospec.drafters.model.Draws",
+    "cospec.drafters.branching.Draws",
+    "cospec.rounds.proposing.Draws",
+    "cospec.drafters.combiners.reading.Draws",
+    "cospec.drafters.pool.pool.Draws",
+)
 
 
 @contextmanager
@@ -28,14 +35,22 @@ def drawing(draws: Callable[[int, int], Draws | BranchingDraws]) -> Iterator[Non
         for name in DRAWING_MODULES:
             stack.enter_context(patch(name, draws))
         stack.enter_context(patch("cospec.drafters.model.race", branching_race))
+        stack.enter_context(patch("cospec.drafters.branching.race", branching_race))
         stack.enter_context(patch("cospec.engine.verifier.race", branching_race))
+        stack.enter_context(patch("cospec.rounds.proposing.race", branching_race))
+        stack.enter_context(patch("cospec.drafters.combiners.reading.race", branching_race))
         yield
 
 
 def toy_engine(target: ToyModel, drafter: Drafter | None, rule: str = "auto", k: int = 3, **config: Any) -> Engine:
-    """An engine with a draft length of ``k``; ``config`` are fields of ``EngineConfig``."""
+    """An engine with a draft length of ``k``.
+
+    Args:
+        config: fields of ``EngineConfig``; ``max_nodes`` and ``widths`` are those of ``SpeculativeConfig``.
+    """
     text = config.pop("text", Text())
-    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule)
+    shape = {key: config.pop(key) for key in ("max_nodes", "widths") if key in config}
+    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule, **shape)
     return Engine(connect(target, drafter, speculative, EngineConfig(**config), text))
 
 

@@ -192,6 +192,7 @@ def _stats(tokens: int) -> RequestStats:
         accepted=drafts,
         rejections=0,
         accepted_by_drafter={"fake": drafts},
+        tokens_by_source={"fake": drafts, "bonus": tokens - drafts},
         ttft=0.25,
         e2e=0.5,
     )

@@ -38,6 +38,17 @@ def test_a_purpose_is_a_stream_and_only_the_targets_is_the_same_in_every_round()
     assert len(every) == len(Purpose)
 
 
+def test_a_branch_is_a_stream_and_the_target_knows_of_none() -> None:
+    for purpose in Purpose:
+        streams = {Draws(5, 3).stream(9, purpose, branch) for branch in range(4)}
+        numbers = {float(Draws(5, 3).uniforms(9, 1, purpose, branch)[0]) for branch in range(4)}
+        assert len(streams) == len(numbers) == (1 if purpose is Purpose.TARGET else 4)
+        assert Draws(5, 3).stream(9, purpose, 0) == Draws(5, 3).stream(9, purpose)
+    weights = np.full(50, 1.0)
+    drawn = [Draws(5, 3).token(weights, 9, Purpose.DRAFT, branch) for branch in range(40)]
+    assert len(set(drawn)) > 10
+
+
 def test_uniforms_belong_to_positions() -> None:
     whole = Draws(1, 4).uniforms(4, 6, Purpose.ACCEPT)
     assert np.array_equal(whole[2:5], Draws(1, 4).uniforms(6, 3, Purpose.ACCEPT))
@@ -72,7 +83,7 @@ def test_the_native_race_has_the_same_winners(size: int) -> None:
     count = 300 if size > 1000 else 2000
     weights = generator.random((count, size)) ** 6
     weights[generator.random(weights.shape) < 0.3] = 0.0
-    streams = [Draws(row * 77 - 5, row).stream(row % 91, Purpose(row % 4)) for row in range(count)]
+    streams = [Draws(row * 77 - 5, row).stream(row % 91, Purpose(row % 4), row % 7) for row in range(count)]
     fast = race(weights, streams)
     with patch("cospec.draws.native.available", lambda: False):
         slow = race(weights, streams)
@@ -104,13 +115,16 @@ TOKENS = [
     [4, 4, 1, 3, 4, 4, 4, 3],
     [3, 4, 4, 4, 0, 3, 3, 4],
     [0, 3, 4, 4, 4, 1, 0, 3],
+    [3, 1, 4, 1, 4, 4, 4, 3],
     [4, 1, 3, 3, 1, 4, 3, 3],
     [3, 0, 1, 3, 3, 0, 4, 1],
     [1, 3, 4, 0, 1, 0, 3, 4],
     [0, 4, 3, 3, 4, 0, 0, 4],
+    [4, 3, 4, 3, 4, 3, 3, 1],
     [4, 4, 4, 4, 3, 0, 4, 4],
     [1, 3, 4, 0, 3, 1, 4, 4],
     [1, 1, 1, 3, 1, 1, 0, 4],
     [1, 4, 4, 4, 3, 3, 3, 0],
+    [4, 0, 4, 0, 3, 4, 4, 3],
 ]
 DERIVED = [7, 3624858970450714162, 15296270562797086149]

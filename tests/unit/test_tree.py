@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cospec.tree import MAX_NODES, ancestor_bits, children, depths, is_chain, path_to
+from cospec.tree import MAX_NODES, ancestor_bits, children, depths, is_chain, level_nodes, path_to
 
 
 @st.composite
@@ -43,3 +43,9 @@ def test_a_tree_fits_a_word() -> None:
     assert ancestor_bits(list(range(-1, MAX_NODES - 1)))[-1] == 2**MAX_NODES - 1
     with pytest.raises(ValueError, match="65 nodes; allowed is at most 64"):
         ancestor_bits([-1] * (MAX_NODES + 1))
+
+
+def test_nodes_of_level_trees() -> None:
+    assert level_nodes((3, 2), 4) == 3 + 6 + 6 + 6
+    assert level_nodes((), 4) == 4
+    assert level_nodes((5, 5, 5), 1) == 5

@@ -68,7 +68,7 @@ class Estimate:
     def __str__(self) -> str:
         if self.value is None:
             return "-"
-        return f"{self.value:.3f}" if self.low is None else f"{self.value:.3f} ({self.low:.3f}, {self.high:.3f})"
+        return f"{self.value:.2f}" if self.low is None else f"{self.value:.2f}\n{self.low:.2f} to {self.high:.2f}"
 
 
 @dataclass(frozen=True, slots=True)

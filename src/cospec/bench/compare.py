@@ -133,8 +133,8 @@ def compare(
             system.start()
             running.callback(system.stop)
         for system in systems:
-            for _ in range(schedule.warmups):
-                system.run(pieces[0], params)
+            for number in range(schedule.warmups):
+                system.run(pieces[number % len(pieces)], params)
                 progress(system.name)
         before = {system.name: system.counters() for system in systems}
         for repetition in range(schedule.repetitions):

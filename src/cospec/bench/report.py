@@ -22,7 +22,7 @@ Result = Mapping[str, Any]
 ROWS = (
     ("completed", "requests completed", 0),
     ("failed", "requests failed", 0),
-    ("not_sent", "requests not sent", 0),
+    ("not_sent", "requests given up", 0),
     ("duration", "duration, s", 2),
     ("total_input_tokens", "input tokens", 0),
     ("total_output_tokens", "output tokens", 0),
@@ -102,12 +102,13 @@ def remarks(result: Result) -> list[str]:
     for run in result["runs"]:
         if run.get("interrupted"):
             found.append(
-                f"{run['label']}: INTERRUPTED, {run['interrupted']}; {run['not_sent']} requests were not sent."
+                f"{run['label']}: INTERRUPTED, {run['interrupted']}; {run['not_sent']} requests were given up."
             )
         for reason in run.get("saturation", {}).get("reasons", ()):
             found.append(f"{run['label']}: SATURATED, {reason}; its latencies depend on how long it ran.")
         if run.get("error_kinds"):
-            kinds = ", ".join(f"{count} x {kind}" for kind, count in run["error_kinds"].items())
+            first = run.get("error_examples", {})
+            kinds = ", ".join(f"{n} x {kind}: {first.get(kind, '')}" for kind, n in run["error_kinds"].items())
             found.append(f"{run['label']}: {run['failed']} requests FAILED ({kinds}).")
     settings = result.get("settings", {})
     if "token_count" in settings:
@@ -125,6 +126,7 @@ def page(result: Result) -> str:
         f"<p><code>{html.escape(result['command'])}</code></p>",
         *(f'<p class="{_class(remark)}">{html.escape(remark)}</p>' for remark in remarks(result)),
         _table(head, rows),
+        *_ratios(result),
         *_domains(result),
         *(_figure(title, svg) for title, svg in all_plots(result)),
         "<details><summary>Settings</summary><pre>",
@@ -135,6 +137,19 @@ def page(result: Result) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>cospec bench</title>'
         f"<style>{STYLE}</style></head><body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
+
+
+def _ratios(result: Result) -> Iterator[str]:
+    """How many times as fast each system is than the baseline, for every cost that is compared."""
+    rows: dict[str, dict[str, str]] = {}
+    for row in result.get("ratios", ()):
+        interval = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
+        rows.setdefault(row["system"], {})[row["cost"]] = f"{row['ratio']:.2f}{interval}"
+    if rows:
+        costs = list(dict.fromkeys(cost for own in rows.values() for cost in own))
+        table = [[name, *(own.get(cost, "") for cost in costs)] for name, own in rows.items()]
+        baseline = html.escape(result["ratios"][0]["baseline"])
+        yield f"<h2>Times as fast as {baseline}, with 95% intervals</h2>" + _table(["", *costs], table)
 
 
 def _domains(result: Result) -> Iterator[str]:

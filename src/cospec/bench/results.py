@@ -28,7 +28,9 @@ def figures(
         counters: the system's own, of this run alone; None where it has none.
     """
     found: dict[str, Any] = dict(summarise(timings, duration, selection))
-    found["error_kinds"] = dict(Counter(one.error_kind or "unknown" for one in timings if not one.ok))
+    failed = [one for one in timings if not one.ok]
+    found["error_kinds"] = dict(Counter(one.error_kind or "unknown" for one in failed))
+    found["error_examples"] = {one.error_kind or "unknown": one.error for one in reversed(failed)}
     found["speculation"] = speculation(timings, counters)
     domains: dict[str, list[Timing]] = defaultdict(list)
     for one in timings:

@@ -53,7 +53,7 @@ class Cost:
 
 
 def measure_device(device: str = "cpu") -> Device:
-    """Bandwidth and FLOP rate, each the best of many tries."""
+    """Bandwidth and FLOP rate, each the best of many tries: measure on a quiet machine, as the shares rest on them."""
     return Device(bandwidth(READ_BYTES, device) * 1e9, flop_rate(device))
 
 
@@ -84,7 +84,7 @@ def _best(call: Callable[[], Any], tries: int) -> float:
 
 
 def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> Cost:
-    """Read from the headers of a model's files; an input embedding that is no output layer too is not read as a whole."""
+    """Read from the headers of a model's files. An input embedding that is no output layer too is only looked up."""
     from safetensors import safe_open
 
     folder = resolve(model)
@@ -108,7 +108,7 @@ def _cache_bytes(folder: Path, width: int) -> float:
     if not heads or not layers:
         return 0.0
     size = config.get("head_dim") or config["hidden_size"] // heads
-    return 2.0 * layers * (config.get("num_key_value_heads") or heads) * size * width
+    return float(2 * layers * (config.get("num_key_value_heads") or heads) * size * width)
 
 
 def measure(config: EngineConfig, texts: Seq[str], max_tokens: int, device: Device) -> dict[str, Any]:

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import httpx
 
-from cospec.bench.arrivals import Arrivals
+from cospec.arrivals import Arrivals
 from cospec.bench.client import Clock, Endpoint, complete, probe
 from cospec.bench.load import Generator, Recording
 from cospec.bench.metrics import Selection
@@ -22,20 +21,39 @@ from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.tokens import TokenCounter
 from cospec.errors import InvalidInput, words
 
+WARM_UP = Prompt("warm-up", "Once upon a time")  # of no dataset, so that it warms no prompt's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One run of a sweep. Its prompts are its own: those of an earlier run may be in the server's prefix cache.
+
+    Attributes:
+        max_concurrency: requests at once; None for an open loop.
+    """
+
+    arrivals: Arrivals
+    prompts: tuple[Prompt, ...]
+    max_concurrency: int | None = None
+
+    @property
+    def label(self) -> str:
+        """In words, for reports."""
+        limit = "" if self.max_concurrency is None else f", at most {self.max_concurrency} at a time"
+        return self.arrivals.label + limit
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
     """What is sent.
 
     Attributes:
-        max_concurrency: requests at once; None for an open loop.
         warmups: requests before the first run, one after the other, not counted.
         seed: of the arrivals; the same in every run of a sweep.
     """
 
-    prompts: tuple[Prompt, ...]
+    stages: tuple[Stage, ...]
     params: Params
-    max_concurrency: int | None = None
     warmups: int = 1
     seed: int = 0
 
@@ -48,10 +66,8 @@ class Watch:
     done: Callable[[Timing], None] = lambda timing: None
 
 
-async def record(
-    endpoint: Endpoint, workload: Workload, sweep: Seq[Arrivals], watch: Watch = Watch()
-) -> tuple[Endpoint, list[Recording]]:
-    """One recording per way of arriving; those after one that was interrupted are left out.
+async def record(endpoint: Endpoint, workload: Workload, watch: Watch = Watch()) -> tuple[Endpoint, list[Recording]]:
+    """One recording per stage; those after one that was interrupted are left out.
 
     Returns:
         The endpoint with the model's name as the server gave it, and the recordings.
@@ -59,25 +75,24 @@ async def record(
     Raises:
         InvalidInput: nothing answers at the URL, or the warm-up fails, or a trace is too short.
     """
-    times = [arrivals.times(len(workload.prompts), workload.seed) for arrivals in sweep]
+    times = [stage.arrivals.times(len(stage.prompts), workload.seed) for stage in workload.stages]
     found: list[Recording] = []
     async with endpoint.connect() as http:
         endpoint = await probe(http, endpoint)
         await _warm_up(http, endpoint, workload)
-        for arrivals, due in zip(sweep, times, strict=True):
-            watch.begin(arrivals.label)
-            generator = Generator(http, endpoint, workload.max_concurrency, watch.done)
+        for stage, due in zip(workload.stages, times, strict=True):
+            watch.begin(stage.label)
+            generator = Generator(http, endpoint, stage.max_concurrency, watch.done)
             with _interruptible():
-                found.append(await generator.run(workload.prompts, due, workload.params))
+                found.append(await generator.run(stage.prompts, due, workload.params))
             if found[-1].interrupted is not None:
                 break
     return endpoint, found
 
 
 async def _warm_up(http: httpx.AsyncClient, endpoint: Endpoint, workload: Workload) -> None:
-    for number in range(workload.warmups):
-        prompt = workload.prompts[-1 - number % len(workload.prompts)]
-        timing = await complete(http, endpoint, prompt, workload.params, Clock())
+    for _ in range(workload.warmups):
+        timing = await complete(http, endpoint, WARM_UP, workload.params, Clock())
         if not timing.ok:
             found = words(f"{endpoint.url}, which answered the first request with {timing.error_kind}: {timing.error}")
             raise InvalidInput("url", found, "a server that completes prompts")
@@ -102,18 +117,19 @@ def _interruptible() -> Iterator[None]:
 
 
 def report(
-    recording: Recording, arrivals: Arrivals, counter: TokenCounter, selection: Selection, keep_requests: bool = False
+    recording: Recording, stage: Stage, counter: TokenCounter, selection: Selection, keep_requests: bool = False
 ) -> dict[str, Any]:
-    """The figures of one recording, with how it was made."""
+    """The figures of one recording of a stage, with how it was made."""
     timings = counter.count(recording.prompts, recording.timings)
     loads = recording.loads
     counters = loads[-1].counters - loads[0].counters if len(loads) > 1 else None
     found = figures(timings, recording.duration, selection, counters)
     saturation = asdict(detect(timings))
     run = {
-        "label": arrivals.label,
-        "request_rate": getattr(arrivals, "rate", None),
-        "burstiness": getattr(arrivals, "burstiness", None),
+        "label": stage.label,
+        "request_rate": getattr(stage.arrivals, "rate", None),
+        "burstiness": getattr(stage.arrivals, "burstiness", None),
+        "max_concurrency": stage.max_concurrency,
         "not_sent": recording.not_sent,
         "interrupted": recording.interrupted,
         "saturated": bool(saturation["reasons"]),

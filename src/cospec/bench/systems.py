@@ -28,6 +28,10 @@ SYSTEMS = Table(
     {
         "cospec": "cospec.bench.local:EngineSystem",
         "url": "cospec.bench.remote:UrlSystem",
+        "transformers": "cospec.bench.peers:GENERATE",
+        "transformers-assisted": "cospec.bench.peers:ASSISTED",
+        "transformers-lookup": "cospec.bench.peers:LOOKUP",
+        "transformers-continuous": "cospec.bench.peers:CONTINUOUS",
     },
 )
 

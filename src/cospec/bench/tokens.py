@@ -43,14 +43,15 @@ class TokenCounter:
             prompt_tokens = timing.prompt_tokens
         else:
             counts = self._split(texts)
-            prompt_tokens = len(self._tokenizer(prompt.text).input_ids)
+            prompt_tokens = len(self._tokenizer(prompt.text, verbose=False).input_ids)
         chunks = tuple(replace(chunk, tokens=n) for chunk, n in zip(timing.chunks, counts, strict=True))
         return replace(timing, chunks=chunks, prompt_tokens=prompt_tokens)
 
     def _split(self, texts: Seq[str]) -> list[int]:
         """How many tokens of the joined text begin in each piece."""
         assert self._tokenizer is not None
-        encoded = self._tokenizer("".join(texts), add_special_tokens=False, return_offsets_mapping=True)
+        whole = "".join(texts)
+        encoded = self._tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         return pieces([start for start, _ in encoded["offset_mapping"]], [len(text) for text in texts])
 
 

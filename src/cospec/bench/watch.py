@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -39,6 +40,10 @@ class Watch:
         self.commits.extend(commits)
         self.rounds.append(stats)
         self._policy.observe(stats, commits)
+
+    def gauges(self) -> Mapping[str, float]:
+        """As the policy does."""
+        return self._policy.gauges()
 
 
 def watched_engine(config: EngineConfig) -> tuple[Engine, Watch]:

@@ -52,13 +52,13 @@ class Adaptive:
         return cls(options)
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
-        """Unnormalised log-probabilities ``[R, V]`` in double precision."""
+        """Log-probabilities ``[R, V]`` in double precision."""
         if len(self.members) == 1:
             return logits[0]
         target, drafter = (torch.log_softmax(rows.double(), -1) for rows in logits)
         tau = self._options.tau
         bent = (1 - tau) * target + tau * drafter
-        return torch.where(self._key(target, drafter), target, bent)
+        return torch.log_softmax(torch.where(self._key(target, drafter), target, bent), -1)
 
     def _key(self, target: Tensor, drafter: Tensor) -> Tensor:
         """``[R, V]``; DSD's Key(x). Sums are numpy's, whose result for a row does not depend on the number of rows."""

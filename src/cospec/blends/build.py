@@ -26,7 +26,9 @@ def build_blend(law: Mapping[str, Any], count: int) -> Blend:
     function = USER_BLENDS.get(name)
     if function is not None:
         if options:
-            raise InvalidInput(f"key law.{next(iter(options))}", next(iter(options.values())), "left out for this blend")
+            raise InvalidInput(
+                f"key law.{next(iter(options))}", next(iter(options.values())), "left out for this blend"
+            )
         return Custom(str(name), function, count)
     BLENDS.check(name, *USER_BLENDS.names)
     cls = BLENDS.load(str(name))

@@ -44,10 +44,12 @@ class Contrastive:
         return cls(options.mu, options.plausibility)
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
-        """``[R, V]`` in double precision; tokens that are ruled out are minus infinity."""
+        """Log-probabilities ``[R, V]`` in double precision; tokens that are ruled out are minus infinity."""
+        if not self._mu and not self._plausibility:
+            return logits[0]
         strong = logits[0].double()
         result = strong - self._mu * logits[1].double() if len(logits) > 1 else strong.clone()
         if self._plausibility:
             least = strong.amax(-1, keepdim=True) + math.log(self._plausibility)
             result.masked_fill_(strong < least, -torch.inf)
-        return result
+        return torch.log_softmax(result, -1)

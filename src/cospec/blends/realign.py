@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from cospec.blends.weights import WeightOptions, named
@@ -30,10 +31,10 @@ class Realign:
         return cls(options.resolve(count))
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
-        """``sum_i w_i l_i``, ``[R, V]`` in double precision."""
+        """Log-probabilities of ``sum_i w_i l_i``, ``[R, V]`` in double precision."""
         if self._weights == (1.0,):
             return logits[0]
         total = self._weights[0] * logits[0].double()
         for weight, rows in zip(self._weights[1:], logits[1:], strict=True):
             total += weight * rows.double()
-        return total
+        return torch.log_softmax(total, -1)

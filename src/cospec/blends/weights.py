@@ -39,7 +39,9 @@ class WeightOptions(Options):
         if len(self.weights) != count:
             raise InvalidInput("law.weights", self.weights, f"one weight for each of the {count} models")
         if not math.isclose(total := math.fsum(self.weights), 1.0, abs_tol=1e-6):
-            raise InvalidInput("law.weights", words(f"{self.weights}, whose sum is {total:g}"), "weights whose sum is 1")
+            raise InvalidInput(
+                "law.weights", words(f"{self.weights}, whose sum is {total:g}"), "weights whose sum is 1"
+            )
         return tuple(self.weights)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cospec.cli.jobs import Job
 from cospec.errors import CospecError
+from cospec.outputs import add_counts
 from cospec.types import Event, RequestStats
 
 if TYPE_CHECKING:
@@ -135,11 +136,10 @@ def _row(talk: _Talk, last: Event) -> dict[str, Any]:
 
 def _stats(parts: list[RequestStats]) -> dict[str, Any]:
     """The counters of all turns; ``ttft`` is the first turn's, ``e2e`` the sum, in seconds."""
-    total = dataclasses.replace(parts[0], accepted_by_drafter={})
+    total = dataclasses.replace(parts[0], accepted_by_drafter={}, tokens_by_source={})
     for name in COUNTERS:
         setattr(total, name, sum(getattr(part, name) for part in parts))
     for part in parts:
-        for drafter, count in part.accepted_by_drafter.items():
-            total.accepted_by_drafter[drafter] = total.accepted_by_drafter.get(drafter, 0) + count
+        add_counts(total, part)
     total.e2e = sum(part.e2e or 0.0 for part in parts)
     return {**dataclasses.asdict(total), "mean_acceptance_length": total.mean_acceptance_length}

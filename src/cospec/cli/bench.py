@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ from cospec.cli.options import present
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from cospec.bench.arrivals import Arrivals
+    from cospec.arrivals import Arrivals
     from cospec.bench.metrics import Selection
     from cospec.bench.timing import Prompt
 
@@ -140,22 +139,24 @@ def serve(
     from cospec.bench.tokens import TokenCounter
     from cospec.config import read_json
 
-    selection = _selection(percentile_metrics, metric_percentiles, [*goodput, *more])
     if more and not goodput:
         raise InvalidInput("argument", more[0], "an option; the bounds of --goodput are the only words without one")
+    selection = _selection(percentile_metrics, metric_percentiles, [*goodput, *more])
     extra = read_json(extra_body, "extra_body") if extra_body else {}
     endpoint = Endpoint(base_url, model, chat, api_key, extra, timeout)
     sweep = _arrivals(request_rate, burstiness, trace)
+    prompts = _prompts(dataset_path, num_prompts * len(sweep), seed)
+    parts = [tuple(prompts[start : start + num_prompts]) for start in range(0, len(prompts), num_prompts)]
+    stages = tuple(load.Stage(arrivals, part, max_concurrency) for arrivals, part in zip(sweep, parts, strict=True))
     params = Params(max_tokens=output_len, temperature=temperature, seed=seed, ignore_eos=ignore_eos)
-    prompts = tuple(_prompts(dataset_path, num_prompts, seed))
-    workload = load.Workload(prompts, params, max_concurrency, num_warmups, seed)
-    with output.Bar(len(prompts) * len(sweep)) as bar:
+    workload = load.Workload(stages, params, num_warmups, seed)
+    with output.Bar(len(prompts)) as bar:
         watch = load.Watch(bar.describe, lambda timing: bar.advance(failed=not timing.ok))
-        endpoint, recordings = asyncio.run(load.record(endpoint, workload, sweep, watch))
+        endpoint, recordings = asyncio.run(load.record(endpoint, workload, watch))
     counter = TokenCounter(output.tokenizer_of(tokenizer, endpoint.model))
     runs = [
-        load.report(recording, arrivals, counter, selection, save_detailed)
-        for recording, arrivals in zip(recordings, sweep, strict=False)
+        load.report(recording, stage, counter, selection, save_detailed)
+        for recording, stage in zip(recordings, stages, strict=False)
     ]
     settings = {
         "base_url": base_url,
@@ -256,7 +257,7 @@ def _prompts(paths: list[Path], n: int, seed: int) -> list[Prompt]:
 
 
 def _arrivals(rates: str, burstiness: float, trace: Path | None) -> list[Arrivals]:
-    from cospec.bench.arrivals import Trace, by_rate
+    from cospec.arrivals import Trace, by_rate
 
     if trace is not None:
         return [Trace.read(trace)]
@@ -265,7 +266,7 @@ def _arrivals(rates: str, burstiness: float, trace: Path | None) -> list[Arrival
         try:
             rate = float(text)
         except ValueError:
-            rate = math.nan
+            raise InvalidInput("request_rate", text, "a number above 0, or several, or inf") from None
         found.append(by_rate(rate, burstiness))
     if not found:
         raise InvalidInput("request_rate", rates, "a number above 0, or several, or inf")

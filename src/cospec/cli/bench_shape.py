@@ -47,7 +47,7 @@ def accept(
 
     prompts = datasets.sample(datasets.load_all(dataset_path), num_prompts, seed)
     common = present(model=model, dtype=dtype, device=device, threads=threads)
-    drafters = dict(_drafter(text) for text in drafter) or {"default": None}
+    drafters: dict[str, Mapping[str, Any] | None] = dict(map(_drafter, drafter)) or {"default": None}
     rows: list[Row] = []
     with output.Bar(len(drafters)) as bar:
         for name, speculative in drafters.items():
@@ -82,10 +82,11 @@ def roofline(
     from cospec.bench import roofline as roof
     from cospec.config import EngineConfig
 
+    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
     common = present(model=model, dtype=dtype, quantization=quantization, device=device, threads=threads)
     if threads is not None:
         torch.set_num_threads(threads)
-    found = roof.measure_device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+    found = roof.measure_device(kind)
     ways: dict[str, Any] = {"plain": {"method": "off"}, "speculating": speculative_config}
     runs = []
     for name, speculative in ways.items():
@@ -137,10 +138,10 @@ def _show_rows(rows: Iterable[Row]) -> None:
         "T",
         "prompts",
         "α",
-        "accepted / proposed",
+        "of proposed",
         "mean length",
         "calls / token",
-        "α by position",
+        "by position",
     )
     table = Table(*head, title="acceptance, with 95% intervals over prompts")
     for row in rows:

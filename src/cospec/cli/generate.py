@@ -25,7 +25,9 @@ def generate(
         Path, typer.Option(help='JSON lines: {"id", "turns": [...]} or {"prompt"}; other keys are ignored.')
     ],
     output: Annotated[Path, typer.Option(help="JSON lines to append to; ids that it holds are skipped.")],
-    model: options.Model = "zoo",
+    model: options.Models = None,
+    law: options.Law = None,
+    collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -70,8 +72,9 @@ def generate(
                 quantization=quantization,
                 threads=threads,
             )
+            chosen = options.chosen_models(model or []) | present(law=law, collaboration=collaboration)
             config = _speculation(speculative_config)
-            llm = LLM(model=model, speculative_config=config, **engine_options)
+            llm = LLM(speculative_config=config, **chosen, **engine_options)
             window = max(WINDOW, 2 * (max_num_seqs or 0))
             failures = _write(Batch(llm.engine, params, chat, window).run(left), results, len(left), prompts)
         else:

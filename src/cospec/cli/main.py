@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from cospec.cli import bench, chat, generate, models, serve, train, verify
+from cospec.cli import bench, chat, generate, models, profile, serve, simulate, train, verify
 from cospec.errors import CospecError
 
 
@@ -50,7 +50,8 @@ def _main(version: bool = typer.Option(False, "--version", callback=_version, is
     """Options before a command."""
 
 
-for _command in (serve.serve, generate.generate, chat.chat, models.models, verify.verify):
+for _command in (serve.serve, generate.generate, chat.chat, models.models, profile.profile, simulate.simulate):
     app.command()(_command)
+app.command()(verify.verify)
 for _name, _group in (("bench", bench.app), ("train", train.app)):
     app.add_typer(_group, name=_name)

@@ -9,12 +9,32 @@ import typer
 ENGINE = "Engine"
 SAMPLING = "Sampling"
 
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="zoo, zoo:NAME, a folder, or a hub name; several of them speak as one."),
+]
 Model = Annotated[str, typer.Option(help="zoo, zoo:NAME, a folder, or a hub name.")]
 SpeculativeConfig = Annotated[
     str | None,
     typer.Option(
         metavar="JSON",
         help="""How drafts are made, such as '{"method": "ngram", "num_speculative_tokens": 4}'.""",
+        rich_help_panel=ENGINE,
+    ),
+]
+Law = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="""How several models become one law, such as '{"blend": "weighted", "weights": [0.6, 0.4]}'.""",
+        rich_help_panel=ENGINE,
+    ),
+]
+Collaboration = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="""Who proposes among several models, such as '{"proposal": "alternate", "gamma": [4, 1]}'.""",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -45,6 +65,13 @@ TopP = Annotated[
 TopK = Annotated[int | None, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=SAMPLING)]
 Seed = Annotated[int | None, typer.Option(help="Makes the output repeatable.", rich_help_panel=SAMPLING)]
 MaxTokens = Annotated[int, typer.Option(help="Longest output, in tokens.", rich_help_panel=SAMPLING)]
+
+
+def chosen_models(names: list[str]) -> dict[str, Any]:
+    """The configuration of one model, or of several that speak as one."""
+    if len(names) > 1:
+        return {"models": names}
+    return {"model": names[0]} if names else {}
 
 
 def present(**values: Any) -> dict[str, Any]:

@@ -16,6 +16,9 @@ SERVER_KEYS = ("host", "port", "api_key", "drain_timeout", "log_level")
 
 def serve(
     model: Annotated[str | None, typer.Argument(help="zoo (the default), zoo:NAME, a folder, or a hub name.")] = None,
+    models: options.Models = None,
+    law: options.Law = None,
+    collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
     port: Annotated[int | None, typer.Option(help="8000 unless given; 0 takes a free one.")] = None,
@@ -42,7 +45,9 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, as OpenAI does."""
     given = present(
-        model=model,
+        **options.chosen_models([*([model] if model else []), *(models or [])]),
+        law=law,
+        collaboration=collaboration,
         speculative_config=speculative_config,
         host=host,
         port=port,

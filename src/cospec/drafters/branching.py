@@ -30,7 +30,12 @@ Calibrate = Callable[[Floats], Floats]
 
 def branches(budget: Budget) -> bool:
     """Whether a budget asks for more than a plain chain."""
-    return bool(budget.widths) or budget.max_nodes > budget.depth or budget.threshold > 0
+    return not budget.is_chain or budget.threshold > 0
+
+
+def room(budget: Budget) -> int:
+    """Cache entries that a draft takes. A tree feeds nodes that better ones replace later, and no more than this."""
+    return min(2 * budget.max_nodes, MAX_NODES) if branches(budget) else budget.depth - 1
 
 
 @dataclass(slots=True)
@@ -88,7 +93,8 @@ class Tree:
         best = set(self._best()[: self.most])
         depth = depths(self.parents)
         newest = [node for node in range(len(self.tokens)) if depth[node] == self.level and node in best]
-        self.frontier = sorted(sorted(newest, key=lambda node: -self.value[node])[: self.beams])
+        beams = min(self.beams, room(self.budget) - len(self.fed))
+        self.frontier = sorted(sorted(newest, key=lambda node: -self.value[node])[:beams])
         self.fed += self.frontier
         return bool(self.frontier)
 

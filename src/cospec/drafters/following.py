@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
+from cospec.drafters.branching import room
 from cospec.protocols import Model, Vocabulary
 from cospec.types import Budget, Commit, Context, Segment, TokenBatch
 
@@ -63,17 +64,17 @@ class Follower:
         depth = min(budget.depth, budget.max_nodes, self.model.max_len - len(own))
         if depth < 1:
             return None
-        chain = budget.max_nodes <= budget.depth
-        nodes = depth if chain else budget.max_nodes
+        nodes = depth if budget.is_chain else budget.max_nodes
         place = self._places.get(context.id)
         if place is None:
             attached = self.model.pages.attach(context.id, own[: len(own) - context.assumed])
             place = self._places[context.id] = _Place(fed=attached)
-        if not self.model.pages.reserve(context.id, len(own) + nodes - 1):
+        fitting = replace(budget, depth=depth, max_nodes=nodes)
+        if not self.model.pages.reserve(context.id, len(own) + room(fitting)):
             self.free([context.id])  # no room: this sequence goes without drafts until there is
             return None
         place.own, place.fed = own, min(place.fed, agreed)
-        return replace(budget, depth=depth, max_nodes=nodes)
+        return fitting
 
     def known(self, id: str) -> int:
         """Cache entries of an opened sequence's known tokens."""
@@ -100,6 +101,14 @@ class Follower:
         self.model.pages.keep(context.id, place.own, place.fed)
         shifted = [*range(-1, assumed - 1), *(parent + assumed for parent in parents)]
         place.ahead = Ahead(context.committed, place.fed, [*context.tokens[context.committed :], *tokens], shifted)
+
+    def extend(self, id: str, token: int) -> int:
+        """One more token is fed behind those kept, which form a chain; returns its cache entry."""
+        place = self._places[id]
+        assert place.ahead is not None, "extended before anything was kept"
+        ahead = place.ahead
+        place.ahead = Ahead(ahead.base, ahead.start, [*ahead.tokens, token], [*ahead.parents, len(ahead.tokens) - 1])
+        return ahead.start + len(ahead.tokens)
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Keep what was fed and turned out committed; the rest is overwritten by the next proposal."""

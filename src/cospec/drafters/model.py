@@ -23,7 +23,7 @@ from cospec.errors import InvalidInput
 from cospec.options import Options
 from cospec.protocols import Host, Model, Vocabulary
 from cospec.sampling import Block, History, laws, likeliest
-from cospec.types import Budget, Commit, Context, Draft, Offer, Pick, Rolled, Segment, TokenBatch
+from cospec.types import Budget, Commit, Context, Draft, Pick, Rolled, Segment, TokenBatch
 
 
 class ModelDrafterOptions(Options):
@@ -46,26 +46,25 @@ class ModelDrafter:
     """Spec section 4, ``model``. Draws with the noise that the rule asks for, under the request's own parameters.
 
     Args:
-        vocabulary: what its tokens are to the target's.
+        vocabulary: what its tokens are to the target's; None for the same ones.
         calibration: what its confidences are worth; None takes them as they are.
     """
 
     samples: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = True
-    offer: ClassVar[Offer] = Offer(trees=True)
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
     def __init__(
         self,
         model: Model,
         name: str = "draft_model",
-        vocabulary: Vocabulary = SharedVocabulary(),
+        vocabulary: Vocabulary | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         self.model, self.name = model, name
-        self._vocabulary, self._calibration = vocabulary, calibration
-        self._follower = Follower(model, vocabulary)
+        self._vocabulary, self._calibration = vocabulary or SharedVocabulary(), calibration
+        self._follower = Follower(model, self._vocabulary)
         self._drafted: dict[str, Tree] = {}  # the trees of this round, to learn what their confidences were worth
 
     @classmethod

@@ -1,7 +1,7 @@
 """Drafting one token at a time, so that several drafters can continue from the same token (CoSine section 4.2).
 
-A drafter that offers a ``Stepper`` is opened on a batch of sequences, gives logits behind what is committed, and is then
-fed one token after the other, which somebody else chose. What it was fed and what was committed meet in ``commit``.
+A drafter that offers a ``Stepper`` is opened on a batch of sequences, gives logits behind what is committed, and is
+then fed one token after the other, which somebody else chose. What it was fed meets what was committed in ``commit``.
 """
 
 from __future__ import annotations

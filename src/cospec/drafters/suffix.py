@@ -183,6 +183,7 @@ class SuffixDrafter:
 
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = False
+    drafts_ahead: ClassVar[bool] = False
     offer: ClassVar[Offer] = Offer(free=True, trees=True)
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
 
@@ -241,10 +242,8 @@ class SuffixDrafter:
                 for child in _children(behind, len(nodes) - 1, depth, -value, budget):
                     heapq.heappush(waiting, child)
         tokens, parents = tuple(node[0] for node in nodes), tuple(node[1] for node in nodes)
-        confidence = np.array([node[2] for node in nodes])
-        return Draft(
-            context.id, len(context.tokens), tokens, parents, (self.name,) * len(nodes), confidence=confidence
-        )
+        shares = np.array([node[2] for node in nodes])
+        return Draft(context.id, len(context.tokens), tokens, parents, (self.name,) * len(nodes), confidence=shares)
 
 
 _Node = tuple[float, int, int, int, int, float, int]

@@ -2,7 +2,7 @@
 
 The first time a request runs it is written without drafts and remembered. When the same request comes again (the same
 prompt, parameters and, unless it is greedy, seed) its output is known beforehand, because ``match`` makes it a function
-of these alone. The draft is then that output with mistakes put in: at each position, given that all before were right, the
+of these alone. The draft is then that output with mistakes: at each position, given that all before were right, the
 right token stands with the probability asked for. The verifier knows nothing of this and judges as ever, so the law is
 what it always is; where a request is judged by another rule, its output cannot be known, and it goes without drafts.
 
@@ -13,18 +13,20 @@ the time a drafter would take: the drafter sleeps that long per step of the roun
 from __future__ import annotations
 
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
+from zlib import crc32
 
 from pydantic import Field
 
-from cospec.draws import Draws, Purpose
+from cospec.draws import Draws, Purpose, derive
 from cospec.errors import InvalidInput
 from cospec.options import Options
 from cospec.protocols import Host
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.types import Budget, Commit, Context, Draft, Offer
 
 REMEMBERED = 4096  # outputs; the longest unused goes first
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]
@@ -46,10 +48,15 @@ class SyntheticOptions(Options):
 
 @dataclass(slots=True)
 class _Open:
-    """A request in flight: what it is known by, and its output so far."""
+    """A request in flight: what it is known by, its output so far, and the seed of its mistakes.
+
+    That seed mixes in the prompt: benchmarks give all their requests one seed, and mistakes at the same places of all
+    of them would be no sample of anything.
+    """
 
     key: Key
     prompt_len: int
+    seed: int
     output: list[int] = field(default_factory=list)
 
 
@@ -57,6 +64,7 @@ class SyntheticDrafter:
     """Replays remembered outputs with mistakes; exact under every rule, as any drafter is."""
 
     samples: ClassVar[bool] = False
+    offer: ClassVar[Offer] = Offer(free=True)
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = False
     Options: ClassVar[type[SyntheticOptions]] = SyntheticOptions
@@ -109,19 +117,20 @@ class SyntheticDrafter:
         if one is None:
             prompt = tuple(context.tokens[: context.prompt_len])
             seed = 0 if context.sampling.greedy else context.seed
-            one = self._open[context.id] = _Open((prompt, repr(context.sampling), seed), context.prompt_len)
+            mistakes = derive(context.seed, 1 + crc32(array("q", prompt).tobytes()))
+            key = (prompt, repr(context.sampling), seed)
+            one = self._open[context.id] = _Open(key, context.prompt_len, mistakes)
         one.output.extend(context.tokens[context.prompt_len + len(one.output) :])
         place, n = len(one.output), min(budget.depth, budget.max_nodes)
         right = self._known.get(one.key, ())[place : place + n]
         if not right:
             return None
-        tokens, n = self._spoiled(right, context), len(right)
+        tokens, n = self._spoiled(right, Draws(one.seed, len(context.tokens))), len(right)
         return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
 
-    def _spoiled(self, right: tuple[int, ...], context: Context) -> tuple[int, ...]:
+    def _spoiled(self, right: tuple[int, ...], draws: Draws) -> tuple[int, ...]:
         """``right`` with another token at the first position whose keyed number is not below the rate."""
-        base = len(context.tokens)
-        numbers = Draws(context.seed, base).uniforms(base, len(right), Purpose.DRAFT)
+        numbers = draws.uniforms(draws.base, len(right), Purpose.DRAFT)
         rates = [self._rates[min(place, len(self._rates) - 1)] for place in range(len(right))]
         wrong = next((place for place, rate in enumerate(rates) if not numbers[place] < rate), None)
         if wrong is None:

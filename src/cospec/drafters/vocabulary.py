@@ -171,7 +171,9 @@ class MappedVocabulary:
     def _note(self, reading: _Reading, start: int, ids: Seq[int]) -> None:
         """``own[start:]`` becomes ``ids``."""
         before = reading.own[start:]
-        same = next((n for n, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids)))
+        same = next(
+            (n for n, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids))
+        )
         if same < len(before):
             reading.stable = min(reading.stable, start + same)
         reading.own[start:] = ids

@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from cospec import native
+from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
+from cospec.drafters.vocabulary import MappedVocabulary, SharedVocabulary
+from cospec.engine.collaboration import DEFAULT_LAW, connect_ensemble
 from cospec.engine.committer import Committer
 from cospec.engine.engine import Parts
+from cospec.engine.ensemble import Cast, distinct
 from cospec.engine.policy import build_policy, check_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
@@ -23,9 +28,11 @@ from cospec.models.adapters import base_folder
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
 from cospec.options import parse
 from cospec.policies.round_cost import Costs
-from cospec.protocols import Crew, Drafter, Model
-from cospec.registry import BLENDS, DRAFTERS, ROUNDS, RULES
+from cospec.profiling.start import costs_at_start
+from cospec.protocols import Crew, Drafter, Model, Vocabulary
+from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
 from cospec.rounds.handles import Worker
+from cospec.types import Offer
 
 DEFAULT_DRAFTERS = {"zoo": "zoo:drafter", "zoo:target": "zoo:drafter"}
 DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
@@ -33,10 +40,9 @@ DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
 
 def build_parts(config: EngineConfig) -> Parts:
     """Load and connect everything that ``config`` names. Raises ``CospecError`` with one sentence."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-        if native.available():
-            native.set_threads(config.threads)
+    set_threads(config.threads)
+    if config.models is not None or config.law is not None:
+        return _ensemble_parts(config)
     path = resolve(config.model)
     options = load_options(config)
     speculative = config.speculative_config or _default_speculation(config.model)
@@ -45,7 +51,52 @@ def build_parts(config: EngineConfig) -> Parts:
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(target, path, DEFAULT_DRAFTERS.get(config.model), DEFAULT_HEADS.get(config.model), options)
     drafter = _build_drafter(speculative, host)
-    return connect(target, drafter, speculative, config, Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer)))
+    costs = _costs(target, drafter, path, speculative, config)
+    text = Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer))
+    return connect(target, drafter, speculative, config, text, costs)
+
+
+def set_threads(threads: int | None) -> None:
+    """Run models on so many threads; None leaves them all."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+        if native.available():
+            native.set_threads(threads)
+
+
+def _costs(
+    target: Model, drafter: Drafter | None, path: Path, speculative: SpeculativeConfig, config: EngineConfig
+) -> Costs:
+    """Time models for a policy that decides by them; where nothing is measured it learns from its rounds."""
+    if drafter is None or not config.measure_at_start or not POLICIES.load(speculative.policy_name).reads_costs:
+        return Costs()
+    names = ("device", "dtype", "quantization", "linear_backend", "attention_backend")
+    how = {name: getattr(config, name) for name in names}
+    drafts = {"method": speculative.method, "options": repr(sorted(speculative.options.items()))}
+    return costs_at_start(target, drafter, base_folder(path), {**how, **drafts})
+
+
+def _ensemble_parts(config: EngineConfig) -> Parts:
+    """Load and connect several models that speak as one; a law for a single model is over it and its own drafter."""
+    own = [DEFAULT_DRAFTERS[config.model]] if config.model in DEFAULT_DRAFTERS else []
+    given = config.models or [config.model, *own]
+    if len(given) < 2:
+        raise InvalidInput("models", words(", ".join(given)), "two models or more")
+    build_blend(config.law or DEFAULT_LAW, len(given))
+    speculative = config.speculative_config or SpeculativeConfig()
+    _check(speculative)
+    if _reads_states(speculative):
+        raise InvalidInput("speculative_config.method", speculative.method, "a drafter without the target's states")
+    paths, options = [resolve(name) for name in given], replace(load_options(config), max_model_len=None)
+    for name, path in zip(given, paths, strict=True):
+        if not _same_tokens(path, paths[0]):
+            raise InvalidInput("models", words(f"{name}, whose tokens differ"), f"models with the tokens of {given[0]}")
+    cast = Cast(tuple(load_model(str(path), options) for path in paths), distinct(given))
+    tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
+    host = EngineHost(cast.models[0], paths[0], DEFAULT_DRAFTERS.get(given[0]), None, options)
+    text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))
+    parts = connect_ensemble(cast, _build_drafter(speculative, host), config, text)
+    return replace(parts, model_paths=tuple(paths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +120,10 @@ def connect(
     rules = {name: RULES.load(name)() for name in RULES}
     policy = build_policy(speculative, drafter, time.monotonic, costs)
     max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
-    scheduler = Scheduler(target.pages, policy, Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len))
+    chain_rules = frozenset(name for name, rule in rules.items() if not rule.trees)
+    relaxed = frozenset(name for name, rule in rules.items() if not rule.exact)
+    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules)
+    scheduler = Scheduler(target.pages, policy, limits)
     blend = BLENDS.load("single")()
     verifier = Verifier(target, blend, rules)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
@@ -79,7 +133,7 @@ def connect(
         round=ROUNDS.load(speculative.round)(
             Crew(drafter, verifier, policy, time.monotonic, Worker(drafter) if drafter else None)
         ),
-        committer=Committer(backend, blend.name, text.eos),
+        committer=Committer(backend, blend.name, text.eos, relaxed=relaxed),
         resolver=Resolver(
             target.vocab_size,
             max_len,
@@ -88,10 +142,14 @@ def connect(
             LONGEST_DRAFT,
             drafter is not None,
             frozenset(speculative.request_may_choose),
+            noises=getattr(drafter, "noises", None),
+            drafters=getattr(drafter, "names", None),
+            sampled_rule="recursive" if speculative.branches(getattr(drafter, "offer", Offer())) else "block",
         ),
         law=blend.name,
         tokenizer=text.tokenizer,
         model_path=text.path,
+        weights=getattr(drafter, "weights", dict),
     )
 
 
@@ -111,13 +169,37 @@ class EngineHost:
         Raises:
             InvalidInput: it has another one, so its token ids would mean other words.
         """
-        path = resolve(name)
-        model = load_model(str(path), replace(self.options, max_model_len=None))
-        if model.vocab_size != self.target.vocab_size or not _same_tokens(path, self.target_path):
+        model, path = self._load(name)
+        if not self._same(model, path):
             given = words(f"{name}, whose vocabulary of {model.vocab_size} tokens is not the target's")
             allowed = f"a drafter with the target's vocabulary of {self.target.vocab_size} tokens"
             raise InvalidInput("speculative_config.model", given, allowed)
         return model
+
+    def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
+        """A model with any vocabulary, and what that is to the target's.
+
+        Raises:
+            InvalidInput: it has another vocabulary and no tokenizer, or shares no token with the target.
+        """
+        model, path = self._load(name)
+        if self._same(model, path):
+            return model, SharedVocabulary()
+        files = [folder / "tokenizer.json" for folder in (self.target_path, path)]
+        missing = next((file for file in files if not file.exists()), None)
+        if missing is not None:
+            given = words(f"{name}, whose vocabulary is not the target's, while {missing} is missing")
+            allowed = "a drafter with the target's vocabulary, or two models with their tokenizers"
+            raise InvalidInput("speculative_config.model", given, allowed)
+        target, own = (Tokenizer.from_file(str(file)) for file in files)
+        return model, MappedVocabulary(target, own, self.target.vocab_size, model.vocab_size)
+
+    def _load(self, name: str) -> tuple[Model, Path]:
+        path = resolve(name)
+        return load_model(str(path), replace(self.options, max_model_len=None)), path
+
+    def _same(self, model: Model, path: Path) -> bool:
+        return model.vocab_size == self.target.vocab_size and _same_tokens(path, self.target_path)
 
 
 def load_options(config: EngineConfig) -> LoadOptions:
@@ -166,7 +248,11 @@ def _build_drafter(speculative: SpeculativeConfig, host: EngineHost) -> Drafter 
     if speculative.method == "off" or speculative.policy == "off":
         return None
     cls = DRAFTERS.load(speculative.method)
-    options = parse(cls.Options, speculative.options, "speculative_config.")
+    common = {
+        key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
+    }
+    given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
+    options = parse(cls.Options, given, "speculative_config.")
     drafter: Drafter = cls.build(options, host)
     return drafter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from tokenizers import Tokenizer
 
 from cospec.engine.detokenizer import TextStream
 from cospec.protocols import Clock
-from cospec.types import Commit, Draft, Event, Finish, Outcome, Sequence, Verdict
+from cospec.types import Commit, Draft, Event, Finish, Outcome, Request, Sequence, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,20 @@ class Committer:
 
     Args:
         law: what every response declares about its distribution.
+        relaxed: names of the rules that do not follow it exactly, which a response declares as well.
         eos: end-of-sequence ids, which are no stop *reason* of the user's.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer | None, law: str, eos: frozenset[int] = frozenset(), clock: Clock = time.monotonic
+        self,
+        tokenizer: Tokenizer | None,
+        law: str,
+        eos: frozenset[int] = frozenset(),
+        clock: Clock = time.monotonic,
+        relaxed: frozenset[str] = frozenset(),
     ) -> None:
         self._tokenizer, self._law, self._eos, self._clock = tokenizer, law, eos, clock
+        self._relaxed = relaxed
         self._texts: dict[str, TextStream] = {}
 
     def commit(self, outcomes: Seq[Outcome]) -> tuple[list[Commit], list[Event]]:
@@ -78,6 +86,7 @@ class Committer:
         sequence.finish = ending.finish
         sequence.logprobs.extend(outcome.logprobs[: ending.count])
         self._count(sequence, draft, verdict, path)
+        _tally(sequence.stats.tokens_by_source, _sources(draft, verdict, path, len(tokens)))
         _note_times(sequence, now)
         rejected = draft is not None and not verdict.bonus and len(path) == len(verdict.path) < len(tokens)
         nodes = len(draft) if draft else 0
@@ -111,16 +120,11 @@ class Committer:
         stats.drafted += len(draft)
         stats.accepted += len(path)
         stats.rejections += not verdict.bonus and len(path) == len(verdict.path)
-        for node in path:
-            name = draft.drafters[node]
-            stats.accepted_by_drafter[name] = stats.accepted_by_drafter.get(name, 0) + 1
+        _tally(stats.accepted_by_drafter, [draft.drafters[node] for node in path])
 
     def _event(self, outcome: Outcome, commit: Commit, ending: _Ending, text: str) -> Event:
         sequence, draft, verdict = outcome.entry.sequence, outcome.draft, outcome.verdict
         assert verdict is not None
-        sources = [draft.drafters[node] for node in commit.path] if draft else []
-        if len(sources) < len(commit.tokens):
-            sources.append("bonus" if verdict.bonus else "target")
         request = sequence.request
         first = len(sequence.tokens) - len(commit.tokens) == sequence.prompt_len
         wants_prompt = request.sampling.prompt_logprobs is not None and first
@@ -130,14 +134,19 @@ class Committer:
             index=request.index,
             text=text,
             tokens=commit.tokens,
-            sources=tuple(sources),
+            sources=_sources(draft, verdict, commit.path, len(commit.tokens)),
             logprobs=outcome.logprobs[: ending.count],
             prompt_logprobs=(None, *sequence.prompt_logprobs) if wants_prompt else None,
             finish=ending.finish,
             stop_reason=ending.reason,
             stats=replace(sequence.stats) if ending.finish is not None else None,
-            law=request.law_name or self._law,
+            law=self._law_of(request),
         )
+
+    def _law_of(self, request: Request) -> str:
+        """What the request's tokens follow; a rule that is not exact stands around it."""
+        law, chosen = request.law_name or self._law, request.speculation
+        return f"{chosen.rule}({law})" if chosen.enabled and chosen.rule in self._relaxed else law
 
     def _fail(self, sequence: Sequence, error: str, now: float) -> tuple[Commit, Event]:
         sequence.finish = Finish.ERROR
@@ -159,7 +168,7 @@ class Committer:
             finish=finish,
             stats=stats,
             error=error,
-            law=request.law_name or self._law,
+            law=self._law_of(request),
         )
 
 
@@ -169,3 +178,16 @@ def _note_times(sequence: Sequence, now: float) -> None:
         sequence.stats.ttft = age
     if sequence.finish is not None:
         sequence.stats.e2e = age
+
+
+def _sources(draft: Draft | None, verdict: Verdict, path: Seq[int], count: int) -> tuple[str, ...]:
+    """Who produced each of ``count`` committed tokens: the drafters of ``path``, then the target."""
+    sources = [draft.drafters[node] for node in path] if draft else []
+    if len(sources) < count:
+        sources.append("bonus" if verdict.bonus else "target")
+    return tuple(sources)
+
+
+def _tally(counts: dict[str, int], names: Iterable[str]) -> None:
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class Parts:
     tokenizer: Any = None  # a Hugging Face fast tokenizer; None for models without text
     model_path: Path | None = None
     clock: Clock = time.monotonic
+    model_paths: tuple[Path, ...] = ()  # of all models, where several speak as one
+    weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
 
 
 class Engine:
@@ -60,6 +62,12 @@ class Engine:
     @property
     def model_path(self) -> Path | None:
         return self.parts.model_path
+
+    @property
+    def model_paths(self) -> tuple[Path, ...]:
+        """Of every model whose distribution the law reads."""
+        single = (self.model_path,) if self.model_path is not None else ()
+        return self.parts.model_paths or single
 
     @property
     def model_name(self) -> str:
@@ -123,7 +131,12 @@ class Engine:
         counted = self.counters.snapshot(
             len(scheduler.running), len(scheduler.waiting), scheduler.pages.usage, scheduler.preempted
         )
-        return replace(counted, policy=dict(scheduler.policy.gauges()))
+        return replace(
+            counted,
+            policy=dict(scheduler.policy.gauges()),
+            drafter_weights=dict(self.parts.weights()),
+            round_info={"round": self.round.info.name, "reason": self.round.info.reason},
+        )
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when a sequence or a cache page was lost; costs too much for every round."""

@@ -49,7 +49,7 @@ class JointPages:
             tokens = tokens[: min(found) + 1]
 
     def reserve(self, id: str, length: int) -> bool:
-        """Make room everywhere; where one cache has none, what others made stays with the sequence until it is freed."""
+        """Make room everywhere; where one cache has none, the room in the others stays with the sequence."""
         return all([pool.reserve(id, length) for pool in self._pools])
 
     def keep(self, id: str, tokens: Seq[int], computed: int) -> None:
@@ -111,7 +111,7 @@ class Ensemble:
         self.models, self.names, self.policy = cast.models, cast.names, policy
         self._laws = laws
         self._lines = Lines(len(cast.models))
-        self._verifier = Verifier(cast.models[0], Single(), rules)
+        self.verifier = Verifier(cast.models[0], Single(), rules)
         self._threads = ThreadPoolExecutor(len(cast.models)) if threads else None
         self.pages = JointPages([model.pages for model in cast.models], self._lines)
 
@@ -127,7 +127,7 @@ class Ensemble:
 
     def rule(self, sequence: Sequence) -> Rule:
         """The rule of the sequence's request."""
-        return self._verifier.rule(sequence)
+        return self.verifier.rule(sequence)
 
     def decide(self, blend: Blend, cases: Seq[Case], counts: Seq[int], queues: Seq[Tensor]) -> list[Outcome]:
         """See ``protocols.Members``."""
@@ -141,7 +141,7 @@ class Ensemble:
             last = len(logits) if len(cases) == 1 else first + count
             tasks.append(Task(entry, draft, first, last, count))
             first = last
-        return self._verifier.decide(tasks, logits)
+        return self.verifier.decide(tasks, logits)
 
     def at_once(self, score: Callable[[int], None]) -> None:
         """One thread per model, where nobody proposes."""
@@ -167,5 +167,3 @@ def check_vocabularies(cast: Cast) -> None:
 def distinct(names: Seq[str]) -> tuple[str, ...]:
     """The names, later ones of the same name numbered."""
     return tuple(f"{name}#{names[:i].count(name) + 1}" if name in names[:i] else name for i, name in enumerate(names))
-
-

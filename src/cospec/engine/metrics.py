@@ -31,6 +31,8 @@ class EngineMetrics:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     requests_finished: dict[str, int] = field(default_factory=dict)
+    round_info: dict[str, str] = field(default_factory=dict)  # the round at work, and the reason
+    drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
 
 

@@ -11,7 +11,7 @@ from cospec.policies.choice import Choice
 from cospec.policies.round_cost import Costs
 from cospec.policies.setting import PolicySetting
 from cospec.protocols import Clock, Drafter, Policy
-from cospec.registry import POLICIES
+from cospec.registry import POLICIES, ROUNDS
 from cospec.types import Offer
 
 
@@ -30,8 +30,11 @@ def build_policy(
     length = speculative.num_speculative_tokens
     setting = PolicySetting(
         num_speculative_tokens=length if isinstance(length, int) else None,
+        max_nodes=speculative.max_nodes,
+        widths=speculative.widths,
         offer=getattr(drafter, "offer", Offer()),
         costs=costs,
+        overlap=ROUNDS.load(speculative.round).overlaps,
         clock=clock,
     )
     if drafter is None:

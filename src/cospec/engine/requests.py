@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import Any
 
-from cospec.draws import derive
+from cospec.draws import Purpose, derive
 from cospec.errors import InvalidInput, words
 from cospec.params import SamplingParams
 from cospec.registry import POLICIES, RULES
@@ -42,11 +44,16 @@ class Resolver:
 
     Attributes:
         eos: ids that end an output unless it ignores them.
-        rule: the configured rule; ``auto`` judges greedy and seeded requests by ``match``, others by ``block``.
+        rule: the configured rule; ``auto`` judges greedy and seeded requests by ``match``, others by ``sampled_rule``.
         max_depth: the longest draft that a request may ask for.
         may_choose: what of ``Speculation`` a request may choose for itself.
         drafts: whether there is a drafter; without one no request is speculated for, whatever it asks.
         laws: checks a law that a request asks for and gives its name; None where requests may not ask.
+        noises: of the rules that may judge what the drafter makes; None for all. ``auto`` keeps to them.
+        drafters: names of a pool's drafters; None without a pool.
+
+    Raises:
+        InvalidInput: the configured rule may not judge what the drafter makes.
     """
 
     vocab_size: int
@@ -57,6 +64,13 @@ class Resolver:
     drafts: bool = True
     may_choose: frozenset[str] = frozenset(("off", "length", "policy", "drafters", "rule"))
     laws: Callable[[Mapping[str, Any]], str] | None = None
+    noises: frozenset[Purpose] | None = None
+    drafters: tuple[str, ...] | None = None
+    sampled_rule: str = "block"
+
+    def __post_init__(self) -> None:
+        if self.rule != "auto":
+            self._check_rule("speculative_config.rule", self.rule)
 
     def resolve(self, request: Request) -> Request:
         """The request as the engine runs it.
@@ -75,7 +89,10 @@ class Resolver:
         rule = request.speculation.rule or self.rule
         RULES.check(rule, "auto")
         if rule == "auto":
-            rule = "match" if params.greedy or params.seed is not None else "block"
+            matched = params.greedy or params.seed is not None or not self._judges(self.sampled_rule)
+            rule = "match" if matched else self.sampled_rule
+        elif request.speculation.enabled:
+            self._check_rule("speculation.rule", rule)
         speculation = replace(request.speculation, rule=rule, enabled=request.speculation.enabled and self.drafts)
         return replace(request, sampling=sampling, speculation=speculation, law_name=self._law_name(request))
 
@@ -103,10 +120,27 @@ class Resolver:
         if depth is not None and not 0 <= depth <= self.max_depth:
             raise InvalidInput("speculation.length", depth, f"a whole number from 0 to {self.max_depth}")
 
+    def _judges(self, rule: str) -> bool:
+        """Whether the rule may judge what the drafter makes."""
+        return self.noises is None or RULES.load(rule).noise in self.noises
+
+    def _check_rule(self, field: str, rule: str) -> None:
+        if not self._judges(rule):
+            able = ", ".join(name for name in RULES if self._judges(name))
+            given = words(f"{rule!r}, which needs the distribution that each draft token was drawn from")
+            raise InvalidInput(field, given, f"one of {able}, because this pool compares drawn tokens")
+
+    def _check_drafters(self, chosen: tuple[str, ...] | None) -> None:
+        unknown = [name for name in chosen or () if name not in (self.drafters or ())]
+        if unknown or chosen == ():
+            allowed = "some of " + ", ".join(self.drafters) if self.drafters else "absent, because there is no pool"
+            raise InvalidInput("speculation.drafters", unknown[0] if unknown else words("empty"), allowed)
+
     def _check_choices(self, chosen: Speculation) -> None:
         """Raise ``InvalidInput`` for a policy that does not exist, or a choice that is not the request's to make."""
         if chosen.policy is not None:
             POLICIES.check(chosen.policy)
+        self._check_drafters(chosen.drafters)
         made = {
             "off": None if chosen.enabled else False,
             "length": chosen.length,

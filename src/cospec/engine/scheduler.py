@@ -22,11 +22,16 @@ NO_DRAFT = Budget()
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a round: sequences at once, tokens computed, and tokens of one sequence."""
+    """Bounds of a round: sequences at once, tokens computed, and tokens of one sequence.
+
+    Attributes:
+        chain_rules: names of the rules that judge chains only, whose requests get no trees.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_len: int
+    chain_rules: frozenset[str] = frozenset()
 
 
 def urgency(sequence: Sequence) -> tuple[float, str, int]:
@@ -96,8 +101,9 @@ class Scheduler:
             room = _room(sequence, self.limits.max_len) - 1  # the round's own token takes the last place
             depth = min(budget.depth, room)
             if depth > 0:
-                nodes = budget.max_nodes if budget.widths else min(budget.max_nodes, depth)
-                budgets[sequence.id] = replace(budget, depth=depth, max_nodes=nodes, widths=budget.widths[:depth])
+                chain = budget.is_chain or sequence.request.speculation.rule in self.limits.chain_rules
+                nodes, widths = (min(budget.max_nodes, depth), ()) if chain else (budget.max_nodes, budget.widths)
+                budgets[sequence.id] = replace(budget, depth=depth, max_nodes=nodes, widths=widths[:depth])
             elif budget.release:
                 budgets[sequence.id] = budget
         return budgets

@@ -19,8 +19,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 PRIOR, PRIOR_WEIGHT, SHRINK = 0.6, 4.0, 6.0
-FADE = 0.97  # of a sequence's counts, per round
-FADE_ALL, FADE_UNSEEN = 0.99, 0.998  # of everybody's, per round with and without a judgement
+FADE, FADE_ALL = 0.97, 0.99  # of a sequence's counts and of everybody's, per round with a judgement
+UNSEEN, UNSEEN_ALL = 0.995, 0.998  # and per round without one
 
 
 class Acceptance:
@@ -50,28 +50,26 @@ class Acceptance:
 
     def observe(self, commits: Seq[Commit], given: Mapping[str, Budget]) -> None:
         """Count a round's judgements; ``given`` tells how wide the levels of each draft were."""
-        self._counts *= FADE
-        before = self._accepted, self._rejected
-        self._accepted *= FADE_ALL
-        self._rejected *= FADE_ALL
-        judged = False
+        self._counts *= UNSEEN
+        slots, accepted, rejected = [], [], []
         for commit in commits:
-            if commit.drafted:
-                judged = True
-                budget = given.get(commit.id)
-                accepted, rejected = float(len(commit.path)), float(commit.rejected)
-                if budget is not None and budget.widths:
-                    accepted, rejected = self._per_token(len(commit.path), commit.rejected, budget.widths)
-                slot = self._slots.get(commit.id)
-                if slot is not None:
-                    self._counts[0, slot] += accepted
-                    self._counts[1, slot] += rejected
-                self._accepted += accepted
-                self._rejected += rejected
+            slot = self._slots.get(commit.id)
+            if commit.drafted and slot is not None:
+                widths = given[commit.id].widths if commit.id in given else ()
+                kept, lost = float(len(commit.path)), float(commit.rejected)
+                if widths:
+                    kept, lost = self._per_token(len(commit.path), commit.rejected, widths)
+                slots.append(slot)
+                accepted.append(kept)
+                rejected.append(lost)
+        fade = FADE_ALL if slots else UNSEEN_ALL
+        self._accepted = self._accepted * fade + sum(accepted)
+        self._rejected = self._rejected * fade + sum(rejected)
+        if slots:
+            self._counts[:, slots] = self._counts[:, slots] * (FADE / UNSEEN) + (accepted, rejected)
+        for commit in commits:
             if commit.finish is not None:
                 self.forget(commit.id)
-        if not judged:
-            self._accepted, self._rejected = (count * FADE_UNSEEN for count in before)
 
     def forget(self, id: str) -> None:
         """Take back a sequence's slot."""

@@ -45,11 +45,12 @@ class Collaboration:
     Args:
         casting: where to begin, and for good what ``free`` leaves out.
         members: the models that the law reads.
-        free: the lengths and the default proposer are chosen by what is observed; otherwise ``casting`` stays.
+        free: the lengths are chosen by what is observed; otherwise ``casting`` stays.
+        pinned: the default proposer stays all the same.
     """
 
-    def __init__(self, casting: Casting, members: Seq[int], free: bool = False) -> None:
-        self.casting, self._members, self._free = casting, tuple(members), free
+    def __init__(self, casting: Casting, members: Seq[int], free: bool = False, pinned: bool = False) -> None:
+        self.casting, self._members, self._free, self._pinned = casting, tuple(members), free, pinned
         count = len(casting.gammas)
         self._accepted, self._judged = [PRIOR * PRIOR_WEIGHT] * count, [PRIOR_WEIGHT] * count
         self._costs: list[float | None] = [None] * count
@@ -93,42 +94,46 @@ class Collaboration:
         basis = (*self.costs, *(alpha / (1.02 - alpha) for alpha in self.alphas))
         if not self._basis or any(abs(new - old) > CHANGE * old for new, old in zip(basis, self._basis, strict=True)):
             self._basis = basis
-            self.casting = best_casting(self.casting, self.alphas, self.costs, self._members)
+            turns = [self.casting.order] if self._pinned else rotations(len(self.costs))
+            self.casting = best_casting([replace(self.casting, order=order) for order in turns], self)
+
+    def predicted(self, casting: Casting) -> float:
+        """Speed of ``casting`` over standard collaborative decoding under what was seen; 1 where nobody proposes."""
+        if not casting.proposes:
+            return 1.0
+        process = Process(self.alphas, casting.gammas, casting.order[0], casting.alternate, self._members)
+        return process.factor(self.costs)
 
     def gauges(self) -> Mapping[str, float]:
         """The default proposer's length."""
         return {"speculation_length": self.casting.gammas[self.casting.order[0]]}
 
 
-def best_casting(casting: Casting, alphas: Seq[float], costs: Seq[float], members: Seq[int]) -> Casting:
-    """The lengths and the default proposer with the highest predicted speed."""
-    count = len(casting.gammas)
-    turns = [tuple((first + turn) % count for turn in range(count)) for first in range(count)]
-    found = [_climb(replace(casting, order=order), alphas, costs, members) for order in turns]
+def rotations(count: int) -> list[tuple[int, ...]]:
+    """Every order of turns that goes round, by its first."""
+    return [tuple((first + turn) % count for turn in range(count)) for first in range(count)]
+
+
+def best_casting(begun: Seq[Casting], seen: Collaboration) -> Casting:
+    """The lengths, and the one of ``begun``, with the highest predicted speed under what was seen."""
+    found = [_climb(casting, seen) for casting in begun]
     return max(found, key=lambda each: each[1])[0]
 
 
-def _climb(
-    casting: Casting, alphas: Seq[float], costs: Seq[float], members: Seq[int]
-) -> tuple[Casting, float]:
-    """Change one length at a time, from all ones, as long as it helps."""
-    authors = range(len(alphas)) if casting.alternate else casting.order[:1]
-    best = replace(casting, gammas=(1,) * len(alphas))
-    speed = predicted(best, alphas, costs, members)
+def _climb(casting: Casting, seen: Collaboration) -> tuple[Casting, float]:
+    """Make one length longer at a time, from all ones, as long as it helps."""
+    count = len(casting.gammas)
+    authors = range(count) if casting.alternate else casting.order[:1]
+    best = replace(casting, gammas=(1,) * count)
+    speed = seen.predicted(best)
     while True:
         tried = [
-            replace(best, gammas=tuple(g + (m == author) for m, g in enumerate(best.gammas)))
+            replace(best, gammas=tuple(gamma + (model == author) for model, gamma in enumerate(best.gammas)))
             for author in authors
             if best.gammas[author] < LONGEST
         ]
-        speeds = [predicted(each, alphas, costs, members) for each in tried]
+        speeds = [seen.predicted(each) for each in tried]
         if not speeds or max(speeds) <= speed:
             return best, speed
         speed = max(speeds)
         best = tried[speeds.index(speed)]
-
-
-def predicted(casting: Casting, alphas: Seq[float], costs: Seq[float], members: Seq[int]) -> float:
-    """Speed over standard collaborative decoding."""
-    process = Process(tuple(alphas), casting.gammas, casting.order[0], casting.alternate, tuple(members))
-    return process.factor(costs)

@@ -34,6 +34,7 @@ class Confidence:
     """Spec section 5, ``confidence``. Decides by goodput who is drafted for at all, and by confidence how far."""
 
     Options: ClassVar[type[ConfidenceOptions]] = ConfidenceOptions
+    reads_costs: ClassVar[bool] = True
 
     def __init__(self, goodput: Goodput, threshold: float, longest: int) -> None:
         self._goodput = goodput
@@ -48,12 +49,15 @@ class Confidence:
     def plan(self, load: Load) -> list[Budget]:
         """As deep as allowed, until the drafter grows unsure, for everybody whom a draft is expected to serve."""
         self._load = load
-        room, found = load.tokens - load.catching_up - len(load.ready), []
-        for budget in self._goodput.plan(load):
-            nodes = min(self._budget.depth, room)
-            grown = budget.depth > 0 and not budget.widths and nodes > budget.depth
-            found.append(replace(self._budget, depth=nodes, max_nodes=nodes) if grown else budget)
-            room -= found[-1].max_nodes
+        planned, found = self._goodput.plan(load), []
+        room = load.tokens - load.catching_up - len(load.ready) - sum(budget.max_nodes for budget in planned)
+        for budget in planned:
+            more = min(self._budget.depth - budget.depth, room)
+            if budget.depth > 0 and not budget.widths and more >= 0:
+                room -= more
+                nodes = budget.depth + more
+                budget = replace(self._budget, depth=nodes, max_nodes=nodes)
+            found.append(budget)
         return found
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:

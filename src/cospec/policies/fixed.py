@@ -8,25 +8,33 @@ from typing import ClassVar
 
 from cospec.options import Options
 from cospec.policies.setting import PolicySetting
+from cospec.tree import MAX_NODES, level_nodes
 from cospec.types import Budget, Commit, Draft, Load, RoundStats
 
 
 class FixedOptions(Options):
-    """The length is ``num_speculative_tokens``."""
+    """The length is ``num_speculative_tokens``, the shape ``max_nodes`` and ``widths``."""
 
 
 class Fixed:
-    """Chains of ``length`` tokens. Spec section 5, ``fixed``."""
+    """Chains of ``length`` tokens, or trees of that depth. Spec section 5, ``fixed``.
+
+    Args:
+        max_nodes: of a tree; None is all that ``widths`` make, or a chain.
+        widths: children per node at each level, one where there is no number; empty leaves that to the drafter.
+    """
 
     Options: ClassVar[type[FixedOptions]] = FixedOptions
+    reads_costs: ClassVar[bool] = False
 
-    def __init__(self, length: int) -> None:
-        self._budget = Budget(depth=length, max_nodes=length)
+    def __init__(self, length: int, max_nodes: int | None = None, widths: tuple[int, ...] = ()) -> None:
+        most = level_nodes(widths, length) if max_nodes is None else max_nodes
+        self._budget = Budget(depth=length, max_nodes=min(most, MAX_NODES), widths=widths[:length])
 
     @classmethod
     def build(cls, options: FixedOptions, setting: PolicySetting) -> Fixed:
-        """As long as configured."""
-        return cls(setting.length)
+        """As long, and as wide, as configured."""
+        return cls(setting.length, setting.max_nodes, setting.widths)
 
     def plan(self, load: Load) -> list[Budget]:
         """The same budget for everybody."""

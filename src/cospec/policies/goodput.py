@@ -15,19 +15,19 @@ import numpy as np
 from pydantic import Field
 
 from cospec.options import Options
-from cospec.policies.acceptance import PRIOR, Acceptance, Floats
+from cospec.policies.acceptance import PRIOR, Acceptance, Floats, Ints
 from cospec.policies.allocation import Choice, Round, Steps, allocate
 from cospec.policies.menu import chains, trees
-from cospec.policies.problem import Bounds, Problem
+from cospec.policies.probing import LENGTH, Probes
+from cospec.policies.problem import Bounds, Problem, Situation
 from cospec.policies.residents import Residents
 from cospec.policies.round_cost import RoundCost
 from cospec.policies.setting import PolicySetting
 from cospec.types import Budget, Commit, Draft, Load, RoundStats
 
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
-PROBE_LENGTH = 2
-DRIFT = 0.02  # mean change of the rates that makes a decision old
-KEEP = 8  # rounds that a decision is kept at most while something is drafted
+DRIFT = 0.03  # root mean square change of the rates that makes a decision old
+KEEP = 32  # rounds that a decision is kept at most
 
 
 class GoodputOptions(Options):
@@ -36,7 +36,7 @@ class GoodputOptions(Options):
     Attributes:
         per_sequence: a length for each sequence; False gives all the same one.
         prior: the acceptance rate that is assumed before any draft was judged.
-        probe_every: rounds without drafts after which one sequence is drafted for, to see whether that pays by now.
+        probe_share: share of the time that may be lost on drafts that only tell whether drafting would pay.
         release_above: share of recent rounds without a draft above which a sequence loses its draft cache.
         max_round_seconds: rounds are planned no longer than that with drafts (T_max).
         max_verified_tokens: draft tokens verified in a round (Γ_max); None is what the engine's limits leave.
@@ -44,7 +44,7 @@ class GoodputOptions(Options):
 
     per_sequence: bool = True
     prior: float = Field(default=PRIOR, gt=0, lt=1)
-    probe_every: int = Field(default=64, ge=1)
+    probe_share: float = Field(default=0.01, ge=0, lt=1)
     release_above: float = Field(default=0.7, gt=0, le=1)
     max_round_seconds: float | None = Field(default=None, gt=0)
     max_verified_tokens: int | None = Field(default=None, ge=0)
@@ -54,6 +54,7 @@ class Goodput:
     """Spec section 5, ``goodput``."""
 
     Options: ClassVar[type[GoodputOptions]] = GoodputOptions
+    reads_costs: ClassVar[bool] = True
 
     def __init__(
         self, options: GoodputOptions, setting: PolicySetting, solve: Callable[[Steps, Round], Choice] = allocate
@@ -62,9 +63,11 @@ class Goodput:
         self.cost = RoundCost(setting.costs, setting.offer)
         self.acceptance = Acceptance(options.prior)
         self.residents = Residents(options.release_above)
+        self.probes = Probes(options.probe_share)
         bounds = Bounds(options.max_round_seconds, options.max_verified_tokens)
         menu = trees(setting.longest) if setting.offer.trees else chains(setting.longest)
         self._problem = Problem(menu, self.cost, bounds, solve)
+        self._probe_length = min(LENGTH, setting.longest)
         self._ids: list[str] = []
         self._slots = np.zeros(0, np.int64)
         self._rates: Floats = np.zeros(0)  # that the decision was made with
@@ -72,7 +75,7 @@ class Goodput:
         self._given: dict[str, Budget] = {}
         self._choice: Choice | None = None
         self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
-        self._age = self._undrafted = 0
+        self._age = 0
 
     @classmethod
     def build(cls, options: GoodputOptions, setting: PolicySetting) -> Goodput:
@@ -88,7 +91,6 @@ class Goodput:
             self._ids, self._slots, self._age = ids, self.acceptance.slots(ids), KEEP
         rates = self.acceptance.rates(self._slots)
         self._age += 1
-        self._undrafted += 1
         self.residents.tick()
         if self._age > KEEP or self._is_old(rates, load):
             self._decide(rates, load)
@@ -102,8 +104,7 @@ class Goodput:
         """Judgements to the rates, times to the costs."""
         self.acceptance.observe(commits, self._given)
         self.cost.observe(stats)
-        if stats.proposed:
-            self._undrafted = 0
+        self.probes.accrue(stats.total)
         for commit in commits:
             if commit.finish is not None:
                 self.residents.forget(commit.id)
@@ -128,7 +129,8 @@ class Goodput:
         costs, others = self._made
         if costs != self.cost.changed or abs(load.catching_up - others) > 16 + others // 8:
             return True
-        return float(np.abs(rates - self._rates).mean()) > DRIFT
+        moved = rates - self._rates
+        return float(moved @ moved) > len(moved) * DRIFT**2
 
     def _decide(self, rates: Floats, load: Load) -> None:
         if not self.options.per_sequence:
@@ -139,14 +141,25 @@ class Goodput:
         solve = self._problem.each if self.options.per_sequence else self._problem.alike
         self._choice, budgets = solve(rates, situation)
         self._age = 0
-        if self._undrafted >= self.options.probe_every and not self._choice.counts.any():
-            self._undrafted = 0
-            optimistic, _ = solve(np.full(len(rates), OPTIMISTIC), situation)
-            if optimistic.counts.any():
-                length = min(PROBE_LENGTH, self.setting.longest)
-                budgets[0 if backlog is None else int(backlog.argmin())] = Budget(depth=length, max_nodes=length)
-                self._age = KEEP  # the probe lasts one round
+        if self.probes.due and (counts := self._choice.counts).min() == 0 and self.setting.longest:
+            for place in self._probe(rates, counts, situation, load):
+                budgets[place] = Budget(depth=self._probe_length, max_nodes=self._probe_length)
+                self._age = KEEP  # a probe lasts one round
         if not self.setting.offer.free:
             budgets = self.residents.settle(self._ids, budgets, lengths)
         self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
         self._rates, self._made = rates, (self.cost.changed, load.catching_up)
+
+    def _probe(self, rates: Floats, counts: Ints, situation: Situation, load: Load) -> Seq[int]:
+        """Who is drafted for, although that is not expected to pay."""
+        hopeful, _ = self._problem.each(np.where(counts == 0, OPTIMISTIC, rates), situation)
+        idle = np.flatnonzero((counts == 0) & (hopeful.counts > 0))
+        if not len(idle):
+            return ()
+        behind = self.residents.behind([load.ready[place] for place in idle.tolist()])
+        costs = self._problem.feeding(behind) + self._probe_length * self._problem.token_cost(situation)
+        drafted = sum(
+            self._problem.menu.sizes[row, :k].sum()
+            for row, k in zip(self._problem.menu.rows(rates), counts, strict=True)
+        )
+        return self.probes.choose(idle, costs, self._problem.round(situation), int(drafted), float(rates[idle].mean()))

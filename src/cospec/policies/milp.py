@@ -36,6 +36,7 @@ class Milp:
     """Spec section 5, ``milp``: rates, costs, probes and draft caches as in ``goodput``, lengths by HiGHS. Slow."""
 
     Options: ClassVar[type[MilpOptions]] = MilpOptions
+    reads_costs: ClassVar[bool] = True
 
     def __init__(self, goodput: Goodput) -> None:
         self._goodput = goodput

@@ -19,6 +19,7 @@ class Off:
     """Length 0 for everybody, whatever is configured; costs no drafter call."""
 
     Options: ClassVar[type[OffOptions]] = OffOptions
+    reads_costs: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._budget = Budget()

@@ -61,7 +61,7 @@ class Problem:
         room = min(load.tokens - n - load.catching_up, load.room - n - load.catching_up)
         if self.bounds.tokens is not None:
             room = min(room, self.bounds.tokens)
-        fed = None if backlog is None or not backlog.any() else backlog * self.cost.draft.slopes[-1]
+        fed = None if backlog is None or not backlog.any() else self.feeding(backlog)
         return Situation(n, sum(lengths) / n, fed, load.catching_up, max(0, room))
 
     def each(self, rates: Floats, situation: Situation) -> tuple[Choice, list[Budget]]:
@@ -91,7 +91,7 @@ class Problem:
     def steps(self, rows: Ints, situation: Situation) -> Steps:
         """What each sequence may take."""
         gains, sizes = self.menu.gains[rows], self.menu.sizes[rows]
-        costs = sizes * self._token_cost(situation)
+        costs = sizes * self.token_cost(situation)
         if situation.backlog is not None:
             width = min(SPREAD, costs.shape[1])
             costs[:, :width] += (situation.backlog / width)[:, None]
@@ -113,7 +113,11 @@ class Problem:
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds
         return Round(n, seconds, verified, levels, limit, self.cost.overlap)
 
-    def _token_cost(self, situation: Situation) -> float:
+    def feeding(self, tokens: Ints) -> Floats:
+        """``[n]``: seconds of feeding the drafter so many tokens of each sequence."""
+        return tokens * (0.0 if self.cost.offer.free else self.cost.draft.slopes[-1])
+
+    def token_cost(self, situation: Situation) -> float:
         """Seconds of drafting one token, beside the fixed ones of its level."""
         offer, draft, n = self.cost.offer, self.cost.draft, situation.sequences
         if offer.free:

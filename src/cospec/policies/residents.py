@@ -44,6 +44,11 @@ class Residents:
         """``[n]``: tokens to feed before each can be drafted for, as far as this round should bear them."""
         return np.array([self._owed(s, n) for s, n in zip(sequences, lengths, strict=True)], dtype=np.int64)
 
+    def behind(self, sequences: Seq[Sequence]) -> Ints:
+        """``[n]``: tokens of each that the drafter has not been fed."""
+        fed = (self._all[s.request.id].fed if s.request.id in self._all else 0 for s in sequences)
+        return np.array([len(s.tokens) - n for s, n in zip(sequences, fed, strict=True)], dtype=np.int64)
+
     def settle(self, ids: Seq[str], budgets: Seq[Budget], lengths: Seq[int]) -> list[Budget]:
         """Note what is drafted from now on; budgets of those that lose their cache say so."""
         found = list(budgets)

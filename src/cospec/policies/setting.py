@@ -19,12 +19,15 @@ class PolicySetting:
     Attributes:
         num_speculative_tokens: as configured: the length for policies that keep to one, the longest for those that
             choose; None leaves it to the policy.
+        max_nodes, widths: as configured: the trees of policies that keep to one shape; None for chains.
         offer: what the drafter can be asked for.
         costs: what forwards take, as measured on this machine; where nobody measured, a policy learns it from rounds.
         clock: seconds; None where the policy has no use for it.
     """
 
     num_speculative_tokens: int | None = None
+    max_nodes: int | None = None
+    widths: tuple[int, ...] = ()
     offer: Offer = Offer()
     costs: Costs = Costs()
     clock: Callable[[], float] | None = None

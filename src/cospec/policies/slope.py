@@ -40,6 +40,7 @@ class Slope:
     """Spec section 5, ``slope``: lengths 1 to ``longest``."""
 
     Options: ClassVar[type[SlopeOptions]] = SlopeOptions
+    reads_costs: ClassVar[bool] = False
 
     def __init__(self, options: SlopeOptions, longest: int) -> None:
         self.options, self.longest = options, max(1, longest)

@@ -1,7 +1,7 @@
 """What collaborative decoding should gain: CoS's theorems, and the exact count of model calls (CoS 3.2 to 3.4).
 
-``alpha`` is the chance that a proposed token is accepted, ``gamma`` the length of a proposal, ``c`` a proposer's time for
-one call over the scorer's. Factors are over standard collaborative decoding, which asks every model for every token.
+``alpha`` is the chance that a proposed token is accepted, ``gamma`` the length of a proposal, ``c`` a proposer's time
+for one call over the scorer's. Factors are over standard collaborative decoding, which asks each model for each token.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import ClassVar
 
 from cospec.protocols import Crew
 from cospec.rounds.desk import PATIENCE, Desk
@@ -19,6 +20,8 @@ class DraftAhead:
     that is the next draft. Otherwise it is dropped and the sequence drafted anew, while those that have a draft go on.
     """
 
+    overlaps: ClassVar[bool] = True
+
     def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
         self.desk = Desk(crew, patience)
         self.times, self.info = RoundTimes(), RoundInfo("draft-ahead")
@@ -27,19 +30,19 @@ class DraftAhead:
     def run(self, plan: Plan) -> list[Outcome]:
         """Outcomes of the sequences that need no draft or have one."""
         desk = self.desk
-        desk.collect()
+        desk.open(plan.entries)
         while True:
-            for entry in plan.entries:
-                desk.pool.review(entry)
             desk.ask([desk.fresh(entry) for entry in plan.entries if desk.needs(entry)])
             batch = [entry for entry in plan.entries if not desk.waits_for(entry)]
             if batch:
                 break
             desk.wait()
+            for entry in plan.entries:
+                desk.pool.review(entry)
         drafts = desk.drafts_of(batch)
         if self._able:
-            pairs = [(entry, drafts.get(entry.sequence.id)) for entry in batch]
-            desk.ask([desk.ahead(entry, draft) for entry, draft in pairs if draft is not None and draft.is_chain])
+            chains = [(entry, draft) for entry in batch if (draft := drafts.get(entry.sequence.id)) and draft.is_chain]
+            desk.ask([ask for entry, draft in chains if (ask := desk.ahead(entry, draft)) is not None])
         outcomes, self.times = desk.verify(batch, drafts)
         return outcomes
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -67,6 +68,8 @@ class _Window:
 
 class Auto:
     """One round at work, and the choice of it."""
+
+    overlaps: ClassVar[bool] = False
 
     def __init__(self, crew: Crew, window: int = WINDOW) -> None:
         self.crew = crew

@@ -9,9 +9,9 @@ stand at different stages. In its turn a model
    length of the casting. It is never committed as a bonus: it follows the author's distribution, not the blend's.
 
 The model whose queue is shortest has the next turn with a sequence, as in CoS's Algorithm 2; behind a rejection the
-default proposer begins anew. Proposals that were not judged outlive the round. With proposals of nobody this is standard
-collaborative decoding; with a blend of the scorer alone (lambda = 0) it is plain speculative decoding, whose law behind
-the last proposal is known, so that there the bonus token is legitimate. A drafter that is no member may propose instead.
+default proposer begins anew. Proposals that were not judged outlive the round. When nobody proposes this is standard
+collaborative decoding. With a blend of the scorer alone (lambda = 0) it is plain speculative decoding: the law behind
+the last proposal is known, so the bonus token is legitimate there. A drafter that is no member may propose instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from cospec.errors import InvalidInput
 from cospec.protocols import Blend, Crew, Members
 from cospec.rounds.lines import Proposal
 from cospec.rounds.proposing import Author, choose
@@ -51,7 +50,9 @@ class Collaborative:
         self._compute_prompts([work for work in works if not work.entry.reaches_end or work.wants_prompt_rows])
         waiting = [work for work in works if work.outcome is None]
         self._ask_drafter(waiting)
-        self._members.at_once(lambda model: self._feed(model, [work for work in waiting if model in work.blend.members]))
+        self._members.at_once(
+            lambda model: self._feed(model, [work for work in waiting if model in work.blend.members])
+        )
         while waiting:
             for model in members.policy.casting.order:
                 group = [work for work in waiting if work.outcome is None and self._next(work) == model]
@@ -100,12 +101,19 @@ class Collaborative:
     # ---- one turn
 
     def _turn(self, model: int, group: Seq[Work]) -> None:
+        clock, members = self.crew.clock, self._members
+        name = members.names[model]
+        started, before = clock(), self.calls.get(name, 0)
         self._feed(model, group)
         self._judge([work for work in group if work.judgeable])
         proposing = [work for work in group if self._goes_on(work, model)]
-        started = self.crew.clock()
+        scored = clock()
         self._propose(model, proposing)
-        self._proposing += self.crew.clock() - started
+        ended = clock()
+        self._proposing += ended - scored
+        calls = self.calls.get(name, 0) - before
+        if calls and all(work.entry.tokens == 1 for work in group):  # no prompts
+            members.policy.timed(model, (ended - started) / calls)
 
     def _feed(self, model: int, group: Seq[Work]) -> None:
         """Feed what the model has not seen of each sequence; its queues grow up to the last fed token's row."""
@@ -134,14 +142,10 @@ class Collaborative:
             first = last
 
     def _forward(self, model: int, segments: Seq[Segment]) -> Tensor:
-        members, clock = self._members, self.crew.clock
+        members = self._members
         name = members.names[model]
         self.calls[name] = self.calls.get(name, 0) + 1
-        started = clock()
-        logits = members.models[model].forward(TokenBatch(tuple(segments)))
-        if all(len(segment.tokens) <= 2 * len(segments) + 16 for segment in segments):  # no prompts
-            members.policy.timed(model, clock() - started)
-        return logits
+        return members.models[model].forward(TokenBatch(tuple(segments)))
 
     def _propose(self, model: int, group: Seq[Work]) -> None:
         """Extend each line by the model's own proposal, one token for all of them at a time."""

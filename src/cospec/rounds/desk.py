@@ -38,6 +38,16 @@ class Desk:
             contexts, budgets = [ask.context for ask in asks], [ask.budget for ask in asks]
             self._jobs.append((self.handle.submit("propose", contexts, budgets), asks))
 
+    def open(self, entries: Seq[PlanEntry]) -> None:
+        """Begin a round: let go of what the policy releases, take in what is there, drop what was overtaken."""
+        released = [entry.sequence.id for entry in entries if entry.budget.release]
+        if released:
+            self.pool.drop(released)
+            self._tell("free", released)
+        self.collect()
+        for entry in entries:
+            self.pool.review(entry)
+
     def collect(self) -> None:
         """Take in every answer that is there, without waiting."""
         while self._told and self._told[0].done():
@@ -96,18 +106,23 @@ class Desk:
         noise = self.crew.judge.rule(sequence).noise
         return Ask(_context(sequence, list(sequence.tokens), sequence.request.seed, noise), entry.budget)
 
-    def ahead(self, entry: PlanEntry, draft: Draft) -> Ask:
+    def ahead(self, entry: PlanEntry, draft: Draft) -> Ask | None:
         """A draft that continues ``draft``, a chain under verification, as if all of it were accepted.
 
         Its first token has to be the one that the target puts behind the draft, so it is one longer than the budget.
         It is drawn with a seed of its own for every round: a sequence may come to the same length in another way, and
         no number may serve twice. Under the target's noise there is nothing to keep apart: the token of a position is
-        drawn with one number, whoever draws it.
+        drawn with one number, whoever draws it. None where the output ends before such a draft could be of use.
         """
         sequence, base = entry.sequence, draft.base_len
         noise = self.crew.judge.rule(sequence).noise
         seed = sequence.request.seed if noise is Purpose.TARGET else derive(sequence.request.seed, AHEAD + base)
-        budget = Budget(entry.budget.depth + 1, entry.budget.depth + 1, threshold=entry.budget.threshold)
+        most = sequence.request.sampling.max_tokens
+        room = entry.budget.depth + 1 if most is None else most - sequence.output_len - len(draft) - 1
+        depth = min(entry.budget.depth + 1, room)  # the last token of an output is the target's own
+        if depth < 2:
+            return None
+        budget = Budget(depth, depth, threshold=entry.budget.threshold)
         return Ask(_context(sequence, [*sequence.tokens, *draft.tokens], seed, noise, len(draft)), budget)
 
     def close(self) -> None:

@@ -108,4 +108,3 @@ class Lines:
         """Forget sequences. Unknown ids are ignored."""
         for id in ids:
             self._lines.pop(id, None)
-

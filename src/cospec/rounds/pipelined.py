@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import ClassVar
 
 from cospec.protocols import Crew
 from cospec.rounds.desk import PATIENCE, Desk
@@ -20,6 +21,8 @@ class Pipelined:
     no draft are verified in every round.
     """
 
+    overlaps: ClassVar[bool] = True
+
     def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
         self.desk = Desk(crew, patience)
         self.times, self.info = RoundTimes(), RoundInfo("pipelined")
@@ -27,9 +30,7 @@ class Pipelined:
     def run(self, plan: Plan) -> list[Outcome]:
         """Outcomes of the sequences that need no draft or have one."""
         desk, entries = self.desk, plan.entries
-        desk.collect()
-        for entry in entries:
-            desk.pool.review(entry)
+        desk.open(entries)
         full = (sum(entry.budget.depth > 0 for entry in entries) + 1) // 2
         self._draft(entries, full)
         while not (batch := self._batch(entries, full)):

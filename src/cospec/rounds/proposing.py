@@ -21,9 +21,7 @@ class Author:
     name: str
 
 
-def choose(
-    author: Author, logits: Tensor, lines: Seq[tuple[Sequence, Line, Purpose]]
-) -> list[Proposal | None]:
+def choose(author: Author, logits: Tensor, lines: Seq[tuple[Sequence, Line, Purpose]]) -> list[Proposal | None]:
     """One more token for each line, from its row of ``logits [len(lines), V]``; None where the row is no numbers.
 
     The noise is that of the request's rule: the draw's own stream, in which case q is kept, or the target's. The key

@@ -120,9 +120,7 @@ class Work:
     def _close(self, judged: Outcome, shown: list[Proposal], verdict: Verdict) -> None:
         draft = draft_of(self.id, len(self.entry.sequence.tokens), shown)
         whole = Verdict(tuple(range(len(self.kept))), verdict.token, verdict.bonus)
-        self.outcome = Outcome(
-            self.entry, draft, whole, self.logprobs, judged.prompt_logprobs, model_calls=self.calls
-        )
+        self.outcome = Outcome(self.entry, draft, whole, self.logprobs, judged.prompt_logprobs, model_calls=self.calls)
 
 
 def draft_of(id: str, base: int, proposals: list[Proposal]) -> Draft | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from cospec.draws import Draws, Floats, Purpose
 from cospec.rules.residual import residual
 from cospec.tree import children
@@ -60,4 +62,4 @@ def _drawn_with(draft: Draft, node: int) -> float:
 def _left(law: Floats, draft: Draft, node: int) -> Floats:
     """The law of the token given that the node was rejected: norm(max(0, r - q)), ``[V]``."""
     rest = residual(law, draft, node)
-    return rest / rest.sum()
+    return np.asarray(rest / rest.sum())

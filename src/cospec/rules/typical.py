@@ -37,8 +37,8 @@ class Typical:
         depth = depths(draft.parents)
         end = max((node for node in range(len(draft)) if kept[node]), key=lambda node: (depth[node], -node), default=-1)
         path = path_to(draft.parents, end)
-        token = scores.draw(end + 1, draft.base_len + len(path), draws)
-        return Verdict(tuple(path), token, bonus=end not in draft.parents)
+        following = scores.draw(end + 1, draft.base_len + len(path), draws)
+        return Verdict(tuple(path), following, bonus=end not in draft.parents)
 
 
 def _threshold(law: Floats) -> float:

@@ -2,13 +2,14 @@
 
 Beside OpenAI's keys every answer has ``law``, the distribution that its tokens follow. When the request says
 ``include_speculation_stats``, ``usage.speculation`` holds target_calls, drafts, drafted, accepted, rejections,
-mean_acceptance_length, accepted_by_drafter, ttft and e2e (seconds), summed over the choices (the last two: the first
-token, the longest).
+mean_acceptance_length, accepted_by_drafter, tokens_by_source (drafters by name, ``target`` and ``bonus``), ttft and e2e
+(seconds), summed over the choices (the last two: the first token, the longest). ``return_sources`` adds who produced
+each token to every choice and chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from cospec.server import logprobs
@@ -146,14 +147,20 @@ def speculation(stats: Sequence[RequestStats]) -> dict[str, Any]:
     """Counters of several outputs as one; the module docstring names them."""
     names = ("target_calls", "drafts", "drafted", "accepted", "rejections")
     sums = {name: sum(getattr(one, name) for one in stats) for name in names}
-    drafters = sorted({name for one in stats for name in one.accepted_by_drafter})
     return {
         **sums,
         "mean_acceptance_length": 1.0 + sums["accepted"] / sums["drafts"] if sums["drafts"] else 1.0,
-        "accepted_by_drafter": {name: sum(one.accepted_by_drafter.get(name, 0) for one in stats) for name in drafters},
+        "accepted_by_drafter": _summed([one.accepted_by_drafter for one in stats]),
+        "model_calls": _summed([one.model_calls for one in stats]),
+        "tokens_by_source": _summed([one.tokens_by_source for one in stats]),
         "ttft": min((one.ttft for one in stats if one.ttft is not None), default=None),
         "e2e": max((one.e2e for one in stats if one.e2e is not None), default=None),
     }
+
+
+def _summed(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    names = sorted({name for part in parts for name in part})
+    return {name: sum(part.get(name, 0) for part in parts) for name in names}
 
 
 def _ending(piece: Event | Output) -> dict[str, Any]:

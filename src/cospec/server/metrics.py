@@ -130,7 +130,10 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
         gauge = GaugeMetricFamily(PREFIX + name, POLICY.get(name, "A figure of the policy."), labels=["model_name"])
         gauge.add_metric([model], value)
         found.append(gauge)
-    return found + _speculation(engine, model)
+    labels = dict(engine["round_info"])
+    info = GaugeMetricFamily(PREFIX + "round_info", "The round at work, and why; 1.", labels=["model_name", *labels])
+    info.add_metric([model, *labels.values()], 1)
+    return [*found, info, *_speculation(engine, model)]
 
 
 def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
@@ -149,6 +152,14 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
         for position, count in enumerate(counts):
             per_position.add_metric([model, drafter, str(position)], count)
     found.append(per_position)
+    weights = GaugeMetricFamily(
+        PREFIX + "drafter_weight",
+        "Mean weight of a pool's drafter over the requests.",
+        labels=["model_name", "drafter"],
+    )
+    for drafter, weight in engine.get("drafter_weights", {}).items():
+        weights.add_metric([model, drafter], weight)
+    found.append(weights)
     return found
 
 

@@ -108,6 +108,7 @@ class Sampled(Schema):
     stream_options: StreamOptions | None = None
     # cospec's own
     speculation: SpeculationChoice | None = None
+    law: dict[str, Any] | None = None
     include_speculation_stats: bool = False
     return_token_ids: bool = False
     return_sources: bool = False

@@ -98,7 +98,7 @@ class Service:
         requests: list[Request] = []
         for number, (_, ids) in enumerate(prompts):
             made = make_requests(f"{id}-{number}", ids, params, body.choice(), now)
-            requests.extend(dataclasses.replace(request, priority=body.priority) for request in made)
+            requests.extend(dataclasses.replace(request, priority=body.priority, law=body.law) for request in made)
         texts = tuple(text for text, _ in prompts for _ in range(params.n))
         return Call(id, tuple(requests), texts, self.info.model_name, body)
 

@@ -44,14 +44,15 @@ class Adapter(nn.Module):
     def __init__(self, base: LlamaForCausalLM, variant: Variant, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.names = [name for name, layer in base.model.named_modules() if isinstance(layer, nn.Linear)]
-        self.factors = nn.ModuleList(
-            Factors(base.model.get_submodule(name), variant.rank, variant.alpha / variant.rank) for name in self.names
-        )
+        names = [name for name, layer in base.model.named_modules() if isinstance(layer, nn.Linear)]
+        self.layers = {
+            name: Factors(base.model.get_submodule(name), variant.rank, variant.alpha / variant.rank) for name in names
+        }
+        self.factors = nn.ModuleList(self.layers.values())
 
     def attach(self, base: LlamaForCausalLM) -> None:
         """From now on ``base`` computes as if the factors were merged into it, and their gradients flow."""
-        for name, factors in zip(self.names, self.factors, strict=True):
+        for name, factors in self.layers.items():
             base.model.get_submodule(name).register_forward_hook(
                 lambda _layer, inputs, output, factors=factors: output + factors(inputs[0])
             )
@@ -59,14 +60,14 @@ class Adapter(nn.Module):
     @torch.no_grad()
     def merge(self, base: LlamaForCausalLM) -> None:
         """Add the factors to the weights of ``base``, for good."""
-        for name, factors in zip(self.names, self.factors, strict=True):
+        for name, factors in self.layers.items():
             base.model.get_submodule(name).weight += factors.update()
 
     def save(self, folder: Path, base: str, variant: Variant) -> None:
         """A PEFT folder in bf16; ``base`` is the path of the base model from there."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
-        for name, factors in zip(self.names, self.factors, strict=True):
+        for name, factors in self.layers.items():
             for side, factor in (("A", factors.a), ("B", factors.b)):
                 key = f"base_model.model.model.{name}.lora_{side}.weight"
                 tensors[key] = factor.detach().to("cpu", torch.bfloat16).contiguous()
@@ -82,6 +83,6 @@ class Adapter(nn.Module):
             "fan_in_fan_out": False,
             "init_lora_weights": True,
             "inference_mode": True,
-            "target_modules": sorted({name.rpartition(".")[2] for name in self.names}),
+            "target_modules": sorted({name.rpartition(".")[2] for name in self.layers}),
         }
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cospec.bench.arrivals import AtOnce, ByRate, Trace, by_rate
+from cospec.arrivals import AtOnce, ByRate, Trace, by_rate
 from cospec.errors import InvalidInput
 
 N = 4000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from itertools import repeat
 from pathlib import Path
@@ -27,7 +28,7 @@ STREAM: Script = ((0.01, "a"), (0.01, "bcde"))
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(6)), encoding="utf-8")
+    path.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(12)), encoding="utf-8")
     return path
 
 
@@ -47,19 +48,20 @@ def serve(server: StubServer, prompts: Path, *more: object) -> Result:
 
 
 def test_serve_sweeps_rates_and_writes_both_files(prompts: Path) -> None:
-    with StubServer({f"p{number}": STREAM for number in range(6)}) as server:
+    with StubServer({f"p{number}": STREAM for number in range(12)}) as server:
         done = serve(server, prompts, "--request-rate", "200,400", "--goodput", "ttft:60000", "tpot:60000")
     assert done.exit_code == 0, done.output
     result = stored(prompts.parent)
     assert [one["request_rate"] for one in result["runs"]] == [200.0, 400.0]
     first = result["runs"][0]
+    assert len({body["prompt"] for body in server.bodies}) == 12, "no prompt is sent twice"
     assert first["completed"] == 6 and first["total_output_tokens"] == 30 and first["goodput_share"] == 1.0
     assert result["settings"]["goodput_ms"] == {"ttft": 60000.0, "tpot": 60000.0}
     assert "TTFT p99" in done.output and (prompts.parent / "r.html").read_text().startswith("<!doctype html>")
 
 
 def test_a_dying_server_leaves_a_report_and_a_failing_status(prompts: Path) -> None:
-    with StubServer({f"p{number}": STREAM for number in range(6)}, die_after=2) as server:
+    with StubServer({f"p{number}": STREAM for number in range(12)}, die_after=2) as server:
         done = serve(server, prompts, "--max-concurrency", 1, "--save-detailed")
     assert done.exit_code == 1
     (one,) = stored(prompts.parent)["runs"]
@@ -88,7 +90,7 @@ def test_compare_takes_systems_by_name(prompts: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--request-rate", "fast"], "request_rate is nan; allowed is a number above 0"),
+        (["--request-rate", "fast"], "request_rate is 'fast'; allowed is a number above 0"),
         (["--goodput", "itl:3"], "goodput is 'itl:3'"),
         (["--percentile-metrics", "speed"], "percentile_metrics is 'speed'"),
         (["--extra-body", "{"], "extra_body"),
@@ -98,8 +100,6 @@ def test_compare_takes_systems_by_name(prompts: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_what_cannot_be_done_is_told_in_a_sentence(prompts: Path, arguments: list[str], told: str) -> None:
-    import re
-
     done = run("serve", "--dataset-path", prompts, *arguments)
     assert done.exit_code == 1 and re.search(told, done.output), done.output
     assert "Traceback" not in done.output

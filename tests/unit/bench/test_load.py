@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cospec.bench.arrivals import AtOnce, by_rate
+from cospec.arrivals import AtOnce, by_rate
 from cospec.bench.client import Endpoint
 from cospec.bench.load import Recording
 from cospec.bench.metrics import Selection, latency
-from cospec.bench.serve import Watch, Workload, record, report
+from cospec.bench.serve import Stage, Watch, Workload, record, report
 from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.tokens import TokenCounter
 from cospec.errors import InvalidInput
@@ -31,10 +31,9 @@ cospec:spec_decode_num_accepted_tokens_total{drafter="d",model_name="m"} 25.0
 
 
 def drive(server: StubServer, prompts: list[str], concurrency: int | None = None, warmups: int = 0) -> Recording:
-    workload = Workload(
-        tuple(Prompt(f"r{i}", text) for i, text in enumerate(prompts)), Params(max_tokens=9), concurrency, warmups
-    )
-    _, (found,) = asyncio.run(record(Endpoint(server.url), workload, [AtOnce()]))
+    stage = Stage(AtOnce(), tuple(Prompt(f"r{i}", text) for i, text in enumerate(prompts)), concurrency)
+    workload = Workload((stage,), Params(max_tokens=9), warmups)
+    _, (found,) = asyncio.run(record(Endpoint(server.url), workload))
     return found
 
 
@@ -87,7 +86,7 @@ def test_concurrency_is_kept() -> None:
 def test_refused_requests_are_counted_by_kind() -> None:
     with StubServer({"p": STREAM}) as server:
         found = drive(server, ["p", "unknown", "p"])
-    run = report(found, AtOnce(), TokenCounter(None), Selection())
+    run = report(found, Stage(AtOnce(), ()), TokenCounter(None), Selection())
     assert run["completed"] == 2 and run["failed"] == 1 and run["error_kinds"] == {"HTTP 400": 1}
     assert run["interrupted"] is None and run["not_sent"] == 0
 
@@ -95,7 +94,7 @@ def test_refused_requests_are_counted_by_kind() -> None:
 def test_a_server_that_dies_halfway_is_told_and_what_was_measured_is_kept() -> None:
     with StubServer({"p": STREAM}, die_after=3) as server:
         found = drive(server, ["p"] * 12, concurrency=1)
-    run = report(found, AtOnce(), TokenCounter(None), Selection(), keep_requests=True)
+    run = report(found, Stage(AtOnce(), ()), TokenCounter(None), Selection(), keep_requests=True)
     assert run["completed"] == 3 and run["total_output_tokens"] == 27 and run["mean_ttft_ms"] > 0
     assert run["error_kinds"]["connection lost"] == 1 and run["error_kinds"]["no connection"] == 3
     assert run["not_sent"] == 12 - 3 - 4 and "stopped answering" in run["interrupted"]
@@ -106,11 +105,14 @@ def test_a_sweep_ends_with_the_server() -> None:
     begun: list[str] = []
     seen: list[Timing] = []
     with StubServer({"p": STREAM}, die_after=1) as server:
-        workload = Workload((Prompt("r", "p"),) * 8, Params(), 1, 0)
-        sweep = [by_rate(50.0), by_rate(100.0)]
+        stages = tuple(Stage(by_rate(rate), (Prompt("r", "p"),) * 8, 1) for rate in (50.0, 100.0))
         watch = Watch(begun.append, seen.append)
-        _, found = asyncio.run(record(Endpoint(server.url), workload, sweep, watch))
-    assert len(found) == 1 and begun == ["50 requests/s, Poisson"] and len(seen) == len(found[0].timings)
+        _, found = asyncio.run(record(Endpoint(server.url), Workload(stages, Params(), 0), watch))
+    assert (
+        len(found) == 1
+        and begun == ["50 requests/s, Poisson, at most 1 at a time"]
+        and len(seen) == len(found[0].timings)
+    )
 
 
 def test_cancelling_keeps_what_was_measured() -> None:
@@ -118,9 +120,10 @@ def test_cancelling_keeps_what_was_measured() -> None:
 
     async def main(url: str) -> Recording:
         first = asyncio.Event()
-        workload = Workload((Prompt("r", "p"), Prompt("s", "slow")), Params(), None, 0)
+        stage = Stage(AtOnce(), (Prompt("r", "p"), Prompt("s", "slow")))
+        workload = Workload((stage,), Params(), 0)
         watch = Watch(done=lambda timing: first.set())
-        task = asyncio.create_task(record(Endpoint(url), workload, [AtOnce()], watch))
+        task = asyncio.create_task(record(Endpoint(url), workload, watch))
         await first.wait()
         task.cancel()
         _, (found,) = await task
@@ -137,7 +140,7 @@ def test_where_nothing_answers_there_is_one_sentence() -> None:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InvalidInput, match="server that answers"):
-            asyncio.run(record(Endpoint(url), Workload((Prompt("r", "p"),), Params()), [AtOnce()]))
+            asyncio.run(record(Endpoint(url), Workload((Stage(AtOnce(), (Prompt("r", "p"),)),), Params())))
 
 
 def test_a_failing_warm_up_says_what_the_server_said() -> None:

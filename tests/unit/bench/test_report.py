@@ -97,7 +97,7 @@ def test_the_table_and_the_remarks_tell_what_went_wrong() -> None:
     text = page.getvalue()
     for words in ("TTFT p99", "goodput", "mean acceptance length", "2.00 x as fast", "1.50 to 2.50", "SATURATED"):
         assert words in text
-    assert "INTERRUPTED, by hand; 3 requests were not sent" in text and "1 requests FAILED (1 x timeout)" in text
+    assert "INTERRUPTED, by hand; 3 requests were given up" in text and "1 requests FAILED (1 x timeout: x)" in text
     assert "nan" not in text.lower()
 
 
@@ -115,6 +115,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path: Path) -> None:
     assert len(images) == len(PLOTS) and all(b"<svg" in base64.b64decode(image) for image in images)
     outside = re.sub(r'src="data:[^"]+"', "", text)
     assert not re.search(r"(src|href)=|url\(|@import|<script", outside)
+    assert "2.00 (1.50 to 2.50)" in text
     assert "&lt;1&gt;" in text and "<1>" not in text, "labels are text, not markup"
     HTMLParser().feed(text)
 

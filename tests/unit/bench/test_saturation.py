@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 import pytest
 
-from cospec.bench.arrivals import ByRate, Trace
+from cospec.arrivals import ByRate, Trace
 from cospec.bench.saturation import detect
 from cospec.bench.timing import Chunk, Timing
 

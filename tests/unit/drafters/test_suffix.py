@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from cospec.draws import Purpose
 from cospec.drafters.suffix import LONGEST, ROOT, SharedResponses, SuffixAutomaton, SuffixDrafter
+from cospec.draws import Purpose
 from cospec.params import SamplingParams
 from cospec.types import Budget, Commit, Context, Draft, Finish
 

@@ -79,7 +79,7 @@ def test_a_stop_token_inside_an_accepted_path() -> None:
     assert events[0].sources == ("d", "d", "d")
     assert events[0].stats is not None
     assert events[0].stats.accepted == 3
-    assert events[0].stats.accepted_by_drafter == {"d": 3}
+    assert events[0].stats.accepted_by_drafter == events[0].stats.tokens_by_source == {"d": 3}
 
 
 def test_the_end_of_sequence_is_no_reason_of_the_users() -> None:

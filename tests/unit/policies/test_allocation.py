@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -14,28 +15,31 @@ from cospec.policies.menu import chains, trees
 from cospec.policies.milp import solve
 
 
-def problem(
-    rates: list[float],
-    token: float = 1e-4,
-    level: float = 3e-4,
-    knee: int = 6,
-    beyond: float = 3e-4,
-    context: float = 0.0,
-    tree: bool = False,
-    **more: object,
-) -> tuple[Steps, Round]:
-    menu = (trees if tree else chains)(4)
+@dataclass(frozen=True)
+class Machine:
+    """Seconds: per verified token up to the knee and beyond, per level of drafting."""
+
+    token: float = 1e-4
+    level: float = 3e-4
+    beyond: float = 3e-4
+    knee: int = 6
+    context: float = 0.0  # how much dearer each sequence's drafting is than that of the one before
+    tree: bool = False
+
+
+def problem(rates: list[float], on: Machine = Machine(), **more: object) -> tuple[Steps, Round]:
+    menu = (trees if on.tree else chains)(4)
     rows = menu.rows(np.array(rates))
     gains, sizes, depths = menu.gains[rows], menu.sizes[rows], menu.depths[rows]
-    own = 2e-5 * (1.0 + context * np.arange(len(rates)))  # longer texts cost a little more
+    own = 2e-5 * (1.0 + on.context * np.arange(len(rates)))  # longer texts cost a little more
     n, most = len(rates), int(sizes.sum())
     counts = np.arange(n, n + most + 1)
-    verified = token * np.minimum(counts, knee) + beyond * np.maximum(counts - knee, 0)
+    verified = on.token * np.minimum(counts, on.knee) + on.beyond * np.maximum(counts - on.knee, 0)
     return Steps(gains, sizes, depths, sizes * own[:, None]), Round(
         float(n),
         1e-3,
         verified,
-        np.arange(int(depths.max()) + 1) * level,
+        np.arange(int(depths.max()) + 1) * on.level,
         **more,  # type: ignore[arg-type]
     )
 
@@ -66,7 +70,7 @@ rates = st.lists(st.floats(0, 1), min_size=1, max_size=4)
 def test_every_choice_is_within_a_hundredth_of_the_exact_one(
     alphas: list[float], token: float, level: float, beyond: float, overlap: bool
 ) -> None:
-    steps, given_ = problem(alphas, token, level, beyond=beyond, context=0.2, overlap=overlap)
+    steps, given_ = problem(alphas, Machine(token, level, beyond, context=0.2), overlap=overlap)
     assert allocate(steps, given_).goodput >= 0.99 * brute(steps, given_)
 
 
@@ -75,7 +79,7 @@ def test_every_choice_is_within_a_hundredth_of_the_exact_one(
 def test_equal_to_the_mixed_integer_form(
     alphas: list[float], token: float, level: float, beyond: float, overlap: bool
 ) -> None:
-    steps, given_ = problem(alphas, token, level, beyond=beyond, overlap=overlap)
+    steps, given_ = problem(alphas, Machine(token, level, beyond), overlap=overlap)
     exact = solve(steps, given_)
     assert exact.goodput == pytest.approx(brute(steps, given_), rel=1e-5)
     assert allocate(steps, given_).goodput == pytest.approx(exact.goodput, rel=0.01)
@@ -83,7 +87,7 @@ def test_equal_to_the_mixed_integer_form(
 
 def test_trees_too() -> None:
     for alphas in ([0.3], [0.6, 0.9], [0.2, 0.5, 0.8]):
-        steps, given_ = problem(alphas, token=2e-5, tree=True)
+        steps, given_ = problem(alphas, Machine(token=2e-5, tree=True))
         assert allocate(steps, given_).goodput == pytest.approx(solve(steps, given_).goodput, rel=0.01)
 
 
@@ -92,13 +96,13 @@ def counts(choice: Choice) -> list[int]:
 
 
 def test_nothing_pays() -> None:
-    steps, given_ = problem([0.9, 0.2], beyond=5e-3, knee=0)
+    steps, given_ = problem([0.9, 0.2], Machine(beyond=5e-3, knee=0))
     assert counts(allocate(steps, given_)) == [0, 0]
     assert allocate(steps, given_).goodput == pytest.approx(given_.tokens / (given_.seconds + given_.verified[0]))
 
 
 def test_verified_tokens_are_bounded_and_the_least_valuable_go_first() -> None:
-    steps, given_ = problem([0.9, 0.5, 0.7], token=1e-6, level=0.0, beyond=1e-6)
+    steps, given_ = problem([0.9, 0.5, 0.7], Machine(1e-6, 0.0, 1e-6))
     free = allocate(steps, given_)
     bound = Round(given_.tokens, given_.seconds, given_.verified[:4], given_.levels)
     tight = allocate(steps, bound)
@@ -110,7 +114,7 @@ def test_verified_tokens_are_bounded_and_the_least_valuable_go_first() -> None:
 
 
 def test_rounds_are_bounded() -> None:
-    steps, given_ = problem([0.95, 0.9], token=1e-5, beyond=1e-5)
+    steps, given_ = problem([0.95, 0.9], Machine(1e-5, beyond=1e-5))
     long = allocate(steps, given_)
     limit = given_.seconds + given_.verified[0] + 0.5 * (long.seconds - given_.seconds - given_.verified[0])
     short = allocate(steps, Round(given_.tokens, given_.seconds, given_.verified, given_.levels, limit))
@@ -119,7 +123,7 @@ def test_rounds_are_bounded() -> None:
 
 
 def test_the_older_goes_first() -> None:
-    steps, given_ = problem([1.0, 1.0], token=1e-6)
+    steps, given_ = problem([1.0, 1.0], Machine(token=1e-6))
     one = allocate(steps, Round(given_.tokens, given_.seconds, given_.verified[:3], given_.levels))
     assert counts(one) == [2, 0] or counts(one) == [1, 1]
     assert counts(one)[0] >= counts(one)[1]

@@ -59,7 +59,7 @@ def test_a_length_for_each_beats_one_for_all_on_mixed_domains() -> None:
     rates = steady(*([0.3, 0.95] * 8))
     each = World(CPU, rates, 16).play(policy(), 800)
     world = World(CPU, rates, 16)
-    alike = world.play(policy(per_sequence=False), 800)
+    alike = world.play(policy(per_sequence=False, probe_share=0.0), 800)
     assert each > alike
     assert all(len(set(lengths)) == 1 for lengths in world.lengths)
 
@@ -138,7 +138,7 @@ def test_a_long_text_about_to_end_is_not_fed_to_the_drafter() -> None:
 
 def test_prefill_disabling() -> None:
     """Most rounds without a draft: the draft cache is given back once, and drafting can return."""
-    made, ready = policy(probe_every=10_000), sequences(2)
+    made, ready = policy(), sequences(2)
     rates = {"now": 0.9}
     world = World(CPU, lambda step: np.array([rates["now"]] * 2), 2)
     world.play(made, 50)

@@ -8,7 +8,9 @@ import pytest
 from cospec.draws import Draws, Purpose
 from cospec.registry import RULES
 from cospec.rules.match import Match
+from cospec.rules.recursive import Recursive
 from cospec.rules.residual import residual, surplus
+from cospec.rules.typical import Typical
 from cospec.types import Draft, Scores, Verdict
 
 
@@ -77,3 +79,45 @@ def test_the_residual() -> None:
     assert surplus(law, draft((1,), q=q), 0, 0.5) == pytest.approx([0.05, 0, 0])
     assert residual(law, draft((1,)), 0) == pytest.approx([0.5, 0, 0.2])
     assert residual(law, draft((1,), q=law[None]), 0) == pytest.approx(law)
+
+
+def test_recursive_takes_the_children_in_their_order() -> None:
+    """The first is always kept by a law that is its q; the second gets what the first left, the third the rest."""
+    q = np.array([[0.5, 0.5, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
+    tree = draft((0, 1), (-1, -1), q)
+    for seed in range(50):
+        same = Scores(law=np.tile(q[0], (3, 1)))
+        assert Recursive().judge(tree, same, Draws(seed, 6)).path == (0,)
+        other = Recursive().judge(tree, Scores(law=np.tile([0.0, 0.9, 0.1, 0.0], (3, 1))), Draws(seed, 6))
+        assert other.path in ((1,), ())
+        assert other.token == 2 or other.path == (1,)
+        certain_ = Recursive().judge(tree, certain(1, 2, 3), Draws(seed, 6))
+        assert certain_ == Verdict((1,), 3, bonus=True)
+
+
+def test_recursive_gives_every_child_a_number_of_its_own() -> None:
+    """Two children that each stand an even chance are both rejected a quarter of the time, not never or half of it."""
+    tree = draft((0, 0), (-1, -1), np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    law = np.tile([0.5, 0.5, 0.0], (3, 1))
+    kept = [Recursive().judge(tree, Scores(law=law), Draws(seed, 6)).path for seed in range(2000)]
+    assert kept.count((0,)) == pytest.approx(1000, abs=120)
+    assert kept.count((1,)) == 0, "a rejection leaves nothing of that token"
+    chosen = draft((0, 1), (-1, -1))
+    kept = [
+        Recursive().judge(chosen, Scores(law=np.tile([0.25, 0.375, 0.375], (3, 1))), Draws(seed, 6)).path
+        for seed in range(2000)
+    ]
+    assert kept.count((0,)) == pytest.approx(500, abs=90)
+    assert kept.count((1,)) == pytest.approx(750, abs=100)
+
+
+def test_typical_keeps_what_is_likely_enough_and_the_deepest_path() -> None:
+    sure, unsure = [0.05, 0.95, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]
+    tree = draft((0, 1, 2, 3), (-1, -1, 1, 2))
+    law = np.array([sure, unsure, unsure, unsure, sure])
+    verdict = Typical().judge(tree, Scores(law=law), Draws(0, 6))
+    assert verdict.path == (1, 2, 3), "0.25 is typical of a law that is at a loss"
+    assert verdict.bonus
+    low = np.array([[0.97, 0.01, 0.01, 0.01]] * 5)
+    assert Typical().judge(draft((1, 0), (-1, -1)), Scores(law=low[:3]), Draws(0, 6)).path == (1,)
+    assert Typical().judge(draft((1, 2), (-1, -1)), Scores(law=low[:3]), Draws(0, 6)).path == ()

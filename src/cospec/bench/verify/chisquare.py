@@ -12,7 +12,7 @@ import torch
 from cospec.bench.verify.checks import Check
 from cospec.bench.verify.controls import EvenDrafter, KeepsAll
 from cospec.bench.verify.oracle import Law
-from cospec.bench.verify.subject import Subject, Words, bare_engine, run
+from cospec.bench.verify.subject import Subject, Words, bare_engine, draft_tokens, run
 from cospec.draws import Purpose
 from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
@@ -30,12 +30,16 @@ def climb(subject: Subject) -> Iterator[Check]:
     """Each rule with the user's drafter and with one that is often wrong; then a rule that keeps everything."""
     prompt = subject.prompts[0]
     law = subject.reference.law(prompt, LENGTH, TOP_K)
-    even = EvenDrafter([token for (token, *_) in subject.reference.law(prompt, 1, TOP_K)], subject.model.vocab_size)
+    firsts = [first[0] for first in subject.reference.law(prompt, 1, TOP_K) if isinstance(first, tuple)]
+    even = EvenDrafter(firsts, subject.model.vocab_size)
     other = bare_engine(subject.model, even, DEPTH)
     for rule in subject.rules:
         for name, engine in _engines(subject, rule, other):
+            before = draft_tokens(engine)
             p = fit(_samples(subject, engine, rule), law)
-            yield Check("chi-square", f"rule {rule}, {name}", f"p = {p:.2g}", f"> {LIKELY:.0e}", p > LIKELY)
+            after = draft_tokens(engine)
+            told = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
+            yield Check("chi-square", f"rule {rule}, {name}", f"p = {p:.2g}", f"> {LIKELY:.0e}", p > LIKELY, (told,))
     wrong = bare_engine(subject.model, even, DEPTH, {"block": KeepsAll()})
     p = fit(_samples(subject, wrong, "block"), law)
     yield Check("chi-square", "control: keeps every draft token", f"p = {p:.2g}", f"< {IMPOSSIBLE:.0e}", p < IMPOSSIBLE)
@@ -68,7 +72,8 @@ def fit(outcomes: Seq[Words], law: Law) -> float:
 def _samples(subject: Subject, engine: Engine, rule: str) -> list[Words]:
     """The first tokens of many outputs with seeds from 0 on, ``AT_ONCE`` at a time."""
     params = SamplingParams(temperature=1.0, top_k=TOP_K, max_tokens=LENGTH + 1, ignore_eos=True)
-    prompt, found = subject.prompts[0], []
+    prompt = subject.prompts[0]
+    found: list[Words] = []
     for start in range(0, subject.effort.samples, AT_ONCE):
         seeds = range(start, min(start + AT_ONCE, subject.effort.samples))
         found += run(engine, [_request(prompt, params, rule, seed) for seed in seeds]).values()

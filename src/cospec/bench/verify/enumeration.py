@@ -18,7 +18,7 @@ from cospec.bench.verify.checks import Check
 from cospec.bench.verify.controls import NoResidual
 from cospec.bench.verify.oracle import BranchingDraws, Law, Trace, total_variation
 from cospec.bench.verify.subject import Subject, bare_engine
-from cospec.draws import Draws, Purpose
+from cospec.draws import Draws, Floats, Purpose
 from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
@@ -53,7 +53,8 @@ def errors(rule: Rule, length: int) -> dict[str, float]:
 
 
 def _error(rule: Rule, chosen: ChosenDrafter | None, length: int) -> float:
-    target, traces = ToyModel(3, order=2, seed=1), Traces()
+    traces: Traces = {}
+    target: Any = ToyModel(3, order=2, seed=1)  # its pages are of a narrower type than the protocol's
     drafter = chosen or DrawnDrafter(traces)
     nodes = len(chosen.tokens) if chosen else DEPTH
     engine = bare_engine(target, drafter, nodes, {"block": BranchingRule(rule, traces)})
@@ -77,21 +78,24 @@ class BranchingRule:
 class DrawnDrafter:
     """Draws chains from another toy model, through the branches."""
 
-    name: ClassVar[str] = "drawn"
     samples: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
+    drafts_ahead: ClassVar[bool] = False
 
     def __init__(self, traces: Mapping[str, Trace]) -> None:
-        self._traces, self._model = traces, ToyModel(3, order=1, seed=5, sharpness=1.5)
+        self.name, self._traces, self._model = "drawn", traces, ToyModel(3, order=1, seed=5, sharpness=1.5)
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """One chain each."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
-            base, tokens, q = len(context.tokens), [], []
+            base = len(context.tokens)
+            tokens: list[int] = []
+            q: list[Floats] = []
             draws = BranchingDraws(self._traces[context.id], base)
             for place in range(base, base + budget.depth):
-                q.append(np.array(_softmax(self._model.logits([*context.tokens, *tokens]).tolist())))
+                weights = _softmax(self._model.logits([*context.tokens, *tokens]).tolist())
+                q.append(np.array(weights, dtype=np.float64))
                 tokens.append(draws.token(q[-1], place, Purpose.DRAFT))
             n = len(tokens)
             chain = tuple(range(-1, n - 1))
@@ -108,12 +112,12 @@ class DrawnDrafter:
 class ChosenDrafter:
     """Proposes the same tree every time."""
 
-    name: ClassVar[str] = "chosen"
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = False
+    drafts_ahead: ClassVar[bool] = False
 
     def __init__(self, tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
-        self.tokens, self._parents = tokens, parents
+        self.name, self.tokens, self._parents = "chosen", tokens, parents
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """As much of the tree as the budget takes."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cospec.bench.verify.checks import Check
-from cospec.bench.verify.subject import Subject, Words, run
+from cospec.bench.verify.subject import Subject, Words, draft_tokens, run
 from cospec.engine.requests import make_requests
 from cospec.params import SamplingParams
 from cospec.types import Speculation
@@ -15,11 +15,15 @@ from cospec.types import Speculation
 def climb(subject: Subject) -> Iterator[Check]:
     """Speculation against plain decoding and against transformers."""
     params = SamplingParams(temperature=0.0, max_tokens=subject.effort.tokens, ignore_eos=True)
+    before = draft_tokens(subject.llm.engine)
     drafted = _outputs(subject, params, Speculation())
+    after = draft_tokens(subject.llm.engine)
+    told = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
     plain = _outputs(subject, params, Speculation(enabled=False))
     theirs = {id: subject.reference.generate(subject.prompts[int(id)], params.max_tokens or 1) for id in plain}
     for name, other in (("plain decoding", plain), ("transformers.generate", theirs)):
-        yield compare(subject, "greedy identity", f"speculation = {name}", params, Pair(drafted, other))
+        check = compare(subject, "greedy identity", f"speculation = {name}", params, Pair(drafted, other))
+        yield replace(check, notes=(told, *check.notes))
 
 
 def _outputs(subject: Subject, params: SamplingParams, speculation: Speculation) -> dict[str, Words]:
@@ -44,7 +48,7 @@ def compare(subject: Subject, rung: str, name: str, params: SamplingParams, pair
     """Equal token for token, but for near-ties.
 
     Where two outputs part, each of them is read again by the reference forward: it passes when all its tokens are first
-    at their place or nearer to the first than the tolerance. So one near-tie excuses a difference and nothing behind it.
+    at their place or nearer to the first than the tolerance. So a near-tie excuses one difference, nothing behind it.
     """
     notes: list[str] = []
     wrong = same = total = 0

@@ -48,8 +48,8 @@ def subject_of(model: str, speculative: Mapping[str, Any] | None, quick: bool, *
         raise InvalidInput("law", llm.engine.law, "target, the law of one model, which transformers computes too")
     effort = QUICK if quick else FULL
     prompts = tuple(tuple(llm.encode(text)[:CHUNK]) for text in TEXTS[: effort.prompts])
-    configured = llm.engine.parts.resolver.rule
-    rules = ("match", "block") if configured == "auto" else (configured,)
+    resolver = llm.engine.parts.resolver
+    rules = ("match", resolver.sampled_rule) if resolver.rule == "auto" else (resolver.rule,)
     for rule in rules:
         RULES.check(rule)
     return Subject(llm, Reference(llm), prompts, rules, tolerance_of(llm.engine.parts.model.dtype), effort)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -127,10 +128,10 @@ def branching_race(weights: np.ndarray, streams: Sequence[BranchingStream | Stre
     for row, stream in zip(weights, streams, strict=True):
         draws = stream[0]
         if isinstance(draws, BranchingDraws):
-            _, position, purpose, branch = stream
+            _, position, purpose, branch = cast(BranchingStream, stream)
             winners.append(draws.token(row, position, purpose, branch))
         else:
-            winners += race(row[None], [stream])
+            winners += race(row[None], [cast(Stream, stream)])
     return winners
 
 

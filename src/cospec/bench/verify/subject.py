@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cospec.bench.verify.reference import Reference
-from cospec.blends.single import Single
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.engine.verifier import Verifier
 from cospec.llm import LLM
-from cospec.protocols import Crew, Drafter, Model
-from cospec.rounds.sequential import Sequential
+from cospec.protocols import Drafter, Model
 from cospec.types import Request
 
 Words = tuple[int, ...]
@@ -69,8 +66,10 @@ def bare_engine(model: Model, drafter: Drafter, length: int, rules: Mapping[str,
     speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=length, policy="fixed")
     parts = connect(model, drafter, speculative, EngineConfig(), Text())
     if rules is not None:
-        crew = Crew(drafter, Verifier(model, Single(), rules), parts.scheduler.policy, time.monotonic)
-        parts = replace(parts, round=Sequential(crew))
+        made: Any = parts.round
+        parts = replace(
+            parts, round=type(made)(replace(made.crew, judge=Verifier(model, made.crew.judge.blend, rules)))
+        )
     return Engine(parts)
 
 
@@ -91,6 +90,12 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Words]:
             found[event.id] += event.tokens
     engine.check_integrity()
     return found
+
+
+def draft_tokens(engine: Engine) -> tuple[int, int]:
+    """Accepted and drafted tokens since the engine began: a rung that drafted nothing has shown nothing."""
+    metrics = engine.metrics()
+    return sum(metrics.accepted_tokens.values()), sum(metrics.draft_tokens.values())
 
 
 def in_groups(engine: Engine, requests: Seq[Request], size: int) -> dict[str, Words]:

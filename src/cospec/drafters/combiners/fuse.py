@@ -1,4 +1,4 @@
-"""One shared spine of the most confident tokens, with the other drafters' tokens as leaves beside it (CoSine 4.2, eq. 4).
+"""One shared spine of the most confident tokens, other drafters' tokens as leaves beside it (CoSine 4.2, eq. 4).
 
 The paper continues from the fused token and from each drafter's own, so its branches double at every step. Here all
 drafters continue from the fused token alone; what the others proposed stays as a leaf beside it, and a whole draft that

@@ -1,8 +1,8 @@
 """How often a drafter is right when it is so confident: observed acceptance per bin (spec section 4).
 
 Raw probabilities of different drafters are not comparable: each has its own temperature, training and blind spots. Per
-drafter, and apart for greedy and drawing requests, the guesses that could be told right or wrong are counted by their raw
-confidence. An empty bin trusts the raw value.
+drafter, and apart for greedy and drawing requests, the guesses that could be told right or wrong are counted by their
+raw confidence. An empty bin trusts the raw value. Plain lists: a pool reads one number at a time.
 """
 
 from __future__ import annotations

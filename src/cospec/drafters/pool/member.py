@@ -1,8 +1,8 @@
 """One drafter of a pool: its name, how it is asked, and what becomes of it when it fails or is late.
 
-A drafter that raises is left out of the round, and of more rounds each time it does so again; the sequences that it knew
-are forgotten, because nobody can tell what state it is in. One that is late is left out alike: a local drafter cannot be
-interrupted, so its result still counts; that of a drafter which answers later (``Asks``) is not waited for.
+A drafter that raises is left out of the round, and of more rounds each time it does so again; the sequences that it
+knew are forgotten, because nobody can tell what state it is in. One that is late is left out alike: a local drafter
+cannot be interrupted, so its result still counts; that of one which answers later (``Asks``) is not waited for.
 """
 
 from __future__ import annotations

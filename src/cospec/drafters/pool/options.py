@@ -25,7 +25,6 @@ class PoolOptions(Options):
         combiner: how their drafts become one.
         routing: who works for which request.
         drafters: each with a ``name``, a ``method`` and that method's own options.
-        max_nodes: the largest tree, whatever the policy allows.
         deadline: seconds that a round waits for a drafter; None waits.
     """
 
@@ -34,7 +33,6 @@ class PoolOptions(Options):
     drafters: list[dict[str, Any]] = Field(
         default=[{"name": "model", "method": "draft_model"}, {"name": "copy", "method": "ngram"}], min_length=1
     )
-    max_nodes: int = Field(default=16, ge=1, le=64)
     deadline: float | None = Field(default=None, gt=0, strict=False)
 
 

@@ -1,7 +1,7 @@
 """Several drafters that work together (CoSine section 4.2, Minions section 3.2; spec section 4, ``pool``).
 
-A round of a pool: the routing says who works for which sequence; every drafter is asked once for all of its sequences, or
-led token by token; the combiner makes one draft per sequence; and what was committed teaches weights and confidences.
+A round of a pool: the routing says who works for which sequence; every drafter is asked once for all of its sequences,
+or led token by token; the combiner makes one draft per sequence; what was committed teaches weights and confidences.
 """
 
 from __future__ import annotations
@@ -34,11 +34,9 @@ class PoolSetting:
 
     Attributes:
         vocab_size: of the target.
-        max_nodes: the largest tree.
     """
 
     vocab_size: int
-    max_nodes: int = 16
     clock: Clock = time.monotonic
 
 
@@ -87,7 +85,7 @@ class PoolDrafter:
             check_distributions(drafters, options.combiner)
         clock = time.monotonic
         members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
-        return cls(members, combiner, routing, PoolSetting(host.target.vocab_size, options.max_nodes, clock))
+        return cls(members, combiner, routing, PoolSetting(host.target.vocab_size, clock))
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """One combined draft for each context that any of its drafters has something for."""
@@ -144,7 +142,6 @@ class PoolDrafter:
 
     def _job(self, context: Context, budget: Budget) -> Job | None:
         """Who works for a sequence; None when nobody can, or may."""
-        budget = replace(budget, max_nodes=min(budget.max_nodes, self.setting.max_nodes))
         able = [number for number, member in enumerate(self.members) if self._may(member, context)]
         if not able or min(budget.depth, budget.max_nodes) < 1 or context.noise not in self.noises:
             return None

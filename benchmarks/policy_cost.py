@@ -1,0 +1,111 @@
+"""What a decision of each policy costs, in microseconds and as a share of a round.
+
+Run ``python -m benchmarks.policy_cost``. Rounds are simulated: acceptances are drawn, seconds come from a time model of
+about the zoo on two cores, so that decisions are made anew as often as they would be. Time is the processor's own, which
+other processes do not lengthen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import write
+from cospec.params import SamplingParams
+from cospec.policies.cost import ForwardCost
+from cospec.policies.round_cost import Costs
+from cospec.policies.setting import PolicySetting
+from cospec.registry import POLICIES
+from cospec.types import Budget, Commit, Load, Request, RoundStats, RoundTimes, Sequence
+
+COSTS = Costs(
+    ForwardCost(context=1e-7, slopes=(3e-5, 1.6e-4), knees=(24.0,), sequence=1e-5, fixed=1.2e-3),
+    ForwardCost(context=1e-8, slopes=(1.5e-5,), fixed=2e-4),
+)
+BATCHES = (1, 8, 64)
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=400)
+    parser.add_argument("--policies", nargs="*", default=[name for name in POLICIES if name != "milp"])
+    options = parser.parse_args()
+    table, rows = Table("policy", "batch", "plan µs", "p90", "new decisions", "observe µs", "round ms", "share"), []
+    for name in options.policies:
+        for batch in BATCHES:
+            row = {"policy": name, "batch": batch, **cost(name, batch, options.rounds)}
+            rows.append(row)
+            table.add_row(
+                name,
+                str(batch),
+                *(f"{row[key]:.1f}" for key in ("plan_us", "plan_p90_us")),
+                f"{row['decisions']:.0%}",
+                *(f"{row[key]:.1f}" for key in ("observe_us", "round_ms")),
+                f"{row['share']:.2%}",
+            )
+    Console().print(table)
+    print("written to", write("policy_cost", {"rows": rows}))
+
+
+def cost(name: str, batch: int, rounds: int) -> dict[str, float]:
+    """Mean microseconds of planning and learning, and their share of a round."""
+    cls, chance = POLICIES.load(name), np.random.default_rng(0)
+    policy = cls.build(cls.Options(), PolicySetting(costs=COSTS))
+    ready = [Sequence(Request(f"s{n}", (1,) * 8, SamplingParams(max_tokens=9999), 0), [1] * 200) for n in range(batch)]
+    rates = chance.uniform(0.5, 0.98, batch)
+    load, plans, observes, seconds, before, made = Load(ready), [], [], 0.0, None, 0
+    for step in range(rounds):
+        budgets, spent = timed(lambda: policy.plan(load))
+        plans.append(spent)
+        made += budgets is not before
+        before = budgets
+        commits = [judged(one, budget, rate, chance) for one, budget, rate in zip(ready, budgets, rates, strict=True)]
+        stats = measured(step, budgets)
+        seconds += stats.total
+        _, spent = timed(lambda stats=stats, commits=commits: policy.observe(stats, commits))  # type: ignore[misc]
+        observes.append(spent)
+    warm = slice(rounds // 4, None)
+    plan, observe, each = float(np.mean(plans[warm])), float(np.mean(observes[warm])), seconds / rounds
+    return {
+        "plan_us": plan * 1e6,
+        "plan_p90_us": float(np.quantile(plans[warm], 0.9)) * 1e6,
+        "decisions": made / rounds,
+        "observe_us": observe * 1e6,
+        "round_ms": each * 1e3,
+        "share": (plan + observe) / each,
+    }
+
+
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    """A result and the processor's seconds for it."""
+    started = time.thread_time()
+    found = call()
+    return found, time.thread_time() - started
+
+
+def judged(one: Sequence, budget: Budget, rate: float, chance: np.random.Generator) -> Commit:
+    """The commit of a chain whose tokens are accepted at ``rate``."""
+    kept = int(np.cumprod(chance.random(budget.depth) < rate).sum())
+    n = len(one.tokens)
+    return Commit(one.id, n, (1,) * (kept + 1), tuple(range(kept)), n, budget.max_nodes, rejected=kept < budget.depth)
+
+
+def measured(step: int, budgets: list[Budget]) -> RoundStats:
+    """What the round would have taken."""
+    n, proposed, depth = len(budgets), sum(b.max_nodes for b in budgets), max(b.depth for b in budgets)
+    assert COSTS.target is not None and COSTS.draft is not None
+    target = COSTS.target.seconds(200 * n, n + proposed, n)
+    draft = depth * COSTS.draft.seconds(200 * n, proposed / depth, n) if depth else 0.0
+    times = RoundTimes(draft, target)
+    return RoundStats(step, n, n + proposed, 200 * n, depth, proposed, 0, n, times, draft + target)
+
+
+if __name__ == "__main__":
+    main()

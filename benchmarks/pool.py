@@ -1,0 +1,191 @@
+"""Drafters alone and together: what a pool gains, on which domain, at which cost.
+
+Run ``python -m benchmarks.pool``. Every system writes the same outputs for the same prompts: the three domains by
+themselves, and mixed, so that neighbours in a batch are of different domains; greedy, and at temperature 0.8. Requests
+are seeded, so that all systems but one are judged by ``match``; ``mix block`` is not, and is judged by ``block``.
+
+Figures, with 95% bootstrap intervals over the prompts:
+- acceptance: mean acceptance length, 1 + accepted / drafts.
+- tokens per call: committed tokens per forward of the target, for one request.
+- verified: target tokens computed per committed token, drafts included.
+- tokens/s: of the whole batch, the median over the repeats and their range.
+- own: share of the rounds' time that the pool spends in combining, weighting and routing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import DOMAINS, prompts, write
+from cospec import LLM, SamplingParams
+from cospec.drafters.pool.pool import PoolDrafter
+from cospec.errors import ModelError
+from cospec.models.folder import resolve
+from cospec.types import RequestStats
+
+DRAFTERS = ("generic", "code", "math", "prose")
+ZOO_NAMES = {"generic": "drafter"}
+MIXED = "mixed"
+Interval = tuple[float, float, float]
+
+
+@dataclass
+class Runs:
+    """All runs of one system on one workload at one temperature."""
+
+    stats: list[RequestStats] = field(default_factory=list)  # per prompt, of the last repeat
+    tokens: list[int] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """What the table shows."""
+        columns = {
+            name: np.array([getattr(each, name) for each in self.stats], dtype=np.float64)
+            for name in ("accepted", "drafts", "drafted", "target_calls")
+        } | {"tokens": np.array(self.tokens, dtype=np.float64)}
+        found: dict[str, Any] = {name: interval(columns, ratio) for name, ratio in RATIOS.items()}
+        found["tokens_per_s"] = (statistics.median(self.speeds), min(self.speeds), max(self.speeds))
+        found["own_share"] = statistics.median(self.own) if self.own else None
+        return found
+
+
+RATIOS: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "acceptance": lambda sums: 1.0 + sums["accepted"] / max(1.0, sums["drafts"]),
+    "tokens_per_call": lambda sums: sums["tokens"] / sums["target_calls"],
+    "verified": lambda sums: (sums["drafted"] + sums["target_calls"]) / sums["tokens"],
+}
+
+
+def interval(columns: Mapping[str, Any], ratio: Callable[[Mapping[str, Any]], float], draws: int = 2000) -> Interval:
+    """A ratio of sums over the prompts, and its 95% bootstrap interval."""
+    count = len(columns["tokens"])
+    picks = np.random.default_rng(0).integers(0, count, (draws, count))
+    resampled = [ratio({name: column[pick].sum() for name, column in columns.items()}) for pick in picks]
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return ratio({name: column.sum() for name, column in columns.items()}), float(low), float(high)
+
+
+def member(name: str) -> dict[str, Any]:
+    """One drafter of the zoo, or prompt lookup."""
+    if name == "copy":
+        return {"name": name, "method": "ngram"}
+    return {"name": name, "method": "draft_model", "model": f"zoo:{ZOO_NAMES.get(name, name)}"}
+
+
+def shipped(name: str) -> bool:
+    """Whether the zoo has that drafter."""
+    try:
+        resolve(member(name)["model"])
+    except ModelError:
+        return False
+    return True
+
+
+def pool(combiner: str, routing: str, names: Sequence[str]) -> dict[str, Any]:
+    """A pool of drafters of the zoo."""
+    return {"method": "pool", "combiner": combiner, "routing": routing, "drafters": [member(name) for name in names]}
+
+
+def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str, Any]]:
+    """What is compared, by name: ``speculative_config`` of each."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in (*names, "copy"):
+        given = member(name)
+        found[name] = {key: value for key, value in given.items() if key != "name"}
+    for combiner in ("union", "vote", "fuse", "mix"):
+        found[f"{combiner} hedge"] = pool(combiner, "hedge", (*names, "copy"))
+    found["mix block"] = pool("mix", "hedge", (*names, "copy")) | {"rule": "block"}
+    for routing in ("all", "explore"):
+        found[f"fuse {routing}"] = pool("fuse", routing, (*names, "copy"))
+    for count in (count for count in (1, 2, 4) if count <= len(names)):
+        some = names[:count]
+        found[f"{count}: fuse hedge"] = pool("fuse", "hedge", some)
+        found[f"{count}: no fusion"] = pool("union", "hedge", some)
+        found[f"{count}: no routing"] = pool("fuse", "all", some)
+    shape = {"num_speculative_tokens": length, "max_nodes": nodes, "policy": "fixed", "round": "sequential"}
+    return {
+        name: given | shape | ({} if given["method"] == "pool" else {"max_nodes": length})
+        for name, given in found.items()
+    }
+
+
+def workloads(count: int) -> dict[str, list[str]]:
+    """``count`` prompts of each domain, and as many of all, interleaved."""
+    found = {domain: prompts(domain, count) for domain in DOMAINS}
+    turns = [text for texts in zip(*found.values(), strict=False) for text in texts]
+    return found | {MIXED: turns[:count]}
+
+
+def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs) -> None:
+    """One repeat: all prompts at once, as many of them in a batch as the engine takes."""
+    drafter = llm.engine.round.crew.drafter  # type: ignore[attr-defined]
+    own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else None
+    before = llm.engine.metrics().round_seconds
+    outputs = llm.generate(list(texts), params)
+    taken = llm.engine.metrics().round_seconds - before
+    runs.stats = [output.stats for output in outputs]
+    runs.tokens = [len(output.outputs[0].token_ids) for output in outputs]
+    runs.speeds.append(sum(runs.tokens) / taken)
+    if own is not None:
+        runs.own.append((drafter.seconds.own - own) / taken)
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="zoo")
+    parser.add_argument("--prompts", type=int, default=24, help="of each workload")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--length", type=int, default=4, help="tokens of the longest path")
+    parser.add_argument("--nodes", type=int, default=8, help="tokens of a tree")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=None, help="systems by name")
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--name", default="pool")
+    options = parser.parse_args()
+    names = [name for name in DRAFTERS if shipped(name)]
+    work = workloads(options.prompts)
+    rows = []
+    for name, speculation in systems(names, options.length, options.nodes).items():
+        if options.only and name not in options.only:
+            continue
+        llm = LLM(options.model, speculation, max_num_seqs=options.batch, threads=options.threads)
+        for temperature in (0.0, 0.8):
+            seed = None if "rule" in speculation else 1
+            params = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.tokens, ignore_eos=True)
+            cells = {each: Runs() for each in work}
+            for _ in range(options.repeats):
+                for each, texts in work.items():
+                    run(llm, texts, params, cells[each])
+            rows += [
+                {"system": name, "workload": each, "temperature": temperature, **cell.figures()}
+                for each, cell in cells.items()
+            ]
+    show(rows)
+    print("written to", write(options.name, {"options": vars(options), "rows": rows}))
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """One table per workload and temperature."""
+    for workload, temperature in sorted({(row["workload"], row["temperature"]) for row in rows}):
+        table = Table("system", "acceptance", "tokens per call", "verified", "tokens/s", "own")
+        for row in rows:
+            if (row["workload"], row["temperature"]) == (workload, temperature):
+                cells = ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) for name in RATIOS]
+                own = "" if row["own_share"] is None else f"{row['own_share']:.1%}"
+                table.add_row(row["system"], *cells, "{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"]), own)
+        Console(width=150).print(f"{workload}, temperature {temperature}", table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""``cospec profile``: what forwards take on this machine, as the policies and the simulator use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cospec.cli import options
+from cospec.cli.options import present
+
+HEAD = ("model", "points", "context ns/token", "token µs", "knees", "sequence µs", "fixed ms", "median error", "p90")
+
+
+def profile(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="zoo, zoo:NAME, a folder, or a hub name.")],
+    drafter: Annotated[
+        list[str] | None, typer.Option(help="Also measure this model's steps as a drafter; may be repeated.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file for samples, fits and errors.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="PNG file of predicted against measured; needs cospec[bench].")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For each model.")] = 20.0,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quantization: options.Quantization = None,
+    threads: options.Threads = None,
+) -> None:
+    """Measure models over a grid of (context, tokens, sequences), fit the time model, and say how well it predicts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from cospec.config import EngineConfig
+    from cospec.engine.build import load_options, set_threads
+    from cospec.profiling.report import Profile
+    from cospec.profiling.report import plot as draw
+    from cospec.profiling.store import machine
+
+    config = EngineConfig.build(present(device=device, dtype=dtype, quantization=quantization, threads=threads))
+    set_threads(config.threads)
+    table, profiles = Table(*HEAD, box=None), []
+    for name in models:
+        profiles.append(Profile.of(name, _forwards(name, load_options(config), seconds)))
+    for name in drafter or ():
+        profiles.append(Profile.of(f"{name}, drafting", _steps(name, load_options(config), seconds)))
+    for each in profiles:
+        table.add_row(*_row(each))
+    Console().print(table)
+    if output is not None:
+        found: dict[str, Any] = {"machine": machine(config.device), "profiles": [each.to_json() for each in profiles]}
+        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if plot is not None:
+        draw(profiles, plot)
+
+
+def _forwards(name: str, how: Any, seconds: float) -> Any:
+    from cospec.models.loading import load_model, resolve
+    from cospec.profiling.measure import Grid, measure_forwards
+
+    return measure_forwards(load_model(str(resolve(name)), how), Grid(), seconds)
+
+
+def _steps(name: str, how: Any, seconds: float) -> Any:
+    from cospec.drafters.model import ModelDrafter
+    from cospec.models.loading import load_model, resolve
+    from cospec.profiling.measure import Grid, measure_steps
+
+    model = load_model(str(resolve(name)), how)
+    return measure_steps(ModelDrafter(model), model.vocab_size, Grid(tokens=(1, 2, 4, 8), chunks=()), seconds)
+
+
+def _row(profile: Any) -> tuple[str, ...]:
+    fitted = profile.fitted
+    return (
+        profile.name,
+        str(len(profile.samples)),
+        f"{fitted.context * 1e9:.1f}",
+        " ".join(f"{slope * 1e6:.1f}" for slope in fitted.slopes),
+        " ".join(f"{knee:.0f}" for knee in fitted.knees) or "-",
+        f"{fitted.sequence * 1e6:.1f}",
+        f"{fitted.fixed * 1e3:.2f}",
+        f"{profile.error:.1%}",
+        f"{profile.worst:.1%}",
+    )

@@ -1,0 +1,53 @@
+"""``cospec simulate``: the engine on a virtual clock, for a scenario."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def simulate(
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO.yaml", help="What is simulated.")],
+    output: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file; needs cospec[bench].")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Of each run, instead of the scenario's.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the scenario's.")] = None,
+) -> None:
+    """Run the engine's own scheduler, policies and rounds with drawn acceptances and computed times."""
+    from rich.console import Console
+
+    from cospec.cli.options import present
+    from cospec.simulation.plots import draw
+    from cospec.simulation.run import simulate as run
+    from cospec.simulation.scenario import Scenario
+
+    read = Scenario.read(scenario).model_copy(update=present(requests=requests, seed=seed))
+    found = run(read, scenario.parent)
+    Console().print(_table(found))
+    if output is not None:
+        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if plot is not None:
+        draw(found, plot)
+
+
+def _table(found: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    head = ("variant", "load", "latency s", "p50", "p99", "TTFT s", "tokens/s", "k", "accepted", "batch")
+    table = Table(*head, box=None)
+    for run in found["runs"]:
+        latency, accepted = run["latency"], run["acceptance"]
+        figures = (latency["mean"], latency["p50"], latency["p99"], run["ttft"]["mean"])
+        table.add_row(
+            run["variant"],
+            f"{run['load']:g}",
+            *(f"{figure:.3g}" for figure in figures),
+            f"{run['throughput']:.0f}",
+            f"{run['mean_k']:.2f}",
+            "" if accepted is None else f"{accepted:.2f}",
+            f"{run['mean_batch']:.1f}",
+        )
+    return table

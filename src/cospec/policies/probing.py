@@ -1,0 +1,68 @@
+"""Looking again at sequences that are not drafted for.
+
+A rate that is not observed is not known: text grows easy, drafters learn, and a sequence may be unlike the others. So a
+small share of the time goes into drafts that are not expected to pay. What a probe loses is set against that allowance,
+so that many sequences are looked at where that is cheap and few, or none for long, where it is dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from cospec.policies.allocation import Floats, Ints, Round
+
+LENGTH = 2
+EVERY = 16  # rounds between two looks
+
+
+class Probes:
+    """The allowance, and whose turn it is."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._seconds = 0.0
+        self._rounds = 0
+        self._turn = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to see if a probe can be afforded."""
+        return self._rounds >= EVERY
+
+    def accrue(self, seconds: float) -> None:
+        """A round took so long."""
+        self._seconds = min(self._seconds + self._share * seconds, 256 * self._share * seconds)
+        self._rounds += 1
+
+    def choose(self, idle: Ints, costs: Floats, given: Round, drafted: int, rate: float) -> Seq[int]:
+        """Who of the ``idle`` is drafted for in this round, as many as the allowance covers.
+
+        Args:
+            idle: ``[m]``, sequences without a draft that an optimist would draft for.
+            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each, what they have to be fed included.
+            drafted: draft tokens that the round has without probes.
+            rate: acceptance that is expected of them.
+        """
+        self._rounds = 0
+        start = int(np.searchsorted(idle, self._turn)) % len(idle)
+        order = np.roll(np.arange(len(idle)), -start)
+        most = (len(given.verified) - 1 - drafted) // LENGTH
+        counts = np.arange(1, min(len(idle), most) + 1)
+        if not len(counts):
+            return []
+        order = order[: len(counts)]
+        verify = given.verified[drafted + LENGTH * counts] - given.verified[drafted]
+        levels = given.levels[min(LENGTH, len(given.levels) - 1)] if not drafted else 0.0
+        spent = np.cumsum(costs[order]) + verify + levels
+        plain = (given.seconds + float(given.verified[0])) / given.tokens  # what a token takes without drafts
+        lost = np.maximum(spent - counts * (rate + rate * rate) * plain, 0.0)
+        affordable = int((lost <= self._seconds).sum())
+        if not affordable:
+            return []
+        self._seconds -= float(lost[affordable - 1])
+        chosen = idle[order[:affordable]]
+        self._turn = int(chosen[-1]) + 1
+        found: list[int] = chosen.tolist()
+        return found

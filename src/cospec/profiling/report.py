@@ -1,0 +1,89 @@
+"""How well a time model predicts what it was not fitted to: figures, JSON, a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cospec.errors import ModelError
+from cospec.policies.cost import ForwardCost, Sample, fit
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A measured model.
+
+    Attributes:
+        fitted: to all samples.
+        held_out: the samples that ``checked`` was not fitted to.
+        checked: fitted to the others.
+    """
+
+    name: str
+    samples: tuple[Sample, ...]
+    fitted: ForwardCost
+    held_out: tuple[Sample, ...]
+    checked: ForwardCost
+
+    @classmethod
+    def of(cls, name: str, samples: Seq[Sample]) -> Profile:
+        """Hold every third point out, fit the others, then all.
+
+        Raises:
+            ModelError: fewer than six points were measured.
+        """
+        if len(samples) < 6:
+            raise ModelError(f"{name} gave {len(samples)} measured points within the time; a fit needs 6 or more")
+        held = tuple(samples[2::3])
+        rest = [sample for place, sample in enumerate(samples) if place % 3 != 2]
+        return cls(name, tuple(samples), fit(samples), held, fit(rest))
+
+    @property
+    def error(self) -> float:
+        """Median relative error on held-out points."""
+        return float(np.median(self.checked.errors(self.held_out)))
+
+    @property
+    def worst(self) -> float:
+        """The 90th percentile of it."""
+        return float(np.quantile(self.checked.errors(self.held_out), 0.9))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "fit": self.fitted.to_json(),
+            "held_out": {"points": len(self.held_out), "median_error": self.error, "p90_error": self.worst},
+            "samples": [sample._asdict() for sample in self.samples],
+        }
+
+
+def plot(profiles: Seq[Profile], path: Path) -> None:
+    """Predicted over measured milliseconds of the held-out points, one panel for each model.
+
+    Raises:
+        ModelError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ModelError("plots need matplotlib: pip install 'cospec[bench]'") from None
+    figure = Figure(figsize=(4.5 * len(profiles), 4.2), layout="constrained")
+    for axes, profile in zip(figure.subplots(1, len(profiles), squeeze=False)[0], profiles, strict=True):
+        for label, points, mark in (
+            ("fitted", set(profile.samples) - set(profile.held_out), "."),
+            ("held out", profile.held_out, "o"),
+        ):
+            measured = np.array([sample.seconds for sample in points]) * 1e3
+            predicted = np.array([profile.checked.seconds(*sample[:3]) for sample in points]) * 1e3
+            axes.loglog(measured, predicted, mark, label=label, alpha=0.8)
+        ends = [min(s.seconds for s in profile.samples) * 1e3, max(s.seconds for s in profile.samples) * 1e3]
+        axes.plot(ends, ends, color="grey", linewidth=1)
+        axes.set(
+            xlabel="measured, ms", ylabel="predicted, ms", title=f"{profile.name}: median error {profile.error:.1%}"
+        )
+        axes.legend()
+    figure.savefig(path, dpi=120)

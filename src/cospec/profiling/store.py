@@ -1,0 +1,78 @@
+"""Fits on disk, one file for each model, device, dtype and number of threads, in the user's cache directory (XDG)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cospec.policies.cost import ForwardCost
+
+FORMAT = 1  # goes up when what is measured changes, so that older files are not read
+
+_log = logging.getLogger(__name__)
+
+
+def directory() -> Path:
+    """Where fits are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cospec" / "profiles"
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What a fit depends on beside the model: the processor or accelerator, and the threads."""
+    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        return {"device": torch.cuda.get_device_name()}
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "device": names[0] if names else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    """A model as a key: where it is, and name, size and beginning of each file of weights."""
+    files = []
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            files.append([file.name, file.stat().st_size, hashlib.sha256(stream.read(1 << 20)).hexdigest()])
+    return {"model": folder.name, "weights": files}
+
+
+def load(key: Mapping[str, Any]) -> ForwardCost | None:
+    """The fit that was kept under ``key``; None where there is none, or one that cannot be read."""
+    path = _path(key)
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return ForwardCost.from_json(stored["fit"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("the time model in %s cannot be read (%s) and is measured again", path, error)
+        return None
+
+
+def save(key: Mapping[str, Any], fitted: ForwardCost) -> None:
+    """Keep a fit; a directory that cannot be written is only logged."""
+    path = _path(key)
+    text = json.dumps({"key": dict(key), "fit": fitted.to_json()}, indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        _log.warning("the time model is not kept: %s", error)
+
+
+def _path(key: Mapping[str, Any]) -> Path:
+    text = json.dumps({"format": FORMAT, **key}, sort_keys=True)
+    return directory() / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".json")

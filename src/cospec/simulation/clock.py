@@ -1,0 +1,89 @@
+"""Time that passes only when somebody works, and a drafter that works beside."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+from cospec.types import Budget, Commit, Context, Draft
+
+SAME = 1e-12  # seconds that rounding may make of one moment
+
+
+class VirtualClock:
+    """A ``Clock``: seconds since the start of a simulation."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Somebody works for so long, and the others wait for it."""
+        self.now += seconds
+
+    def reach(self, moment: float) -> None:
+        """Wait until ``moment``; nothing happens when it is past."""
+        self.now = max(self.now, moment)
+
+
+class Worker(Protocol):
+    """A drafter that knows beforehand how long it will take."""
+
+    def seconds(self, contexts: Seq[Context], budgets: Seq[Budget]) -> float:
+        """For a proposal; what it has to catch up on counts as done from then on."""
+
+    def drafts(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+        """The proposal itself, at no time."""
+
+    def commit(self, commits: Seq[Commit]) -> None:
+        """See ``Drafter.commit``."""
+
+    def free(self, ids: Seq[str]) -> None:
+        """See ``Drafter.free``."""
+
+
+class Promise:
+    """A result that is there from a known moment on."""
+
+    def __init__(self, clock: VirtualClock, moment: float, value: Any) -> None:
+        self._clock, self._moment, self._value = clock, moment, value
+
+    def done(self) -> bool:
+        """Whether that moment has come."""
+        return self._clock.now >= self._moment - SAME
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait until then.
+
+        Raises:
+            TimeoutError: it is further away than ``timeout``.
+        """
+        if timeout is not None and self._moment - self._clock.now > timeout:
+            self._clock.advance(timeout)
+            raise TimeoutError
+        self._clock.reach(self._moment)
+        return self._value
+
+
+class Beside:
+    """A handle of drafters on ``nodes`` machines of their own: each batch goes to the node that is free first."""
+
+    parallel = True
+
+    def __init__(self, worker: Worker, clock: VirtualClock, nodes: int = 1) -> None:
+        self.busy = 0.0
+        self._worker, self._clock = worker, clock
+        self._free_at = [0.0] * nodes
+
+    def submit(self, method: str, *args: Any) -> Promise:
+        """Drafting takes the time that it takes, beside everything else; word of commits takes none."""
+        if method != "propose":
+            return Promise(self._clock, self._clock.now, getattr(self._worker, method)(*args))
+        seconds = self._worker.seconds(*args)
+        done = max(self._clock.now, heapq.heappop(self._free_at)) + seconds
+        heapq.heappush(self._free_at, done)
+        self.busy += seconds
+        return Promise(self._clock, done, self._worker.drafts(*args))

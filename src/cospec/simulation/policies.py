@@ -1,0 +1,90 @@
+"""Policies that only a simulation can have: one knows what will be accepted, one guesses (SmartSpec 7.3)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from cospec.policies.cost import ForwardCost
+from cospec.protocols import Policy
+from cospec.simulation.cast import SimulatedDrafter
+from cospec.simulation.results import Rounds
+from cospec.types import Budget, Commit, Draft, Load, RoundStats, Sequence
+
+LONGEST = 8
+
+
+class Oracle:
+    """Drafts what will be accepted and no more, as far as it pays: the upper bound of every policy for chains."""
+
+    def __init__(self, drafter: SimulatedDrafter, target: ForwardCost, draft: ForwardCost, longest: int) -> None:
+        self._drafter, self._target, self._draft, self._longest = drafter, target, draft, longest
+
+    def plan(self, load: Load) -> list[Budget]:
+        """The longest draft that gives the most tokens per second, none longer than what is right."""
+        right = [self._right(sequence) for sequence in load.ready]
+        count = len(right)
+        context = sum(sequence.computed for sequence in load.ready)
+        best, most = 0.0, 0
+        drafting = 0.0
+        for length in range(self._longest + 1):
+            kept = sum(min(each, length) for each in right)
+            active = sum(each >= length for each in right) if length else 0
+            if active and not self._drafter.offer.free:
+                drafting += self._draft.seconds(context * active / count, active, active)
+            seconds = drafting + self._target.seconds(context, kept + count + load.catching_up, count)
+            speed = (kept + count) / seconds
+            if speed > best:
+                best, most = speed, length
+        return [Budget(min(each, most), min(each, most)) for each in right]
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """All of every draft."""
+        return drafts
+
+    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+        """Nothing to learn."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """None."""
+        return {}
+
+    def _right(self, sequence: Sequence) -> int:
+        return self._drafter.easy(sequence.id, sequence.output_len, self._longest)
+
+
+class Random:
+    """A length between 0 and the longest for each sequence and round, drawn by seed."""
+
+    def __init__(self, longest: int, seed: int) -> None:
+        self._longest, self._random = longest, random.Random(seed)
+
+    def plan(self, load: Load) -> list[Budget]:
+        """Whatever comes."""
+        lengths = [self._random.randint(0, self._longest) for _ in load.ready]
+        return [Budget(length, length) for length in lengths]
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """All of every draft."""
+        return drafts
+
+    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+        """Nothing to learn."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """None."""
+        return {}
+
+
+class Watched:
+    """A policy, and what the rounds did that it decided."""
+
+    def __init__(self, policy: Policy, rounds: Rounds) -> None:
+        self._policy, self._rounds = policy, rounds
+        self.plan, self.trim, self.gauges = policy.plan, policy.trim, policy.gauges
+
+    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+        """Told to both."""
+        self._rounds.add(stats)
+        self._policy.observe(stats, commits)

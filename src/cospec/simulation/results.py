@@ -1,0 +1,118 @@
+"""What came out of a run, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cospec.protocols import Clock
+from cospec.types import RequestStats, RoundStats
+
+POINTS = 60  # of a series over time
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Every round of one engine, in columns."""
+
+    clock: Clock
+    times: list[float] = field(default_factory=list)
+    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+
+    def add(self, stats: RoundStats) -> None:
+        """One round that ended now: sequences, tokens computed, proposed, accepted, committed."""
+        self.times.append(self.clock())
+        self.rows.append((stats.sequences, stats.batched_tokens, stats.proposed, stats.accepted, stats.committed))
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What requests experienced; all times in seconds.
+
+    Attributes:
+        presence: the integral over time of how many requests were in the system.
+    """
+
+    latencies: list[float] = field(default_factory=list)
+    first_tokens: list[float] = field(default_factory=list)
+    token_times: list[float] = field(default_factory=list)
+    tokens: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    rejections: int = 0
+    presence: float = 0.0
+    end: float = 0.0
+
+    def add(self, stats: RequestStats, tokens: int) -> None:
+        """One request that ended."""
+        assert stats.e2e is not None and stats.ttft is not None, "a request that ended has its times"
+        self.latencies.append(stats.e2e)
+        self.first_tokens.append(stats.ttft)
+        self.token_times.append((stats.e2e - stats.ttft) / max(1, tokens - 1))
+        self.tokens += tokens
+        self.drafts += stats.drafts
+        self.accepted += stats.accepted
+        self.rejections += stats.rejections
+
+
+def summary(outcomes: Outcomes, engines: list[Rounds], busy: tuple[float, float]) -> dict[str, Any]:
+    """One run as JSON.
+
+    Args:
+        busy: seconds that targets and drafters worked.
+
+    Its ``acceptance`` is accepted / (accepted + rejections), ``mean_k`` the drafted tokens per sequence and round,
+    ``overlap`` the sum of busy times over the time that passed, per engine.
+    """
+    seconds = outcomes.end or 1.0
+    rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)
+    sequences, batched, proposed, _, committed = rows.sum(axis=0)
+    judged = outcomes.accepted + outcomes.rejections
+    return {
+        "requests": len(outcomes.latencies),
+        "seconds": round(seconds, 6),
+        "latency": _spread(outcomes.latencies),
+        "ttft": _spread(outcomes.first_tokens),
+        "tpot": _spread(outcomes.token_times),
+        "requests_per_second": round(len(outcomes.latencies) / seconds, 6),
+        "throughput": round(outcomes.tokens / seconds, 4),
+        "goodput": round(float(committed) / (busy[0] + busy[1]), 4) if sum(busy) else 0.0,
+        "mean_in_system": round(outcomes.presence / seconds, 4),
+        "rounds": len(rows),
+        "mean_batch": round(float(sequences) / max(1, len(rows)), 4),
+        "mean_batched_tokens": round(float(batched) / max(1, len(rows)), 4),
+        "mean_k": round(float(proposed) / max(1.0, float(sequences)), 4),
+        "acceptance": round(outcomes.accepted / judged, 4) if judged else None,
+        "mean_acceptance_length": round(1 + outcomes.accepted / outcomes.drafts, 4) if outcomes.drafts else 1.0,
+        "overlap": round(sum(busy) / (seconds * len(engines)), 4),
+        "series": _series(engines),
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    data = np.array(values)
+    p50, p99 = np.percentile(data, [50, 99])
+    return {"mean": round(float(data.mean()), 6), "p50": round(float(p50), 6), "p99": round(float(p99), 6)}
+
+
+def _series(engines: list[Rounds]) -> dict[str, list[float]]:
+    """Means over equal pieces of the run: when, tokens drafted per sequence, sequences per round, tokens per second."""
+    times = np.array([time for rounds in engines for time in rounds.times])
+    rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)
+    if not len(times):
+        return {"time": [], "k": [], "batch": [], "throughput": []}
+    width = max(float(times.max()), 1e-9) / POINTS
+    place = np.minimum((times / width).astype(int), POINTS - 1)
+    count = np.bincount(place, minlength=POINTS)
+    sequences, _, proposed, _, committed = (np.bincount(place, column, POINTS) for column in rows.T)
+    kept = np.flatnonzero(count)
+    return {
+        "time": [round((each + 0.5) * width, 4) for each in kept.tolist()],
+        "k": np.round(proposed[kept] / np.maximum(sequences[kept], 1), 4).tolist(),
+        "batch": np.round(sequences[kept] / count[kept], 4).tolist(),
+        "throughput": np.round(committed[kept] / width, 4).tolist(),
+    }

@@ -1,0 +1,180 @@
+"""Runs: engines on virtual clocks, requests that come, and whichever of them is next.
+
+The engine that is behind the others steps next, and a request is handed over as soon as no engine is behind its time.
+So every engine sees each request when its own time has come to it, however many replicas there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from cospec.config import SpeculativeConfig
+from cospec.engine.committer import Committer
+from cospec.engine.engine import Engine, Parts
+from cospec.engine.policy import build_policy, check_policy
+from cospec.engine.requests import Resolver
+from cospec.engine.scheduler import Limits, Scheduler
+from cospec.models.pages import PagePool
+from cospec.options import parse
+from cospec.params import SamplingParams
+from cospec.policies.cost import ForwardCost
+from cospec.policies.round_cost import Costs
+from cospec.protocols import Crew, Policy
+from cospec.registry import ROUNDS
+from cospec.simulation.cast import Cache, Rates, SimulatedDrafter, SimulatedJudge
+from cospec.simulation.clock import Beside, VirtualClock
+from cospec.simulation.policies import LONGEST, Oracle, Random, Watched
+from cospec.simulation.results import Outcomes, Rounds, summary
+from cospec.simulation.scenario import Drafting, Scenario, Variant
+from cospec.simulation.workload import Job, jobs
+from cospec.types import Request
+
+PAGE = 16
+
+
+@dataclass(slots=True)
+class Replica:
+    """One engine and its time."""
+
+    engine: Engine
+    clock: VirtualClock
+    drafter: SimulatedDrafter
+    judge: SimulatedJudge
+    handle: Beside
+    rounds: Rounds
+    held: int = 0  # requests that have not ended
+    presence: float = 0.0  # the integral of that over time
+
+    def add(self, job: Job) -> None:
+        """A request comes: at its time, or now where it has none."""
+        due = self.clock.now if job.due is None else job.due
+        if not self.held:
+            self.clock.reach(due)
+        self.held += 1
+        self.presence += self.clock.now - due
+        id = str(job.number)
+        self.drafter.jobs[id] = job
+        params = SamplingParams(temperature=0.0, max_tokens=job.output, ignore_eos=True)
+        self.engine.add(Request(id, (0,) * job.prompt, params, job.number, due, id))
+
+    def step(self) -> Iterator[tuple[Job, Any]]:
+        """One round; the requests that ended with it, and their statistics."""
+        began, held = self.clock.now, self.held
+        events = self.engine.step()
+        self.presence += held * (self.clock.now - began)
+        for event in events:
+            if event.finish is not None:
+                self.held -= 1
+                yield self.drafter.jobs.pop(event.id), event.stats
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What every replica of a variant is built from."""
+
+    scenario: Scenario
+    variant: Variant
+    folder: Path
+
+    @property
+    def drafting(self) -> Drafting:
+        """The variant's own, or the scenario's."""
+        return self.variant.drafting or self.scenario.drafting
+
+    def replica(self) -> Replica:
+        """A fresh engine at time 0.
+
+        Raises:
+            InvalidInput: a policy, option or round that does not exist.
+        """
+        scenario, variant, clock = self.scenario, self.variant, VirtualClock()
+        target, draft = scenario.target.cost.built(self.folder), self.drafting.cost.built(self.folder)
+        cache = Cache(PagePool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False))
+        drafter = SimulatedDrafter(self.drafting, draft, clock, self._rates())
+        judge, rounds = SimulatedJudge(cache, scenario.target, target, clock), Rounds(clock)
+        policy = Watched(self._policy(drafter, clock, target, draft), rounds)
+        handle = Beside(drafter, clock, self.drafting.nodes)
+        ROUNDS.check(variant.round)
+        crew = Crew(drafter, judge, policy, clock, handle)
+        limits = Limits(scenario.max_num_seqs, scenario.max_num_batched_tokens, cache.pages.capacity)
+        parts = Parts(
+            model=cache,
+            scheduler=Scheduler(cache.pages, policy, limits),
+            round=ROUNDS.load(variant.round)(crew),
+            committer=Committer(None, "target", clock=clock),
+            resolver=Resolver(2, cache.pages.capacity, frozenset(), "match", LONGEST),
+            law="target",
+            clock=clock,
+        )
+        return Replica(Engine(parts), clock, drafter, judge, handle, rounds)
+
+    def _rates(self) -> dict[str, Rates]:
+        """α by domain; 0.5 tells the right tokens of a trace, whose luck is 0 or 1."""
+        own = {each.name: 0.5 if each.trace else each.acceptance for each in self.scenario.domains}
+        return {**own, **self.variant.acceptance}
+
+    def _policy(
+        self, drafter: SimulatedDrafter, clock: VirtualClock, target: ForwardCost, draft: ForwardCost
+    ) -> Policy:
+        variant = self.variant
+        longest = variant.num_speculative_tokens if isinstance(variant.num_speculative_tokens, int) else LONGEST
+        if variant.policy == "oracle":
+            return Oracle(drafter, target, draft, longest)
+        if variant.policy == "random":
+            return Random(longest, self.scenario.seed)
+        given = {name: getattr(variant, name) for name in ("policy", "num_speculative_tokens", "widths", "max_nodes")}
+        given |= {"policy_options": variant.policy_options, "round": variant.round}
+        config = parse(SpeculativeConfig, {"method": "simulated", **given}, "variants.")
+        check_policy(config)
+        return build_policy(config, drafter, clock, Costs(target, draft))
+
+
+def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
+    """All variants at all loads: ``{"scenario", "runs": [{"variant", "load", ...}]}``; see ``results.summary``."""
+    coming = scenario.arrivals
+    loads = coming.concurrency if coming.kind == "closed" else coming.rates
+    runs = [
+        {"variant": variant.name, "load": load, **run(World(scenario, variant, folder), float(load))}
+        for variant in scenario.variants
+        for load in loads
+    ]
+    return {"scenario": scenario.model_dump(mode="json", exclude_defaults=True), "runs": runs}
+
+
+def run(world: World, load: float) -> dict[str, Any]:
+    """One variant at one load, to the end of its requests."""
+    replicas = [world.replica() for _ in range(world.scenario.target.replicas)]
+    coming, found, last = jobs(world.scenario, load, world.folder), Outcomes(), 0.0
+    following: Iterator[Job] = iter(())
+    if world.scenario.arrivals.kind == "closed":
+        first, following = [job for _, job in zip(range(int(load)), coming, strict=False)], coming
+        coming = chain(first)
+    arrival = next(coming, None)
+    while arrival is not None or any(replica.held for replica in replicas):
+        behind = min((each for each in replicas if each.held), key=lambda each: each.clock.now, default=None)
+        if arrival is not None and (behind is None or (arrival.due or 0.0) <= behind.clock.now):
+            min(replicas, key=lambda each: each.held).add(arrival)
+            arrival = next(coming, None)
+            continue
+        assert behind is not None, "somebody has work while requests are left"
+        before = behind.held
+        began = behind.clock.now
+        for job, stats in behind.step():
+            found.add(stats, job.output)
+            follower = next(following, None)
+            if follower is not None:
+                behind.add(follower)
+        last = max(last, behind.clock.now)
+        assert behind.clock.now > began or behind.held != before, "time stands still"
+    found.end, found.presence = last, sum(each.presence for each in replicas)
+    busy = sum(each.judge.busy for each in replicas), sum(_drafting(each) for each in replicas)
+    return summary(found, [each.rounds for each in replicas], busy)
+
+
+def _drafting(replica: Replica) -> float:
+    """Seconds that drafters worked, beside the target or in turn with it."""
+    return replica.handle.busy + replica.drafter.busy

@@ -1,0 +1,256 @@
+"""Models that speak as one: the joint law of three tokens is the blend's, by enumeration; greedy and seeded outputs are
+those of standard collaborative decoding, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cospec import register_blend
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.types import Request, Speculation
+from harness.ensembles import Blended, Mix, adaptive, contrastive, ensemble_engine, powers, toys, weighted
+from harness.oracle import total_variation
+from harness.reference import joint_law
+from harness.toys import (
+    ScriptedDrafter,
+    enumerated_law,
+    enumerated_law_among,
+    make_request,
+    run_all,
+    tokens_of,
+    toy_engine,
+    with_pool,
+)
+
+EXACT = 1e-12
+PROMPT = (0, 1, 0)
+PLAIN = SamplingParams(max_tokens=8)
+ALL = SamplingParams(
+    max_tokens=8, temperature=0.8, top_k=3, top_p=0.95, min_p=0.05, repetition_penalty=1.3, presence_penalty=0.4,
+    frequency_penalty=0.3, logit_bias={1: 0.5}, min_tokens=1, stop_token_ids=(2,),
+)  # fmt: skip
+
+register_blend("geometric-test", lambda logits: sum(torch.log_softmax(rows.double(), -1) for rows in logits) / 2)
+
+BLENDS: dict[str, tuple[int, dict[str, Any], Mix]] = {
+    "weighted": (2, {"blend": "weighted", "weights": [0.6, 0.4]}, weighted(0.6, 0.4)),
+    "lambda": (2, {"blend": "weighted", "lambda": 0.3}, weighted(0.7, 0.3)),
+    "contrastive": (2, {"blend": "contrastive", "mu": 0.5, "plausibility": 0.3}, contrastive(0.5, 0.3)),
+    "realign": (2, {"blend": "realign", "weights": [-0.5, 1.5]}, powers(-0.5, 1.5)),
+    "adaptive": (
+        2, {"blend": "adaptive", "tau": 0.5, "lambda1": 1.1, "lambda2": 0.25, "lambda3": 0.5},
+        adaptive(0.5, 1.1, 0.25, 0.5),
+    ),
+    "custom": (2, {"blend": "geometric-test"}, powers(0.5, 0.5)),
+    "single": (2, {"blend": "single"}, weighted(1.0, 0.0)),
+    "three": (3, {"blend": "weighted", "weights": [0.5, 0.3, 0.2]}, weighted(0.5, 0.3, 0.2)),
+    "three-realigned": (3, {"blend": "realign", "weights": [0.5, 0.8, -0.3]}, powers(0.5, 0.8, -0.3)),
+}  # fmt: skip
+
+
+def error(
+    name: str, proposal: str, gamma: Any, params: SamplingParams = PLAIN, vocab: int = 2, length: int = 3, **more: Any
+) -> float:
+    """Total variation between what the engine writes and the blend by the book."""
+    count, law, mix = BLENDS[name]
+    models = toys(count, vocab)
+    engine = ensemble_engine(models, law, proposal, gamma, **more)
+    prompt = PROMPT[:2]
+    found = enumerated_law(engine, prompt, params, length)
+    engine.check_integrity()
+    assert engine.metrics().kv_cache_usage == 0
+    return total_variation(found, joint_law(Blended(models, mix), params, prompt, length))  # type: ignore[arg-type]
+
+
+SHORT = SamplingParams(max_tokens=5)
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate"])
+@pytest.mark.parametrize("name", [name for name in BLENDS if BLENDS[name][0] == 2])
+def test_every_blend_and_length(name: str, proposal: str) -> None:
+    """Four tokens: the first comes with the prompt, from the law itself."""
+    for gamma in (1, 2, 3, 4):
+        assert error(name, proposal, gamma, SHORT, length=4, rule="rejection") < EXACT, gamma
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate"])
+@pytest.mark.parametrize("name", ["three", "three-realigned"])
+def test_three_models(name: str, proposal: str) -> None:
+    for gamma in (1, [2, 1, 1], [1, 3, 1], [4, 1, 2]):
+        assert error(name, proposal, gamma, SamplingParams(max_tokens=4), rule="rejection") < EXACT, gamma
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("name", ["weighted", "contrastive"])
+def test_every_rule_with_every_parameter(name: str, rule: str, proposal: str) -> None:
+    """Penalties, bias and truncation apply to the blend, at every proposed position."""
+    for gamma in ([1, 1], [2, 1]):
+        assert error(name, proposal, gamma, ALL, vocab=3, rule=rule) < EXACT, gamma
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_other_model_proposes_first(rule: str) -> None:
+    assert error("weighted", "alternate", [1, 3], SHORT, length=4, rule=rule, proposer=1) < EXACT
+    assert error("three", "naive", [1, 2, 1], SHORT, rule=rule, proposer=2) < EXACT
+
+
+@pytest.mark.parametrize("proposal", ["standard", "parallel"])
+def test_the_baselines(proposal: str) -> None:
+    assert error("weighted", proposal, 2, ALL, vocab=3) < EXACT
+    assert error("three", proposal, 2, PLAIN, vocab=3) < EXACT
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_a_drafter_that_is_no_member(rule: str) -> None:
+    """The law behind its last token is known, so there is a bonus token; of a tree the first path is judged."""
+    tree = ScriptedDrafter([0, 1, 1], [-1, -1, 1])
+    sampling = [ModelDrafter(ToyModel(2, order=1, seed=5))] if rule != "match" else []  # its draws are the law's own
+    for drafter in (*sampling, NgramDrafter(1, 3), tree):
+        assert error("weighted", "alternate", 2, SHORT, length=4, rule=rule, drafter=drafter) < EXACT
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate"])
+def test_crowded_caches(proposal: str) -> None:
+    """Preemption drops what stood ahead of a sequence; chunks; rounds without room for a proposal."""
+    engines = []
+
+    def build():  # type: ignore[no-untyped-def]
+        models = [with_pool(model, num_pages=8, page_size=2) for model in toys(2, 2)]
+        engines.append(ensemble_engine(models, BLENDS["weighted"][1], proposal, 1, max_num_batched_tokens=12))
+        return engines[-1]
+
+    chosen = Speculation(rule="rejection")
+    company = [Request(f"a{n}", (n, 1, 1, 0), SamplingParams(max_tokens=7), n, speculation=chosen) for n in range(2)]
+    request = Request("z", PROMPT, SamplingParams(max_tokens=4), 99, arrival=1.0, speculation=chosen)
+    found = enumerated_law_among(build, company, request, 3)
+    wanted = joint_law(Blended(toys(2, 2), BLENDS["weighted"][2]), request.sampling, PROMPT, 3)  # type: ignore[arg-type]
+    assert total_variation(found, wanted) < EXACT
+    assert any(engine.metrics().num_preemptions for engine in engines)
+
+
+# ---- token for token
+
+IDENTITY = {
+    "greedy": SamplingParams(temperature=0, max_tokens=24),
+    "greedy-penalised": SamplingParams(
+        temperature=0, max_tokens=24, repetition_penalty=1.2, frequency_penalty=0.3, min_tokens=5, stop_token_ids=(3,)
+    ),
+    "seeded": SamplingParams(temperature=0.9, max_tokens=24, seed=11, top_p=0.9, logprobs=2),
+}
+
+
+def requests(params: SamplingParams, count: int, rule: str | None = None) -> list[Request]:
+    """Prompts of different lengths, some of which begin alike."""
+    prompts = [[(3 * n + i * i) % 6 if i > 5 else i for i in range(2 + 3 * n)] for n in range(count)]
+    chosen = Speculation(rule=rule)
+    return [make_request(f"r{n}", prompt, params, speculation=chosen) for n, prompt in enumerate(prompts)]
+
+
+def members(count: int = 2, pages: int = 256) -> list[ToyModel]:
+    return [with_pool(model, pages, 4) for model in toys(count, 6, sharpness=2.0)]
+
+
+def standard(count: int, law: Mapping[str, Any], listed: list[Request]) -> dict[str, tuple[int, ...]]:
+    """Each output alone by standard collaborative decoding."""
+    found: dict[str, tuple[int, ...]] = {}
+    for request in listed:
+        found |= tokens_of(run_all(ensemble_engine(members(count), law, "standard"), [request]))
+    return found
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate", "parallel"])
+@pytest.mark.parametrize("name", ["weighted", "contrastive", "three"])
+@pytest.mark.parametrize("params", IDENTITY)
+def test_the_tokens_of_standard_decoding(name: str, proposal: str, params: str) -> None:
+    count, law, _ = BLENDS[name]
+    listed = requests(IDENTITY[params], 5)
+    wanted = standard(count, law, listed)
+    gammas = [1, 3, [2, 1, 4][:count], "auto"]
+    for gamma, config in zip(gammas * 2, [{}, {"max_num_batched_tokens": 7}, {"max_num_seqs": 2}] * 3, strict=False):
+        engine = ensemble_engine(members(count), law, proposal, gamma, **config)  # type: ignore[arg-type]
+        assert tokens_of(run_all(engine, listed)) == wanted, (gamma, config)
+    preempted = 0
+    for pages in (10, 12):
+        engine = ensemble_engine(members(count, pages), law, proposal, 3)
+        assert tokens_of(run_all(engine, listed)) == wanted, pages
+        preempted += engine.metrics().num_preemptions
+        assert engine.metrics().kv_cache_usage == 0
+    assert preempted
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_greedy_under_the_other_rules(rule: str) -> None:
+    law = BLENDS["weighted"][1]
+    for params in ("greedy", "greedy-penalised"):
+        wanted = standard(2, law, requests(IDENTITY[params], 4))
+        for proposal, gamma in (("naive", 3), ("alternate", [2, 3])):
+            engine = ensemble_engine(members(), law, proposal, gamma)
+            assert tokens_of(run_all(engine, requests(IDENTITY[params], 4, rule))) == wanted
+
+
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("name", ["weighted", "three"])
+def test_sixteen_with_arrivals_are_sixteen_alone(name: str, rule: str) -> None:
+    """Sequences stand at different stages with different proposers; none notices the others."""
+    count, law, _ = BLENDS[name]
+    params = SamplingParams(max_tokens=30, temperature=1.1)
+    listed = [replace(request, seed=n) for n, request in enumerate(requests(params, 16, rule))]
+    alone: dict[str, tuple[int, ...]] = {}
+    for request in listed:
+        alone |= tokens_of(run_all(ensemble_engine(members(count), law, gamma=[2, 1, 3][:count]), [request]))
+    engine = ensemble_engine(members(count), law, gamma=[2, 1, 3][:count])
+    found: dict[str, tuple[int, ...]] = {request.id: () for request in listed}
+    arriving, step = list(listed), 0
+    while arriving or engine.has_work:
+        if arriving and step % 2 == 0:
+            engine.add(arriving.pop(0))
+        for event in engine.step():
+            found[event.id] += event.tokens
+        engine.check_integrity()
+        step += 1
+    assert found == alone
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate"])
+def test_without_weight_it_is_plain_speculative_decoding(proposal: str) -> None:
+    """lambda = 0: the same tokens and the same calls of the target as a drafter that is no member, bonus included."""
+    params = SamplingParams(max_tokens=60, temperature=1.0)
+    for rule in ("match", "rejection", "block"):
+        calls, outputs = [], []
+        target, small = (ToyModel(6, order=2, seed=seed, sharpness=0.5) for seed in (1, 2))
+        plain = toy_engine(target, ModelDrafter(small), rule, 3)
+        listed = [replace(request, seed=n) for n, request in enumerate(requests(params, 6, rule))]
+        outputs.append(tokens_of(run_all(plain, listed)))
+        calls.append(target.calls)
+        target, small = (ToyModel(6, order=2, seed=seed, sharpness=0.5) for seed in (1, 2))
+        law = {"blend": "weighted", "lambda": 0.0}
+        engine = ensemble_engine([target, small], law, proposal, [1, 3], proposer=1)
+        outputs.append(tokens_of(run_all(engine, listed)))
+        calls.append(target.calls)
+        assert engine.law == "weighted(1, 0)"
+        assert outputs[0] == outputs[1], rule
+        assert calls[0] == calls[1], rule
+
+
+def test_logprobs_are_the_blends() -> None:
+    """Of prompt and output, the same as standard collaborative decoding gives."""
+    params = SamplingParams(max_tokens=12, temperature=0.7, seed=3, logprobs=2, prompt_logprobs=1)
+    law = BLENDS["weighted"][1]
+    rows = []
+    for proposal in ("standard", "alternate"):
+        engine = ensemble_engine(members(), law, proposal, 3, max_num_batched_tokens=9)
+        events = run_all(engine, requests(params, 3))["r2"]
+        prompts = next(event.prompt_logprobs for event in events if event.prompt_logprobs is not None)
+        rows.append((prompts, [row for event in events for row in event.logprobs]))
+    assert rows[0] == rows[1]
+    assert len(rows[0][0]) == 8
+    assert len(rows[0][1]) == 12

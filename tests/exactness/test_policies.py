@@ -1,0 +1,189 @@
+"""No policy changes what is written: it decides how far to draft by what is past, and cuts by what was known before.
+
+Token for token under ``match``, and by enumeration under the other rules. Clocks tick by the call, so that every path
+of an enumeration sees the same decisions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.drafters.model import ModelDrafter
+from cospec.engine.build import Text, connect
+from cospec.engine.engine import Engine
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.policies.off import Off
+from cospec.protocols import Policy
+from cospec.registry import POLICIES
+from cospec.types import Budget, Commit, Draft, Load, Request, RoundStats, Speculation
+from harness.oracle import total_variation
+from harness.reference import joint_law
+from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool
+
+EXACT = 1e-12
+LENGTH = 4
+PROMPT = (0, 1, 0)
+PARAMS = SamplingParams(max_tokens=8, temperature=0.9)
+OPTIONS = {"slope": {"decision_threshold": 4, "significance": 0.0}}
+PLAYERS = 16
+
+
+def target(size: int = 2) -> ToyModel:
+    return with_pool(ToyModel(size, order=2, seed=1), 200, 4)
+
+
+def drafter(size: int = 2) -> ModelDrafter:
+    return ModelDrafter(with_pool(ToyModel(size, order=1, seed=5, sharpness=1.5), 200, 4))
+
+
+def engine(name: str, rule: str = "auto", size: int = 2) -> Engine:
+    ticks = itertools.count()
+    speculative = SpeculativeConfig(
+        num_speculative_tokens=2, rule=rule, policy=name, policy_options=OPTIONS.get(name, {}), round="sequential"
+    )
+    with patch("cospec.engine.build.time.monotonic", lambda: next(ticks) * 1e-3):
+        parts = connect(target(size), drafter(size), speculative, EngineConfig(), Text())
+    return Engine(replace(parts, clock=lambda: next(ticks) * 1e-3))
+
+
+def watched(policy: Policy, rule: str) -> Engine:
+    """An engine with a policy that no configuration names."""
+    made = engine("fixed", rule)
+    made.scheduler.policy = policy
+    crew = replace(made.round.crew, policy=policy)  # type: ignore[attr-defined]
+    made.round.crew = crew  # type: ignore[attr-defined]
+    return made
+
+
+def law_under(build: object, rule: str) -> float:
+    """Distance from the target's own law, with company that teaches the policy something first."""
+    chosen = Speculation(rule=rule)
+    company = [Request(f"a{n}", (n, 1, 0), SamplingParams(max_tokens=6), n, speculation=chosen) for n in range(2)]
+    request = Request("z", PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
+    found = enumerated_law_among(build, company, request, LENGTH)  # type: ignore[arg-type]
+    return total_variation(found, joint_law(target(), PARAMS, PROMPT, LENGTH))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "milp" else n for n in POLICIES])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_law_is_the_targets(rule: str, name: str) -> None:
+    assert law_under(lambda: engine(name, rule), rule) < EXACT
+
+
+class ByItsOwnPast(Off):
+    """Drafts long where the last draft of a sequence was accepted, short where it was not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: dict[str, int] = {}
+
+    def plan(self, load: Load) -> list[Budget]:
+        found = [self.lengths.get(one.id, 1) for one in load.ready]
+        return [Budget(depth=k, max_nodes=k) for k in found]
+
+    def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
+        for commit in commits:
+            self.lengths[commit.id] = 2 if commit.path else 1
+
+
+class ByWhatWasKnown(ByItsOwnPast):
+    """Cuts a draft where the drafter's law, before the token was drawn from it, was flat."""
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        return [self._cut(draft) for draft in drafts]
+
+    def _cut(self, draft: Draft) -> Draft:
+        assert draft.q is not None
+        keep = 1 if len(draft) > 1 and draft.q[1].max() < 0.75 else len(draft)
+        return _head(draft, keep)
+
+
+class ByTheTokenItself(ByItsOwnPast):
+    """Keeps a last token only if it is word 0: what no policy may do."""
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        kept = [_head(draft, len(draft) - (draft.tokens[-1] != 0)) for draft in drafts]
+        return [draft for draft in kept if len(draft)]
+
+
+def _head(draft: Draft, keep: int) -> Draft:
+    q = None if draft.q is None else np.array(draft.q[:keep])
+    return Draft(draft.id, draft.base_len, draft.tokens[:keep], draft.parents[:keep], draft.drafters[:keep], q)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("policy", [ByItsOwnPast, ByWhatWasKnown])
+def test_what_is_past_and_what_was_known_may_decide(policy: type[Off], rule: str) -> None:
+    assert law_under(lambda: watched(policy(), rule), rule) < EXACT
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_cut_by_the_cut_token_is_caught(rule: str) -> None:
+    assert law_under(lambda: watched(ByTheTokenItself(), rule), rule) > 1e-3
+
+
+KINDS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=24),
+    "seeded": SamplingParams(temperature=0.9, max_tokens=24, seed=11, top_p=0.95, repetition_penalty=1.1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_token_for_token(name: str, kind: str) -> None:
+    requests = [make_request(f"r{n}", (n % 5, 1, 2, n % 3), KINDS[kind]) for n in range(PLAYERS)]
+    plain = tokens_of(run_all(toy_engine(target(6), None), requests))
+    made = engine(name, size=6)
+    assert tokens_of(run_all(made, requests)) == plain
+    drafted = sum(made.metrics().draft_tokens.values())
+    assert (drafted > 0) == (name != "off")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_request_its_own_policy(kind: str) -> None:
+    names = [None, *POLICIES]
+    requests = [
+        make_request(f"r{n}", (n % 5, 1, 2), KINDS[kind], speculation=Speculation(policy=names[n % len(names)]))
+        for n in range(PLAYERS)
+    ]
+    plain = tokens_of(run_all(toy_engine(target(6), None), requests))
+    assert tokens_of(run_all(engine("goodput", size=6), requests)) == plain
+
+
+def test_a_released_cache_is_filled_again() -> None:
+    """Prefill disabling in the middle of an output."""
+
+    class OnAndOff(ByItsOwnPast):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rounds = 0
+
+        def plan(self, load: Load) -> list[Budget]:
+            self.rounds += 1
+            if self.rounds % 6 == 3:
+                return [Budget(release=True)] * len(load.ready)
+            return [Budget(2, 2) if self.rounds % 6 < 3 else Budget()] * len(load.ready)
+
+    made = watched(OnAndOff(), "auto")
+    requests = [make_request(f"r{n}", (n % 2, 1, 0), KINDS["greedy"]) for n in range(3)]
+    plain = tokens_of(run_all(toy_engine(target(), None), requests))
+    held = made.round.crew.drafter.model.pages  # type: ignore[attr-defined]
+    usage = []
+    for request in requests:
+        made.add(request)
+    found: dict[str, tuple[int, ...]] = {request.id: () for request in requests}
+    while made.has_work:
+        for event in made.step():
+            found[event.id] += event.tokens
+        usage.append(held.usage)
+        held.check_integrity()
+    assert found == plain
+    assert any(one > 0 and two == 0 and any(usage[n + 2 :]) for n, (one, two) in enumerate(itertools.pairwise(usage)))

@@ -1,0 +1,167 @@
+"""A pool changes how a draft comes about, never the law: every combiner under every exact rule that may judge it.
+
+Each path through the random choices has an engine of its own, because a pool learns: its weights and confidences depend
+on what was committed before. Other requests run beside, so that they are not what they were at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from cospec.draws import Draws, Purpose
+from cospec.errors import InvalidInput
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.registry import COMBINERS, ROUTINGS, RULES
+from cospec.sampling import History, law
+from cospec.types import Budget, Commit, Context, Draft, Request, Speculation
+from harness.oracle import BranchingDraws, Trace, enumerate_runs, total_variation
+from harness.pools import pool_engine, pool_of, toy_drafters
+from harness.reference import joint_law
+from harness.toys import drawing, enumerated_law, make_request, toy_engine
+
+EXACT, SEEN = 1e-12, 1e-3
+PROMPT = (0, 1, 0)
+PLAIN = SamplingParams(max_tokens=8, temperature=0.9)
+PARAMS = {
+    "plain": PLAIN,
+    "greedy": SamplingParams(max_tokens=8, temperature=0.0),
+    "edited": SamplingParams(max_tokens=8, temperature=0.8, min_p=0.3, repetition_penalty=1.4, logit_bias={1: 0.4}),
+}
+JUDGED = [
+    (combiner, rule)
+    for combiner in COMBINERS
+    for rule in RULES
+    if RULES.load(rule).exact and RULES.load(rule).noise in COMBINERS.load(combiner).noises
+]
+
+
+def target(vocab_size: int = 2) -> ToyModel:
+    return ToyModel(vocab_size, order=2, seed=1)
+
+
+@dataclass(frozen=True)
+class OwnNoise(BranchingDraws):
+    """A drafter's draws with the target's noise, branching by themselves: whatever it draws, the law must hold."""
+
+    def token(self, weights: np.ndarray, position: int, purpose: Purpose, branch: int = 0) -> int:
+        if purpose is Purpose.TARGET:
+            return self.trace.choose(list(weights / weights.sum()))
+        return super().token(weights, position, purpose, branch)
+
+
+def error(
+    pool: tuple[str, str], rule: str, params: SamplingParams, names: Sequence[str], length: int, k: int = 2
+) -> float:
+    """Total variation between a request's enumerated law and the target's; a seeded request runs beside it."""
+    beside = make_request("beside", (1, 0, 1, 0), SamplingParams(max_tokens=8, seed=77))
+    watched = Request("watched", PROMPT, params, 5, parent="watched", speculation=Speculation(rule=rule))
+
+    def run(trace: Trace) -> tuple[int, ...]:
+        def real(seed: int, base: int) -> Draws | BranchingDraws:
+            return BranchingDraws(trace, base) if seed == watched.seed else Draws(seed, base)
+
+        def own(seed: int, base: int) -> Draws | BranchingDraws:
+            return OwnNoise(trace, base) if seed == watched.seed else Draws(seed, base)
+
+        engine = pool_engine(target(), pool_of(toy_drafters(2, names), *pool, 2), "auto", k, 2 * k)
+        output: tuple[int, ...] = ()
+        with drawing(real), ExitStack() as stack:
+            for module in ("model", "combiners.reading"):
+                stack.enter_context(patch(f"cospec.drafters.{module}.Draws", own))
+            for each in (beside, watched):
+                engine.add(each)
+            while len(output) < length:
+                output += tuple(t for event in engine.step() if event.id == watched.id for t in event.tokens)
+                engine.check_integrity()
+        return output[:length]
+
+    return total_variation(enumerate_runs(run), joint_law(target(), params, PROMPT, length))
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize(("combiner", "rule"), JUDGED)
+def test_every_combiner_under_every_rule(combiner: str, rule: str, params: str) -> None:
+    assert error((combiner, "all"), rule, PARAMS[params], ("first", "copy"), 3) < EXACT
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize(("combiner", "rule"), [("mix", "block"), ("mix", "rejection"), ("fuse", "match")])
+def test_every_routing_over_several_rounds(combiner: str, rule: str, routing: str) -> None:
+    """Weights and confidences move between the rounds, and random routing branches like every other draw."""
+    assert error((combiner, routing), rule, PLAIN, ("first", "second"), 3, k=1) < EXACT
+
+
+def test_a_pool_of_three() -> None:
+    assert error(("mix", "hedge"), "block", PLAIN, ("first", "second", "copy"), 3) < EXACT
+
+
+@pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if RULES.load(rule).noise is Purpose.DRAFT])
+def test_a_comparison_of_drawn_tokens_is_not_judged_by_its_q(combiner: str, rule: str) -> None:
+    """Refused where it was asked for, and never drafted where it comes about in another way."""
+    pool = pool_of(toy_drafters(), combiner)
+    with pytest.raises(InvalidInput, match=f"speculation.rule is '{rule}', which needs the distribution"):
+        pool_engine(target(3), pool).add(make_request("r", PROMPT, PLAIN, speculation=Speculation(rule=rule)))
+    with pytest.raises(InvalidInput, match=r"speculative_config\.rule"):
+        pool_engine(target(3), pool, rule)
+    assert pool.propose([Context("s", [0, 1, 0, 1], 2, PLAIN, 0, Purpose.DRAFT)], [Budget(2, 2)]) == []
+
+
+@pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])
+def test_auto_keeps_to_rules_that_may_judge(combiner: str) -> None:
+    engine = pool_engine(target(3), pool_of(toy_drafters(), combiner))
+    assert engine.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.rule == "match"
+    mixing = pool_engine(target(3), pool_of(toy_drafters(), "mix"))
+    assert mixing.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.rule != "match"
+
+
+class MoreConfident:
+    """The biased shortcut: of two drafters that draw a token each, the surer one's is taken, with its own q."""
+
+    name, samples, reads_states, drafts_ahead = "shortcut", True, False, True
+
+    def __init__(self, compares: bool = True) -> None:
+        self._models = (ToyModel(3, order=1, seed=5, sharpness=1.5), ToyModel(3, order=2, seed=7, sharpness=1.0))
+        self._compares = compares
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        from cospec.drafters import model  # the draws that the enumeration stands in for
+
+        drafts = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            base, tokens, q = len(context.tokens), list[int](), list[np.ndarray]()
+            for place in range(min(budget.depth, budget.max_nodes)):
+                history = History(context.tokens, context.prompt_len, [tokens])
+                rows = [
+                    law(m.logits([*context.tokens, *tokens])[None], context.sampling, history)[0] for m in self._models
+                ]
+                draws = model.Draws(context.seed, base)
+                drawn = [draws.token(row, base + place, Purpose.DRAFT, branch) for branch, row in enumerate(rows)]
+                winner = max((0, 1), key=lambda n: rows[n][drawn[n]]) if self._compares else place % 2
+                tokens.append(drawn[winner])
+                q.append(rows[winner])
+            n = len(tokens)
+            if n:
+                names = (self.name,) * n
+                drafts.append(Draft(context.id, base, tuple(tokens), tuple(range(-1, n - 1)), names, np.stack(q)))
+        return drafts
+
+    def commit(self, commits: Sequence[Commit]) -> None: ...
+
+    def free(self, ids: Sequence[str]) -> None: ...
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_the_surer_of_two_samples_against_its_own_q_is_seen(rule: str) -> None:
+    wanted = joint_law(target(3), PLAIN, PROMPT, 3)
+    for compares in (True, False):
+        found = enumerated_law(toy_engine(target(3), MoreConfident(compares), rule, 1), PROMPT, PLAIN, 3)
+        apart = total_variation(found, wanted)
+        assert apart > SEEN if compares else apart < EXACT

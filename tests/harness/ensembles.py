@@ -1,0 +1,103 @@
+"""Engines in which several toy models speak as one, and what their laws are by the book."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
+from cospec.engine.build import Text
+from cospec.engine.collaboration import connect_ensemble
+from cospec.engine.engine import Engine
+from cospec.engine.ensemble import Cast
+from cospec.models.toy import ToyModel
+from cospec.protocols import Drafter
+from harness.reference import normalised
+
+Mix = Callable[[Sequence[Sequence[float]]], list[float]]
+"""The probabilities of every model to those of the blend."""
+
+
+def toys(count: int, vocab: int = 3, order: int = 2, sharpness: float = 1.0) -> tuple[ToyModel, ...]:
+    """Different models of one vocabulary."""
+    return tuple(ToyModel(vocab, order=order, seed=seed, sharpness=sharpness) for seed in range(1, count + 1))
+
+
+def ensemble_engine(
+    models: Sequence[ToyModel],
+    law: Mapping[str, Any],
+    proposal: str = "alternate",
+    gamma: int | list[int] | str = 2,
+    **more: Any,
+) -> Engine:
+    """An engine over ``models``; ``rule``, ``drafter``, ``proposer`` and fields of ``EngineConfig`` may follow."""
+    drafter: Drafter | None = more.pop("drafter", None)
+    speculative = SpeculativeConfig(rule=more.pop("rule", "auto"), num_speculative_tokens=more.pop("k", 2))
+    collaboration = CollaborationConfig(proposal=proposal, gamma=gamma, proposer=more.pop("proposer", None))  # type: ignore[arg-type]
+    config = EngineConfig(law=law, collaboration=collaboration, speculative_config=speculative, **more)
+    names = tuple(f"m{place}" for place in range(len(models)))
+    return Engine(connect_ensemble(Cast(tuple(models), names), drafter, config, Text()))
+
+
+class Blended:
+    """The law of a blend as a table of logits, without any of the package's blends; for ``reference.joint_law``."""
+
+    def __init__(self, models: Sequence[ToyModel], mix: Mix) -> None:
+        self.models, self.mix = models, mix
+        self.order, self.vocab_size = models[0].order, models[0].vocab_size
+
+    def logits(self, context: Sequence[int]) -> Tensor:
+        """Log-probabilities ``[V]`` behind ``context``."""
+        rows = []
+        for model in self.models:
+            values = model.logits(context).tolist()
+            rows.append(normalised([math.exp(value - max(values)) for value in values]))
+        mixed = self.mix(rows)
+        return torch.tensor([math.log(p) if p > 0 else -math.inf for p in mixed], dtype=torch.float64)
+
+
+def weighted(*weights: float) -> Mix:
+    """Probabilities, summed."""
+    return lambda rows: [sum(w * row[t] for w, row in zip(weights, rows, strict=True)) for t in range(len(rows[0]))]
+
+
+def powers(*weights: float) -> Mix:
+    """Probabilities, each to its power, multiplied: linear in the logits."""
+
+    def mix(rows: Sequence[Sequence[float]]) -> list[float]:
+        products = [math.prod(row[t] ** w for w, row in zip(weights, rows, strict=True)) for t in range(len(rows[0]))]
+        return normalised(products)
+
+    return mix
+
+
+def contrastive(mu: float, plausibility: float) -> Mix:
+    """The strong model's over the weak one's to the power mu, among what the strong one finds plausible."""
+
+    def mix(rows: Sequence[Sequence[float]]) -> list[float]:
+        strong, weak = rows
+        least = plausibility * max(strong)
+        return normalised([s / w**mu if s >= least else 0.0 for s, w in zip(strong, weak, strict=True)])
+
+    return mix
+
+
+def adaptive(tau: float, entropy: float, apart: float, overlap: float) -> Mix:
+    """Bent towards the second where the token is no key token."""
+
+    def mix(rows: Sequence[Sequence[float]]) -> list[float]:
+        target, drafter = rows
+        shared = sum(map(min, target, drafter))
+        h_t, h_d = (-sum(p * math.log(p) for p in row) for row in rows)
+        key = [
+            h_d / h_t > entropy or shared < overlap or abs(t - d) > apart for t, d in zip(target, drafter, strict=True)
+        ]
+        return normalised(
+            [t if is_key else t ** (1 - tau) * d**tau for t, d, is_key in zip(target, drafter, key, strict=True)]
+        )
+
+    return mix

@@ -1,0 +1,93 @@
+"""Engines under every round, and drafters that come late, with gaps or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from cospec.engine.engine import Engine
+from cospec.errors import DrafterLost
+from cospec.protocols import Drafter, Handle
+from cospec.rounds.ahead import DraftAhead
+from cospec.rounds.auto import Auto
+from cospec.rounds.handles import Here, Worker
+from cospec.rounds.pipelined import Pipelined
+from cospec.rounds.sequential import Sequential
+
+ROUNDS = {"auto": Auto, "sequential": Sequential, "pipelined": Pipelined, "draft-ahead": DraftAhead}
+
+
+def _failed(error: Exception) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future
+
+
+class Fragile(Here):
+    """Every third answer is lost, and every fifth does not come in time."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter)
+        self._asked = 0
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        future = super().submit(method, *args)
+        self._asked += method == "propose"
+        if method == "propose" and self._asked % 3 == 0:
+            return _failed(DrafterLost("The drafter died."))
+        if method == "propose" and self._asked % 5 == 0:
+            return _failed(TimeoutError())
+        return future
+
+
+class Gaps(Here):
+    """Loses what continues every third length."""
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        future = super().submit(method, *args)
+        if method != "propose":
+            return future
+        left: Future[Any] = Future()
+        left.set_result([draft for draft in future.result() if draft.base_len % 3])
+        return left
+
+
+class Late(Future[Any]):
+    """Not there until it is waited for."""
+
+    def __init__(self, real: Future[Any]) -> None:
+        super().__init__()
+        self._real = real
+
+    def done(self) -> bool:
+        return False
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self._real.result(timeout)
+
+
+class Slow(Here):
+    """Answers only when somebody waits: what is asked for beside a verification is not there at its end."""
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        future = super().submit(method, *args)
+        return Late(future) if method == "propose" else future
+
+
+HANDLES: dict[str, Callable[[Drafter], Handle]] = {
+    "here": Here,
+    "worker": Worker,
+    "fragile": Fragile,
+    "gaps": Gaps,
+    "slow": Slow,
+}
+
+
+def under(engine: Engine, name: str, handle: str = "here", cls: Callable[..., Any] | None = None) -> Engine:
+    """The engine with another round, or one of class ``cls``."""
+    crew = engine.round.crew  # type: ignore[attr-defined]
+    own = HANDLES[handle](crew.drafter) if crew.drafter else None
+    engine.round = (cls or ROUNDS[name])(replace(crew, handle=own))
+    return engine

@@ -1,0 +1,59 @@
+"""Pools of toy drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.pool.member import Member
+from cospec.drafters.pool.pool import PoolDrafter, PoolSetting
+from cospec.engine.build import Text, connect
+from cospec.engine.engine import Engine
+from cospec.models.toy import ToyModel
+from cospec.protocols import Clock, Drafter, Model
+from cospec.registry import COMBINERS, ROUTINGS
+
+
+class Ticks:
+    """A clock that stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pool_of(
+    drafters: Mapping[str, Drafter],
+    combiner: str = "fuse",
+    routing: str = "hedge",
+    vocab_size: int = 3,
+    clock: Clock | None = None,
+    deadline: float | None = None,
+) -> PoolDrafter:
+    """A pool whose clock stands still."""
+    made, clock = COMBINERS.load(combiner)(), clock or Ticks()
+    members = [Member.of(name, each, clock, made.steps, deadline) for name, each in drafters.items()]
+    return PoolDrafter(members, made, ROUTINGS.load(routing)(), PoolSetting(vocab_size, clock))
+
+
+def toy_drafters(vocab_size: int = 3, names: Sequence[str] = ("first", "second", "copy")) -> dict[str, Drafter]:
+    """Two models that differ from each other and from the targets of the tests, and prompt lookup."""
+    made: dict[str, Drafter] = {
+        "first": ModelDrafter(ToyModel(vocab_size, order=1, seed=5, sharpness=1.5)),
+        "second": ModelDrafter(ToyModel(vocab_size, order=2, seed=7, sharpness=1.0)),
+        "copy": NgramDrafter(1, 3),
+    }
+    return {name: made[name] for name in names}
+
+
+def pool_engine(
+    target: Model, drafter: Drafter, rule: str = "auto", k: int = 3, max_nodes: int = 8, **config: Any
+) -> Engine:
+    """An engine whose drafts are trees where the rule takes them; ``config`` are fields of ``EngineConfig``."""
+    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule, max_nodes=max(k, max_nodes))
+    return Engine(connect(target, drafter, speculative, EngineConfig(**config), Text()))

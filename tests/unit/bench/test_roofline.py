@@ -1,0 +1,62 @@
+"""What a token costs in bytes and operations, and which share of the device that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from cospec.bench.roofline import Cost, Device, bandwidth, cost_of, figures, flop_rate
+from cospec.types import RoundStats, RoundTimes
+
+
+def stats(sequences: int, batched: int, context: int, committed: int, target: float, total: float) -> RoundStats:
+    return RoundStats(
+        step=0, sequences=sequences, batched_tokens=batched, context_tokens=context, depth=0,
+        proposed=batched - sequences, accepted=0, committed=committed, times=RoundTimes(0.0, target), total=total,
+    )  # fmt: skip
+
+
+def test_shares_are_the_least_time_over_the_measured() -> None:
+    """Weights of 80 bytes and 2 rounds with 10 tokens of cache: 180 bytes at 100 bytes/s take 1.8 s of 3.6."""
+    cost, device = Cost(weight_bytes=80.0, cache_bytes=1.0, operations=10.0), Device(100.0, 1e6)
+    found = figures(cost, [stats(1, 4, 10, 2, 1.8, 2.0), stats(1, 4, 10, 4, 1.8, 2.0)], device)
+    assert found["tokens"] == 6
+    assert found["megabytes_per_token"] == pytest.approx(180 / 6 / 1e6)
+    assert found["megaflop_per_token"] == pytest.approx(80 / 6 / 1e6)
+    assert found["intensity"] == pytest.approx(80 / 180)
+    assert found["share_of_target"] == pytest.approx(0.5)
+    assert found["share_of_round"] == pytest.approx(0.45)
+
+
+def test_arithmetic_binds_where_it_takes_longer() -> None:
+    cost = Cost(weight_bytes=1.0, cache_bytes=0.0, operations=100.0)
+    found = figures(cost, [stats(1, 5, 0, 5, 10.0, 10.0)], Device(1e9, 100.0))
+    assert found["floor_ms_per_token"] == pytest.approx(1000.0)
+    assert found["share_of_target"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_that_is_no_output_layer_is_not_read(tmp_path: Path, tied: bool) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=10, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).float()
+    model.save_pretrained(tmp_path)
+    every = sum(parameter.numel() for parameter in model.parameters())
+    read = every if tied else every - 80
+    found = cost_of(str(tmp_path))
+    assert found == Cost(4.0 * read, 2.0 * 2 * 1 * 4 * 4, 2.0 * read)
+    assert cost_of(str(tmp_path), "bfloat16").weight_bytes == 2.0 * read
+    assert cost_of(str(tmp_path), quantization="int8").weight_bytes == read
+
+
+def test_the_device_is_measured() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert 0.1 < bandwidth(8 << 20) < 10_000
+    assert 1e8 < flop_rate() < 1e15
+    torch.set_num_threads(before)

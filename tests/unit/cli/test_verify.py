@@ -1,0 +1,61 @@
+"""``cospec verify``: the table, the JSON, the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cospec.bench.verify import ladder
+from cospec.bench.verify.checks import Check
+
+GOOD = Check("enumeration", "rule match", "TV 1e-16", "< 1e-12", True)
+TIE = Check("greedy identity", "speculation = plain", "9 of 10", "equal", True, ("prompt 0, token 3: a near-tie",))
+BAD = Check("chi-square", "rule block", "p = 1e-30", "> 1e-04", False)
+
+
+@pytest.fixture
+def climbing(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """A ladder that gives the checks of ``checks`` and notes what it was asked for."""
+    told: dict = {"checks": [GOOD, TIE]}
+
+    def subject_of(model, speculative, quick, **options):
+        told.update(model=model, speculative=speculative, quick=quick, options=options)
+        return told
+
+    monkeypatch.setattr(ladder, "subject_of", subject_of)
+    monkeypatch.setattr(ladder, "climb", lambda subject: iter(subject["checks"]))
+    return told
+
+
+def test_all_passed(cospec_command, climbing, tmp_path: Path):
+    to = tmp_path / "found.json"
+    config = '{"method": "ngram"}'
+    result = cospec_command("verify", "folder", "--speculative-config", config, "--quick", "--threads", 1, "--json", to)
+    assert result.exit_code == 0, result.output
+    assert climbing["model"] == "folder"
+    assert climbing["speculative"] == {"method": "ngram"}
+    assert climbing["quick"] is True
+    assert climbing["options"] == {"threads": 1}
+    assert "all 2 checks passed" in result.output
+    assert "a near-tie" in result.output
+    found = json.loads(to.read_text())
+    assert found["passed"] is True
+    assert [check["rung"] for check in found["checks"]] == ["enumeration", "greedy identity"]
+    assert found["checks"][1]["notes"] == ["prompt 0, token 3: a near-tie"]
+
+
+def test_one_failure_is_shown_and_is_the_exit_status(cospec_command, climbing):
+    climbing["checks"].append(BAD)
+    result = cospec_command("verify")
+    assert result.exit_code == 1
+    assert "FAIL" in result.output
+    assert "1 of 3 checks failed" in result.output
+
+
+def test_wrong_input_is_one_sentence(cospec_command, climbing, tmp_path: Path):
+    result = cospec_command("verify", "zoo", "--speculative-config", "{")
+    assert (result.exit_code, result.stderr.startswith("cospec: speculative_config is")) == (1, True)
+    result = cospec_command("verify", "zoo", "--json", tmp_path / "no" / "such" / "file")
+    assert (result.exit_code, "cospec: json is" in result.stderr) == (1, True)

@@ -1,0 +1,154 @@
+"""What each combiner makes of given drafts and guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from cospec.drafters.combiners.growing import Growing
+from cospec.drafters.combiners.job import DraftSlate, Guess, Job, StepSlate
+from cospec.drafters.combiners.session import Session
+from cospec.draws import Draws, Purpose
+from cospec.params import SamplingParams
+from cospec.registry import COMBINERS
+from cospec.tree import path_to
+from cospec.types import Budget, Context, Draft
+from harness.pools import Ticks, pool_of, toy_drafters
+
+GREEDY = SamplingParams(temperature=0)
+NAMES = ("a", "b", "c")
+
+
+def chain(*tokens: int, confidence: list[float] | None = None) -> Draft:
+    n = len(tokens)
+    held = None if confidence is None else np.array(confidence)
+    return Draft("s", 4, tokens, tuple(range(-1, n - 1)), ("x",) * n, confidence=held)
+
+
+def job(drafts: Mapping[int, Draft], weights: list[float], budget: Budget | None = None) -> Job:
+    context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
+    return Job(context, budget or Budget(3, 8), np.array(weights), (), lambda member, raw: raw, dict(drafts))
+
+
+def combined(name: str, made: Job) -> Draft | None:
+    session = Session({}, {}, 10, Ticks())
+    drafts = COMBINERS.load(name)().combine([made], session, NAMES)
+    return drafts[0] if drafts else None
+
+
+def paths(draft: Draft) -> set[tuple[int, ...]]:
+    return {tuple(draft.tokens[above] for above in path_to(draft.parents, node)) for node in range(len(draft))}
+
+
+def test_union_merges_what_is_equal_and_keeps_every_path() -> None:
+    draft = combined("union", job({0: chain(5, 6, 7), 1: chain(5, 8), 2: chain(9)}, [0.5, 0.3, 0.2]))
+    assert draft is not None
+    assert paths(draft) == {(5,), (5, 6), (5, 6, 7), (5, 8), (9,)}
+    assert draft.drafters[draft.tokens.index(5)] == "a"
+    assert draft.drafters[draft.tokens.index(8)] == "b"
+
+
+def test_union_cuts_by_weight_times_confidence() -> None:
+    sure, unsure = chain(5, 6, confidence=[0.9, 0.9]), chain(7, 8, confidence=[0.2, 0.9])
+    made = job({0: sure, 1: unsure}, [0.5, 0.5], Budget(2, 2))
+    draft = combined("union", made)
+    assert draft is not None
+    assert draft.tokens == (5, 6)
+    heavy = combined("union", job({0: sure, 1: unsure}, [0.05, 0.95], Budget(2, 2)))
+    assert heavy is not None
+    assert heavy.tokens == (7, 8)
+
+
+def test_vote_follows_figure_5_of_the_paper() -> None:
+    """Two of three say the first word, so their lighter sum wins; among them the heavier one's second word."""
+    drafts = {0: chain(1, 2), 1: chain(1, 3), 2: chain(4, 5)}
+    draft = combined("vote", job(drafts, [0.35, 0.25, 0.4]))
+    assert draft is not None
+    assert draft.tokens == (1, 2)
+    alone = combined("vote", job(drafts, [0.2, 0.2, 0.6]))
+    assert alone is not None
+    assert alone.tokens == (4, 5)
+    assert alone.is_chain
+
+
+def test_fuse_puts_the_most_confident_token_on_the_spine_and_the_others_beside_it() -> None:
+    drafts = {0: chain(5, 6, confidence=[0.6, 0.5]), 1: chain(7, 8, 9, confidence=[0.8, 0.3, 0.3])}
+    draft = combined("fuse", job(drafts, [0.9, 0.1, 0.0]))
+    assert draft is not None
+    assert paths(draft) == {(7,), (7, 8), (7, 8, 9), (5,), (5, 6)}
+    assert draft.confidence is not None
+    leaf = draft.tokens.index(5)
+    assert draft.confidence[leaf] == pytest.approx(0.2)  # no likelier than that the spine is wrong
+    assert draft.drafters[draft.tokens.index(7)] == "b"
+
+
+def test_fuse_keeps_to_its_nodes_by_path_probability() -> None:
+    drafts = {0: chain(5, 6, 4, confidence=[0.9, 0.9, 0.05]), 1: chain(7, confidence=[0.5])}
+    for nodes, wanted in ((1, {(5,)}), (2, {(5,), (5, 6)}), (3, {(5,), (5, 6), (7,)})):
+        draft = combined("fuse", job(drafts, [0.5, 0.5], Budget(3, nodes)))
+        assert draft is not None
+        assert paths(draft) == wanted
+
+
+def test_a_threshold_ends_a_spine() -> None:
+    drafts = {0: chain(5, 6, 7, confidence=[0.9, 0.5, 0.9])}
+    draft = combined("fuse", job(drafts, [1.0], Budget(3, 8, threshold=0.5)))
+    assert draft is not None
+    assert draft.tokens == (5,)
+
+
+def test_mix_takes_the_token_with_most_weight() -> None:
+    draft = combined("mix", job({0: chain(5, 6), 1: chain(7), 2: chain(7, 8)}, [0.4, 0.3, 0.3]))
+    assert draft is not None
+    assert draft.tokens == (7, 8)
+    assert draft.q is None
+    assert draft.is_chain
+
+
+def test_nobody_says_anything() -> None:
+    for name in COMBINERS:
+        assert combined(name, job({}, [1.0])) is None
+
+
+def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
+    """Against the drafters' own distributions, mixed by hand with the weights that the pool had."""
+    pool = pool_of(toy_drafters(3), "mix", "all")
+    params, tokens = SamplingParams(temperature=0.7, top_p=0.9), [0, 1, 0, 1, 0]
+    context = Context("s", tokens, 2, params, 9, Purpose.DRAFT)
+    (draft,) = pool.propose([context], [Budget(2, 2)])
+    weights = pool._records["s"].standing.weights(pool.prior)
+    assert draft.q is not None
+    assert draft.tokens[0] == Draws(9, 5).token(draft.q[0], 5, Purpose.DRAFT)
+    from cospec.sampling import History, law
+
+    models = [pool.members[n].drafter.model for n in (0, 1)]  # type: ignore[attr-defined]
+    rows = [law(model.logits(tokens)[None], params, History(tokens, 2, [[]]))[0] for model in models]
+    copied = np.eye(3)[1]  # what followed 0 1 0 before
+    fresh = np.array(pool_of(toy_drafters(3), "mix", "all").weights().popitem()[1])
+    assert fresh == pytest.approx(1 / 3)
+    wanted = (rows[0] + rows[1] + copied) / 3
+    assert draft.q[0] == pytest.approx(wanted)
+    assert weights.sum() == pytest.approx(1.0)
+
+
+def test_a_growing_tree_never_keeps_a_node_without_its_parent() -> None:
+    tree = Growing()
+    first = tree.add(-1, 1, 0, 0.1, 0.1)
+    second = tree.add(first, 2, 0, 0.9, 0.9)  # a score above its parent's, as rounding may make it
+    tree.add(-1, 3, 1, 0.5, 0.5)
+    assert tree.best(1) == [2]
+    assert tree.best(2) == [0, 2]
+    assert second == 1
+
+
+def test_slates_tell_what_each_drafter_got_right() -> None:
+    whole = DraftSlate(chain(5, 6, 7, confidence=[0.9, 0.8, 0.7]))
+    assert whole.lessons([5, 6, 1]) == [(0.9, 1.0), (0.8, 1.0), (0.7, 0.0)]
+    assert whole.lessons([1]) == [(0.9, 0.0)]
+    assert [level.value for level in whole.levels([5, 1], lambda raw: raw)] == [1.0, 0.0, None]
+    q = np.array([0.1, 0.2, 0.7])
+    led = StepSlate([2, 0], {0: Guess(1, 0.6), 1: Guess(2, 0.7, q)})
+    assert led.lessons([2, 1]) == [(0.6, 0.0), (0.7, 0.2)]
+    assert led.lessons([0, 1]) == [(0.6, 0.0)]

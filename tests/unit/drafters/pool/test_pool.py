@@ -1,0 +1,281 @@
+"""The pool itself: configuration, failing and late drafters, restriction, provenance, what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pytest
+
+from cospec.config import EngineConfig
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.pool.options import PoolOptions
+from cospec.drafters.pool.pool import PoolDrafter
+from cospec.drafters.stepping import ModelStepper
+from cospec.drafters.vocabulary import SharedVocabulary
+from cospec.draws import Purpose
+from cospec.errors import InvalidInput
+from cospec.models.toy import ToyModel
+from cospec.options import parse
+from cospec.params import SamplingParams
+from cospec.protocols import Model, Vocabulary
+from cospec.registry import COMBINERS
+from cospec.server.metrics import families
+from cospec.types import Budget, Commit, Context, Draft, Speculation
+from harness.pools import Ticks, pool_engine, pool_of, toy_drafters
+from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine
+
+V = 5
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+def target() -> ToyModel:
+    return ToyModel(V, order=2, seed=1, sharpness=2.0)
+
+
+def context(tokens: Sequence[int], id: str = "s", **more: Any) -> Context:
+    return Context(id, tokens, 1, GREEDY, 0, Purpose.TARGET, **more)
+
+
+@dataclass(frozen=True)
+class Host:
+    target: Model
+    default_drafter: str | None = "toy"
+
+    def load_drafter(self, name: str) -> Model:
+        if name == "none":
+            raise InvalidInput("speculative_config.model", name, "a model that exists")
+        return ToyModel(V, seed=2)
+
+    def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
+        return self.load_drafter(name), SharedVocabulary()
+
+
+def build(**given: Any) -> PoolDrafter:
+    return PoolDrafter.build(parse(PoolOptions, given, "speculative_config."), Host(target()))
+
+
+def test_a_pool_is_built_from_plain_keys() -> None:
+    listed = [{"name": "code", "method": "draft_model", "model": "toy"}, {"name": "copy", "method": "ngram"}]
+    given = {"method": "pool", "combiner": "fuse", "routing": "hedge", "drafters": listed, "max_nodes": 16}
+    config = EngineConfig.build({"speculative_config": given}).speculative_config
+    assert config is not None
+    pool = build(**config.options)
+    assert pool.names == ("code", "copy")
+    assert [member.stepper is not None for member in pool.members] == [True, False]
+    assert [member.free for member in pool.members] == [False, True]
+    assert build().names == ("model", "copy")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"drafters": []}, "speculative_config.drafters"),
+        ({"combiner": "sum"}, "speculative_config.combiner is 'sum'; allowed is one of union, vote, fuse, mix."),
+        ({"routing": "best"}, "speculative_config.routing is 'best'; allowed is one of hedge, explore, all."),
+        ({"deadline": 0}, "speculative_config.deadline"),
+        ({"voting": True}, "key speculative_config.voting"),
+        ({"drafters": [{"name": "a", "method": "pool"}]}, "speculative_config.drafters[0] 'a': method is 'pool'"),
+        ({"drafters": [{"name": "a"}]}, "speculative_config.drafters[0] 'a': method is missing"),
+        ({"drafters": [{"name": "target", "method": "ngram"}]}, "speculative_config.drafters[0].name is 'target'"),
+        ({"drafters": [{"method": "ngram"}, {"method": "ngram"}]}, "speculative_config.drafters[1].name is 'ngram'"),
+        (
+            {"drafters": [{"method": "ngram"}, {"name": "copy", "method": "ngram", "prompt_lookup_max": 0}]},
+            "speculative_config.drafters[1] 'copy': prompt_lookup_max is 0",
+        ),
+        (
+            {"drafters": [{"name": "x", "method": "draft_model", "model": "none"}]},
+            "speculative_config.drafters[0] 'x': speculative_config.model is 'none'; allowed is a model that exists.",
+        ),
+    ],
+)
+def test_wrong_options_are_one_sentence_that_names_the_drafter(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        build(**given)
+    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).endswith(".")
+
+
+class Failing(ScriptedDrafter):
+    """Raises in chosen calls, or takes its time."""
+
+    def __init__(self, clock: Ticks, fails: Sequence[int] = (), takes: float = 0.0) -> None:
+        super().__init__([0, 1, 2])
+        self.clock, self.fails, self.takes = clock, set(fails), takes
+        self.calls, self.freed = 0, list[str]()
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        self.calls += 1
+        self.clock.now += self.takes
+        if self.calls in self.fails:
+            raise RuntimeError("the node is gone")
+        return super().propose(contexts, budgets)
+
+    def free(self, ids: Sequence[str]) -> None:
+        self.freed += ids
+
+
+def rounds(pool: PoolDrafter, count: int) -> list[set[str]]:
+    """Who is in the draft, round by round."""
+    tokens, found = [3, 4, 3, 4], []
+    for _ in range(count):
+        drafts = pool.propose([context(tokens)], [Budget(3, 8)])
+        found.append({name for draft in drafts for name in draft.drafters})
+        pool.commit([Commit("s", len(tokens), (3,), (), len(tokens))])
+        tokens.append(3)
+    return found
+
+
+@pytest.mark.parametrize("combiner", ["union", "fuse"])
+def test_a_drafter_that_raises_is_left_out_longer_each_time(combiner: str) -> None:
+    clock = Ticks()
+    failing = Failing(clock, fails=(2, 3))
+    drafters = {"sound": ScriptedDrafter([4, 4]), "failing": failing}
+    pool = pool_of(drafters, combiner, "all", V, clock)
+    seen = ["failing" in names for names in rounds(pool, 8)]
+    #               raises, rests 1, raises, rests 2
+    assert seen == [True, False, False, False, False, False, True, True]
+    assert pool.left_out() == {"sound": 0, "failing": 2}
+    assert failing.freed == ["s", "s"]
+
+
+def test_a_late_drafter_is_left_out_of_the_rounds_after() -> None:
+    clock = Ticks()
+    slow = Failing(clock, takes=0.5)
+    pool = pool_of({"sound": ScriptedDrafter([4, 4]), "slow": slow}, "union", "all", V, clock, deadline=0.1)
+    assert ["slow" in names for names in rounds(pool, 3)] == [True, False, True]
+    assert pool.left_out()["slow"] == 2
+
+
+class Elsewhere(ScriptedDrafter):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__([0, 1, 2])
+        self.ready = True
+
+    def ask(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> Future[list[Draft]]:
+        future: Future[list[Draft]] = Future()
+        if self.ready:
+            future.set_result(self.propose(contexts, budgets))
+        return future
+
+
+def test_an_answer_that_comes_later_is_waited_for_until_the_deadline() -> None:
+    elsewhere = Elsewhere()
+    pool = pool_of({"sound": ScriptedDrafter([4]), "away": elsewhere}, "union", "all", V, deadline=0.01)
+    assert "away" in rounds(pool, 1)[0]
+    elsewhere.ready = False
+    assert rounds(pool, 1) == [{"sound"}]
+    assert pool.left_out()["away"] == 1
+
+
+class Breaks(ToyModel):
+    """Its forward raises when it is told to."""
+
+    broken = False
+
+    def forward(self, batch):  # type: ignore[no-untyped-def]
+        if self.broken:
+            raise RuntimeError("out of memory")
+        return super().forward(batch)
+
+
+def test_a_drafter_that_breaks_while_it_is_led_changes_nothing_but_the_draft() -> None:
+    model = Breaks(V, order=1, seed=5)
+    pool = pool_of({"led": ModelDrafter(model), **toy_drafters(V, ("second", "copy"))}, "fuse", "all", V)
+    engine, found = pool_engine(target(), pool), dict[str, tuple[int, ...]]()
+    wanted = [make_request(f"r{n}", (n, 1, 2), GREEDY) for n in range(4)]
+    for request in wanted:
+        engine.add(request)
+    for step in range(100):
+        model.broken = step % 5 == 2
+        for event in engine.step():
+            found[event.id] = found.get(event.id, ()) + event.tokens
+    assert found == tokens_of(run_all(toy_engine(target(), None), wanted))
+    assert pool.left_out()["led"] > 0
+    model.pages.check_integrity()
+    assert model.pages.usage == 0
+
+
+def test_a_request_may_choose_its_drafters() -> None:
+    drafters = {"four": ScriptedDrafter([4, 4]), "zero": ScriptedDrafter([0, 0])}
+    pool = pool_of(drafters, "union", "all", V)
+    (draft,) = pool.propose([context([1, 2], drafters=("zero",))], [Budget(2, 8)])
+    assert set(draft.drafters) == {"zero"}
+    engine = pool_engine(target(), pool)
+    request = make_request("r", (1, 2), GREEDY)
+    events = run_all(engine, [replace(request, speculation=Speculation(drafters=("four",)))])
+    assert set(engine.metrics().draft_tokens) == {"four"}
+    assert {source for event in events["r"] for source in event.sources} <= {"four", "target", "bonus"}
+    with pytest.raises(InvalidInput, match=r"speculation\.drafters is 'five'; allowed is some of four, zero\."):
+        engine.add(replace(request, speculation=Speculation(drafters=("zero", "five"))))
+    with pytest.raises(InvalidInput, match="there is no pool"):
+        toy_engine(target(), drafters["four"]).add(replace(request, speculation=Speculation(drafters=("four",))))
+
+
+def test_the_policy_says_how_many_take_part() -> None:
+    models = {f"m{n}": ModelDrafter(ToyModel(V, order=1, seed=n)) for n in range(4)}
+    for combiner in COMBINERS:
+        pool = pool_of(models, combiner, "all", V)
+        for count in (1, 2, 4):
+            pool.propose([context([1, 2, 3], f"s{count}")], [Budget(2, 8, drafters=count)])
+            assert len(pool._records[f"s{count}"].slates) == count, combiner
+
+
+def test_weights_follow_the_drafter_that_is_right_and_new_requests_know() -> None:
+    """One drafter is the target itself."""
+    drafters = {"wrong": ModelDrafter(ToyModel(V, order=1, seed=9)), "right": ModelDrafter(target())}
+    for combiner in COMBINERS:
+        pool = pool_of(drafters, combiner, "hedge", V)
+        assert pool.weights() == pytest.approx({"wrong": 0.5, "right": 0.5})
+        engine = pool_engine(target(), pool)
+        run_all(engine, [make_request(f"a{n}", (n, 2), GREEDY) for n in range(5)])
+        assert pool.weights()["right"] > 0.52, combiner
+        metrics = engine.metrics()
+        assert metrics.accepted_tokens["right"] > 5 * metrics.accepted_tokens.get("wrong", 0)
+
+
+def test_a_drafter_that_sat_out_learns_how_it_would_have_done() -> None:
+    """Catching up, it compares its own choice with every token that was committed meanwhile."""
+    model = target()
+    stepper = ModelStepper(model)
+    tokens = [0, 1]
+    opening = stepper.open([context(tokens)], [1])
+    assert opening is not None
+    assert opening.ids == ("s",)
+    assert set(opening.agreed) == {"s"}  # the prompt
+    written = []
+    for _ in range(6):
+        written.append(int(model.logits(tokens + written).argmax()))
+    tokens += [*written[:5], (written[5] + 1) % V]
+    opening = stepper.open([context(tokens)], [1])
+    assert opening is not None
+    assert opening.agreed == {"s": (4, 5)}  # the first of the six it reads without having guessed it
+    assert opening.logits[0].tolist() == model.logits(tokens).tolist()
+
+
+def test_a_led_model_continues_from_what_it_is_fed() -> None:
+    model = target()
+    stepper, tokens = ModelStepper(model), [0, 1, 2]
+    stepper.open([context(tokens)], [3])
+    assert stepper.feed(["s"], [4])[0].tolist() == model.logits([*tokens, 4]).tolist()
+    assert stepper.feed(["s"], [2])[0].tolist() == model.logits([*tokens, 4, 2]).tolist()
+    stepper.commit([Commit("s", 3, (4, 0), (0,), 4)])
+    tokens += [4, 0]
+    opening = stepper.open([context(tokens)], [2])
+    assert opening is not None
+    assert opening.logits[0].tolist() == model.logits(tokens).tolist()
+    stepper.free(["s"])
+    assert model.pages.usage == 0
+
+
+def test_weights_are_in_the_metrics() -> None:
+    pool = pool_of(toy_drafters(V), "fuse", "all", V)
+    engine = pool_engine(target(), pool)
+    assert engine.metrics().drafter_weights == pytest.approx({"first": 1 / 3, "second": 1 / 3, "copy": 1 / 3})
+    text = "".join(str(family) for family in families(asdict(engine.metrics()), "m"))
+    assert "cospec:drafter_weight" in text
+    assert toy_engine(target(), None).metrics().drafter_weights == {}

@@ -1,0 +1,130 @@
+"""Weights, calibration and who is chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cospec.drafters.pool.calibration import Calibration
+from cospec.drafters.routing.choice import Choice, Level
+from cospec.drafters.routing.explore import EPSILON, Explore
+from cospec.drafters.routing.hedge import PATIENCE, Hedge
+from cospec.drafters.routing.standing import Prior, Standing
+from cospec.draws import Draws
+from cospec.registry import ROUTINGS
+
+PRIOR = Prior(3)
+
+
+def standing(rates: tuple[float, ...], seen: float = 40.0) -> Standing:
+    made = Standing.fresh(len(rates))
+    made.rounds = 1
+    for member, rate in enumerate(rates):
+        made.saw(member, rate * seen, seen)
+    return made
+
+
+def choice(weights: list[float], count: int | None = None, seed: int = 0) -> Choice:
+    return Choice(tuple(range(len(weights))), count, np.array(weights), Draws(seed, 7), 7)
+
+
+def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
+    assert Standing.fresh(3).weights(PRIOR) == pytest.approx([1 / 3] * 3)
+    weights = standing((0.8, 0.5, 0.2)).weights(PRIOR)
+    assert weights[0] > 0.9
+    assert weights[0] > weights[1] > weights[2] > 0
+    assert weights.sum() == pytest.approx(1.0)
+
+
+def test_who_was_not_asked_loses_nothing_and_evidence_fades() -> None:
+    made = standing((0.8, 0.5, 0.5))
+    asked = Standing.fresh(3)
+    asked.saw(0, 32, 40)
+    assert asked.weights(PRIOR)[1:] == pytest.approx(made.weights(PRIOR)[1:])
+    before = made.weights(PRIOR)[0]
+    made.fade(200)
+    assert 1 / 3 < made.weights(PRIOR)[0] < before
+
+
+def test_weights_find_the_best_in_hindsight() -> None:
+    """Regret: after a few hundred tokens the best of three holds nearly all weight, whichever it is."""
+    chance = np.random.default_rng(0)
+    for best in range(3):
+        made, rates = Standing.fresh(3), [0.5, 0.5, 0.5]
+        rates[best] = 0.75
+        share = []
+        for _ in range(100):
+            made.fade(2)
+            for member, rate in enumerate(rates):
+                made.saw(member, float((chance.random(2) < rate).sum()), 2)
+            share.append(made.weights(PRIOR)[best])
+        assert np.mean(share[50:]) > 0.8
+
+
+def test_a_new_request_starts_with_what_others_taught() -> None:
+    prior = Prior(3)
+    for _ in range(20):
+        prior.learn(standing((0.9, 0.3, 0.5)))
+    weights = Standing.fresh(3).weights(prior)
+    assert weights[0] > weights[2] > weights[1]
+    unseen = Prior(3)
+    unseen.learn(Standing.fresh(3))
+    assert unseen.rates == pytest.approx([0.5] * 3)
+
+
+def test_hedge_hears_everybody_first_then_the_heaviest() -> None:
+    hedge, made = Hedge(), standing((0.8, 0.5, 0.2))
+    assert sorted(hedge.route(Standing.fresh(3), choice([0.5, 0.3, 0.2]))) == [0, 1, 2]
+    assert hedge.route(made, choice([0.9, 0.07, 0.03])) == [0]
+    assert hedge.route(made, choice([0.5, 0.1, 0.4])) == [0, 2]
+    assert hedge.route(made, choice([0.4, 0.35, 0.25], count=2)) == [0, 1]
+    made.idle[2] = PATIENCE
+    assert hedge.route(made, choice([0.9, 0.07, 0.03])) == [0, 2]
+    assert hedge.route(made, choice([0.9, 0.07, 0.03], count=1)) == [2]
+
+
+def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
+    """With probability beta the best after a good round, with alpha after a bad one; alpha < beta."""
+    explore, found = Explore(), {}
+    for accepted in (0, 4):
+        made = standing((0.5, 0.5, 0.5))
+        made.scores, made.accepted = [0.1, 0.9, 0.2], accepted
+        chosen = [explore.route(made, choice([1 / 3] * 3, count=1, seed=seed)) for seed in range(2000)]
+        assert all(len(each) == 1 for each in chosen)
+        found[accepted] = np.mean([each == [1] for each in chosen])
+    assert found[0] == pytest.approx(0.3 + 0.7 / 3, abs=0.04)
+    assert found[4] == pytest.approx(0.8 + 0.2 / 3, abs=0.04)
+
+
+def test_explore_scores_follow_equation_2_within_its_bounds() -> None:
+    explore, made = Explore(), Standing.fresh(2)
+    for _ in range(50):
+        explore.learn(made, {0: [Level(1.0, 1.0)] * 3, 1: [Level(0.9, 0.0), Level(0.9, None)]})
+    assert made.scores[0] == pytest.approx((1 - EPSILON) ** 2 / ((1 - EPSILON) ** 2 + EPSILON**2), abs=1e-3)
+    assert made.scores[1] == pytest.approx(0.9 * EPSILON / (0.9 * EPSILON + 0.1 * (1 - EPSILON)), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_a_routing_chooses_among_the_able_and_never_nobody(name: str) -> None:
+    routing, made = ROUTINGS.load(name)(), standing((0.2, 0.5, 0.6, 0.3))
+    assert routing.name == name
+    for count in (None, 1, 2, 4, 9):
+        given = Choice((1, 3), count, np.array([0.25] * 4), Draws(1, 3), 3)
+        chosen = routing.route(made, given)
+        assert chosen
+        assert set(chosen) <= {1, 3}
+        assert len(set(chosen)) == len(chosen) <= (count or 4)
+
+
+def test_confidence_becomes_the_observed_acceptance() -> None:
+    calibration, chance = Calibration(2), np.random.default_rng(1)
+    assert calibration.read(0, True, 0.9) == pytest.approx(0.9)
+    for _ in range(3000):
+        calibration.learn(0, True, (0.9, float(chance.random() < 0.4)))
+    assert calibration.read(0, True, 0.9) == pytest.approx(0.4, abs=0.03)
+    assert calibration.read(0, False, 0.9) == pytest.approx(0.9)
+    assert calibration.read(1, True, 0.9) == pytest.approx(0.9)
+    assert calibration.read(0, True, 0.1) == pytest.approx(0.1)
+    for _ in range(20000):
+        calibration.learn(0, True, (0.9, 1.0))
+    assert 0.9 < calibration.read(0, True, 0.9) < 1.0

@@ -1,0 +1,134 @@
+"""Measuring, keeping and reporting, on models whose forwards take what a time model says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from cospec.drafters.model import ModelDrafter
+from cospec.errors import ModelError
+from cospec.models.pages import PagePool
+from cospec.models.toy import ToyModel
+from cospec.policies.cost import ForwardCost, Sample, fit
+from cospec.profiling import store
+from cospec.profiling.measure import QUICK, Grid, measure_forwards, measure_steps
+from cospec.profiling.report import Profile, plot
+from cospec.profiling.start import costs_at_start
+from cospec.types import TokenBatch
+from harness.toys import with_pool
+
+TRUE = ForwardCost(context=2e-7, slopes=(2e-5, 1.5e-4), knees=(32.0,), sequence=2e-5, fixed=1.2e-3)
+SMALL = Grid(contexts=(8, 32, 64), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 4), chunks=(16,))
+
+
+class Timed:
+    """A model whose forwards move a clock by what ``TRUE`` says, and now and then by much more."""
+
+    def __init__(self, pages: int = 2000) -> None:
+        self.toy = with_pool(ToyModel(5, seed=1), pages, 4)
+        self.name, self.vocab_size, self.max_len = "timed", 5, 512
+        self.now, self.calls = 0.0, 0
+
+    @property
+    def pages(self) -> PagePool:
+        return self.toy.pages  # type: ignore[return-value]
+
+    def forward(self, batch: TokenBatch) -> torch.Tensor:
+        self.calls += 1
+        context, tokens = sum(s.start for s in batch.segments), sum(len(s.tokens) for s in batch.segments)
+        seconds = TRUE.seconds(context, tokens, len(batch.segments))
+        self.now += seconds * (3.0 if self.calls % 5 == 0 else 1.0)  # somebody else was given the processor
+        return torch.zeros(0)
+
+    def free(self, ids: Sequence[str]) -> None:
+        self.toy.free(ids)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_the_true_cost_is_found_in_spite_of_interruptions() -> None:
+    model = Timed()
+    samples = measure_forwards(model, SMALL, 60.0, model.clock)  # type: ignore[arg-type]
+    assert len(samples) == 3 * 5 * 3 + 1
+    assert fit(samples).errors(samples).max() < 0.02
+    assert fit(samples).knees == (32.0,)
+    profile = Profile.of("timed", samples)
+    assert profile.error < 0.1
+    assert len(profile.held_out) == 15
+    assert model.pages.usage == 0
+    model.pages.check_integrity()
+
+
+def test_time_and_room_bound_a_measurement() -> None:
+    model = Timed()
+    few = measure_forwards(model, SMALL, 0.05, model.clock)  # type: ignore[arg-type]
+    assert 6 <= len(few) < 20
+    assert {sample.sequences for sample in few} <= {1, 2}, "filling caches has a share of the time"
+    tight = Timed(pages=25)
+    assert {s.sequences for s in measure_forwards(tight, SMALL, 60.0, tight.clock)} == {1}  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="needs 6 or more"):
+        Profile.of("tight", few[:5])
+
+
+def test_steps_of_a_drafter() -> None:
+    model = with_pool(ToyModel(5, seed=2), 2000, 4)
+    samples = measure_steps(ModelDrafter(model), 5, Grid((8, 32), (1, 4), (2, 4), ()), 5.0)
+    assert len(samples) == 8
+    assert all(sample.seconds > 0 and sample.tokens == sample.sequences for sample in samples)
+    assert model.pages.usage == 0
+    model.pages.check_integrity()
+
+
+def test_fits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    key = {"weights": "a", "threads": 2}
+    assert store.load(key) is None
+    store.save(key, TRUE)
+    assert store.load(key) == TRUE
+    assert store.load({**key, "threads": 1}) is None
+    (file,) = store.directory().iterdir()
+    file.write_text("{", encoding="utf-8")
+    assert store.load(key) is None
+    assert "is measured again" in caplog.text
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # no directory can be made there
+    store.save(key, TRUE)
+    assert "is not kept" in caplog.text
+
+
+def test_the_key_is_the_weights(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights" + name.encode())
+    one, two = (store.weights(tmp_path / name)["weights"] for name in ("one", "two"))
+    assert one != two
+    assert "threads" in store.machine("cpu")
+
+
+def test_an_engine_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    target = with_pool(ToyModel(5, seed=1), 4000, 4)
+    drafter = ModelDrafter(with_pool(ToyModel(5, seed=2), 4000, 4))
+    first = costs_at_start(target, drafter, tmp_path, {"device": "cpu"})
+    assert first.target is not None
+    assert first.draft is not None
+    assert costs_at_start(target, drafter, tmp_path, {"device": "cpu"}) == first, "a second measurement would differ"
+    assert target.pages.usage == 0
+
+
+def test_the_plot_and_the_json(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    samples = [Sample(c, t, 1, TRUE.seconds(c, t, 1)) for c in (0, 100) for t in (1, 2, 4, 8, 16, 64)]
+    profile = Profile.of("timed", samples)
+    plot([profile, profile], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    stored = json.loads(json.dumps(profile.to_json()))
+    assert ForwardCost.from_json(stored["fit"]) == profile.fitted
+    assert stored["held_out"]["points"] == 4
+    assert len(stored["samples"]) == 12
+    assert QUICK.contexts

@@ -1,0 +1,135 @@
+"""Who is drafted and verified when, with back-pressure, and how a round is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cospec.drafters.model import ModelDrafter
+from cospec.engine.engine import Engine
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.protocols import Drafter
+from cospec.rounds.auto import Auto
+from cospec.rounds.handles import Here, Worker
+from cospec.types import Budget, Context, Draft
+from harness.overlap import under
+from harness.toys import ScriptedDrafter, make_request, run_all, toy_engine
+
+PARAMS = SamplingParams(temperature=0, max_tokens=24)
+
+
+class Recording(ScriptedDrafter):
+    """Writes down who is drafted for."""
+
+    def __init__(self) -> None:
+        super().__init__([0, 1])
+        self.batches: list[set[str]] = []
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        self.batches.append({context.id for context in contexts})
+        return super().propose(contexts, budgets)
+
+
+def engine(round: str, drafter: Drafter, count: int) -> Engine:
+    made = under(toy_engine(ToyModel(4), drafter, k=2), round)
+    for n in range(count):
+        made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
+    return made
+
+
+def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
+    drafter = Recording()
+    made, verified = engine("pipelined", drafter, 6), []
+    verify = made.round.desk.crew.judge.verify  # type: ignore[attr-defined]
+
+    def recorded(entries: Any, drafts: Any) -> Any:
+        verified.append({entry.sequence.id for entry in entries if entry.sequence.id in drafts})
+        return verify(entries, drafts)
+
+    made.round.desk.crew.judge.verify = recorded  # type: ignore[attr-defined]
+    for _ in range(5):
+        made.step()
+        made.round.check_integrity()  # type: ignore[attr-defined]
+        assert len(made.round.desk.pool.ready) <= 3  # type: ignore[attr-defined]
+    assert verified[0] == set(), "the prompts"
+    for before, after in zip(verified[1:], verified[2:], strict=False):
+        assert len(before) == len(after) == 3 and not before & after
+    assert drafter.batches == [{"r0", "r1", "r2"}, *[set(batch) for batch in verified[2:]], drafter.batches[-1]]
+
+
+def test_a_single_sequence_is_not_starved() -> None:
+    for round in ("pipelined", "draft-ahead", "auto"):
+        run_all(under(toy_engine(ToyModel(4), Recording(), k=2), round), [make_request("r", (0, 1), PARAMS)])
+
+
+def test_an_error_of_the_drafter_is_not_swallowed() -> None:
+    class Broken(Recording):
+        def commit(self, commits: Any) -> None:
+            raise ZeroDivisionError
+
+    made = toy_engine(ToyModel(4), Broken(), k=2)
+    crew = made.round.crew  # type: ignore[attr-defined]
+    made = under(made, "pipelined", "worker")
+    assert isinstance(crew.handle, Worker)
+    with pytest.raises(ZeroDivisionError):
+        run_all(made, [make_request("r", (0, 1), PARAMS)])
+
+
+class Ticking:
+    """A clock that a drafter and a judge move on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def auto(parallel: bool, beside: float) -> tuple[Engine, Auto]:
+    """An engine whose drafting takes 2 s and whose verification takes 4, or ``beside`` for each when overlapped."""
+    clock = Ticking()
+    made = toy_engine(ToyModel(4, order=2, seed=1), ModelDrafter(ToyModel(4, order=2, seed=1)), k=2)
+    crew = made.round.crew  # type: ignore[attr-defined]
+    judge, drafter = crew.judge, crew.drafter
+    propose, verify = drafter.propose, judge.verify
+    chosen: list[Auto] = []
+
+    def slow_propose(*args: Any) -> Any:
+        clock.now += 2.0 if not chosen or chosen[0].info.name == "sequential" else 0.0
+        return propose(*args)
+
+    def slow_verify(*args: Any) -> Any:
+        clock.now += 4.0 if not chosen or chosen[0].info.name == "sequential" else beside
+        return verify(*args)
+
+    drafter.propose, judge.verify = slow_propose, slow_verify
+    handle = Here(drafter, clock)
+    handle.parallel = parallel
+    made.round = round = Auto(replace(crew, clock=clock, handle=handle), window=8)
+    chosen.append(round)
+    return made, round
+
+
+@pytest.fixture
+def load() -> Iterator[list[Any]]:
+    yield [make_request(f"r{n}", (n % 4, 1), SamplingParams(temperature=0, max_tokens=200)) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "beside", "name", "why"),
+    [
+        (False, 4.0, "sequential", "33% of the stages' time, but drafter and target share their hardware"),
+        (True, 4.0, "draft-ahead", "measured 1."),
+        (True, 16.0, "sequential", "draft-ahead was tried and had 0."),
+    ],
+)
+def test_auto_measures_before_it_chooses(load: list[Any], parallel: bool, beside: float, name: str, why: str) -> None:
+    made, round = auto(parallel, beside)
+    assert "not measured" in round.info.reason
+    run_all(made, load)
+    assert round.info.name == name
+    assert why in round.info.reason

@@ -1,0 +1,220 @@
+"""A simulation is the engine itself on another clock: deterministic, conserving, and as fast as its sums say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cospec.cli.main import app
+from cospec.errors import InvalidInput
+from cospec.options import parse
+from cospec.simulation.clock import Beside, VirtualClock
+from cospec.simulation.run import World, run, simulate
+from cospec.simulation.scenario import Scenario
+from cospec.simulation.workload import jobs
+
+TARGET = {"cost": {"context": 1e-8, "slopes": [2e-5, 1e-4], "knees": [64], "fixed": 0.01}}
+DRAFT = {"cost": {"slopes": [1e-6], "fixed": 0.001}}
+SMALL = {"prompt": {"mean": 32}, "output": {"mean": 40, "variation": 0.5}}
+
+
+def scenario(**changes: Any) -> Scenario:
+    given = {
+        "requests": 40, "target": TARGET, "drafting": DRAFT, "domains": [{**SMALL, "acceptance": 0.7}],
+        "arrivals": {"rates": [20]}, "variants": [{"name": "k=3", "num_speculative_tokens": 3}],
+    }  # fmt: skip
+    return parse(Scenario, {**given, **changes})
+
+
+def only(**changes: Any) -> dict[str, Any]:
+    (found,) = simulate(scenario(**changes))["runs"]
+    return found
+
+
+@pytest.mark.parametrize("round", ["sequential", "pipelined", "draft-ahead"])
+@pytest.mark.parametrize("policy", ["off", "fixed", "goodput", "slope", "oracle", "random"])
+def test_every_policy_runs_under_every_round_and_again_the_same(policy: str, round: str) -> None:
+    variants = [{"name": "v", "policy": policy, "round": round}]
+    found = only(variants=variants)
+    assert found == only(variants=variants)
+    assert found != only(variants=variants, seed=1)
+    assert found["requests"] == 40
+    assert found["seconds"] > 0
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("kind", ["open", "closed", "segments"])
+def test_requests_are_conserved(kind: str, replicas: int) -> None:
+    """Little's law: the mean number in the system, counted at every step, is throughput times mean latency."""
+    segments = [{"rate": 40, "seconds": 0.5}, {"rate": 5, "seconds": 1}]
+    arrivals = {"kind": kind, "rates": [15] if kind == "open" else [1], "concurrency": [6], "segments": segments}
+    found = only(arrivals=arrivals, target={**TARGET, "replicas": replicas}, requests=60)
+    assert found["requests"] == 60
+    law = found["requests_per_second"] * found["latency"]["mean"]
+    assert found["mean_in_system"] == pytest.approx(law, rel=1e-3)
+
+
+def test_without_speculation_times_are_the_sums_of_rounds() -> None:
+    """One request alone: a prefill of 32 tokens and 9 single steps, to the microsecond."""
+    domain = {"prompt": {"mean": 32}, "output": {"mean": 10}}
+    found = only(requests=1, domains=[domain], variants=[{"name": "off", "policy": "off"}])
+    prefill = 0.01 + 32 * 2e-5
+    steps = sum(0.01 + 2e-5 + 1e-8 * context for context in range(32, 41))
+    assert found["latency"]["mean"] == pytest.approx(prefill + steps, abs=1e-6)
+    assert found["ttft"]["mean"] == pytest.approx(prefill, abs=1e-6)
+
+
+def test_acceptance_is_what_was_asked_for() -> None:
+    found = only(requests=300, domains=[{"acceptance": 0.6, "prompt": {"mean": 8}, "output": {"mean": 60}}])
+    assert found["acceptance"] == pytest.approx(0.6, abs=0.02)
+    found = only(requests=300, domains=[{"acceptance": [0.9, 0.1, 0.0], "prompt": {"mean": 8}, "output": {"mean": 60}}])
+    assert found["mean_acceptance_length"] == pytest.approx(1 + 0.9 + 0.09, abs=0.03)
+
+
+def test_variants_meet_the_same_requests() -> None:
+    made = scenario()
+    first, second = (list(jobs(made, 5.0, Path())) for _ in range(2))
+    assert first == second
+    assert [job.luck for job in first] == [job.luck for job in jobs(made, 50.0, Path())]
+
+
+def test_a_trace_of_acceptances_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "easy.jsonl").write_text("[1, 1, 1, 1, 1, 1, 1, 1]\n[0, 0, 0, 0]\n", encoding="utf-8")
+    made = scenario(requests=2, domains=[{"trace": "easy.jsonl"}], arrivals={"rates": [0.1]})
+    (found,) = simulate(made, tmp_path)["runs"]
+    # After the prompt's own token: drafts of 3 and 3 are right; then 1, 1 and 1 at a time.
+    assert found["rounds"] == (1 + 2) + (1 + 3)
+
+
+def test_trees_of_heads() -> None:
+    """Widths 3 and 2 find a token with 1 - (1 - α)^w at each level."""
+    variants = [{"name": "t", "policy": "fixed", "num_speculative_tokens": 2, "widths": [3, 2], "max_nodes": 9}]
+    drafting = {"kind": "heads", "cost": {"fixed": 0.0005}}
+    domains = [{"acceptance": 0.5, "prompt": {"mean": 8}, "output": {"mean": 60}}]
+    found = only(requests=300, variants=variants, drafting=drafting, domains=domains)
+    assert found["mean_acceptance_length"] == pytest.approx(1 + 0.875 + 0.875 * 0.75, abs=0.05)
+
+
+def test_pipelined_gains_what_the_paper_promises() -> None:
+    """Drafting half as long as verification, a target bound by its tokens, enough requests: at least 1.3 times."""
+    domains = [{"acceptance": 0.8, "prompt": {"mean": 16}, "output": {"mean": 64}}]
+    world = {
+        "target": {"cost": {"slopes": [4e-4], "fixed": 0.002}}, "drafting": {"cost": {"slopes": [2.5e-4], "fixed": 0.001}},
+        "domains": domains, "arrivals": {"kind": "closed", "concurrency": [32]}, "requests": 128,
+    }  # fmt: skip
+    speed = {}
+    for round in ("sequential", "pipelined"):
+        found = only(**world, variants=[{"name": round, "num_speculative_tokens": 4, "round": round}])
+        speed[round] = found["throughput"]
+        assert (found["overlap"] > 1.3) == (round == "pipelined")
+    assert speed["pipelined"] > 1.3 * speed["sequential"]
+
+
+def test_more_drafter_nodes_and_stages_help_where_they_are_short() -> None:
+    busy = {"kind": "closed", "concurrency": [32]}
+    slow = {"cost": {"slopes": [1e-3], "fixed": 0.001}}
+    variants = [{"name": "p", "num_speculative_tokens": 4, "round": "pipelined"}]
+    one, four = (
+        only(arrivals=busy, drafting={**slow, "nodes": nodes}, variants=variants)["throughput"] for nodes in (1, 4)
+    )
+    assert four >= one
+    heavy = {"cost": {"slopes": [1e-3], "fixed": 0.001}}
+    one, four = (only(arrivals=busy, target={**heavy, "stages": stages})["throughput"] for stages in (1, 4))
+    assert four > 1.5 * one
+
+
+def test_the_oracle_is_not_beaten() -> None:
+    found = simulate(
+        scenario(
+            requests=80,
+            variants=[{"name": name, "policy": name, "num_speculative_tokens": 8} for name in ("oracle", "random")]
+            + [{"name": "goodput"}, {"name": "k=5", "num_speculative_tokens": 5}],
+        )
+    )["runs"]
+    latency = {each["variant"]: each["latency"]["mean"] for each in found}
+    assert min(latency, key=latency.__getitem__) == "oracle"
+    assert latency["goodput"] < latency["random"]
+
+
+def test_a_handle_works_beside_the_clock() -> None:
+    class Half:
+        def seconds(self, contexts: Any, budgets: Any) -> float:
+            return 0.5
+
+        def drafts(self, contexts: Any, budgets: Any) -> list[Any]:
+            return ["done"]
+
+        def commit(self, commits: Any) -> None: ...
+
+        def free(self, ids: Any) -> None: ...
+
+    clock = VirtualClock()
+    handle = Beside(Half(), clock, nodes=2)
+    first, second, third = (handle.submit("propose", [], []) for _ in range(3))
+    assert not first.done() and clock.now == 0
+    assert first.result() == ["done"] and clock.now == 0.5
+    assert second.done() and not third.done(), "two nodes work at once, the third batch waits for one"
+    with pytest.raises(TimeoutError):
+        third.result(0.2)
+    assert clock.now == pytest.approx(0.7)
+    assert third.result(1.0) == ["done"] and clock.now == 1.0 and handle.busy == 1.5
+
+
+def test_no_cache_page_is_lost() -> None:
+    made = scenario(kv_tokens=1024, arrivals={"kind": "closed", "concurrency": [32]})
+    world = World(made, made.variants[0], Path())
+    found = run(world, 32.0)
+    assert found["requests"] == 40
+    replica = world.replica()
+    for job in jobs(made, 32.0, Path()):
+        replica.add(job)
+    preempted = 0
+    while replica.held:
+        list(replica.step())
+        replica.engine.check_integrity()
+        preempted = replica.engine.metrics().num_preemptions
+    assert preempted > 0 and replica.engine.metrics().kv_cache_usage == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"requests": 0}, "requests"),
+        ({"variants": [{"name": "v", "round": "sideways"}]}, "speculative_config.round"),
+        ({"variants": [{"name": "v", "policy": "sideways"}]}, "speculative_config.policy"),
+        ({"arrivals": {"kind": "segments"}}, "arrivals"),
+        ({"target": {"cost": {"profile": "nothing.json"}}}, "profile"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        simulate(scenario(**changes))
+    assert error.value.field.startswith(field)
+
+
+def test_the_command(tmp_path: Path, capsys: Any) -> None:
+    import yaml
+    from typer.testing import CliRunner
+
+    made = {"requests": 8, "target": TARGET, "variants": [{"name": "k=2", "num_speculative_tokens": 2}]}
+    file, output, plot = tmp_path / "s.yaml", tmp_path / "s.json", tmp_path / "s.png"
+    file.write_text(yaml.safe_dump(made), encoding="utf-8")
+    pytest.importorskip("matplotlib")
+    found = CliRunner().invoke(
+        app, ["simulate", str(file), "--output", str(output), "--plot", str(plot), "--requests", "5"]
+    )
+    assert found.exit_code == 0, found.output
+    assert json.loads(output.read_text(encoding="utf-8"))["runs"][0]["requests"] == 5
+    assert plot.stat().st_size > 0 and "k=2" in found.output
+
+
+def test_changing_rates_keep_their_shares() -> None:
+    arrivals = {"kind": "segments", "rates": [1], "segments": [{"rate": 90, "seconds": 1}, {"rate": 10, "seconds": 1}]}
+    made = scenario(arrivals=arrivals, requests=4000)
+    times = np.array([job.due for job in jobs(made, 1.0, Path())])
+    assert ((times % 2) < 1).mean() == pytest.approx(0.9, abs=0.02)
+    assert len(times) / times[-1] == pytest.approx(50, rel=0.05)
