@@ -98,10 +98,17 @@ class Vocabulary(Protocol):
     """What a drafter's tokens are to the target's."""
 
     same: bool  # ids and rows are the target's own
+    rows: int  # how many last rows of logits ``behind`` wants of a sequence, fewer where it has fewer tokens
 
     def read(self, context: Context) -> tuple[Seq[int], int] | None:
         """The sequence in the drafter's ids, and how many of the leading ones are unchanged: those that it was told
         the last time, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
+
+    def settled(self, context: Context) -> int:
+        """How many leading tokens of a sequence that was read will never be read otherwise."""
+
+    def behind(self, texts: Seq[Seq[int]], logits: Tensor) -> Tensor:
+        """Rows ``[S, V]`` over the target's ids behind ``texts [S]``, from the last rows of each, text after text."""
 
     def to_own(self, tokens: Seq[int]) -> tuple[int, ...]:
         """Draft tokens in the drafter's ids."""

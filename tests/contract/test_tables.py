@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -216,4 +215,3 @@ def test_a_round_has_times(name: str) -> None:
     made = ROUNDS.load(name)(crew)
     assert made.times == RoundTimes()
     assert made.info.name in ROUNDS and made.info.reason
-    assert isinstance(type(made).overlaps, bool)

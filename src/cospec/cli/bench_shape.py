@@ -47,7 +47,7 @@ def accept(
 
     prompts = datasets.sample(datasets.load_all(dataset_path), num_prompts, seed)
     common = present(model=model, dtype=dtype, device=device, threads=threads)
-    drafters: dict[str, Mapping[str, Any] | None] = dict(map(_drafter, drafter)) or {"default": None}
+    drafters: dict[str, Mapping[str, Any]] = dict(map(_drafter, drafter or ["draft_model"]))
     rows: list[Row] = []
     with output.Bar(len(drafters)) as bar:
         for name, speculative in drafters.items():
@@ -105,13 +105,14 @@ def roofline(
 
 
 def _drafter(text: str) -> tuple[str, Mapping[str, Any]]:
-    """``NAME=JSON``, or a method's name by itself."""
+    """``NAME=JSON``, or a method's name by itself. Its length is fixed unless it says otherwise, so that it drafts."""
     from cospec.config import read_json
 
     name, mark, value = text.partition("=")
     if not name or name.startswith("{"):
         raise InvalidInput("drafter", text, "NAME=JSON, or the name of a method")
-    return name, read_json(value, f"drafter {name}") if mark else {"method": name}
+    given = read_json(value, f"drafter {name}") if mark else {"method": name}
+    return name, {"policy": "fixed", **given}
 
 
 def _command() -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+WIDTH = 140  # of the table where nobody's terminal says
 
 
 def simulate(
@@ -26,7 +29,7 @@ def simulate(
 
     read = Scenario.read(scenario).model_copy(update=present(requests=requests, seed=seed))
     found = run(read, scenario.parent)
-    Console().print(_table(found))
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(found))
     if output is not None:
         output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
@@ -36,7 +39,19 @@ def simulate(
 def _table(found: dict[str, Any]) -> Any:
     from rich.table import Table
 
-    head = ("variant", "load", "latency s", "p50", "p99", "TTFT s", "tokens/s", "k", "accepted", "batch")
+    head = (
+        "variant",
+        "load",
+        "latency s",
+        "p50",
+        "p99",
+        "TTFT s",
+        "tokens/s",
+        "k",
+        "accepted",
+        "batch",
+        "tokens/round",
+    )
     table = Table(*head, box=None)
     for run in found["runs"]:
         latency, accepted = run["latency"], run["acceptance"]
@@ -49,5 +64,6 @@ def _table(found: dict[str, Any]) -> Any:
             f"{run['mean_k']:.2f}",
             "" if accepted is None else f"{accepted:.2f}",
             f"{run['mean_batch']:.1f}",
+            f"{run['mean_batched_tokens']:.0f}",
         )
     return table

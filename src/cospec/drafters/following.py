@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from cospec.drafters.branching import room
 from cospec.protocols import Model, Vocabulary
 from cospec.types import Budget, Commit, Context, Segment, TokenBatch
@@ -80,25 +82,31 @@ class Follower:
         """Cache entries of an opened sequence's known tokens."""
         return len(self._places[id].own)
 
+    def behind(self, contexts: Seq[Context]) -> Tensor:
+        """Feed the backlog; rows ``[S, V]`` over the target's ids behind the known tokens."""
+        logits = self.model.forward(self.backlog(contexts))
+        return self.vocabulary.behind([self._places[context.id].own for context in contexts], logits)
+
     def backlog(self, contexts: Seq[Context]) -> TokenBatch:
-        """Every known token that is not in the cache, as one batch that asks for the rows behind the last ones."""
+        """Every known token that is not in the cache, as one batch that asks for the rows that ``behind`` wants."""
         segments: list[Segment] = []
         for context in contexts:
             place = self._places[context.id]
-            start, known = min(place.fed, len(place.own) - 1), len(place.own)
+            rows, known = min(self.vocabulary.rows, len(place.own)), len(place.own)
+            start = min(place.fed, known - rows)
             while known - start > CATCH_UP_TOKENS:
                 piece = tuple(place.own[start : start + CATCH_UP_TOKENS])
                 self.model.forward(TokenBatch((Segment(context.id, start, piece, logits_from=len(piece)),)))
                 start += CATCH_UP_TOKENS
             tokens = tuple(place.own[start:known])
-            segments.append(Segment(context.id, start, tokens, logits_from=len(tokens) - 1))
+            segments.append(Segment(context.id, start, tokens, logits_from=len(tokens) - rows))
         return TokenBatch(tuple(segments))
 
     def keep(self, context: Context, tokens: Seq[int], parents: Seq[int]) -> None:
         """The backlog was fed, and these nodes behind it; assumed tokens count as draft tokens before them."""
         place, assumed = self._places[context.id], context.assumed
         place.fed = len(place.own) - assumed
-        self.model.pages.keep(context.id, place.own, place.fed)
+        self.model.pages.keep(context.id, place.own, min(place.fed, self.vocabulary.settled(context)))
         shifted = [*range(-1, assumed - 1), *(parent + assumed for parent in parents)]
         place.ahead = Ahead(context.committed, place.fed, [*context.tokens[context.committed :], *tokens], shifted)
 

@@ -115,7 +115,7 @@ class ModelDrafter:
     def _propose_trees(self, trees: Seq[Tree]) -> list[Draft]:
         if not trees:
             return []
-        logits = self._score(self._follower.backlog([tree.context for tree in trees]))
+        logits = self._follower.behind([tree.context for tree in trees])
         grow(trees, logits, lambda active: self._score(self._frontiers(active)), self._calibration or _as_it_is)
         drafts = []
         for tree in trees:
@@ -142,10 +142,9 @@ class ModelDrafter:
     def _propose_chains(self, chains: Seq[_Chain]) -> list[Draft]:
         if not chains:
             return []
-        backlog = self._follower.backlog([chain.context for chain in chains])
-        rolled = self._rollout(chains, backlog)
+        rolled = self._rollout(chains)
         if rolled is None:
-            self._step(chains, self._score(backlog))
+            self._step(chains, self._follower.behind([chain.context for chain in chains]))
         else:
             _take(chains, rolled)
         for chain in chains:
@@ -153,7 +152,7 @@ class ModelDrafter:
             self._follower.keep(chain.context, nodes, range(-1, len(nodes) - 1))
         return [self._close(chain) for chain in chains if chain.tokens]
 
-    def _rollout(self, chains: Seq[_Chain], backlog: TokenBatch) -> Rolled | None:
+    def _rollout(self, chains: Seq[_Chain]) -> Rolled | None:
         """All steps as one call, where the model has one and every chain is drawn by temperature alone."""
         params = [chain.context.sampling for chain in chains]
         same = self._vocabulary.same and all(chain.depth == chains[0].depth for chain in chains)
@@ -162,6 +161,7 @@ class ModelDrafter:
         picks = [
             Pick(0.0 if p.greedy else p.temperature, _stream(chain)) for p, chain in zip(params, chains, strict=True)
         ]
+        backlog = self._follower.backlog([chain.context for chain in chains])
         return self.model.rollout(backlog, picks, chains[0].depth)
 
     def _step(self, chains: Seq[_Chain], logits: Tensor) -> None:

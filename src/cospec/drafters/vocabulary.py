@@ -5,11 +5,15 @@ follows (penalties, temperature, truncation, drawing) happens in the target's id
 construction. What the target commits is read as text, which the drafter's tokenizer cuts in its own way. Text grows at
 its end, where a longer piece may now join what were several; so the last words are cut again with every piece of new
 text, and the drafter feeds again from where that made a difference.
+
+The end of a text may lie inside what the drafter would write as one token: behind ``un`` it expects less of ``able``
+than it gave ``unable`` before. So the row behind a text is healed: the last token is taken back, and of all tokens that
+begin as it does each speaks for what it has beyond that, the last token itself for what follows it.
 """
 
 from __future__ import annotations
 
-import json
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -17,23 +21,31 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from cospec.drafters.spelling import Word, spelling
 from cospec.errors import InvalidInput, words
 from cospec.types import Context
 
 WINDOW = 8  # tokens at the end of a text that are cut again, and as many more as it takes to begin with a space
 FURTHEST = 64  # but no more than these, in text without spaces
-Word = bytes | str
-"""How a token is spelled: bytes for text, a string for a special token."""
 
 
 class SharedVocabulary:
     """The drafter's tokens are the target's. Implements ``protocols.Vocabulary``, as does ``MappedVocabulary``."""
 
     same = True
+    rows = 1
 
     def read(self, context: Context) -> tuple[Seq[int], int] | None:
         """As it stands."""
         return context.tokens, len(context.tokens)
+
+    def settled(self, context: Context) -> int:
+        """All of it."""
+        return len(context.tokens)
+
+    def behind(self, texts: Seq[Seq[int]], logits: Tensor) -> Tensor:
+        """The same."""
+        return logits
 
     def to_own(self, tokens: Seq[int]) -> tuple[int, ...]:
         """The same."""
@@ -79,6 +91,7 @@ class MappedVocabulary:
     """
 
     same = False
+    rows = 2
 
     def __init__(self, target: Tokenizer, own: Tokenizer, target_size: int, own_size: int) -> None:
         self._tokenizer, self._target_size = own, target_size
@@ -98,6 +111,10 @@ class MappedVocabulary:
         begun = own.encode("").ids
         self._begin = begun if len(begun) == 1 else []
         self._readings: dict[str, _Reading] = {}
+        texts = ((word, id) for id, word in self._spelled.items() if isinstance(word, bytes) and word and id < own_size)
+        self._sorted = sorted(texts)
+        self._by_word = {self._theirs[id]: id for id in self._own_of}
+        self._longer: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def shared(self) -> dict[int, int]:
@@ -124,6 +141,43 @@ class MappedVocabulary:
         if reading.pending or not reading.own:
             return None
         return reading.own, self._agreed(reading, context.tokens)
+
+    def settled(self, context: Context) -> int:
+        """What lies before the last special token: any tail of a text may yet be cut otherwise."""
+        return self._readings[context.id].floor
+
+    def behind(self, texts: Seq[Seq[int]], logits: Tensor) -> Tensor:
+        """Heal the end of each text: two rows of ``logits`` become one, where there are two."""
+        healed, first = [], 0
+        for text in texts:
+            rows = logits[first : first + min(self.rows, len(text))]
+            first += len(rows)
+            healed.append(self._healed(text[-1], *rows) if len(rows) == self.rows else self.to_target(rows)[0])
+        return torch.stack(healed)
+
+    def _healed(self, last: int, before: Tensor, after: Tensor) -> Tensor:
+        """Logits ``[V]`` of what follows ``last``, from the rows behind the token before it and behind itself."""
+        longer, rests = self._extensions(last)
+        if not len(longer):
+            return self.to_target(after[None])[0]
+        p = torch.softmax(before.double(), -1)
+        found = p[last] * torch.softmax(self.to_target(after.double()[None])[0], -1)
+        found.index_add_(0, rests.to(found.device), p[longer.to(p.device)])
+        return found.log().to(after.dtype)
+
+    def _extensions(self, last: int) -> tuple[Tensor, Tensor]:
+        """The drafter's tokens that begin as ``last`` does, and the target's that are what they have beyond it."""
+        if last not in self._longer:
+            start, pairs = self._bytes(last), []
+            at = bisect_right(self._sorted, (start, self._target_size + len(self._spelled)))
+            while start and at < len(self._sorted) and self._sorted[at][0].startswith(start):
+                word, id = self._sorted[at]
+                rest = self._by_word.get(word[len(start) :])
+                if rest is not None and word != start:
+                    pairs.append((id, rest))
+                at += 1
+            self._longer[last] = torch.tensor([p[0] for p in pairs]), torch.tensor([p[1] for p in pairs])
+        return self._longer[last]
 
     def to_own(self, tokens: Seq[int]) -> tuple[int, ...]:
         """See ``Vocabulary``."""
@@ -209,39 +263,3 @@ def _decoded(data: bytes, whole: bool) -> str | None:
     except UnicodeDecodeError as error:
         unfinished = error.reason == "unexpected end of data"
         return None if unfinished and not whole else data.decode(errors="replace")
-
-
-def spelling(tokenizer: Tokenizer) -> dict[int, Word]:
-    """How each id is spelled, so that tokenizers of different kinds can be compared."""
-    added = tokenizer.get_added_tokens_decoder()
-    described = json.loads(tokenizer.to_str())
-    byte_level = '"ByteLevel"' in json.dumps([described["decoder"], described["pre_tokenizer"]])
-    read = _byte_level if byte_level else _plain
-    result: dict[int, Word] = {}
-    for text, id in tokenizer.get_vocab().items():
-        if id in added:
-            result[id] = text if added[id].special else text.encode()
-        else:
-            result[id] = read(text)
-    return result
-
-
-def _byte_level(text: str) -> bytes:
-    """GPT-2's alphabet: a printable character for every byte."""
-    return bytes(_BYTES[char] for char in text) if all(char in _BYTES for char in text) else text.encode()
-
-
-def _plain(text: str) -> bytes:
-    """SentencePiece's spelling: a mark for spaces, and bytes by number."""
-    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-        return bytes([int(text[3:5], 16)])
-    return text.replace("\u2581", " ").encode()
-
-
-def _alphabet() -> dict[str, int]:
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTES = _alphabet()

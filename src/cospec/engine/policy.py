@@ -11,7 +11,7 @@ from cospec.policies.choice import Choice
 from cospec.policies.round_cost import Costs
 from cospec.policies.setting import PolicySetting
 from cospec.protocols import Clock, Drafter, Policy
-from cospec.registry import POLICIES, ROUNDS
+from cospec.registry import POLICIES
 from cospec.types import Offer
 
 
@@ -34,7 +34,6 @@ def build_policy(
         widths=speculative.widths,
         offer=getattr(drafter, "offer", Offer()),
         costs=costs,
-        overlap=ROUNDS.load(speculative.round).overlaps,
         clock=clock,
     )
     if drafter is None:

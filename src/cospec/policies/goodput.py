@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from pydantic import Field
 from cospec.options import Options
 from cospec.policies.acceptance import PRIOR, Acceptance, Floats, Ints
 from cospec.policies.allocation import Choice, Round, Steps, allocate
+from cospec.policies.members import Members
 from cospec.policies.menu import chains, trees
 from cospec.policies.probing import LENGTH, Probes
 from cospec.policies.problem import Bounds, Problem, Situation
@@ -24,6 +26,8 @@ from cospec.policies.residents import Residents
 from cospec.policies.round_cost import RoundCost
 from cospec.policies.setting import PolicySetting
 from cospec.types import Budget, Commit, Draft, Load, RoundStats
+
+Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.03  # root mean square change of the rates that makes a decision old
@@ -64,6 +68,7 @@ class Goodput:
         self.acceptance = Acceptance(options.prior)
         self.residents = Residents(options.release_above)
         self.probes = Probes(options.probe_share)
+        self.members = Members(setting.offer.members)
         bounds = Bounds(options.max_round_seconds, options.max_verified_tokens)
         menu = trees(setting.longest) if setting.offer.trees else chains(setting.longest)
         self._problem = Problem(menu, self.cost, bounds, solve)
@@ -103,6 +108,8 @@ class Goodput:
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Judgements to the rates, times to the costs."""
         self.acceptance.observe(commits, self._given)
+        if self.members.most > 1:
+            self.members.observe(commits, self._given)
         self.cost.observe(stats)
         self.probes.accrue(stats.total)
         for commit in commits:
@@ -135,11 +142,11 @@ class Goodput:
     def _decide(self, rates: Floats, load: Load) -> None:
         if not self.options.per_sequence:
             rates = np.full(len(load.ready), self.acceptance.everybody)
-        lengths = [len(sequence.tokens) for sequence in load.ready]
+        now, lengths = rates, [len(sequence.tokens) for sequence in load.ready]
         backlog = None if self.setting.offer.free else self.residents.backlog(load.ready, lengths)
         situation = self._problem.situation(load, lengths, backlog)
         solve = self._problem.each if self.options.per_sequence else self._problem.alike
-        self._choice, budgets = solve(rates, situation)
+        rates, self._choice, budgets = self._with_members(rates, situation, solve)
         self._age = 0
         if self.probes.due and (counts := self._choice.counts).min() == 0 and self.setting.longest:
             for place in self._probe(rates, counts, situation, load):
@@ -148,7 +155,21 @@ class Goodput:
         if not self.setting.offer.free:
             budgets = self.residents.settle(self._ids, budgets, lengths)
         self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
-        self._rates, self._made = rates, (self.cost.changed, load.catching_up)
+        self._rates, self._made = now, (self.cost.changed, load.catching_up)
+
+    def _with_members(self, rates: Floats, situation: Situation, solve: Solver) -> tuple[Floats, Choice, list[Budget]]:
+        """The best lengths with the best number of drafters among the present one and its neighbours."""
+        if self.members.most == 1:
+            return rates, *solve(rates, situation)
+        everybody, found = self.acceptance.everybody, {}
+        for m in self.members.nearby:
+            self.cost.drafters = m
+            shifted = self.members.shifted(rates, m, everybody)
+            found[m] = (shifted, *solve(shifted, situation))
+        best = max(found, key=lambda m: (found[m][1].goodput, -m))
+        self.members.count = self.cost.drafters = best
+        shifted, choice, budgets = found[best]
+        return shifted, choice, [replace(budget, drafters=best) if budget.depth else budget for budget in budgets]
 
     def _probe(self, rates: Floats, counts: Ints, situation: Situation, load: Load) -> Seq[int]:
         """Who is drafted for, although that is not expected to pay."""

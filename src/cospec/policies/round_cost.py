@@ -45,7 +45,9 @@ class RoundCost:
         self.changed = 0  # goes up when the costs moved enough that plans made with them are old
         self.error = 0.0  # median over the window
         self.predicted = 0.0  # seconds of the latest round
-        self._target, self._draft = _Part(costs.target or UNMEASURED_TARGET), _Part(costs.draft or UNMEASURED_DRAFT)
+        self._target = _Part(costs.target or UNMEASURED_TARGET)
+        whole, self.drafters = costs.draft or UNMEASURED_DRAFT, offer.members
+        self._drafts = [_Part(whole.scaled(max(1, m) / offer.members)) for m in range(offer.members + 1)]
         self._rest = 0.0  # seconds per sequence and round outside of both
         self._hidden = 0.0  # share of the shorter of both that passes beside the longer one
         self._errors: deque[float] = deque(maxlen=WINDOW)
@@ -58,8 +60,8 @@ class RoundCost:
 
     @property
     def draft(self) -> ForwardCost:
-        """Of one step of the drafter."""
-        return self._draft.cost
+        """Of one step of the drafter, or of as many of a pool as ``drafters`` says."""
+        return self._drafts[self.drafters].cost
 
     @property
     def overlap(self) -> bool:
@@ -93,7 +95,7 @@ class RoundCost:
         if stats.depth and not self.offer.free:
             width = stats.proposed / stats.depth
             step = Sample(stats.context_tokens, width, width, times.draft / stats.depth)
-            moved |= self._draft.follow(step, draft / stats.depth)
+            moved |= self._drafts[self.drafters].follow(step, draft / stats.depth)
         shorter = min(times.draft, times.target)
         if shorter > 0:
             hidden = min(1.0, max(0.0, (times.draft + times.target - stats.total) / shorter))
@@ -116,7 +118,7 @@ class RoundCost:
     def _judge(self) -> None:
         self.error = median(self._errors) if self._errors else 0.0
         if self.error > TOLERATED and len(self._errors) == WINDOW:
-            for part in (self._target, self._draft):
+            for part in (self._target, *self._drafts):
                 part.refit()
             self._errors.clear()
             self.refits += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import ClassVar
 
 from cospec.protocols import Crew
 from cospec.rounds.desk import PATIENCE, Desk
@@ -19,8 +18,6 @@ class DraftAhead:
     When all of a draft was accepted and the next token is the one that the drafter went on with, what it wrote behind
     that is the next draft. Otherwise it is dropped and the sequence drafted anew, while those that have a draft go on.
     """
-
-    overlaps: ClassVar[bool] = True
 
     def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
         self.desk = Desk(crew, patience)

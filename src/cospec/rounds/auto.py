@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -68,8 +67,6 @@ class _Window:
 
 class Auto:
     """One round at work, and the choice of it."""
-
-    overlaps: ClassVar[bool] = False
 
     def __init__(self, crew: Crew, window: int = WINDOW) -> None:
         self.crew = crew

@@ -89,7 +89,7 @@ class Collaborative:
         if not line.pending and work.room > 0 and casting.proposes and self.crew.drafter is None:
             return casting.order[0]
         turns = [model for model in casting.order if model in work.blend.members]
-        return min(turns, key=lambda model: line.fed[model])
+        return min(turns, key=line.scored)
 
     def _goes_on(self, work: Work, model: int) -> bool:
         """Whether the model proposes in this turn."""

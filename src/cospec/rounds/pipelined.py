@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import ClassVar
 
 from cospec.protocols import Crew
 from cospec.rounds.desk import PATIENCE, Desk
@@ -20,8 +19,6 @@ class Pipelined:
     pause while so many drafts wait or are being made, and start as soon as the target takes some. Sequences that need
     no draft are verified in every round.
     """
-
-    overlaps: ClassVar[bool] = True
 
     def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
         self.desk = Desk(crew, patience)

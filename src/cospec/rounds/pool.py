@@ -118,8 +118,8 @@ class DraftPool:
         ask = self.asked.get(sequence.id)
         if ask is not None and not ask.holds(sequence.tokens):
             del self.asked[sequence.id]
-        kept = self.ready.get(sequence.id)
-        if kept is not None and kept[1] is not None and continued(*kept, sequence.tokens) is None:
+        asked, draft = self.ready.get(sequence.id, (None, None))
+        if asked is not None and draft is not None and continued(asked, draft, sequence.tokens) is None:
             del self.ready[sequence.id]
             self.stale += 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import ClassVar
 
 from cospec.draws import Purpose
 from cospec.protocols import Crew, Rule
@@ -12,8 +11,6 @@ from cospec.types import Commit, Context, Outcome, Plan, PlanEntry, RoundInfo, R
 
 class Sequential:
     """Drafter and target take turns; each uses all of the machine."""
-
-    overlaps: ClassVar[bool] = False
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew

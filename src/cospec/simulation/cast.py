@@ -12,9 +12,8 @@ from typing import ClassVar
 
 import torch
 
-from cospec.models.pages import PagePool
 from cospec.policies.cost import ForwardCost
-from cospec.protocols import Rule
+from cospec.protocols import Pages, Rule
 from cospec.rules.match import Match
 from cospec.simulation.clock import VirtualClock
 from cospec.simulation.scenario import Drafting, Target
@@ -30,10 +29,10 @@ Rates = float | Seq[float]
 class Cache:
     """Stands for the target model: its room, and nothing else."""
 
-    name, vocab_size, dtype, states = "simulated", 2, torch.float32, None
-
-    def __init__(self, pages: PagePool) -> None:
+    def __init__(self, pages: Pages) -> None:
         self.pages, self.max_len = pages, 1 << 20
+        self.name, self.vocab_size, self.dtype = "simulated", 2, torch.float32
+        self.states: torch.Tensor | None = None
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
         """Never called: the judge does without logits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,18 +72,26 @@ class Agreement:
 
 
 @torch.no_grad()
-def agreement(model: LlamaForCausalLM, target: LlamaForCausalLM, documents: Documents) -> Agreement:
-    """Compare the two on ``documents``, each a prompt and what the target wrote behind it."""
-    same, count, overlap = 0, 0, 0.0
+def agreements(
+    models: Mapping[str, LlamaForCausalLM], target: LlamaForCausalLM, documents: Documents
+) -> dict[str, Agreement]:
+    """Compare each model with ``target`` on ``documents``, each a prompt and what the target wrote behind it."""
+    sums = {name: [0.0, 0.0] for name in models}
+    count = 0
     for prompt, answer in documents:
         if not answer:
             continue
         ids = torch.tensor([prompt + answer], device=target.device)[:, :-1]
-        p, q = (each(input_ids=ids).logits[0, len(prompt) - 1 :].float() for each in (target, model))
-        same += int((p.argmax(-1) == q.argmax(-1)).sum())
-        overlap += float(torch.minimum(p.softmax(-1), q.softmax(-1)).sum())
+        p = target(input_ids=ids).logits[0, len(prompt) - 1 :].float()
+        law, likeliest = p.softmax(-1), p.argmax(-1)
         count += len(p)
-    return Agreement(same / max(1, count), overlap / max(1, count), count)
+        for name, model in models.items():
+            q = model(input_ids=ids).logits[0, len(prompt) - 1 :].float()
+            sums[name][0] += float((q.argmax(-1) == likeliest).sum())
+            sums[name][1] += float(torch.minimum(law, q.softmax(-1)).sum())
+    return {
+        name: Agreement(same / max(1, count), overlap / max(1, count), count) for name, (same, overlap) in sums.items()
+    }
 
 
 def heldout_answers(

@@ -17,7 +17,7 @@ from cospec.errors import ModelError
 from cospec.training.card import render
 from cospec.training.corpus import Corpus, end_token
 from cospec.training.drafting import acceptances
-from cospec.training.evaluate import Agreement, Documents, TextLoss, agreement, heldout_answers, heldout_losses
+from cospec.training.evaluate import Agreement, Documents, TextLoss, agreements, heldout_answers, heldout_losses
 from cospec.training.family import ADOPTED, TOKENIZER_FILES, load_adapter, load_tokenizer, load_trained
 from cospec.training.generate import engine_writer
 from cospec.training.recipe import Recipe
@@ -139,11 +139,9 @@ def measure(recipe: Recipe, runs: Path, folder: Path) -> dict[str, Any]:
 
 def _agreements(models: Mapping[str, LlamaForCausalLM], texts: Mapping[str, Documents]) -> dict[str, Any]:
     """Model -> domain -> figures, of every model but the target."""
-    return {
-        name: {domain: _rounded(agreement(model, models["target"], text)) for domain, text in texts.items()}
-        for name, model in models.items()
-        if name != "target"
-    }
+    others = {name: model for name, model in models.items() if name != "target"}
+    by_domain = {domain: agreements(others, models["target"], text) for domain, text in texts.items()}
+    return {name: {domain: _rounded(found[name]) for domain, found in by_domain.items()} for name in others}
 
 
 def _rounded(figures: TextLoss | Agreement) -> dict[str, float]:

@@ -10,7 +10,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cospec.drafters.model import ModelDrafter
-from cospec.drafters.vocabulary import MappedVocabulary, spelling
+from cospec.drafters.spelling import spelling
+from cospec.drafters.vocabulary import MappedVocabulary
 from cospec.draws import Purpose
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
@@ -121,6 +122,26 @@ def test_half_a_character_waits() -> None:
     read = vocabulary.read(context([*start, *umlaut]))
     assert read is not None
     assert OWN.decode(list(read[0])) == "a ü"
+
+
+def test_the_end_of_a_text_is_healed() -> None:
+    """Behind half a word the row is that of the whole words which begin so, and of what follows the half."""
+    vocabulary = joined()
+    words = {word: id for id, word in spelling(OWN).items()}
+    the, re = words[b" the"], TARGET.token_to_id("re")
+    assert b" there" in words
+    assert re is not None
+    before, after = torch.full((OWN.get_vocab_size(),), -30.0), torch.full((OWN.get_vocab_size(),), -30.0)
+    before[the], before[words[b" there"]], before[words[b"z"]] = 1.0, 2.0, 5.0
+    after[words[b"z"]] = 0.0
+    row = vocabulary.behind([[words[b"a"], the]], torch.stack([before, after]))
+    p = torch.softmax(row[0].double(), -1)
+    assert p[re] == pytest.approx(math.exp(2) / (math.exp(1) + math.exp(2)), abs=1e-6)
+    assert p[TARGET.token_to_id("z")] == pytest.approx(math.exp(1) / (math.exp(1) + math.exp(2)), abs=1e-6)
+    alone = vocabulary.behind([[the]], after[None])
+    assert torch.equal(alone, vocabulary.to_target(after[None]))
+    nothing_longer = vocabulary.behind([[the, words[b" there"]]], torch.stack([before, after]))
+    assert torch.equal(nothing_longer, vocabulary.to_target(after[None]))
 
 
 def test_special_tokens_are_walls() -> None:

@@ -103,7 +103,8 @@ def test_pipelined_gains_what_the_paper_promises() -> None:
     """Drafting half as long as verification, a target bound by its tokens, enough requests: at least 1.3 times."""
     domains = [{"acceptance": 0.8, "prompt": {"mean": 16}, "output": {"mean": 64}}]
     world = {
-        "target": {"cost": {"slopes": [4e-4], "fixed": 0.002}}, "drafting": {"cost": {"slopes": [2.5e-4], "fixed": 0.001}},
+        "target": {"cost": {"slopes": [4e-4], "fixed": 0.002}},
+        "drafting": {"cost": {"slopes": [2.5e-4], "fixed": 0.001}},
         "domains": domains, "arrivals": {"kind": "closed", "concurrency": [32]}, "requests": 128,
     }  # fmt: skip
     speed = {}

@@ -16,7 +16,7 @@ from cospec.training.distill import (
     low_rank_embedding,
     train_drafter,
 )
-from cospec.training.evaluate import heldout_loss
+from cospec.training.evaluate import agreements, heldout_loss
 from cospec.training.export import save_model
 from cospec.training.family import load_trained, new_model, train_target
 from cospec.training.generate import Prompts, WritingPlan, engine_writer, write_stream
@@ -175,6 +175,20 @@ def test_the_fingerprint_knows_every_weight(recipe: Recipe, tokenizer: Tokenizer
     with torch.no_grad():
         model.model.norm.weight[3] += 1e-3
     assert fingerprint(model) != before
+
+
+@torch.no_grad()
+def test_agreement_is_counted_where_the_target_wrote(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    target, other = (new_model(recipe.target, recipe, tokenizer, seed).eval() for seed in (1, 2))
+    documents = [([5, 6, 7], [8, 9]), ([1, 2], []), ([3], [4, 5, 6])]
+    found = agreements({"same": target, "other": other}, target, documents)
+    assert (found["same"].top1, found["same"].tokens) == (1.0, 5)
+    assert found["same"].overlap == pytest.approx(1.0, abs=1e-5)
+    p, q = (
+        torch.cat([model(torch.tensor([a])).logits[0, b:].softmax(-1) for a, b in (([5, 6, 7, 8], 2), ([3, 4, 5], 0))])
+        for model in (target, other)
+    )
+    assert found["other"].overlap == pytest.approx(1 - float((p - q).abs().sum(-1).mean()) / 2, abs=1e-5)
 
 
 def test_heldout_loss_of_an_untrained_model_is_that_of_guessing(

@@ -81,5 +81,5 @@ def _samples(subject: Subject, engine: Engine, rule: str) -> list[Words]:
 
 
 def _request(prompt: Words, params: SamplingParams, rule: str, seed: int) -> Request:
-    (request,) = make_requests(str(seed), prompt, params, Speculation(rule=rule))
+    (request,) = make_requests(str(seed), prompt, params, Speculation(rule=rule, length=DEPTH))
     return replace(request, seed=seed)

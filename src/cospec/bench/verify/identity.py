@@ -11,18 +11,22 @@ from cospec.engine.requests import make_requests
 from cospec.params import SamplingParams
 from cospec.types import Speculation
 
+LENGTH = 4  # of drafts, so that a policy that would not draft here does not leave the rung without any
+
 
 def climb(subject: Subject) -> Iterator[Check]:
     """Speculation against plain decoding and against transformers."""
     params = SamplingParams(temperature=0.0, max_tokens=subject.effort.tokens, ignore_eos=True)
     before = draft_tokens(subject.llm.engine)
-    drafted = _outputs(subject, params, Speculation())
+    drafted = _outputs(subject, params, Speculation(length=LENGTH))
     after = draft_tokens(subject.llm.engine)
     told = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
     plain = _outputs(subject, params, Speculation(enabled=False))
+    configured = _outputs(subject, params, Speculation())
+    yield compare(subject, "greedy identity", "as configured = plain decoding", params, Pair(configured, plain))
     theirs = {id: subject.reference.generate(subject.prompts[int(id)], params.max_tokens or 1) for id in plain}
     for name, other in (("plain decoding", plain), ("transformers.generate", theirs)):
-        check = compare(subject, "greedy identity", f"speculation = {name}", params, Pair(drafted, other))
+        check = compare(subject, "greedy identity", f"length {LENGTH} = {name}", params, Pair(drafted, other))
         yield replace(check, notes=(told, *check.notes))
 
 

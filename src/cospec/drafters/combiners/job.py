@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from cospec.drafters.combiners.session import Session
-from cospec.drafters.routing.choice import Level
+from cospec.drafters.routing.choice import Judged, Lesson
 from cospec.draws import Floats, Purpose
 from cospec.tree import children
 from cospec.types import Budget, Context, Draft
@@ -17,18 +17,13 @@ UNKNOWN = 0.5  # the raw confidence of a drafter that gives none
 
 Trust = Callable[[int, float], float]
 """(drafter, raw confidence) to the calibrated chance that its token is committed when the one before it was."""
-Lesson = tuple[float, float]
-"""(raw confidence, 1 for a guess that was right or 0, or the probability it gave to the token)."""
 
 
 class Slate(Protocol):
     """What one drafter said about one sequence in one round, kept until the tokens are known."""
 
-    def levels(self, committed: Seq[int], trust: Callable[[float], float]) -> list[Level]:
-        """One for each position that the drafter guessed at."""
-
-    def lessons(self, committed: Seq[int]) -> list[Lesson]:
-        """One for each guess that can be told right or wrong."""
+    def judge(self, committed: Seq[int]) -> Judged:
+        """Against what was committed."""
 
 
 @dataclass(slots=True)
@@ -46,7 +41,7 @@ class Job:
 
     context: Context
     budget: Budget
-    weights: Floats
+    weights: Seq[float]
     steppers: tuple[int, ...]
     trust: Trust
     drafts: dict[int, Draft] = field(default_factory=dict)
@@ -80,34 +75,22 @@ class DraftSlate:
 
     draft: Draft
 
-    def levels(self, committed: Seq[int], trust: Callable[[float], float]) -> list[Level]:
-        """Along the committed tokens; the positions behind a mismatch are counted but unknown."""
-        found = []
-        for offered, token in self._walk(committed):
-            hit = any(self.draft.tokens[node] == token for node in offered)
-            found.append(Level(max(trust(confidence_of(self.draft, node)) for node in offered), float(hit)))
-        return found + [Level(UNKNOWN, None)] * (self.draft.depth - len(found))
-
-    def lessons(self, committed: Seq[int]) -> list[Lesson]:
-        """Every node whose parent was committed."""
-        draft = self.draft
-        return [
-            (confidence_of(draft, node), float(draft.tokens[node] == token))
-            for offered, token in self._walk(committed)
-            for node in offered
-        ]
-
-    def _walk(self, committed: Seq[int]) -> Iterator[tuple[list[int], int]]:
-        node = -1
+    def judge(self, committed: Seq[int]) -> Judged:
+        """Every node whose parent was committed; a position is right when any of its nodes is."""
+        draft, node, hits, seen = self.draft, -1, 0, 0
+        lessons: list[Lesson] = []
         for token in committed:
-            offered = children(self.draft.parents, node)
+            offered = children(draft.parents, node)
             if not offered:
-                return
-            yield offered, token
-            found = next((child for child in offered if self.draft.tokens[child] == token), None)
-            if found is None:
-                return
-            node = found
+                break
+            seen += 1
+            lessons += [(confidence_of(draft, each), float(draft.tokens[each] == token)) for each in offered]
+            right = [each for each in offered if draft.tokens[each] == token]
+            if not right:
+                break
+            node = right[0]
+            hits += 1
+        return Judged(hits, seen, draft.depth, lessons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,33 +117,23 @@ class StepSlate:
 
     Attributes:
         spine: the shared tokens; grows while the draft is made.
-        guesses: by position; each one follows ``spine[:position]``.
+        guesses: at one position after the other; each follows the spine up to it.
     """
 
     spine: Seq[int]
-    guesses: dict[int, Guess] = field(default_factory=dict)
+    guesses: list[Guess] = field(default_factory=list)
+    first: int = 0  # position of the first guess
 
-    def levels(self, committed: Seq[int], trust: Callable[[float], float]) -> list[Level]:
-        """Known up to the first committed token that the spine has not."""
-        known = self._known(committed)
-        return [
-            Level(trust(guess.confidence), guess.value(committed[place]) if place < known else None)
-            for place, guess in self.guesses.items()
-        ]
-
-    def lessons(self, committed: Seq[int]) -> list[Lesson]:
-        """The guesses whose prefix was committed."""
-        known = self._known(committed)
-        return [
-            (guess.confidence, guess.value(committed[place])) for place, guess in self.guesses.items() if place < known
-        ]
-
-    def _known(self, committed: Seq[int]) -> int:
-        """Committed positions whose prefix is the spine's."""
-        agreed = 0
-        while agreed < min(len(self.spine), len(committed)) and self.spine[agreed] == committed[agreed]:
+    def judge(self, committed: Seq[int]) -> Judged:
+        """The guesses up to the first committed token that the spine has not."""
+        agreed, most = 0, min(len(self.spine), len(committed))
+        while agreed < most and self.spine[agreed] == committed[agreed]:
             agreed += 1
-        return min(agreed + 1, len(committed))
+        known = self.guesses[: max(0, min(agreed + 1, len(committed)) - self.first)]
+        lessons = [
+            (guess.confidence, guess.value(token)) for guess, token in zip(known, committed[self.first :], strict=False)
+        ]
+        return Judged(sum(value for _, value in lessons), len(lessons), len(self.guesses), lessons)
 
 
 def confidence_of(draft: Draft, node: int) -> float:

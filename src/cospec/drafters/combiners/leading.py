@@ -63,9 +63,11 @@ class Line:
     def hear(self, member: int, guess: Guess) -> None:
         """A drafter that is led; what it says is kept for later."""
         self.voices.append(Voice(member, guess))
-        slate = self.job.slates.setdefault(member, StepSlate(self.spine))
+        slate = self.job.slates.get(member)
+        if slate is None:
+            slate = self.job.slates[member] = StepSlate(self.spine, first=len(self.spine))
         assert isinstance(slate, StepSlate), "a drafter is either led or asked"
-        slate.guesses[len(self.spine)] = guess
+        slate.guesses.append(guess)
 
     def hear_drafts(self) -> None:
         """The whole drafts that the spine has followed so far."""

@@ -25,7 +25,7 @@ def merge(job: Job) -> Merged:
     merged = Merged()
     tree = merged.tree
     for member in sorted(job.drafts, key=lambda each: -job.weights[each]):
-        draft, weight = job.drafts[member], float(job.weights[member])
+        draft, weight = job.drafts[member], job.weights[member]
         place, chance = {-1: -1}, {-1: 1.0}
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             confidence = job.trust(member, confidence_of(draft, node))

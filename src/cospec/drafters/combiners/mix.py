@@ -1,8 +1,9 @@
 """Each token drawn from the weighted mixture of all drafters' distributions, which is kept as q.
 
-Voting that stays exact under every rule: the mixture is a function of the tokens before it, whoever is in it. A drafter
-that chooses its tokens by itself is in it as a point mass while its draft goes the same way; one that draws a whole
-draft by itself cannot be, because its token alone does not tell its distribution.
+Voting that stays exact under every rule: the mixture is a function of the tokens before it, whoever is in it. A
+drafter's share is its weight times its calibrated confidence at that position. One that chooses
+its tokens by itself is in it as a point mass while its draft goes the same way; one that draws a whole draft by itself
+cannot be, because its token alone does not tell its distribution.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.drafters.combiners.job import Job
-from cospec.drafters.combiners.leading import Line, Voice, lead
+from cospec.drafters.combiners.leading import Line, lead
 from cospec.drafters.combiners.reading import distributions, draw
 from cospec.drafters.combiners.session import Session
 from cospec.draws import Floats, Purpose
@@ -30,28 +31,34 @@ class _Mixture:
     owners: list[int] = field(default_factory=list)
     q: list[Floats] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
+    shares: list[float] = field(default_factory=list)  # of the voices at the present position
 
     def weigh(self, vocab_size: int) -> tuple[Floats, float]:
         """The mixture ``[V]`` at the present position, and how likely its tokens are to be kept."""
-        job, mixture, trust = self.line.job, np.zeros(vocab_size), 0.0
-        total = sum(float(job.weights[voice.member]) for voice in self.line.voices)
-        for voice in self.line.voices:
-            share = float(job.weights[voice.member]) / total
-            trust += share * job.trust(voice.member, voice.guess.confidence)
+        mixture, confidence = np.zeros(vocab_size), 0.0
+        self.shares = self._shares()
+        for share, voice in zip(self.shares, self.line.voices, strict=True):
+            confidence += share * self.line.job.trust(voice.member, voice.guess.confidence)
             if voice.guess.q is None:
                 mixture[voice.guess.token] += share
             else:
                 mixture += share * voice.guess.q
-        return mixture, trust
+        return mixture, confidence
+
+    def _shares(self) -> list[float]:
+        """Weight times calibrated confidence, both known before anything is drawn, so the mixture is still q."""
+        job = self.line.job
+        parts = [
+            job.weights[voice.member] * job.trust(voice.member, voice.guess.confidence) for voice in self.line.voices
+        ]
+        total = sum(parts)
+        return [part / total for part in parts]
 
     def take(self, token: int, mixture: Floats, confidence: float) -> None:
         """The token that the mixture gave; it is said to come from the drafter with the largest part in it."""
-        job = self.line.job
-
-        def part(voice: Voice) -> float:
-            return float(job.weights[voice.member]) * voice.guess.value(token)
-
-        self.owners.append(max(self.line.voices, key=part).member)
+        job, voices = self.line.job, self.line.voices
+        parts = [share * voice.guess.value(token) for share, voice in zip(self.shares, voices, strict=True)]
+        self.owners.append(voices[parts.index(max(parts))].member)
         self.confidence.append(confidence)
         if job.context.noise is Purpose.DRAFT and not job.context.sampling.greedy:
             self.q.append(mixture)

@@ -7,7 +7,9 @@ raw confidence. An empty bin trusts the raw value. Plain lists: a pool reads one
 
 from __future__ import annotations
 
-from cospec.drafters.combiners.job import Lesson
+from collections.abc import Sequence as Seq
+
+from cospec.drafters.routing.choice import Lesson
 
 BINS = 16
 PRIOR_GUESSES = 8.0  # how many observations the raw confidence itself is worth
@@ -24,20 +26,17 @@ class Calibration:
 
     def read(self, member: int, greedy: bool, raw: float) -> float:
         """The calibrated confidence for a raw one, both 0 to 1."""
-        place = _bin(raw)
+        place = min(int(raw * BINS), BINS - 1)
         hits, seen = self._hits[member][greedy][place], self._seen[member][greedy][place]
         return min(max((hits + PRIOR_GUESSES * raw) / (seen + PRIOR_GUESSES), EDGE), 1.0 - EDGE)
 
-    def learn(self, member: int, greedy: bool, lesson: Lesson) -> None:
-        """Count one guess."""
-        raw, value = lesson
-        place, hits, seen = _bin(raw), self._hits[member][greedy], self._seen[member][greedy]
-        if seen[place] >= MOST:
-            hits[place] /= 2
-            seen[place] /= 2
-        hits[place] += value
-        seen[place] += 1.0
-
-
-def _bin(raw: float) -> int:
-    return min(max(int(raw * BINS), 0), BINS - 1)
+    def learn(self, member: int, greedy: bool, lessons: Seq[Lesson]) -> None:
+        """Count guesses."""
+        hits, seen = self._hits[member][greedy], self._seen[member][greedy]
+        for raw, value in lessons:
+            place = min(int(raw * BINS), BINS - 1)
+            if seen[place] >= MOST:
+                hits[place] /= 2
+                seen[place] /= 2
+            hits[place] += value
+            seen[place] += 1.0

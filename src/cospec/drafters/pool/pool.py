@@ -113,9 +113,9 @@ class PoolDrafter:
         for commit in commits:
             record = self._records.get(commit.id)
             if record is not None:
-                levels = record.learn(commit, self.calibration)
-                if levels:
-                    self.routing.learn(record.standing, levels)
+                parts = record.learn(commit, self.calibration)
+                if parts:
+                    self.routing.learn(record.standing, parts)
                 if commit.finish is not None:
                     self.prior.learn(record.standing)
         self.seconds.own += self.setting.clock() - started
@@ -156,10 +156,9 @@ class PoolDrafter:
             choice = Choice(priced, budget.drafters, weights, Draws(context.seed, base), base)
             chosen += self.routing.route(standing, choice)
         standing.took_part(chosen)
-        shares = np.zeros(len(weights))
-        shares[chosen] = weights[chosen] / weights[chosen].sum()
-        odds = np.exp(standing.shifts(self.prior)).tolist()
-        record.trust = Trust(self.calibration, context.sampling.greedy, odds)
+        total = sum(weights[number] for number in chosen)
+        shares = [weight / total if number in chosen else 0.0 for number, weight in enumerate(weights)]
+        record.trust = Trust(self.calibration, context.sampling.greedy, standing.odds(self.prior))
         steppers = tuple(number for number in chosen if self.members[number].stepper is not None)
         return Job(context, budget, shares, steppers, record.trust)
 

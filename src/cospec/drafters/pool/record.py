@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from cospec.drafters.combiners.job import Slate
 from cospec.drafters.pool.calibration import Calibration
-from cospec.drafters.routing.choice import Level
+from cospec.drafters.routing.choice import Judged
 from cospec.drafters.routing.standing import Standing
 from cospec.types import Commit
 
@@ -46,7 +45,7 @@ class Record:
     trust: Trust | None = None
     slates: Mapping[int, Slate] = field(default_factory=dict)
 
-    def learn(self, commit: Commit, calibration: Calibration) -> dict[int, list[Level]]:
+    def learn(self, commit: Commit, calibration: Calibration) -> dict[int, Judged]:
         """Count every drafter's guesses against the committed tokens; all of them learn, whosever were verified.
 
         Returns:
@@ -58,11 +57,8 @@ class Record:
             return {}
         self.standing.fade(len(commit.tokens))
         self.standing.accepted = len(commit.path)
-        found = {}
-        for member, slate in slates.items():
-            levels = found[member] = slate.levels(commit.tokens, partial(trust, member))
-            values = [level.value for level in levels if level.value is not None]
-            self.standing.saw(member, sum(values), len(values))
-            for lesson in slate.lessons(commit.tokens):
-                calibration.learn(member, trust.greedy, lesson)
+        found = {member: slate.judge(commit.tokens) for member, slate in slates.items()}
+        for member, part in found.items():
+            self.standing.saw(member, part.hits, part.seen)
+            calibration.learn(member, trust.greedy, part.lessons)
         return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from cospec.drafters.routing.standing import Standing
-from cospec.draws import Draws, Floats
+from cospec.draws import Draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Choice:
 
     able: tuple[int, ...]
     count: int | None
-    weights: Floats
+    weights: Seq[float]
     draws: Draws
     position: int
 
@@ -34,18 +34,24 @@ class Choice:
         return sorted(self.able, key=lambda member: -self.weights[member])
 
 
+Lesson = tuple[float, float]
+"""(raw confidence, 1 for a guess that was right or 0; the token's probability where the guess was a distribution)."""
+
+
 @dataclass(frozen=True, slots=True)
-class Level:
-    """One position of a drafter's part in a draft, after its verification.
+class Judged:
+    """One drafter's part in a draft, after the round was committed.
 
     Attributes:
-        confidence: calibrated, of its guess; of the best one where it made several.
-        value: 1 when it guessed the committed token, 0 when not; its probability where it gave a distribution; None
-            where the draft had left the committed tokens before, so that nobody knows.
+        hits, seen: positions that it guessed right, and those where that can be told.
+        proposed: positions that it guessed at.
+        lessons: one for each guess that can be told right or wrong.
     """
 
-    confidence: float
-    value: float | None
+    hits: float
+    seen: int
+    proposed: int
+    lessons: Seq[Lesson]
 
 
 class Routing(Protocol):
@@ -56,5 +62,5 @@ class Routing(Protocol):
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """At least one of ``choice.able``."""
 
-    def learn(self, standing: Standing, levels: Mapping[int, Seq[Level]]) -> None:
+    def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:
         """How the drafters that took part did in the round that was just committed."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from typing import ClassVar
 
-from cospec.drafters.routing.choice import Choice, Level
+from cospec.drafters.routing.choice import Choice, Judged
 from cospec.drafters.routing.standing import Standing
 
 
@@ -19,5 +18,5 @@ class Everyone:
         """As many as the policy lets."""
         return choice.heaviest()[: choice.count]
 
-    def learn(self, standing: Standing, levels: Mapping[int, Seq[Level]]) -> None:
+    def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:
         """Nothing to learn."""

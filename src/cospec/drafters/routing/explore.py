@@ -10,10 +10,9 @@ need not share the target's embedding, so d is 1 for the committed token and 0 f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from typing import ClassVar
 
-from cospec.drafters.routing.choice import Choice, Level
+from cospec.drafters.routing.choice import Choice, Judged
 from cospec.drafters.routing.standing import Standing
 from cospec.draws import Purpose
 
@@ -42,13 +41,15 @@ class Explore:
             chosen.append(left.pop(place))
         return chosen
 
-    def learn(self, standing: Standing, levels: Mapping[int, Seq[Level]]) -> None:
+    def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:
         """Eq. 2, averaged over the positions of a drafter's draft; a position behind a mismatch counts as wrong."""
         if not standing.scores:
             standing.scores = [0.5] * len(standing.idle)
-        for member, own in levels.items():
-            if own:
-                mean = sum(_agreement(level.confidence, level.value or 0.0) for level in own) / len(own)
+        for member, part in parts.items():
+            if part.lessons:
+                wrong = max(0, part.proposed - len(part.lessons)) * _agreement(0.5, 0.0)
+                total = sum(_agreement(confidence, value) for confidence, value in part.lessons) + wrong
+                mean = total / max(part.proposed, len(part.lessons))
                 standing.scores[member] += RATE * (mean - standing.scores[member])
 
 

@@ -10,10 +10,9 @@ nothing while it is not asked, so every drafter is asked again after some rounds
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from typing import ClassVar
 
-from cospec.drafters.routing.choice import Choice, Level
+from cospec.drafters.routing.choice import Choice, Judged
 from cospec.drafters.routing.standing import Standing
 
 SHARE = 0.8  # of the weight of all: the heaviest drafters that hold it take part
@@ -31,14 +30,14 @@ class Hedge:
         most = len(order) if choice.count is None else max(1, choice.count)
         if standing.rounds == 0:
             return order[:most]
-        wanted, held, chosen = SHARE * float(sum(choice.weights[member] for member in order)), 0.0, []
+        wanted, held, chosen = SHARE * sum(choice.weights[member] for member in order), 0.0, []
         for member in order[:most]:
             chosen.append(member)
-            held += float(choice.weights[member])
+            held += choice.weights[member]
             if held >= wanted and choice.count is None:
                 break
         overdue = [member for member in order if member not in chosen and standing.idle[member] >= PATIENCE]
         return chosen[: max(0, most - len(overdue))] + overdue[:most]
 
-    def learn(self, standing: Standing, levels: Mapping[int, Seq[Level]]) -> None:
+    def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:
         """The weights are all it needs."""

@@ -3,77 +3,82 @@
 Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): a drafter's weight is the exponential of the
 tokens it would have got right. Of the committed tokens a drafter has been seen to guess some: those its draft came to,
 and those it read when it caught up. For the others its own rate so far is taken, so that nobody loses weight by not
-having been asked.
+having been asked. Plain lists: a pool has a handful of drafters, and does this for every sequence in every round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-
-import numpy as np
-
-from cospec.draws import Floats
+from math import exp
 
 LEARNING_RATE = 0.3  # eta, per token guessed right
 MEMORY = 0.98  # what a token's evidence is worth one committed token later
 PRIOR_TOKENS = 4.0  # how many seen tokens the prior is worth
-EDGE = 0.02  # rates are kept this far from 0 and 1
+EDGE = 0.02  # rates are kept this far from 0 and 1 where odds are made of them
 
 
 class Prior:
     """The rates that a new request starts with: a moving average over finished requests, ``[M]``."""
 
     def __init__(self, members: int, start: float = 0.5) -> None:
-        self.rates: Floats = np.full(members, start)
+        self.rates = [start] * members
 
     def learn(self, standing: Standing) -> None:
         """Move a tenth towards a finished request's rates, less where little was seen."""
-        step = 0.1 * np.minimum(1.0, standing.seen / 20.0)
-        self.rates += step * (standing.rates(self) - self.rates)
+        for member, rate in enumerate(standing.rates(self)):
+            step = 0.1 * min(1.0, standing.seen[member] / 20.0)
+            self.rates[member] += step * (rate - self.rates[member])
 
 
 @dataclass(slots=True)
 class Standing:
-    """One request's record; written by the pool alone.
+    """One request's record; written by the pool alone, ``scores`` by the routing.
 
     Attributes:
         hits, seen: ``[M]``, known tokens that a drafter guessed right, and those it was seen to guess; both fade.
         idle: ``[M]``, rounds since a drafter took part.
         rounds: in which the pool drafted for the request.
         accepted: tokens accepted in the latest round.
+        scores: ``[M]``, of a routing that keeps some.
     """
 
-    hits: Floats
-    seen: Floats
+    hits: list[float]
+    seen: list[float]
     idle: list[int]
     rounds: int = 0
     accepted: int = 0
-    scores: list[float] = field(default_factory=list)  # of the routing, where it keeps some
+    scores: list[float] = field(default_factory=list)
 
     @classmethod
     def fresh(cls, members: int) -> Standing:
         """Of a request that nobody has drafted for."""
-        return cls(np.zeros(members), np.zeros(members), [0] * members)
+        return cls([0.0] * members, [0.0] * members, [0] * members)
 
-    def rates(self, prior: Prior) -> Floats:
+    def rates(self, prior: Prior) -> list[float]:
         """``[M]``, the estimated chance that a drafter guesses the next token right."""
-        return np.asarray((self.hits + PRIOR_TOKENS * prior.rates) / (self.seen + PRIOR_TOKENS))
+        return [
+            (hits + PRIOR_TOKENS * rate) / (seen + PRIOR_TOKENS)
+            for hits, seen, rate in zip(self.hits, self.seen, prior.rates, strict=True)
+        ]
 
-    def weights(self, prior: Prior) -> Floats:
+    def weights(self, prior: Prior) -> list[float]:
         """``[M]``, positive, summing to 1."""
-        gains = LEARNING_RATE * (float(self.seen.max()) + PRIOR_TOKENS) * self.rates(prior)
-        raised = np.exp(gains - gains.max())
-        return np.asarray(raised / raised.sum())
+        rates = self.rates(prior)
+        best, scale = max(rates), LEARNING_RATE * (max(self.seen) + PRIOR_TOKENS)
+        raised = [exp(scale * (rate - best)) for rate in rates]
+        total = sum(raised)
+        return [each / total for each in raised]
 
-    def shifts(self, prior: Prior) -> Floats:
-        """``[M]``, log-odds by which a drafter does better for this request than it usually does."""
-        return _log_odds(self.rates(prior)) - _log_odds(prior.rates)
+    def odds(self, prior: Prior) -> list[float]:
+        """``[M]``, by which factor the odds of a drafter's guesses are better for this request than they usually are."""
+        return [_odds(own) / _odds(usual) for own, usual in zip(self.rates(prior), prior.rates, strict=True)]
 
     def fade(self, tokens: int) -> None:
         """``tokens`` more were committed."""
-        self.hits *= MEMORY**tokens
-        self.seen *= MEMORY**tokens
+        kept = MEMORY**tokens
+        self.hits = [hits * kept for hits in self.hits]
+        self.seen = [seen * kept for seen in self.seen]
 
     def saw(self, member: int, hits: float, seen: float) -> None:
         """A drafter guessed ``hits`` of ``seen`` known tokens right."""
@@ -83,10 +88,11 @@ class Standing:
     def took_part(self, members: Seq[int]) -> None:
         """A round was drafted by ``members``."""
         self.rounds += 1
-        for member in range(len(self.idle)):
-            self.idle[member] = 0 if member in members else self.idle[member] + 1
+        self.idle = [rounds + 1 for rounds in self.idle]
+        for member in members:
+            self.idle[member] = 0
 
 
-def _log_odds(rates: Floats) -> Floats:
-    kept = np.clip(rates, EDGE, 1.0 - EDGE)
-    return np.asarray(np.log(kept / (1.0 - kept)))
+def _odds(rate: float) -> float:
+    kept = min(max(rate, EDGE), 1.0 - EDGE)
+    return kept / (1.0 - kept)

@@ -10,6 +10,7 @@ import pytest
 from cospec.drafters.combiners.growing import Growing
 from cospec.drafters.combiners.job import DraftSlate, Guess, Job, StepSlate
 from cospec.drafters.combiners.session import Session
+from cospec.drafters.routing.choice import Judged
 from cospec.draws import Draws, Purpose
 from cospec.params import SamplingParams
 from cospec.registry import COMBINERS
@@ -29,7 +30,7 @@ def chain(*tokens: int, confidence: list[float] | None = None) -> Draft:
 
 def job(drafts: Mapping[int, Draft], weights: list[float], budget: Budget | None = None) -> Job:
     context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
-    return Job(context, budget or Budget(3, 8), np.array(weights), (), lambda member, raw: raw, dict(drafts))
+    return Job(context, budget or Budget(3, 8), weights, (), lambda member, raw: raw, dict(drafts))
 
 
 def combined(name: str, made: Job) -> Draft | None:
@@ -130,7 +131,7 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
     assert fresh == pytest.approx(1 / 3)
     wanted = (rows[0] + rows[1] + copied) / 3
     assert draft.q[0] == pytest.approx(wanted)
-    assert weights.sum() == pytest.approx(1.0)
+    assert sum(weights) == pytest.approx(1.0)
 
 
 def test_a_growing_tree_never_keeps_a_node_without_its_parent() -> None:
@@ -145,10 +146,9 @@ def test_a_growing_tree_never_keeps_a_node_without_its_parent() -> None:
 
 def test_slates_tell_what_each_drafter_got_right() -> None:
     whole = DraftSlate(chain(5, 6, 7, confidence=[0.9, 0.8, 0.7]))
-    assert whole.lessons([5, 6, 1]) == [(0.9, 1.0), (0.8, 1.0), (0.7, 0.0)]
-    assert whole.lessons([1]) == [(0.9, 0.0)]
-    assert [level.value for level in whole.levels([5, 1], lambda raw: raw)] == [1.0, 0.0, None]
+    assert whole.judge([5, 6, 1]) == Judged(2, 3, 3, [(0.9, 1.0), (0.8, 1.0), (0.7, 0.0)])
+    assert whole.judge([1]) == Judged(0, 1, 3, [(0.9, 0.0)])
     q = np.array([0.1, 0.2, 0.7])
-    led = StepSlate([2, 0], {0: Guess(1, 0.6), 1: Guess(2, 0.7, q)})
-    assert led.lessons([2, 1]) == [(0.6, 0.0), (0.7, 0.2)]
-    assert led.lessons([0, 1]) == [(0.6, 0.0)]
+    led = StepSlate([2, 0], [Guess(1, 0.6), Guess(2, 0.7, q)])
+    assert led.judge([2, 1]) == Judged(0.2, 2, 2, [(0.6, 0.0), (0.7, 0.2)])
+    assert led.judge([0, 1]) == Judged(0.0, 1, 2, [(0.6, 0.0)])

@@ -1,0 +1,140 @@
+"""Mistakes in collaborative decoding that the checks must see, and the calls that it should take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.policies.theory import Process
+from cospec.rounds.lines import Line
+from cospec.rounds.proposing import choose
+from cospec.rules.rejection import Rejection
+from cospec.types import Draft, Scores, Speculation, Verdict
+from harness.ensembles import Blended, ensemble_engine, toys, weighted
+from harness.oracle import total_variation
+from harness.reference import joint_law
+from harness.toys import enumerated_law, make_request, run_all, with_pool
+
+SEEN = 1e-3
+EXACT = 1e-12
+PARAMS = SamplingParams(max_tokens=5)
+LAW = {"blend": "weighted", "weights": [0.6, 0.4]}
+
+
+def error(count: int = 2) -> float:
+    """Total variation of four tokens."""
+    law = LAW if count == 2 else {"blend": "weighted"}
+    models = toys(count, 2)
+    engine = ensemble_engine(models, law, "alternate", [2, 1, 1][:count], rule="rejection")
+    if count == 2:
+        wanted = joint_law(Blended(models, weighted(0.6, 0.4)), PARAMS, (0, 1), 4)  # type: ignore[arg-type]
+    else:
+        wanted = joint_law(Blended(models, weighted(*[1 / 3] * 3)), PARAMS, (0, 1), 4)  # type: ignore[arg-type]
+    return total_variation(enumerated_law(engine, (0, 1), PARAMS, 4), wanted)
+
+
+def test_a_committed_bonus_is_seen() -> None:
+    """What the scorer draws behind an accepted proposal follows the scorer alone."""
+    assert error() < EXACT
+    plain = Rejection.judge
+
+    def judge(self: Rejection, draft: Draft, scores: Scores, draws):  # type: ignore[no-untyped-def]
+        if draft.drafters == ("m1",):
+            return Verdict((0,), None, bonus=True)
+        return plain(self, draft, scores, draws)
+
+    with patch.object(Rejection, "judge", judge):
+        assert error() > SEEN
+
+
+def test_the_q_of_the_wrong_author_is_seen() -> None:
+    def others(author, logits, lines):  # type: ignore[no-untyped-def]
+        """The author's draw, with the other model's distribution as its q."""
+        other = toys(2, 2)[1 - author.model]
+        found = []
+        for proposal, (sequence, line, _) in zip(choose(author, logits, lines), lines, strict=True):
+            text = [*sequence.tokens, *(ahead.token for ahead in line.pending)]
+            found.append(replace(proposal, q=torch.softmax(other.logits(text), -1).numpy()))
+        return found
+
+    with patch("cospec.rounds.collaborative.choose", others):
+        assert error() > SEEN
+
+
+def test_a_cache_that_is_not_cut_back_is_seen() -> None:
+    """Believing that a rejected token was the one that took its place."""
+    feed = ToyModel._write
+
+    def stale(self: ToyModel, id: str, place: int, token: int) -> None:
+        seen = self.__dict__.setdefault("seen", set())
+        if (id, place) not in seen:
+            seen.add((id, place))
+            feed(self, id, place, token)
+
+    with patch.object(ToyModel, "_write", stale):
+        assert error() > SEEN
+
+
+def calls(engine_law: dict[str, object], gammas: list[int], sixteen: bool) -> list[dict[str, int]]:
+    """Of sixteen requests, together or one by one."""
+    params = SamplingParams(max_tokens=40)
+    chosen = Speculation(rule="rejection")
+    listed = [make_request(f"r{n}", (n % 3, 1), params, speculation=chosen) for n in range(16)]
+    listed = [replace(request, seed=n) for n, request in enumerate(listed)]
+    found: list[dict[str, int]] = []
+    for group in [listed] if sixteen else [[request] for request in listed]:
+        events = run_all(ensemble_engine(toys(2, 4), engine_law, gamma=gammas), group)
+        found += [own[-1].stats.model_calls for own in events.values() if own[-1].stats]
+    return found
+
+
+def test_a_line_cleared_by_anothers_rejection_is_seen() -> None:
+    """Nobody's calls depend on the company; what is cleared in the middle of a turn is missed there."""
+    assert calls(LAW, [2, 2], True) == calls(LAW, [2, 2], False)
+    everybody: list[Line] = []
+    begin, cut = Line.__init__, Line.replace
+
+    def remembered(self: Line, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
+        begin(self, *args, **kwargs)
+        everybody.append(self)
+
+    def all_cut(self: Line) -> None:
+        cut(self)
+        for line in everybody:
+            line.fed = [min(fed, line.frontier - 1) for fed in line.fed]
+            line.rows = [None] * len(line.rows)
+            line.pending.clear()
+
+    with patch.object(Line, "__init__", remembered), patch.object(Line, "replace", all_cut):
+        with pytest.raises(AssertionError):  # a proposer finds its own logits gone
+            calls(LAW, [2, 2], True)
+        everybody.clear()
+        with pytest.raises(AssertionError):
+            error()
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate"])
+@pytest.mark.parametrize(("count", "gammas"), [(2, (1, 1)), (2, (3, 1)), (2, (2, 2)), (3, (1, 1, 1)), (3, (2, 1, 2))])
+def test_calls_are_as_many_as_the_theory_says(count: int, gammas: tuple[int, ...], proposal: str) -> None:
+    """Models without memory, so that tokens are accepted independently of one another; within 2%."""
+    models = [with_pool(ToyModel(5, order=0, seed=n, sharpness=0.8), 4096) for n in range(1, count + 1)]
+    weights = [0.5, 0.3, 0.2] if count == 3 else [0.6, 0.4]
+    own = [torch.softmax(model.logits(()), -1).numpy() for model in models]
+    blend = sum(weight * p for weight, p in zip(weights, own, strict=True))
+    alphas = tuple(float(np.minimum(p, blend).sum()) for p in own)
+    law = {"blend": "weighted", "weights": weights}
+    params = SamplingParams(max_tokens=400)
+    chosen = Speculation(rule="rejection")
+    listed = [replace(make_request(f"r{n}", (0,), params, speculation=chosen), seed=n) for n in range(24)]
+    engine = ensemble_engine(models, law, proposal, list(gammas), max_num_batched_tokens=4096)
+    events = run_all(engine, listed, check=False)
+    expected = Process(alphas, gammas, alternate=proposal == "alternate").calls_per_token()
+    for place, wanted in enumerate(expected):
+        made = sum(own[-1].stats.model_calls[f"m{place}"] - 1 for own in events.values() if own[-1].stats)
+        assert made / (24 * 399) == pytest.approx(wanted, rel=0.02), (place, alphas)
