@@ -1,8 +1,8 @@
 """What a decision of each policy costs, in microseconds and as a share of a round.
 
 Run ``python -m benchmarks.policy_cost``. Rounds are simulated: acceptances are drawn, seconds come from a time model of
-about the zoo on two cores, so that decisions are made anew as often as they would be. Time is the processor's own, which
-other processes do not lengthen.
+about the zoo on two cores, so that decisions are made anew as often as they would be. Time is the processor's own, so
+that other processes do not lengthen it.
 """
 
 from __future__ import annotations

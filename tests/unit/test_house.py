@@ -23,6 +23,8 @@ KINDS = {
     "POLICIES": ("policy", "policies"),
     "BLENDS": ("blend", "blends"),
     "ROUNDS": ("round", "rounds"),
+    "COMBINERS": ("combiner", "drafters"),
+    "ROUTINGS": ("routing", "drafters"),
 }
 
 

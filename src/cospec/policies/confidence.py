@@ -81,7 +81,8 @@ def cut(draft: Draft, bar: float) -> Draft:
     """The nodes whose product of confidences from the root on is at least ``bar``; all where there are none."""
     if draft.confidence is None:
         return draft
-    product, place, kept = np.ones(len(draft)), {-1: -1}, []
+    product, place = np.ones(len(draft)), {-1: -1}
+    kept: list[int] = []
     for node, parent in enumerate(draft.parents):
         if parent in place:
             product[node] = draft.confidence[node] * (product[parent] if parent >= 0 else 1.0)

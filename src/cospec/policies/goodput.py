@@ -31,6 +31,7 @@ Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.03  # root mean square change of the rates that makes a decision old
+SOON = 4  # rounds, where little is known of the drafters at work
 KEEP = 32  # rounds that a decision is kept at most
 
 
@@ -147,7 +148,7 @@ class Goodput:
         situation = self._problem.situation(load, lengths, backlog)
         solve = self._problem.each if self.options.per_sequence else self._problem.alike
         rates, self._choice, budgets = self._with_members(rates, situation, solve)
-        self._age = 0
+        self._age = 0 if self.members.most == 1 or self.members.settled else KEEP - SOON
         if self.probes.due and (counts := self._choice.counts).min() == 0 and self.setting.longest:
             for place in self._probe(rates, counts, situation, load):
                 budgets[place] = Budget(depth=self._probe_length, max_nodes=self._probe_length)

@@ -1,8 +1,8 @@
 """How many drafters of a pool take part: more while the target waits, fewer when they cost more than they bring.
 
-CoSine section 4.3. Another drafter raises the acceptance rate and the time of drafting. Both are learned for each number
-of drafters. Before a number was tried, or when that was long ago, its time is guessed in proportion and its rate hopefully,
-so that it is tried: one more helps as if drafters missed independently, one fewer is missed little.
+CoSine section 4.3. Another drafter raises the acceptance rate and the time of drafting. Both are learned for each
+number of drafters. Before a number was tried, or when that was long ago, its time is guessed in proportion and its rate
+hopefully, so that it is tried: one more helps as if drafters missed independently, one fewer is missed little.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence as Seq
 from cospec.policies.acceptance import FADE_ALL, Floats
 from cospec.types import Budget, Commit
 
-MORE, FEWER = 1.0, 0.3  # m drafters are guessed to miss as often as one with m^MORE tries would, or m^FEWER
-FORGET = 0.9997  # of what is known of the numbers that are not at work, per judged draft
+MORE, FEWER = 1.0, 0.2  # m drafters are guessed to miss as often as one with m^MORE tries would, or m^FEWER
+FORGET = 0.998  # of what is known of the numbers that are not at work, per judged draft
 WEIGHT = 30.0  # judgements that the guess counts for
 
 
@@ -32,17 +32,20 @@ class Members:
         """The present number, and those next to it."""
         return [m for m in (self.count, self.count - 1, self.count + 1) if 1 <= m <= self.most]
 
+    @property
+    def settled(self) -> bool:
+        """Whether enough is known of the present number to keep to it for a while."""
+        return self._accepted[self.count] + self._rejected[self.count] > 2 * WEIGHT
+
     def rate(self, m: int, everybody: float) -> float:
         """Acceptance rate with ``m`` drafters, where it is ``everybody`` with the present number."""
         tries = (m / self.count) ** (MORE if m > self.count else FEWER)
         guess = 1.0 - (1.0 - everybody) ** tries
         judged = self._accepted[m] + self._rejected[m]
-        return (self._accepted[m] + WEIGHT * guess) / (judged + WEIGHT)
+        return float((self._accepted[m] + WEIGHT * guess) / (judged + WEIGHT))
 
     def shifted(self, rates: Floats, m: int, everybody: float) -> Floats:
-        """The rates that sequences would have with ``m`` drafters."""
-        if m == self.count:
-            return rates
+        """The rates that sequences would have with ``m`` drafters, or have now if others drafted until just now."""
         found: Floats = (rates + self.rate(m, everybody) - everybody).clip(0.0, 1.0)
         return found
 

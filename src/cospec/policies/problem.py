@@ -91,7 +91,7 @@ class Problem:
     def steps(self, rows: Ints, situation: Situation) -> Steps:
         """What each sequence may take."""
         gains, sizes = self.menu.gains[rows], self.menu.sizes[rows]
-        costs = sizes * self.token_cost(situation)
+        costs = np.asarray(sizes * self.token_cost(situation), dtype=np.float64)
         if situation.backlog is not None:
             width = min(SPREAD, costs.shape[1])
             costs[:, :width] += (situation.backlog / width)[:, None]
@@ -107,7 +107,7 @@ class Problem:
         seconds = target.fixed + target.context * situation.context * n + target.sequence * n + self.cost.rest(n)
         deepest = int(self.menu.depths.max())
         per_level = 0.0 if offer.free else self.cost.draft.fixed
-        levels = np.arange(deepest + 1) * per_level
+        levels = np.asarray(np.arange(deepest + 1) * per_level, dtype=np.float64)
         if offer.at_once:
             levels = np.minimum(levels, per_level)
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds
@@ -115,7 +115,8 @@ class Problem:
 
     def feeding(self, tokens: Ints) -> Floats:
         """``[n]``: seconds of feeding the drafter so many tokens of each sequence."""
-        return tokens * (0.0 if self.cost.offer.free else self.cost.draft.slopes[-1])
+        each = 0.0 if self.cost.offer.free else self.cost.draft.slopes[-1]
+        return np.asarray(tokens * each, dtype=np.float64)
 
     def token_cost(self, situation: Situation) -> float:
         """Seconds of drafting one token, beside the fixed ones of its level."""

@@ -139,7 +139,7 @@ class _Part:
             return False
         self._seen.append(sample)
         ratio = min(4.0, max(0.25, sample.seconds / (predicted * self._factor / self._used)))
-        self._factor *= ratio**FOLLOW
+        self._factor *= float(ratio) ** FOLLOW
         if abs(self._factor / self._used - 1.0) < 0.05:
             return False
         self._used = self._factor

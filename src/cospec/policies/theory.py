@@ -6,7 +6,6 @@ for one call over the scorer's. Factors are over standard collaborative decoding
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -38,6 +37,16 @@ def acceptance_bound(weights: Seq[float], author: int) -> float:
     return weights[author]
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What may come of a turn: how likely, tokens gained, calls of each model, and the state behind it."""
+
+    probability: float
+    tokens: int
+    calls: tuple[int, ...]
+    after: State
+
+
 @dataclass(frozen=True)
 class Process:
     """The rounds of one sequence as a Markov chain, when tokens are accepted independently of one another.
@@ -45,6 +54,7 @@ class Process:
     Attributes:
         alphas: per author.
         gammas: per author.
+        default: who proposes behind a rejection.
         alternate: whether scorers propose; the naive form otherwise.
         members: the models that the law reads; the others only propose.
     """
@@ -55,22 +65,16 @@ class Process:
     alternate: bool = True
     members: tuple[int, ...] = ()
 
-    @property
-    def _members(self) -> tuple[int, ...]:
-        return self.members or tuple(range(len(self.alphas)))
-
     def calls_per_token(self) -> tuple[float, ...]:
         """Calls of each model for one token, in the long run."""
-        states, steps = self._explore()
+        states, turns = self._explore()
         n = len(states)
-        moves = np.zeros((n, n))
-        tokens, calls = np.zeros(n), np.zeros((n, len(self.alphas)))
+        moves, tokens, calls = np.zeros((n, n)), np.zeros(n), np.zeros((n, len(self.alphas)))
         for state, place in states.items():
-            made, outcomes = steps[state]
-            calls[place] = made
-            for probability, gained, after in outcomes:
-                moves[place, states[after]] += probability
-                tokens[place] += probability * gained
+            for turn in turns[state]:
+                moves[place, states[turn.after]] += turn.probability
+                tokens[place] += turn.probability * turn.tokens
+                calls[place] += turn.probability * np.array(turn.calls)
         # the stationary distribution: pi (P - I) = 0 with pi summing to one
         system = np.vstack([moves.T - np.eye(n), np.ones(n)])
         share = np.linalg.lstsq(system, np.append(np.zeros(n), 1.0), rcond=None)[0]
@@ -78,54 +82,51 @@ class Process:
 
     def factor(self, costs: Seq[float]) -> float:
         """Speed over standard collaborative decoding when a call of each model takes ``costs``."""
-        standard = sum(costs[member] for member in self._members)
+        standard = sum(costs[member] for member in self.members or range(len(costs)))
         return standard / sum(count * cost for count, cost in zip(self.calls_per_token(), costs, strict=True))
 
-    def _explore(self) -> tuple[dict[State, int], Mapping[State, tuple[Seq[int], list[tuple[float, int, State]]]]]:
+    def _explore(self) -> tuple[dict[State, int], dict[State, list[_Turn]]]:
+        """Every state that is reached from the beginning, numbered, and what may happen in it."""
         start: State = ((), (0,) * len(self.alphas))
-        states, steps, waiting = {start: 0}, {}, [start]
+        states, turns, waiting = {start: 0}, {}, [start]
         while waiting:
             state = waiting.pop()
-            steps[state] = self._step(state)
-            for _, _, after in steps[state][1]:
-                if after not in states:
-                    states[after] = len(states)
-                    waiting.append(after)
-        return states, steps
+            turns[state] = self._turns(*state)
+            for turn in turns[state]:
+                if turn.after not in states:
+                    states[turn.after] = len(states)
+                    waiting.append(turn.after)
+        return states, turns
 
-    def _step(self, state: State) -> tuple[list[int], list[tuple[float, int, State]]]:
-        """One visit of one model: its calls, and what may come of it as (probability, tokens gained, next state)."""
-        authors, scored = list(state[0]), list(state[1])
-        calls = [0] * len(self.alphas)
+    def _turns(self, authors: tuple[int, ...], scored: tuple[int, ...]) -> list[_Turn]:
+        """One turn of one model, by how many proposals are accepted in it."""
+        start: State = ((), (0,) * len(self.alphas))
         if not authors:
-            self._propose(self.default, self.gammas[self.default], authors, scored, calls)
-            return calls, [(1.0, 0, (tuple(authors), tuple(scored)))]
-        model = min(self._members, key=lambda m: (scored[m], (m - self.default) % len(scored)))
-        calls[model] += 1
-        looks_behind = self.alternate or authors[-1] not in self._members  # the last token is fed too
-        scored[model] = len(authors) + looks_behind
-        known = min(scored[m] for m in self._members)
+            return [self._proposed(1.0, 0, start, self.default)]
+        members = self.members or tuple(range(len(self.alphas)))
+        model = min(members, key=lambda m: (scored[m], (m - self.default) % len(scored)))
+        looks_behind = self.alternate or authors[-1] not in members  # the last token is fed too
+        counts = [len(authors) + looks_behind if m == model else count for m, count in enumerate(scored)]
+        known = min(counts[m] for m in members)
         judged = min(known, len(authors))
-        outcomes, kept = [], 1.0
+        once = tuple(int(m == model) for m in range(len(scored)))
+        found, kept = [], 1.0
         for length in range(judged):
             alpha = self.alphas[authors[length]]
-            outcomes.append((kept * (1 - alpha), length + 1, ((), (0,) * len(scored))))
+            found.append(_Turn(kept * (1 - alpha), length + 1, once, start))
             kept *= alpha
+        after: State = (authors[judged:], tuple(max(0, count - judged) for count in counts))
         if known > len(authors):  # the law behind the last token is known too: a bonus
-            outcomes.append((kept, judged + 1, ((), (0,) * len(scored))))
+            found.append(_Turn(kept, judged + 1, once, start))
+        elif self.alternate:
+            found.append(self._proposed(kept, judged, after, model))
         else:
-            authors, scored = authors[judged:], [max(0, count - judged) for count in scored]
-            if self.alternate:
-                authors.append(model)
-                self._propose(model, self.gammas[model] - 1, authors, scored, calls)
-            outcomes.append((kept, judged, (tuple(authors), tuple(scored))))
-        after = [(p, gained, state) for p, gained, state in outcomes if p > 0]
-        return calls, after
+            found.append(_Turn(kept, judged, once, after))
+        return [turn for turn in found if turn.probability > 0]
 
-    @staticmethod
-    def _propose(model: int, count: int, authors: list[int], scored: list[int], calls: list[int]) -> None:
-        """``count`` tokens more, each behind a call."""
-        for _ in range(count):
-            calls[model] += 1
-            scored[model] = len(authors) + 1
-            authors.append(model)
+    def _proposed(self, probability: float, tokens: int, state: State, model: int) -> _Turn:
+        """The model proposes; one call fed it what it had not seen, and gave its first token."""
+        gamma = self.gammas[model]
+        authors = state[0] + (model,) * gamma
+        scored = tuple(len(authors) if m == model else count for m, count in enumerate(state[1]))
+        return _Turn(probability, tokens, tuple(gamma * (m == model) for m in range(len(scored))), (authors, scored))

@@ -54,7 +54,8 @@ def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = ti
     """Samples of ``model.forward``; points that do not fit the model or its cache are left out."""
     chance, end = np.random.default_rng(0), clock() + seconds
     longest = max(grid.contexts) + max(*grid.tokens, *grid.chunks, 0)
-    ids, found = [f"profile-{n}" for n in range(max(grid.sequences))], []
+    ids = [f"profile-{n}" for n in range(max(grid.sequences))]
+    found: list[Sample] = []
     try:
         ids = _fill(model, ids, min(longest, model.max_len - 1), clock() + seconds * FILLING, clock)
         for context, count, tokens in _spread(grid):
@@ -80,7 +81,8 @@ def measure_steps(
 
     Drafters that propose nothing for a text that they were not told of step by step (heads) give no samples.
     """
-    chance, found, end = np.random.default_rng(0), [], clock() + seconds
+    chance, end = np.random.default_rng(0), clock() + seconds
+    found: list[Sample] = []
     for context, count, depth in _spread(grid):
         if len(found) >= FEWEST and clock() >= end:
             break
@@ -90,7 +92,7 @@ def measure_steps(
         try:
             if len(drafter.propose(contexts, budgets)) < count:
                 continue
-            times = []
+            times: list[float] = []
             while len(times) < MOST_REPEATS and (len(times) < 2 or clock() < end):
                 _go_on(drafter, contexts, texts, chance.integers(0, vocabulary, 2).tolist())
                 started = clock()
@@ -104,9 +106,10 @@ def measure_steps(
 
 def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
     """Points (context, sequences, tokens each), the corners first, then in an order without pattern."""
-    points = list(product(grid.contexts, grid.sequences, grid.tokens))
+    points: list[tuple[int, int, int]] = list(product(grid.contexts, grid.sequences, grid.tokens))
     points += [(grid.contexts[0], 1, chunk) for chunk in grid.chunks]
-    corners = list(product(*({row[0], row[-1]} for row in (grid.contexts, grid.sequences, grid.tokens))))
+    first, second, third = ({row[0], row[-1]} for row in (grid.contexts, grid.sequences, grid.tokens))
+    corners = list(product(first, second, third))
     others = [point for point in points if point not in corners]
     shuffled = np.random.default_rng(1).permutation(len(others))
     yield from sorted(corners, key=lambda point: point[1] * point[2])
@@ -116,7 +119,8 @@ def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
 
 def _fill(model: Model, ids: Seq[str], length: int, end: float, clock: Clock) -> list[str]:
     """Fill the cache of as many sequences as time and room allow, one at least; a point uses what it needs of each."""
-    chance, filled = np.random.default_rng(2), []
+    chance = np.random.default_rng(2)
+    filled: list[str] = []
     for id in ids:
         model.pages.attach(id, ())
         if (filled and clock() >= end) or not model.pages.reserve(id, length):

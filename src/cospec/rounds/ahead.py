@@ -16,7 +16,8 @@ class DraftAhead:
         drafter  draft A1 | A0     draft A2 | A0 A1  ...
 
     When all of a draft was accepted and the next token is the one that the drafter went on with, what it wrote behind
-    that is the next draft. Otherwise it is dropped and the sequence drafted anew, while those that have a draft go on.
+    that is the next draft. Otherwise it is dropped and the sequence drafted anew, for which the others wait: a target reads
+    its weights for one sequence as for many, so they would lose more by going on without it.
     """
 
     def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
@@ -25,22 +26,21 @@ class DraftAhead:
         self._able = crew.drafter is not None and crew.drafter.drafts_ahead
 
     def run(self, plan: Plan) -> list[Outcome]:
-        """Outcomes of the sequences that need no draft or have one."""
-        desk = self.desk
-        desk.open(plan.entries)
-        while True:
-            desk.ask([desk.fresh(entry) for entry in plan.entries if desk.needs(entry)])
-            batch = [entry for entry in plan.entries if not desk.waits_for(entry)]
-            if batch:
-                break
+        """One outcome per entry, in order."""
+        desk, entries = self.desk, plan.entries
+        desk.open(entries)
+        while any(desk.waits_for(entry) for entry in entries):
+            desk.ask([desk.fresh(entry) for entry in entries if desk.needs(entry)])
             desk.wait()
-            for entry in plan.entries:
+            for entry in entries:
                 desk.pool.review(entry)
-        drafts = desk.drafts_of(batch)
+        drafts = desk.drafts_of(entries)
         if self._able:
-            chains = [(entry, draft) for entry in batch if (draft := drafts.get(entry.sequence.id)) and draft.is_chain]
+            chains = [
+                (entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id)) and draft.is_chain
+            ]
             desk.ask([ask for entry, draft in chains if (ask := desk.ahead(entry, draft)) is not None])
-        outcomes, self.times = desk.verify(batch, drafts)
+        outcomes, self.times = desk.verify(entries, drafts)
         return outcomes
 
     def commit(self, commits: Seq[Commit]) -> None:

@@ -100,7 +100,9 @@ class World:
         handle = Beside(drafter, clock, self.drafting.nodes)
         ROUNDS.check(variant.round)
         crew = Crew(drafter, judge, policy, clock, handle)
-        limits = Limits(scenario.max_num_seqs, scenario.max_num_batched_tokens, cache.pages.capacity)
+        limits = Limits(
+            variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, cache.pages.capacity
+        )
         parts = Parts(
             model=cache,
             scheduler=Scheduler(cache.pages, policy, limits),

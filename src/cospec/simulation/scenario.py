@@ -155,6 +155,7 @@ class Variant(Options):
         policy: also ``oracle``, which knows what will be accepted, and ``random``.
         drafting: instead of the scenario's.
         acceptance: instead of the domains' own, by name.
+        max_num_seqs: instead of the scenario's.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Variant(Options):
     round: str = "sequential"
     drafting: Drafting | None = None
     acceptance: Mapping[str, Rate] = Field(default_factory=dict)
+    max_num_seqs: int | None = Field(default=None, ge=1)
 
 
 class Scenario(Options):

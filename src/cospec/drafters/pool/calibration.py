@@ -15,6 +15,7 @@ BINS = 16
 PRIOR_GUESSES = 8.0  # how many observations the raw confidence itself is worth
 MOST = 4096.0  # observations per bin, above which the old ones are halved
 EDGE = 0.01  # no confidence is nearer to 0 or 1
+MOST_SURE = 1.0 - EDGE
 
 
 class Calibration:
@@ -28,7 +29,8 @@ class Calibration:
         """The calibrated confidence for a raw one, both 0 to 1."""
         place = min(int(raw * BINS), BINS - 1)
         hits, seen = self._hits[member][greedy][place], self._seen[member][greedy][place]
-        return min(max((hits + PRIOR_GUESSES * raw) / (seen + PRIOR_GUESSES), EDGE), 1.0 - EDGE)
+        rate = (hits + PRIOR_GUESSES * raw) / (seen + PRIOR_GUESSES)
+        return EDGE if rate < EDGE else MOST_SURE if rate > MOST_SURE else rate
 
     def learn(self, member: int, greedy: bool, lessons: Seq[Lesson]) -> None:
         """Count guesses."""

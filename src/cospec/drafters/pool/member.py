@@ -41,6 +41,7 @@ class Member:
         free: a proposal costs next to nothing, so it always takes part.
         stepper: how it is led, where the pool leads and it can be led; it is never asked for whole drafts then.
         deadline: seconds that a round may wait for it; None waits.
+        later: it is asked for answers that come later.
         rest: rounds that it is still left out of, this one included.
         lost: it raised, so the sequences that it knows have to be forgotten.
         left_out: rounds it was newly left out of, by reason.
@@ -53,6 +54,7 @@ class Member:
     free: bool = False
     stepper: Stepper | None = None
     deadline: float | None = None
+    later: bool = False
     rest: int = 0
     strikes: int = 0
     lost: bool = False
@@ -63,12 +65,8 @@ class Member:
     def of(cls, name: str, drafter: Drafter, clock: Clock, leads: bool, deadline: float | None = None) -> Member:
         """``leads``: the combiner leads drafters that can be led."""
         stepper = drafter.stepper() if leads and isinstance(drafter, Steps) else None
-        return cls(name, drafter, clock, not drafter.samples, stepper, deadline)
-
-    @property
-    def later(self) -> bool:
-        """Whether it is asked for answers that come later."""
-        return self.stepper is None and isinstance(self.drafter, Asks)
+        later = stepper is None and isinstance(drafter, Asks)
+        return cls(name, drafter, clock, not drafter.samples, stepper, deadline, later)
 
     def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         """What ``verb(*arguments)`` gives; None when it raises, or when the drafter is left out."""
@@ -91,7 +89,10 @@ class Member:
 
     def start(self, contexts: Seq[Context], budgets: Seq[Budget]) -> Future | None:
         """Ask for whole drafts that come later; None when it is not that kind, or fails."""
-        return self.call(self.drafter.ask, contexts, budgets) if isinstance(self.drafter, Asks) else None
+        future: Future | None = (
+            self.call(self.drafter.ask, contexts, budgets) if isinstance(self.drafter, Asks) else None
+        )
+        return future
 
     def collect(self, future: Future, started: float) -> list[Draft]:
         """What was asked for at ``started``, if it comes before the deadline."""

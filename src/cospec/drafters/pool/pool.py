@@ -74,6 +74,7 @@ class PoolDrafter:
         self.offer = Offer(free=priced == 0, trees=combiner.branches, members=max(1, priced))
         self.calibration, self.prior = Calibration(len(self.members)), Prior(len(self.members))
         self.seconds = PoolSeconds()
+        self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
         self._records: dict[str, Record] = {}
 
     @classmethod
@@ -174,7 +175,8 @@ class PoolDrafter:
             if own and member.stepper is None:
                 asked[number] = own, [job.context for job in own], [self._part(job.budget) for job in own]
         started = self.setting.clock()
-        futures = {number: self.members[number].start(*asked[number][1:]) for number in asked if self._later(number)}
+        later = [number for number in asked if self.members[number].later]
+        futures = {number: self.members[number].start(*asked[number][1:]) for number in later}
         for number, (own, contexts, budgets) in asked.items():
             if number not in futures:
                 self._take(number, own, self.members[number].propose(contexts, budgets))
@@ -182,11 +184,10 @@ class PoolDrafter:
             if future is not None:
                 self._take(number, asked[number][0], self.members[number].collect(future, started))
 
-    def _later(self, number: int) -> bool:
-        return self.members[number].later
-
     def _part(self, budget: Budget) -> Budget:
         """What one drafter is asked for: a tree where the policy says how to branch and the combiner takes one."""
+        if not budget.widths and budget.max_nodes <= budget.depth:
+            return budget
         if self.combiner.branches and budget.widths:
             return replace(budget, drafters=None)
         return replace(budget, max_nodes=min(budget.depth, budget.max_nodes), widths=(), drafters=None)
@@ -200,8 +201,7 @@ class PoolDrafter:
                 job.drafts[number], job.slates[number] = draft, DraftSlate(draft)
 
     def _session(self) -> Session:
-        steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
-        return Session(steppers, dict(enumerate(self.members)), self.setting.vocab_size, self.setting.clock)
+        return Session(self._steppers, dict(enumerate(self.members)), self.setting.vocab_size, self.setting.clock)
 
     def _remember(self, jobs: Seq[Job], session: Session) -> None:
         """What has to be known when the round is committed."""

@@ -71,7 +71,7 @@ class Standing:
         return [each / total for each in raised]
 
     def odds(self, prior: Prior) -> list[float]:
-        """``[M]``, by which factor the odds of a drafter's guesses are better for this request than they usually are."""
+        """``[M]``, by which factor the odds of a drafter's guesses are better for this request than usually."""
         return [_odds(own) / _odds(usual) for own, usual in zip(self.rates(prior), prior.rates, strict=True)]
 
     def fade(self, tokens: int) -> None:

@@ -1,0 +1,64 @@
+"""Latency over load: where each length stops paying, and how near an adaptive one comes to the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BASE = "off"
+PAYS = 1.02  # speedups below that are no gain
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Mean latency in seconds by load and way of serving; ``off`` is the baseline, fixed lengths are ``k=N``."""
+
+    latency: Mapping[float, Mapping[str, float]]
+    adaptive: str
+
+    @property
+    def fixed(self) -> list[str]:
+        """The fixed lengths, shortest first."""
+        names = {name for at in self.latency.values() for name in at if name.startswith("k=")}
+        return sorted(names, key=lambda name: int(name[2:]))
+
+    def speedup(self, name: str, load: float) -> float:
+        """Latency without speculation over that of ``name``."""
+        return self.latency[load][BASE] / self.latency[load][name]
+
+    def fastest_fixed(self, load: float) -> str:
+        """Which fixed length is best at a load, and by how much."""
+        best = max(self.fixed, key=lambda name: self.speedup(name, load))
+        return f"{best} ({self.speedup(best, load):.2f}×) at {load:g}/s"
+
+    def stops(self, name: str) -> str:
+        """The load from which on a length gains nothing."""
+        loads = sorted(self.latency)
+        gains = [load for load in loads if self.speedup(name, load) >= PAYS]
+        if not gains:
+            return f"at every rate from {loads[0]:g}/s"
+        later = [load for load in loads if load > gains[-1]]
+        if not later:
+            return f"never up to {loads[-1]:g}/s"
+        worst = min(self.speedup(name, load) for load in later)
+        return f"from {later[0]:g}/s (down to {worst:.2f}×)"
+
+    def row(self, load: float) -> str:
+        """All speedups at a load."""
+        return ", ".join(f"{name} {self.speedup(name, load):.2f}×" for name in (*self.fixed, self.adaptive))
+
+    def span(self) -> str:
+        """The adaptive one's speedups over all loads."""
+        found = [self.speedup(self.adaptive, load) for load in self.latency]
+        return f"{min(found):.2f} to {max(found):.2f}×"
+
+    def regret(self, load: float) -> str:
+        """The adaptive one's latency over that of the best other one, no speculation among them."""
+        others = {name: value for name, value in self.latency[load].items() if name in (BASE, *self.fixed)}
+        best = min(others, key=lambda name: others[name])
+        return f"{self.latency[load][self.adaptive] / others[best]:.2f} of {best}"
+
+    def worst_regret(self) -> str:
+        """The load at which the adaptive one is farthest behind."""
+        load = max(self.latency, key=lambda load: float(self.regret(load).split()[0]))
+        return f"{self.regret(load)}, at {load:g}/s"

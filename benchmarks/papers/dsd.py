@@ -1,0 +1,174 @@
+"""DSD: speculation over slow links. ``python -m benchmarks.papers.dsd [--run]``."""
+
+from __future__ import annotations
+
+from benchmarks.papers.command import main
+from benchmarks.papers.common import How, Page, Row, Section
+from benchmarks.papers.dsd_law import TAUS, measure
+from benchmarks.papers.dsd_nodes import (
+    KEPT,
+    NODES,
+    RATIOS,
+    WINDOW,
+    Links,
+    communication_reduction,
+    corrected_speedup,
+    printed_speedup,
+    sweep,
+)
+from benchmarks.papers.sources import Found, Results, Source
+
+COMMAND = "python -m benchmarks.papers.dsd --run"
+SWEEP = Source("simulations/dsd-nodes", COMMAND, How.SIMULATED, sweep)
+LAW = Source("dsd_law", COMMAND, How.MEASURED, measure)
+SOURCES = (SWEEP, LAW)
+WORST_TAU = 0.3  # the end of the paper's modest range
+
+
+def page(results: Results) -> Page:
+    """What the paper derives, and what its adaptive law does to acceptance."""
+    sections = (nodes(results), reduction(results), law(results), speedups(results))
+    return Page("dsd", "DSD", sections, results.here)
+
+
+def nodes(results: Results) -> Section:
+    """Equations 3, 4 and 9 over nodes and link latency."""
+    rows = []
+    for ratio in RATIOS:
+        for count in NODES:
+            links = Links(count, ratio)
+            rows.append(
+                results.row(
+                    f"Speedup with N = {count}, t₁ = {ratio:g} t₀",
+                    f"{printed_speedup(links, KEPT, WINDOW):.2f}× (equation 9)",
+                    SWEEP,
+                    lambda found, links=links: f"{at(found, links)['window'] / at(found, links)['off']:.2f}×",
+                    f"corrected equation: {corrected_speedup(links, KEPT, WINDOW):.2f}×",
+                )
+            )
+    return Section(
+        "Equations 3, 4 and 9: nodes and link latency",
+        tuple(rows),
+        f"One request at a time, a window of {WINDOW} tokens, {KEPT:.2f} tokens a round, as in the paper's table 1. Equation "
+        "9 charges the target's time once per token of the window and the draft nothing; the corrected one charges a pass "
+        "for what a pass over a window takes, and the drafter's steps. The simulated pipeline has one stage per node.",
+    )
+
+
+def reduction(results: Results) -> Section:
+    """Equation 5, and the node scaling of section 3.2."""
+    rows = [
+        results.row(
+            f"Time saved with N = {count}, t₁ = 3 t₀",
+            f"{communication_reduction(Links(count, 3.0), KEPT):.0%} (equation 5)",
+            SWEEP,
+            lambda found, count=count: saved(at(found, Links(count, 3.0))),
+            "the paper's text says about 37% at 8 nodes" if count == 8 else "",
+        )
+        for count in NODES
+    ]
+    rows += [
+        results.row(
+            f"Length chosen by goodput with N = {count}, t₁ = 10 t₀",
+            "8 in all settings",
+            SWEEP,
+            lambda found, count=count: f"{at(found, Links(count, 10.0))['length']:.1f}",
+        )
+        for count in NODES
+    ]
+    return Section("Equation 5: time saved, and the length that the links call for", tuple(rows))
+
+
+def law(results: Results) -> Section:
+    """The relaxation coefficient (section 3.2) as a law."""
+    rows: list[Row] = []
+    for tau in TAUS:
+        rows += [
+            results.row(
+                f"τ = {tau:g}: tokens per call of the target",
+                "",
+                LAW,
+                lambda found, tau=tau: f"{of_tau(found, tau)['tokens_per_call']:.2f}",
+            ),
+            results.row(
+                f"τ = {tau:g}: acceptance rate",
+                "",
+                LAW,
+                lambda found, tau=tau: f"{of_tau(found, tau)['acceptance']:.2f}",
+            ),
+            results.row(
+                f"τ = {tau:g}: mean total variation from the target",
+                "0" if tau == 0 else "",
+                LAW,
+                lambda found, tau=tau: f"{of_tau(found, tau)['divergence']:.4f}",
+            ),
+        ]
+    rows.append(
+        results.row(
+            f"Gain of τ = {WORST_TAU:g} over exact verification, in tokens per call",
+            "15 to 20% of speed, up to",
+            LAW,
+            lambda found: f"{of_tau(found, WORST_TAU)['tokens_per_call'] / of_tau(found, 0)['tokens_per_call'] - 1:+.1%}",
+        )
+    )
+    return Section(
+        "The relaxation coefficient τ",
+        tuple(rows),
+        "Corrected as said in the specification of the law: key tokens are looked for in the whole vocabulary, and what a "
+        "rejected draft is replaced by is drawn from the residual of the law, so that τ = 0 is exact. Temperature 1.",
+    )
+
+
+def speedups(results: Results) -> Section:
+    """Table 2; on one machine, hence without links."""
+    single = Source("latency", "python -m benchmarks.latency")
+    rows = [
+        results.row(f"Speedup, {ours} ({theirs} in the paper)", paper, single, lambda found, ours=ours: fastest(found, ours))
+        for ours, theirs, paper in (
+            ("code", "HumanEval, γ = 8", "2.56× over 4 to 8 nodes"),
+            ("math", "GSM8K, γ = 8", "2.52× over 4 to 8 nodes"),
+            ("prose", "CNN/DailyMail, γ = 8", "1.91× over 4 to 8 nodes"),
+        )
+    ]
+    return Section("Table 2: speedup over plain decoding", tuple(rows), "Ours on one machine, greedy, one request at a time.")
+
+
+def at(found: Found, links: Links) -> Found:
+    """One point of the sweep.
+
+    Raises:
+        KeyError: it has no such point.
+    """
+    for row in found["rows"]:
+        if (row["nodes"], row["ratio"]) == (links.nodes, links.ratio):
+            return dict(row)
+    raise KeyError(links)
+
+
+def saved(row: Found) -> str:
+    """Share of the time per token that the window saves."""
+    return f"{1 - row['off'] / row['window']:.0%}"
+
+
+def of_tau(found: Found, tau: float) -> Found:
+    """The figures of one coefficient.
+
+    Raises:
+        KeyError: it was not measured.
+    """
+    for row in found["rows"]:
+        if row["tau"] == tau:
+            return dict(row)
+    raise KeyError(tau)
+
+
+def fastest(found: Found, domain: str) -> str:
+    """The best drafted configuration of ``benchmarks.latency`` in one domain."""
+    speeds = found["tokens_per_second"]
+    drafted = {name: speed[domain] for name, speed in speeds.items() if name.startswith("draft_model")}
+    best = max(drafted, key=lambda name: drafted[name])
+    return f"{drafted[best] / speeds['off'][domain]:.2f}× ({best.removeprefix('draft_model ')})"
+
+
+if __name__ == "__main__":
+    main("dsd")

@@ -1,0 +1,79 @@
+"""DSD's equations, as printed and corrected, and the same situations simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from benchmarks.papers.sources import Found
+from cospec.policies.menu import chain_tokens
+from cospec.simulation.run import simulate
+from cospec.simulation.scenario import Coming, Cost, Domain, Drafting, Length, Scenario, Target, Variant
+
+NODES, RATIOS = (2, 4, 8, 16), (1.0, 3.0, 10.0)
+WINDOW, ALPHA = 8, 0.764
+KEPT = chain_tokens(ALPHA, WINDOW)  # tokens a round: the paper's average length of 3.86 on HumanEval
+
+LOCAL = Cost(slopes=(2e-4,), fixed=0.0198)  # t₀ = 20 ms for a token, whatever the context
+STEP = Cost(slopes=(1e-5,), fixed=0.00099)  # of the drafter: 1 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """N nodes in a line, whose links take ``ratio`` times as long as the local time for a token."""
+
+    nodes: int
+    ratio: float
+
+    @property
+    def crossing(self) -> float:
+        """``(N - 1) t₁`` in units of t₀."""
+        return (self.nodes - 1) * self.ratio
+
+
+def communication_reduction(links: Links, kept: float) -> float:
+    """Equation 5."""
+    return links.crossing * (kept - 1) / (kept * (1 + links.crossing))
+
+
+def printed_speedup(links: Links, kept: float, window: int) -> float:
+    """Equation 9 with ρ = k / (γ + 1)."""
+    return (1 + links.crossing) / ((window + 1) / kept + links.crossing / kept)
+
+
+def corrected_speedup(links: Links, kept: float, window: int) -> float:
+    """What a pass over the window takes instead of γ + 1 passes, and the time of the draft."""
+    local = LOCAL.built(Path())
+    one, all_of_it = (local.seconds(0, tokens, 1) for tokens in (1, window + 1))
+    draft = window * STEP.built(Path()).seconds(0, 1, 1)
+    crossing = links.crossing * one
+    return kept * (one + crossing) / (all_of_it + draft + crossing)
+
+
+def scenario(links: Links, requests: int) -> Scenario:
+    """One request at a time through a pipeline of as many stages as there are nodes."""
+    t0 = LOCAL.built(Path()).seconds(0, 1, 1)
+    return Scenario(
+        requests=requests,
+        max_num_seqs=1,
+        target=Target(cost=LOCAL, stages=links.nodes, link=links.ratio * t0),
+        drafting=Drafting(cost=STEP),
+        domains=(Domain(acceptance=ALPHA, prompt=Length(mean=8), output=Length(mean=256)),),
+        arrivals=Coming(kind="closed", concurrency=(1,)),
+        variants=(
+            Variant(name="off", policy="off"),
+            Variant(name="window", policy="fixed", num_speculative_tokens=WINDOW),
+            Variant(name="goodput"),
+        ),
+    )
+
+
+def sweep(requests: int = 24) -> Found:
+    """Tokens per second without drafts, with the window, and with lengths chosen by goodput, for every point."""
+    rows = []
+    for nodes, ratio in product(NODES, RATIOS):
+        runs = {run["variant"]: run for run in simulate(scenario(Links(nodes, ratio), requests))["runs"]}
+        speeds = {name: run["throughput"] for name, run in runs.items()}
+        rows.append({"nodes": nodes, "ratio": ratio, **speeds, "length": runs["goodput"]["mean_k"]})
+    return {"rows": rows, "alpha": ALPHA, "window": WINDOW}

@@ -1,0 +1,67 @@
+"""``docs/results.md`` from the stored pages, and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+from benchmarks.papers.common import How, Page, Row, Run, Section
+
+HEAD = """# Results beside the papers
+
+<!-- Written by `python -m benchmarks.papers` from benchmarks/results/papers; a test compares the two. Do not edit. -->
+
+What the five papers report, and what came out here. Absolute speeds are not comparable: the papers ran models of 7 to 70
+billion parameters on A100s, most of the figures here are of the small models that come with the package on a processor.
+What can be compared is who wins, by what factor, and where that turns around. Where we depart from a paper, and why, is in
+[papers.md](papers.md).
+
+The column *how* says what a figure is: **measured here**, **measured on a GPU**, **simulated** (the engine's own scheduler,
+policies and rounds, with drawn acceptances and computed times), **computed** (from an equation, by the code that the
+policies use), or **not run** yet. The number in brackets leads to the command, the machine and the date below the table.
+A cell of the paper's column is empty where the paper gives no number. Intervals are 95%.
+
+"""
+
+
+def document(pages: Iterable[Page]) -> str:
+    """The whole file."""
+    pages = list(pages)
+    counts = [f"| [{page.title}](#{_anchor(page.title)}) | {' | '.join(map(str, _counts(page)))} |" for page in pages]
+    table = ["| paper | " + " | ".join(How) + " |", "| --- " * (len(How) + 1) + "|", *counts]
+    return HEAD + "\n".join(table) + "\n\n" + "\n".join(page_text(page) for page in pages)
+
+
+def page_text(page: Page) -> str:
+    """One paper."""
+    return f"## {page.title}\n\n" + "\n".join(_section(section) for section in page.sections)
+
+
+def _counts(page: Page) -> list[int]:
+    rows = [row for section in page.sections for row in section.rows]
+    return [sum(row.how is how for row in rows) for how in How]
+
+
+def _section(section: Section) -> str:
+    runs: list[Run] = list(dict.fromkeys(row.run for row in section.rows))
+    lines = ["| | paper | here | how | note |", "| --- | --- | --- | --- | --- |"]
+    lines += [_cells(row, runs.index(row.run) + 1) for row in section.rows]
+    sources = [f"{number}. {_source(run)}" for number, run in enumerate(runs, 1)]
+    text = f"{section.text}\n\n" if section.text else ""
+    return f"### {section.title}\n\n{text}" + "\n".join(lines) + "\n\n" + "\n".join(sources) + "\n"
+
+
+def _cells(row: Row, number: int) -> str:
+    cells: Seq[str] = (row.what, row.paper, row.ours, f"{row.how} [{number}]", row.note)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _source(run: Run) -> str:
+    if not run.date:
+        return f"`{run.command}` gives this; it was not run yet."
+    return f"`{run.command}`, on {run.machine}, {run.date}."
+
+
+def _anchor(title: str) -> str:
+    """As GitHub makes it."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")

@@ -1,0 +1,77 @@
+"""Simulated figures: scenarios that are run here and stored, read by variant and load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.common import ROOT
+from benchmarks.papers.common import How
+from benchmarks.papers.sources import Found, Source
+from cospec.simulation.run import simulate
+from cospec.simulation.scenario import Scenario
+
+FOLDER = ROOT / "examples" / "scenarios"
+
+
+def scenario(name: str) -> Source:
+    """``examples/scenarios/<name>.yaml``; stored figures of a scenario that has changed since do not count."""
+
+    def read() -> Scenario:
+        return Scenario.read(FOLDER / f"{name}.yaml")
+
+    def fresh(found: Found) -> bool:
+        return bool(found["scenario"] == described(read()))
+
+    command = f"cospec simulate examples/scenarios/{name}.yaml"
+    return Source(f"simulations/{name}", command, How.SIMULATED, lambda: simulated(read()), fresh)
+
+
+def simulated(given: Scenario) -> Found:
+    """All runs, without their series over time."""
+    found = simulate(given, FOLDER)
+    runs = [{key: value for key, value in run.items() if key != "series"} for run in found["runs"]]
+    return {"scenario": described(given), "runs": runs}
+
+
+def described(given: Scenario) -> Mapping[str, Any]:
+    """A scenario as its results hold it, without the words about it."""
+    dumped = given.model_dump(mode="json", exclude_defaults=True)
+    return {key: value for key, value in dumped.items() if key != "description"}
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs by variant and load."""
+
+    found: Found
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """In the order of the scenario."""
+        return tuple(dict.fromkeys(float(run["load"]) for run in self.found["runs"]))
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """In the order of the scenario."""
+        return tuple(dict.fromkeys(run["variant"] for run in self.found["runs"]))
+
+    def at(self, variant: str, load: float | None = None) -> Mapping[str, Any]:
+        """One run; of the only load where none is named.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for run in self.found["runs"]:
+            if run["variant"] == variant and load in (None, run["load"]):
+                return dict(run)
+        raise KeyError(variant)
+
+    def latency(self, variant: str, load: float | None = None) -> float:
+        """Mean seconds of a request."""
+        return float(self.at(variant, load)["latency"]["mean"])
+
+    def throughput(self, variant: str, load: float | None = None) -> float:
+        """Tokens per second."""
+        return float(self.at(variant, load)["throughput"])

@@ -1,0 +1,234 @@
+"""SmartSpec: speculation length by goodput. ``python -m benchmarks.papers.smartspec [--run]``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from benchmarks.papers import smartspec_figures as figures
+from benchmarks.papers.command import main
+from benchmarks.papers.common import Page, Row, Section
+from benchmarks.papers.curves import Curves
+from benchmarks.papers.scenarios import Runs, scenario
+from benchmarks.papers.sources import Found, Results, Source
+from cospec.policies.menu import chain_tokens, nodes, tree_tokens
+
+LOAD = Source("load", "python -m benchmarks.load")
+PROFILE = Source("profile", "cospec profile zoo --drafter zoo:drafter --output benchmarks/results/profile.json")
+FIDELITY = Source("fidelity", "python -m benchmarks.fidelity")
+GRID, RATES, ORACLE, TREES, TREES_LESS = (
+    scenario(f"smartspec-fig{number}") for number in ("5", "11", "14", "15", "16")
+)
+SOURCES = (GRID, RATES, figures.LOOKUP, ORACLE, TREES, TREES_LESS)
+
+
+def page(results: Results) -> Page:
+    """The tables and figures of the paper that have numbers or a claim that can be checked."""
+    sections = (
+        rates(results),
+        lengths(results),
+        model(results),
+        lookup(results),
+        predictors(results),
+        trees(results),
+        expectations(results),
+    )
+    return Page("smartspec", "SmartSpec", sections, results.here)
+
+
+def measured_curves(found: Found) -> Curves:
+    """From ``benchmarks.load``."""
+    return Curves(
+        {row["rate"]: {name: at["mean"] for name, at in row["latency"].items()} for row in found["rows"]}, "auto"
+    )
+
+
+def simulated_curves(found: Found) -> Curves:
+    """From a scenario whose adaptive variant is ``goodput``."""
+    runs = Runs(found)
+    return Curves({load: {name: runs.latency(name, load) for name in runs.variants} for load in runs.loads}, "goodput")
+
+
+def rates(results: Results) -> Section:
+    """Figures 1 and 11."""
+    rows = crossings(results, RATES, simulated_curves, "7B, A100") + crossings(results, LOAD, measured_curves, "our models")
+    return Section(
+        "Figures 1 and 11: mean latency by request rate, over no speculation",
+        tuple(rows),
+        "Rates are each machine's own; what carries over is the order of the curves and where they cross.",
+    )
+
+
+def crossings(results: Results, source: Source, read: Callable[[Found], Curves], who: str) -> list[Row]:
+    """What a sweep of rates says."""
+    claims: list[tuple[str, str, Callable[[Curves], str]]] = [
+        ("Fastest fixed length when idle", "k = 3 or 5, at 4/s", lambda c: c.fastest_fixed(min(c.latency))),
+        ("Rate from which k = 5 gains nothing", "above 12/s", lambda c: c.stops("k=5")),
+        ("Rate from which k = 3 gains nothing", "above 16/s", lambda c: c.stops("k=3")),
+        ("Speedup of the adaptive length, all rates", "1.2 to 3.2× when idle, never slower", Curves.span),
+        ("Its latency over the best other's, worst rate", "about 1", Curves.worst_regret),
+    ]
+    rows = [
+        results.row(f"{what} ({who})", paper, source, lambda found, pick=pick: pick(read(found)))  # type: ignore[misc]
+        for what, paper, pick in claims
+    ]
+    found = results.read(source)
+    for load in sorted(read(found).latency) if found else ():
+        rows.append(results.row(f"{load:g}/s ({who})", "", source, lambda found, load=load: read(found).row(load)))  # type: ignore[misc]
+    return rows
+
+
+def lengths(results: Results) -> Section:
+    """Figure 5."""
+    rows = [
+        results.computed(
+            f"Best length at batch {batch}",
+            "more than 4" if batch <= 4 else "0" if batch == 256 else "falls as the batch grows",
+            str(figures.best_length(batch)),
+        )
+        for batch in (1, 4, 16, 32, 64, 128, 256)
+    ]
+    found = results.read(GRID)
+    for load in Runs(found).loads if found else (1.0,):
+        rows.append(
+            results.row(
+                f"Tokens per second at batch {load:g}, best fixed length",
+                "",
+                GRID,
+                lambda found, load=load: figures.best_fixed(Runs(found), load),
+            )
+        )
+    return Section(
+        "Figure 5: the best proposed length by batch size",
+        tuple(rows),
+        "The paper does not print the coefficients of its A100 and 7B model; these are the ones of "
+        "`examples/scenarios/smartspec-fig5.yaml`, with an acceptance of 0.7 as in the paper. Computed by the goodput "
+        "policy's own code, at 128 tokens of context.",
+    )
+
+
+def model(results: Results) -> Section:
+    """Figures 7 and 13."""
+    rows = [
+        results.row(
+            f"Median error of the time model on held-out points, {who}",
+            "a plot: points near the diagonal",
+            PROFILE,
+            lambda found, place=place: figures.held_out(found, place),
+        )
+        for place, who in enumerate(("target", "drafter"))
+    ]
+    rows.append(
+        results.row(
+            "Error of the simulator's mean latency below saturation",
+            "below 10%",
+            FIDELITY,
+            lambda found: f"{found['worst']['mean']:.1%}",
+        )
+    )
+    return Section("Figures 7 and 13: predicted against measured time", tuple(rows))
+
+
+def lookup(results: Results) -> Section:
+    """Figure 12."""
+    source, found = figures.LOOKUP, results.read(figures.LOOKUP)
+    loads = sorted(simulated_curves(found).latency) if found else ()
+    rows = [
+        results.row(
+            "Speedup of the adaptive length, all rates",
+            "the best at every rate",
+            source,
+            lambda found: simulated_curves(found).span(),
+        ),
+        results.row(
+            "Its latency over the best other's, worst rate",
+            "at most 1",
+            source,
+            lambda found: simulated_curves(found).worst_regret(),
+        ),
+    ]
+    rows += [
+        results.row(
+            f"Speedups at {load:g}/s", "", source, lambda found, load=load: simulated_curves(found).row(load)
+        )
+        for load in loads
+    ]
+    return Section(
+        "Figure 12: prompt lookup by request rate",
+        tuple(rows),
+        "Drafts cost nothing and are accepted at 0.35, the middle of the 0.3 to 0.4 that the paper measured.",
+    )
+
+
+def predictors(results: Results) -> Section:
+    """Figure 14."""
+    found = results.read(ORACLE)
+    names = [name for name in Runs(found).variants if name != "off"] if found else ["goodput"]
+    levels = list(dict.fromkeys(name.partition(" ")[2] for name in names))
+    rows = [
+        results.row(
+            f"Speedup at an acceptance of {level}" if level else "Speedup",
+            "random < SmartSpec < oracle",
+            ORACLE,
+            lambda found, level=level: figures.predictors(Runs(found), level),
+        )
+        for level in levels
+    ]
+    return Section("Figure 14: what a better predictor of acceptance could bring", tuple(rows))
+
+
+def trees(results: Results) -> Section:
+    """Figures 15 and 16."""
+    rows = []
+    for source, alpha in ((TREES, "0.8"), (TREES_LESS, "0.6")):
+        found = results.read(source)
+        for load in Runs(found).loads if found else (1.0,):
+            rows.append(
+                results.row(
+                    f"α {alpha}, {load:g}/s: latency in s",
+                    "top-2 and top-3 rise steeply, SmartSpec stays low" if load > 8 else "",
+                    source,
+                    lambda found, load=load: figures.listed(Runs(found), load, figures.mean_latency),
+                )
+            )
+            rows.append(
+                results.row(
+                    f"α {alpha}, {load:g}/s: scored tokens per sequence",
+                    "SmartSpec about 4" if load > 8 else "",
+                    source,
+                    lambda found, load=load: figures.listed(Runs(found), load, figures.per_sequence),
+                )
+            )
+    return Section("Figures 15 and 16: Medusa's trees by request rate", tuple(rows))
+
+
+def expectations(results: Results) -> Section:
+    """Equations 8 and 10, Algorithm 1 and the token counts of 7.2.2."""
+    chance = np.random.default_rng(0)
+    rows = (
+        results.computed("Nodes of a tree of widths 3, 2, 2", "21", str(nodes((3, 2, 2)))),
+        results.computed("Nodes of a tree of widths 3, 2, 3", "27", str(nodes((3, 2, 3)))),
+        results.computed(
+            "Expected tokens of widths 3, 2, 2 at α = 0.7, of at most 4",
+            f"{figures.printed_equation_10(0.7, (3, 2, 2)):.2f} (equation 10)",
+            f"{tree_tokens(0.7, (3, 2, 2)):.2f}",
+            f"drawn 200,000 times: {figures.drawn_tokens(chance, 0.7, (3, 2, 2)):.2f}",
+        ),
+        results.computed(
+            "Expected tokens of a chain of 5 at α = 0.7",
+            f"{(1 - 0.7**6) / (1 - 0.7):.3f} (equation 8)",
+            f"{chain_tokens(0.7, 5):.3f}",
+        ),
+        results.computed(
+            "α as the engine reads it, at a true 0.7 with k = 5",
+            f"{figures.accepted_over_proposed(0.7, 5):.2f} (accepted / proposed)",
+            "0.70 (accepted / (accepted + rejections))",
+            "what stands behind a rejection was never judged",
+        ),
+    )
+    return Section("Equations 8 and 10, and counts of section 7.2.2", rows)
+
+
+if __name__ == "__main__":
+    main("smartspec")

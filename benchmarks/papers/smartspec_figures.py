@@ -1,0 +1,107 @@
+"""What SmartSpec's page computes: best lengths, expected tokens, and how simulated runs are put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+
+from benchmarks.papers.common import How
+from benchmarks.papers.scenarios import FOLDER, Runs, described, simulated
+from benchmarks.papers.sources import Found, Source
+from cospec.policies.menu import chain_tokens, chains
+from cospec.policies.problem import Bounds, Problem, Situation
+from cospec.policies.round_cost import Costs, RoundCost
+from cospec.simulation.scenario import Domain, Drafting, Length, Scenario
+
+ALPHA, CONTEXT, LONGEST = 0.7, 128, 10
+LOOKUP_ALPHA = 0.35
+
+
+def best_length(batch: int, alpha: float = ALPHA) -> int:
+    """The single length for ``batch`` sequences with the most expected tokens per second, as the goodput policy has it."""
+    scenario = Scenario.read(FOLDER / "smartspec-fig5.yaml")
+    costs = Costs(scenario.target.cost.built(FOLDER), scenario.drafting.cost.built(FOLDER))
+    problem = Problem(chains(LONGEST), RoundCost(costs), Bounds())
+    situation = Situation(batch, CONTEXT, backlog=None, others=0, room=1 << 20)
+    _, budgets = problem.alike(np.full(batch, alpha), situation)
+    return budgets[0].depth
+
+
+def best_fixed(runs: Runs, load: float) -> str:
+    """The fastest fixed length in closed-loop runs."""
+    fixed = [name for name in runs.variants if name.startswith("k=")]
+    best = max(fixed, key=lambda name: runs.throughput(name, load))
+    others = {"off": runs.throughput("off", load), "adaptive": runs.throughput("goodput", load)}
+    words = ", ".join(f"{name} {value:.0f}" for name, value in others.items())
+    return f"{best}: {runs.throughput(best, load):.0f} ({words})"
+
+
+def held_out(found: Found, place: int) -> str:
+    """The error of one profile of ``cospec profile``."""
+    errors = found["profiles"][place]["held_out"]
+    return f"{errors['median_error']:.1%} (90th percentile {errors['p90_error']:.1%})"
+
+
+def predictors(runs: Runs, level: str) -> str:
+    """Speedups of random lengths, goodput and the oracle at one acceptance."""
+    base = runs.latency("off")
+    found = [(kind, runs.latency(f"{kind} {level}".strip())) for kind in ("random", "goodput", "oracle")]
+    return ", ".join(f"{kind} {base / seconds:.2f}×" for kind, seconds in found)
+
+
+def listed(runs: Runs, load: float, figure: Callable[[Mapping[str, Any]], float]) -> str:
+    """A figure of every variant at a load."""
+    return ", ".join(f"{name} {figure(runs.at(name, load)):.2f}" for name in runs.variants)
+
+
+def mean_latency(run: Mapping[str, Any]) -> float:
+    """In seconds."""
+    return float(run["latency"]["mean"])
+
+
+def per_sequence(run: Mapping[str, Any]) -> float:
+    """Tokens scored for one sequence in a round: its last token and its draft."""
+    return 1.0 + float(run["mean_k"])
+
+
+def printed_equation_10(alpha: float, widths: Seq[int]) -> float:
+    """Equation 10 as the paper has it."""
+    total, reached = 0.0, 1.0
+    for place, width in enumerate(widths, 1):
+        reached *= 1.0 - (1.0 - alpha) ** width
+        following = alpha if place < len(widths) else 0.0
+        total += (place + 1) * (1.0 - following) * reached
+    return total
+
+
+def drawn_tokens(chance: np.random.Generator, alpha: float, widths: Seq[int], draws: int = 200_000) -> float:
+    """Mean tokens of a level tree whose tokens are each right with ``alpha``, drawn."""
+    right = np.stack([(chance.random((draws, width)) < alpha).any(axis=1) for width in widths], axis=1)
+    return 1.0 + float(np.cumprod(right, axis=1).sum(axis=1).mean())
+
+
+def accepted_over_proposed(alpha: float, length: int) -> float:
+    """What accepted / proposed tends to."""
+    return (chain_tokens(alpha, length) - 1.0) / length
+
+
+def lookup_scenario() -> Scenario:
+    """Figure 12: the machine of figure 11, drafts by prompt lookup, long prompts and short outputs."""
+    scenario = Scenario.read(FOLDER / "smartspec-fig11.yaml")
+    summary = Domain(name="summary", acceptance=LOOKUP_ALPHA, prompt=Length(mean=768), output=Length(mean=96))
+    rates = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
+    arrivals = scenario.arrivals.model_copy(update={"rates": rates})
+    changed = {"drafting": Drafting(kind="lookup"), "domains": (summary,), "arrivals": arrivals, "requests": 200}
+    return scenario.model_copy(update=changed)
+
+
+LOOKUP = Source(
+    "simulations/smartspec-fig12",
+    "python -m benchmarks.papers.smartspec --run",
+    How.SIMULATED,
+    lambda: simulated(lookup_scenario()),
+    lambda found: bool(found["scenario"] == described(lookup_scenario())),
+)

@@ -1,0 +1,122 @@
+"""Where the figures of a page come from: files that commands wrote, read with the command, the machine and the date."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, write
+from benchmarks.papers.common import RESULTS, How, Row, Run
+from cospec.bench.machine import describe
+
+Found = Mapping[str, Any]
+NOT_RUN = "not run"
+NOT_STORED = "not stored"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file and the command that writes it.
+
+    Attributes:
+        file: below ``benchmarks/results``, without its suffix; a path from the repository's root where it has one.
+        options: of the command, as far as it is worth naming them before it ran.
+        make: gives the figures again, where that takes seconds.
+        fresh: whether stored figures still answer the question that is asked today.
+    """
+
+    file: str
+    command: str
+    how: How = How.MEASURED
+    make: Callable[[], Found] | None = None
+    fresh: Callable[[Found], bool] | None = None
+
+    @property
+    def path(self) -> Path:
+        """From the folder of results or the repository's root."""
+        return Path(self.file if self.file.endswith(".json") else f"{self.file}.json")
+
+
+class Results:
+    """All that was stored. What is missing, or lacks the figure that is looked for, reads "not run"."""
+
+    def __init__(self, page: str, folder: Path = RESULTS, root: Path = ROOT) -> None:
+        self._page, self._folder, self._root = page, folder, root
+
+    @cached_property
+    def here(self) -> Run:
+        """This command, now."""
+        today = datetime.date.today().isoformat()
+        return Run(f"python -m benchmarks.papers.{self._page}", machine_words(describe()), today)
+
+    def read(self, source: Source) -> Found | None:
+        """What the source holds; None where it was not run, or answers another question by now."""
+        path = (self._root if source.file.endswith(".json") else self._folder) / source.path
+        if not path.exists():
+            return None
+        found: Found = json.loads(path.read_text(encoding="utf-8"))
+        return found if source.fresh is None or source.fresh(found) else None
+
+    def row(self, what: str, paper: str, source: Source, pick: Callable[[Found], str], note: str = "") -> Row:
+        """One figure; ``pick`` raises ``LookupError`` where the source does not have it."""
+        found = self.read(source)
+        if found is None:
+            return Row(what, paper, NOT_RUN, How.NOT_RUN, Run(source.command), note)
+        try:
+            ours = pick(found)
+        except LookupError:
+            return Row(what, paper, NOT_RUN, How.NOT_RUN, Run(source.command), note)
+        how = How.GPU if source.how is How.MEASURED and on_gpu(found) else source.how
+        return Row(what, paper, ours, how, run_of(found, source), note)
+
+    def computed(self, what: str, paper: str, ours: str, note: str = "") -> Row:
+        """A figure that follows from an equation."""
+        return Row(what, paper, ours, How.COMPUTED, self.here, note)
+
+
+def make(source: Source) -> Path | None:
+    """Run a source that can be run from here, and store what came out; None for one that cannot."""
+    if source.make is None:
+        return None
+    return write(source.file, {"command": source.command, **source.make()})
+
+
+def run_of(found: Found, source: Source) -> Run:
+    """What wrote the file, as far as it says so."""
+    machine = found.get("machine") or {}
+    date = str(found.get("date") or machine.get("date") or NOT_STORED)[:10]
+    return Run(_command(found, source), machine_words(machine) or NOT_STORED, date)
+
+
+def on_gpu(found: Found) -> bool:
+    """Whether the machine that is named has one; a profile names the device, and threads only where it is a processor."""
+    machine = found.get("machine") or {}
+    return bool(machine.get("gpu")) or ("device" in machine and "threads" not in machine)
+
+
+def machine_words(machine: Mapping[str, Any]) -> str:
+    """A machine in a few words."""
+    parts = [str(machine[key]) for key in ("processor", "device", "gpu") if machine.get(key)]
+    parts += [f"{machine[key]} {key}" for key in ("threads", "cores") if machine.get(key)]
+    parts += [f"{key} {machine[key]}" for key in ("torch", "kernels") if machine.get(key)]
+    return ", ".join(parts)
+
+
+def _command(found: Found, source: Source) -> str:
+    """As stored; where only its options were, the source's command with all of them."""
+    if "command" in found:
+        return str(found["command"])
+    words = []
+    for name, value in (found.get("options") or {}).items():
+        if value is None or value is False:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words += [f"{each:g}" if isinstance(each, float) else str(each) for each in values]
+    return " ".join([source.command.split(" --")[0], shlex.join(words)]).strip()
