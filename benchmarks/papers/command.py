@@ -27,7 +27,7 @@ def main(*names: str) -> None:
 
 
 def build(name: str, run: Seq[str] | None = None) -> Page:
-    """One page, stored; ``run`` None runs nothing, otherwise the sources whose file has one of the words in its name."""
+    """One page, stored; ``run`` None runs no source, no words run all, words those with one of them in their name."""
     module = import_module(f"benchmarks.papers.{name}")
     for source in module.SOURCES if run is not None else ():
         if not run or any(word in source.file for word in run):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.papers.command import main
-from benchmarks.papers.common import How, Page, Row, Section
+from benchmarks.papers.common import How, Page, Section
 from benchmarks.papers.dsd_law import TAUS, measure
 from benchmarks.papers.dsd_nodes import (
     KEPT,
@@ -22,7 +22,7 @@ COMMAND = "python -m benchmarks.papers.dsd --run"
 SWEEP = Source("simulations/dsd-nodes", COMMAND, How.SIMULATED, sweep)
 LAW = Source("dsd_law", COMMAND, How.MEASURED, measure)
 SOURCES = (SWEEP, LAW)
-WORST_TAU = 0.3  # the end of the paper's modest range
+MODEST = 0.3  # the end of the range that the paper uses by default
 
 
 def page(results: Results) -> Page:
@@ -42,16 +42,16 @@ def nodes(results: Results) -> Section:
                     f"Speedup with N = {count}, t₁ = {ratio:g} t₀",
                     f"{printed_speedup(links, KEPT, WINDOW):.2f}× (equation 9)",
                     SWEEP,
-                    lambda found, links=links: f"{at(found, links)['window'] / at(found, links)['off']:.2f}×",
+                    lambda found, links=links: f"{at(found, links)['window'] / at(found, links)['off']:.2f}×",  # type: ignore[misc]
                     f"corrected equation: {corrected_speedup(links, KEPT, WINDOW):.2f}×",
                 )
             )
     return Section(
         "Equations 3, 4 and 9: nodes and link latency",
         tuple(rows),
-        f"One request at a time, a window of {WINDOW} tokens, {KEPT:.2f} tokens a round, as in the paper's table 1. Equation "
-        "9 charges the target's time once per token of the window and the draft nothing; the corrected one charges a pass "
-        "for what a pass over a window takes, and the drafter's steps. The simulated pipeline has one stage per node.",
+        f"One request at a time, a window of {WINDOW} tokens, {KEPT:.2f} tokens a round, as in the paper's table 1. "
+        "Equation 9 charges the target's time once per token of the window and the draft nothing; the corrected one charges "
+        "what one pass over a window takes, and the drafter's steps. The simulated pipeline has one stage per node.",
     )
 
 
@@ -81,41 +81,27 @@ def reduction(results: Results) -> Section:
 
 def law(results: Results) -> Section:
     """The relaxation coefficient (section 3.2) as a law."""
-    rows: list[Row] = []
-    for tau in TAUS:
-        rows += [
-            results.row(
-                f"τ = {tau:g}: tokens per call of the target",
-                "",
-                LAW,
-                lambda found, tau=tau: f"{of_tau(found, tau)['tokens_per_call']:.2f}",
-            ),
-            results.row(
-                f"τ = {tau:g}: acceptance rate",
-                "",
-                LAW,
-                lambda found, tau=tau: f"{of_tau(found, tau)['acceptance']:.2f}",
-            ),
-            results.row(
-                f"τ = {tau:g}: mean total variation from the target",
-                "0" if tau == 0 else "",
-                LAW,
-                lambda found, tau=tau: f"{of_tau(found, tau)['divergence']:.4f}",
-            ),
-        ]
-    rows.append(
+    figures: list[tuple[str, str, str]] = [
+        ("mean acceptance length", "acceptance_length", "{:.2f}"),
+        ("acceptance rate", "acceptance", "{:.2f}"),
+        ("mean total variation from the target", "divergence", "{:.4f}"),
+    ]
+    rows = [
         results.row(
-            f"Gain of τ = {WORST_TAU:g} over exact verification, in tokens per call",
-            "15 to 20% of speed, up to",
+            f"τ = {tau:g}: {words}",
+            "",
             LAW,
-            lambda found: f"{of_tau(found, WORST_TAU)['tokens_per_call'] / of_tau(found, 0)['tokens_per_call'] - 1:+.1%}",
+            lambda found, tau=tau, key=key, form=form: form.format(of_tau(found, tau)[key]),  # type: ignore[misc]
         )
-    )
+        for tau in TAUS
+        for words, key, form in figures
+    ]
+    rows.append(results.row(f"Gain of τ = {MODEST:g} in acceptance length", "15 to 20% of speed at most", LAW, gain))
     return Section(
         "The relaxation coefficient τ",
         tuple(rows),
-        "Corrected as said in the specification of the law: key tokens are looked for in the whole vocabulary, and what a "
-        "rejected draft is replaced by is drawn from the residual of the law, so that τ = 0 is exact. Temperature 1.",
+        "Windows of 4 at temperature 1, on prompts of three domains. As corrected: key tokens are looked for in the whole "
+        "vocabulary, and a rejected token is drawn anew from the residual of the law, so that τ = 0 is exact.",
     )
 
 
@@ -123,14 +109,18 @@ def speedups(results: Results) -> Section:
     """Table 2; on one machine, hence without links."""
     single = Source("latency", "python -m benchmarks.latency")
     rows = [
-        results.row(f"Speedup, {ours} ({theirs} in the paper)", paper, single, lambda found, ours=ours: fastest(found, ours))
+        results.row(
+            f"Speedup, {ours} ({theirs} in the paper)", paper, single, lambda found, ours=ours: fastest(found, ours)
+        )
         for ours, theirs, paper in (
             ("code", "HumanEval, γ = 8", "2.56× over 4 to 8 nodes"),
             ("math", "GSM8K, γ = 8", "2.52× over 4 to 8 nodes"),
             ("prose", "CNN/DailyMail, γ = 8", "1.91× over 4 to 8 nodes"),
         )
     ]
-    return Section("Table 2: speedup over plain decoding", tuple(rows), "Ours on one machine, greedy, one request at a time.")
+    return Section(
+        "Table 2: speedup over plain decoding", tuple(rows), "Ours on one machine, greedy, one request at a time."
+    )
 
 
 def at(found: Found, links: Links) -> Found:
@@ -160,6 +150,12 @@ def of_tau(found: Found, tau: float) -> Found:
         if row["tau"] == tau:
             return dict(row)
     raise KeyError(tau)
+
+
+def gain(found: Found) -> str:
+    """What a modest coefficient adds to exact verification."""
+    modest, exact = (of_tau(found, tau)["acceptance_length"] for tau in (MODEST, 0))
+    return f"{modest / exact - 1:+.1%}"
 
 
 def fastest(found: Found, domain: str) -> str:

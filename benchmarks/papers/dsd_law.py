@@ -19,7 +19,7 @@ WINDOW = 4
 MODELS = ("zoo", "zoo:drafter")
 
 
-def measure(per_domain: int = 12, tokens: int = 64) -> Found:
+def measure(per_domain: int = 8, tokens: int = 48) -> Found:
     """Write with every τ at temperature 1, then measure the law on what was written."""
     texts = [text for domain in DOMAINS for text in prompts(domain, per_domain)]
     llm = LLM(
@@ -37,12 +37,12 @@ def measure(per_domain: int = 12, tokens: int = 64) -> Found:
 
 
 def acceptance(outputs: list[RequestOutput]) -> dict[str, float]:
-    """Of all outputs together."""
+    """Of all outputs together: 1 + accepted / drafts, and accepted / (accepted + rejections)."""
     stats = [output.stats for output in outputs]
-    accepted, rejected = (sum(getattr(each, name) for each in stats) for name in ("accepted", "rejections"))
-    calls = sum(each.model_calls[MODELS[0]] for each in stats)
-    written = sum(len(output.outputs[0].token_ids) for output in outputs)
-    return {"tokens_per_call": written / calls, "acceptance": accepted / (accepted + rejected)}
+    accepted, rejected, drafts = (
+        sum(getattr(each, name) for each in stats) for name in ("accepted", "rejections", "drafts")
+    )
+    return {"acceptance_length": 1 + accepted / drafts, "acceptance": accepted / (accepted + rejected)}
 
 
 def divergence(models: list[Model], outputs: list[RequestOutput], tau: float) -> float:

@@ -11,15 +11,15 @@ HEAD = """# Results beside the papers
 
 <!-- Written by `python -m benchmarks.papers` from benchmarks/results/papers; a test compares the two. Do not edit. -->
 
-What the five papers report, and what came out here. Absolute speeds are not comparable: the papers ran models of 7 to 70
-billion parameters on A100s, most of the figures here are of the small models that come with the package on a processor.
-What can be compared is who wins, by what factor, and where that turns around. Where we depart from a paper, and why, is in
-[papers.md](papers.md).
+What the five papers report, and what came out here. Absolute speeds are not comparable: the papers ran models of 7 to
+70 billion parameters on A100s, most figures here are of the small models that come with the package, on a processor.
+What can be compared is who wins, by what factor, and where that turns around. Which mechanism is where, and where it
+departs from its paper, is in [papers.md](papers.md).
 
-The column *how* says what a figure is: **measured here**, **measured on a GPU**, **simulated** (the engine's own scheduler,
-policies and rounds, with drawn acceptances and computed times), **computed** (from an equation, by the code that the
-policies use), or **not run** yet. The number in brackets leads to the command, the machine and the date below the table.
-A cell of the paper's column is empty where the paper gives no number. Intervals are 95%.
+The column *how* says what a figure is: **measured here**, **measured on a GPU**, **simulated** (the engine's own
+scheduler, policies and rounds, with drawn acceptances and computed times), **computed** (from an equation, by the code
+that the policies use), or **not run** yet. The number in brackets leads to the command, the machine and the date below
+the table. A cell of the paper's column is empty where the paper gives no number. Intervals are 95%.
 
 """
 

@@ -52,7 +52,9 @@ def simulated_curves(found: Found) -> Curves:
 
 def rates(results: Results) -> Section:
     """Figures 1 and 11."""
-    rows = crossings(results, RATES, simulated_curves, "7B, A100") + crossings(results, LOAD, measured_curves, "our models")
+    rows = crossings(results, RATES, simulated_curves, "7B, A100") + crossings(
+        results, LOAD, measured_curves, "our models"
+    )
     return Section(
         "Figures 1 and 11: mean latency by request rate, over no speculation",
         tuple(rows),
@@ -149,9 +151,7 @@ def lookup(results: Results) -> Section:
         ),
     ]
     rows += [
-        results.row(
-            f"Speedups at {load:g}/s", "", source, lambda found, load=load: simulated_curves(found).row(load)
-        )
+        results.row(f"Speedups at {load:g}/s", "", source, lambda found, load=load: simulated_curves(found).row(load))
         for load in loads
     ]
     return Section(

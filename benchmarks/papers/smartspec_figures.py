@@ -21,7 +21,7 @@ LOOKUP_ALPHA = 0.35
 
 
 def best_length(batch: int, alpha: float = ALPHA) -> int:
-    """The single length for ``batch`` sequences with the most expected tokens per second, as the goodput policy has it."""
+    """The single length with the most expected tokens per second, by the goodput policy's own code."""
     scenario = Scenario.read(FOLDER / "smartspec-fig5.yaml")
     costs = Costs(scenario.target.cost.built(FOLDER), scenario.drafting.cost.built(FOLDER))
     problem = Problem(chains(LONGEST), RoundCost(costs), Bounds())

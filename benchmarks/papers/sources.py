@@ -17,7 +17,6 @@ from cospec.bench.machine import describe
 
 Found = Mapping[str, Any]
 NOT_RUN = "not run"
-NOT_STORED = "not stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Source:
 
 
 class Results:
-    """All that was stored. What is missing, or lacks the figure that is looked for, reads "not run"."""
+    """All that was stored. What is missing, or lacks the figure, its machine or its date, reads "not run"."""
 
     def __init__(self, page: str, folder: Path = RESULTS, root: Path = ROOT) -> None:
         self._page, self._folder, self._root = page, folder, root
@@ -65,15 +64,17 @@ class Results:
 
     def row(self, what: str, paper: str, source: Source, pick: Callable[[Found], str], note: str = "") -> Row:
         """One figure; ``pick`` raises ``LookupError`` where the source does not have it."""
+        missing = Row(what, paper, NOT_RUN, How.NOT_RUN, Run(source.command), note)
         found = self.read(source)
-        if found is None:
-            return Row(what, paper, NOT_RUN, How.NOT_RUN, Run(source.command), note)
+        run = None if found is None else run_of(found, source)
+        if found is None or run is None:
+            return missing
         try:
             ours = pick(found)
         except LookupError:
-            return Row(what, paper, NOT_RUN, How.NOT_RUN, Run(source.command), note)
+            return missing
         how = How.GPU if source.how is How.MEASURED and on_gpu(found) else source.how
-        return Row(what, paper, ours, how, run_of(found, source), note)
+        return Row(what, paper, ours, how, run, note)
 
     def computed(self, what: str, paper: str, ours: str, note: str = "") -> Row:
         """A figure that follows from an equation."""
@@ -87,15 +88,15 @@ def make(source: Source) -> Path | None:
     return write(source.file, {"command": source.command, **source.make()})
 
 
-def run_of(found: Found, source: Source) -> Run:
-    """What wrote the file, as far as it says so."""
+def run_of(found: Found, source: Source) -> Run | None:
+    """What wrote the file; None where it does not say on which machine and when, since no figure stands without."""
     machine = found.get("machine") or {}
-    date = str(found.get("date") or machine.get("date") or NOT_STORED)[:10]
-    return Run(_command(found, source), machine_words(machine) or NOT_STORED, date)
+    date = str(found.get("date") or machine.get("date") or "")[:10]
+    return Run(_command(found, source), machine_words(machine), date) if machine and date else None
 
 
 def on_gpu(found: Found) -> bool:
-    """Whether the machine that is named has one; a profile names the device, and threads only where it is a processor."""
+    """Whether the machine that is named has one; a profile names its device, with threads where it is a processor."""
     machine = found.get("machine") or {}
     return bool(machine.get("gpu")) or ("device" in machine and "threads" not in machine)
 

@@ -282,16 +282,19 @@ Case = tuple[PlanEntry, Draft | None]
 
 
 class Members(Protocol):
-    """Several models that speak as one: they score, the blend joins what they say, each request's rule judges.
+    """Several models that speak as one: they score, the blend joins what they say, each request's rule judges."""
 
-    Attributes:
-        names: of the models, each once.
-        policy: who proposes.
-    """
+    @property
+    def models(self) -> Seq[Model]:
+        """In the order of the configuration."""
 
-    models: Seq[Model]
-    names: Seq[str]
-    policy: Caster
+    @property
+    def names(self) -> Seq[str]:
+        """Of the models, each once."""
+
+    @property
+    def policy(self) -> Caster:
+        """Who proposes."""
 
     def line(self, sequence: Sequence) -> Any:
         """What the models have computed of a sequence: a ``rounds.lines.Line``."""

@@ -62,6 +62,7 @@ KINDS = [
 def test_a_drafter_says_what_it_is(name: str) -> None:
     cls = DRAFTERS.load(name)
     assert isinstance(cls.samples, bool)
+    assert isinstance(cls.drafts_ahead, bool)
     assert issubclass(cls.Options, Options)
     assert cls.__doc__
     assert isinstance(drafter(name).name, str)
@@ -185,12 +186,15 @@ def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLENDS)
 def test_a_blend_is_pure(name: str) -> None:
-    blend = BLENDS.load(name)()
-    logits = torch.randn(3, V)
-    before = logits.clone()
+    cls = BLENDS.load(name)
+    assert issubclass(cls.Options, Options)
+    blend = cls.build(cls.Options(), 2)
     assert isinstance(blend.name, str)
-    assert blend.combine([logits]).shape == (3, V)
-    assert torch.equal(logits, before)
+    assert set(blend.members) <= {0, 1}
+    logits = [torch.randn(3, V) for _ in blend.members]
+    before = [each.clone() for each in logits]
+    assert blend.combine(logits).shape == (3, V)
+    assert all(torch.equal(one, other) for one, other in zip(logits, before, strict=True))
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -120,7 +120,7 @@ def test_a_line_cleared_by_anothers_rejection_is_seen() -> None:
 
 
 @pytest.mark.parametrize("proposal", ["naive", "alternate"])
-@pytest.mark.parametrize(("count", "gammas"), [(2, (1, 1)), (2, (3, 1)), (2, (2, 2)), (3, (1, 1, 1)), (3, (2, 1, 2))])
+@pytest.mark.parametrize(("count", "gammas"), [(2, (1, 1)), (2, (3, 2)), (3, (2, 1, 2))])
 def test_calls_are_as_many_as_the_theory_says(count: int, gammas: tuple[int, ...], proposal: str) -> None:
     """Models without memory, so that tokens are accepted independently of one another; within 2%."""
     models = [with_pool(ToyModel(5, order=0, seed=n, sharpness=0.8), 4096) for n in range(1, count + 1)]

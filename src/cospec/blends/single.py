@@ -19,7 +19,7 @@ class Single:
 
     Options: ClassVar[type[SingleOptions]] = SingleOptions
     name = "target"
-    members = (0,)
+    members: tuple[int, ...] = (0,)
 
     @classmethod
     def build(cls, options: SingleOptions, count: int) -> Single:

@@ -75,6 +75,7 @@ class HeadsDrafter:
 
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = True
+    drafts_ahead: ClassVar[bool] = False
     Options: ClassVar[type[HeadsOptions]] = HeadsOptions
 
     def __init__(self, runner: HeadsRunner, accuracy: tuple[tuple[float, ...], ...], name: str = "heads") -> None:

@@ -72,8 +72,8 @@ def _costs(
         return Costs()
     names = ("device", "dtype", "quantization", "linear_backend", "attention_backend")
     how = {name: getattr(config, name) for name in names}
-    drafts = {"method": speculative.method, "options": repr(sorted(speculative.options.items()))}
-    return costs_at_start(target, drafter, base_folder(path), {**how, **drafts})
+    drafts = f"{speculative.method} {sorted(speculative.options.items())}"
+    return costs_at_start(target, drafter, base_folder(path), how, drafts)
 
 
 def _ensemble_parts(config: EngineConfig) -> Parts:

@@ -16,8 +16,8 @@ class DraftAhead:
         drafter  draft A1 | A0     draft A2 | A0 A1  ...
 
     When all of a draft was accepted and the next token is the one that the drafter went on with, what it wrote behind
-    that is the next draft. Otherwise it is dropped and the sequence drafted anew, for which the others wait: a target reads
-    its weights for one sequence as for many, so they would lose more by going on without it.
+    that is the next draft. Otherwise it is dropped and the sequence drafted anew, for which the others wait: a target
+    reads its weights for one sequence as for many, so they would lose more by going on without it.
     """
 
     def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:

@@ -14,10 +14,10 @@ from cospec.errors import ModelError
 from cospec.models.pages import PagePool
 from cospec.models.toy import ToyModel
 from cospec.policies.cost import ForwardCost, Sample, fit
-from cospec.profiling import store
+from cospec.policies.round_cost import Costs
+from cospec.profiling import start, store
 from cospec.profiling.measure import QUICK, Grid, measure_forwards, measure_steps
 from cospec.profiling.report import Profile, plot
-from cospec.profiling.start import costs_at_start
 from cospec.types import TokenBatch
 from harness.toys import with_pool
 
@@ -109,16 +109,44 @@ def test_the_key_is_the_weights(tmp_path: Path) -> None:
     assert "threads" in store.machine("cpu")
 
 
-def test_an_engine_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_measures_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    asked: list[str] = []
+
+    def measured(kind: str, wrong: float) -> list[Sample]:
+        asked.append(kind)
+        points = [(c, t) for c in (0, 100) for t in (1, 2, 4, 8, 16)]
+        return [Sample(c, t, 1, TRUE.seconds(c, t, 1) * (wrong if n % 2 else 1)) for n, (c, t) in enumerate(points)]
+
+    def begin(wrong: float = 1.0) -> Costs:
+        monkeypatch.setattr(start, "measure_forwards", lambda *_: measured("target", 1.0))
+        monkeypatch.setattr(start, "measure_steps", lambda *_: measured("drafter", wrong))
+        return start.costs_at_start(target, drafter, tmp_path, {"device": "cpu"}, "small")
+
+    target = ToyModel(5, seed=1)
+    drafter = ModelDrafter(ToyModel(5, seed=2))
+    begin(wrong=9.0)
+    assert "busy machine" in caplog.text
+    first = begin()
+    assert first.target is not None
+    assert first.draft is not None
+    assert asked == ["target", "drafter", "drafter"], "what was measured badly is measured again"
+    assert begin() == first
+    assert len(asked) == 3
+
+
+def test_an_engine_measures_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     target = with_pool(ToyModel(5, seed=1), 4000, 4)
     drafter = ModelDrafter(with_pool(ToyModel(5, seed=2), 4000, 4))
-    first = costs_at_start(target, drafter, tmp_path, {"device": "cpu"})
-    assert first.target is not None
-    assert first.draft is not None
-    assert costs_at_start(target, drafter, tmp_path, {"device": "cpu"}) == first, "a second measurement would differ"
-    assert target.pages.usage == 0
+    found = start.costs_at_start(target, drafter, tmp_path, {"device": "cpu"}, "small")
+    assert found.target is not None
+    assert found.draft is not None
+    assert target.pages.usage == drafter.model.pages.usage == 0
 
 
 def test_the_plot_and_the_json(tmp_path: Path) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.model import ModelDrafter
+from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
+from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter
+from cospec.registry import ROUNDS as TABLE
 from cospec.rounds.auto import Auto
 from cospec.rounds.handles import Here, Worker
+from cospec.server.metrics import ServerMetrics
 from cospec.types import Budget, Context, Draft
-from harness.overlap import under
+from harness.overlap import ROUNDS, under
 from harness.toys import ScriptedDrafter, make_request, run_all, toy_engine
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24)
@@ -56,7 +62,7 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
         made.round.check_integrity()  # type: ignore[attr-defined]
         assert len(made.round.desk.pool.ready) <= 3  # type: ignore[attr-defined]
     assert verified[0] == set(), "the prompts"
-    for before, after in zip(verified[1:], verified[2:], strict=False):
+    for before, after in pairwise(verified[1:]):
         assert len(before) == len(after) == 3 and not before & after
     assert drafter.batches == [{"r0", "r1", "r2"}, *[set(batch) for batch in verified[2:]], drafter.batches[-1]]
 
@@ -133,3 +139,19 @@ def test_auto_measures_before_it_chooses(load: list[Any], parallel: bool, beside
     run_all(made, load)
     assert round.info.name == name
     assert why in round.info.reason
+
+
+def test_the_round_and_its_reason_are_in_the_metrics() -> None:
+    made = engine("auto", Recording(), 1)
+    text = ServerMetrics("toy").render(asdict(made.metrics())).decode()
+    (line,) = [line for line in text.splitlines() if line.startswith("cospec:round_info")]
+    assert 'round="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
+
+
+@pytest.mark.parametrize("round", ["auto", "sequential", "pipelined", "draft-ahead"])
+def test_a_round_is_chosen_by_name(round: str) -> None:
+    speculative = SpeculativeConfig(num_speculative_tokens=2, round=round)
+    parts = connect(ToyModel(4), Recording(), speculative, EngineConfig(), Text())
+    assert type(parts.round) is ROUNDS[round]
+    with pytest.raises(InvalidInput, match="round is 'sideways'; allowed is one of auto, sequential"):
+        TABLE.load("sideways")

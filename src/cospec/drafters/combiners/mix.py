@@ -34,25 +34,21 @@ class _Mixture:
     shares: list[float] = field(default_factory=list)  # of the voices at the present position
 
     def weigh(self, vocab_size: int) -> tuple[Floats, float]:
-        """The mixture ``[V]`` at the present position, and how likely its tokens are to be kept."""
-        mixture, confidence = np.zeros(vocab_size), 0.0
-        self.shares = self._shares()
-        for share, voice in zip(self.shares, self.line.voices, strict=True):
-            confidence += share * self.line.job.trust(voice.member, voice.guess.confidence)
+        """The mixture ``[V]`` at the present position, and how likely its tokens are to be kept.
+
+        A share is weight times calibrated confidence, both known before anything is drawn, so the mixture is q.
+        """
+        job, voices = self.line.job, self.line.voices
+        trusts = [job.trust(voice.member, voice.guess.confidence) for voice in voices]
+        parts = [job.weights[voice.member] * trust for voice, trust in zip(voices, trusts, strict=True)]
+        total, mixture = sum(parts), np.zeros(vocab_size)
+        self.shares = [part / total for part in parts]
+        for share, voice in zip(self.shares, voices, strict=True):
             if voice.guess.q is None:
                 mixture[voice.guess.token] += share
             else:
                 mixture += share * voice.guess.q
-        return mixture, confidence
-
-    def _shares(self) -> list[float]:
-        """Weight times calibrated confidence, both known before anything is drawn, so the mixture is still q."""
-        job = self.line.job
-        parts = [
-            job.weights[voice.member] * job.trust(voice.member, voice.guess.confidence) for voice in self.line.voices
-        ]
-        total = sum(parts)
-        return [part / total for part in parts]
+        return mixture, sum(share * trust for share, trust in zip(self.shares, trusts, strict=True))
 
     def take(self, token: int, mixture: Floats, confidence: float) -> None:
         """The token that the mixture gave; it is said to come from the drafter with the largest part in it."""

@@ -133,7 +133,7 @@ class PoolDrafter:
 
     def weights(self) -> Mapping[str, float]:
         """The mean weight of each drafter over the present requests; what a new one starts with when there are none."""
-        standings = [record.standing for record in self._records.values()] or [Standing.fresh(len(self.members))]
+        standings = [record.standing for record in list(self._records.values())] or [Standing.fresh(len(self.members))]
         mean = np.mean([standing.weights(self.prior) for standing in standings], axis=0)
         return dict(zip(self.names, mean.tolist(), strict=True))
 

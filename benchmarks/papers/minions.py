@@ -1,0 +1,171 @@
+"""Minions: voting, length by slope, pipeline. ``python -m benchmarks.papers.minions [--run]``."""
+
+from __future__ import annotations
+
+from benchmarks.papers.command import main
+from benchmarks.papers.common import Page, Section
+from benchmarks.papers.pools import DOMAINS, MIXED, POOL, Pool
+from benchmarks.papers.scenarios import Runs, scenario
+from benchmarks.papers.sources import Found, Results, Source
+
+LENGTHS = scenario("minions-fig12")
+PIPELINE = Source("pipelining", "python -m benchmarks.pipelining")
+DECISIONS = Source("policy_cost", "python -m benchmarks.policy_cost")
+SOURCES = (LENGTHS,)
+DEFAULT = "s=4"  # the paper's default length
+
+
+def page(results: Results) -> Page:
+    """The paper's figures that its text has in numbers."""
+    sections = (breakdown(results), voting(results), selector(results), specinfer(results), overhead(results))
+    return Page("minions", "Minions", sections, results.here)
+
+
+def breakdown(results: Results) -> Section:
+    """Figure 10."""
+    rows = (
+        results.row(
+            "Majority: vote over one drafter",
+            "+9.6% (OPT-13B), +59.8% (Llama2-70B)",
+            POOL,
+            lambda found: Pool(found).speed("vote hedge", "generic"),
+            "drafters share the target's two cores",
+        ),
+        results.row(
+            "Selector: slope over s = 4",
+            "+35.1%, +5.9%",
+            LENGTHS,
+            lambda found: gain(Runs(found), "slope", DEFAULT),
+        ),
+        results.row(
+            "Pipeline over taking turns, s = 4",
+            "+34.3%, +55.4%",
+            LENGTHS,
+            lambda found: gain(Runs(found), DEFAULT, f"{DEFAULT} in turn"),
+        ),
+        results.row(
+            "Pipeline over taking turns, lengths by goodput",
+            "",
+            LENGTHS,
+            lambda found: gain(Runs(found), "goodput", "goodput in turn"),
+        ),
+        results.row("Pipeline over taking turns, our models", "+34.3%, +55.4%", PIPELINE, pipelined),
+    )
+    return Section("Figure 10: what each part brings to throughput", rows)
+
+
+def voting(results: Results) -> Section:
+    """Figure 11."""
+    papers = {"finance": (0.87, 0.54), "chatbot": (0.89, 0.49), "dialogue": (0.78, 0.55)}
+    said = "; ".join(f"{name} {big}, {small}" for name, (big, small) in papers.items())
+    rows = [
+        results.row(
+            f"vote on {workload}: acceptance length, beside single drafters",
+            "no worse than the best single one" if workload != MIXED else f"acceptance rates: {said}",
+            POOL,
+            lambda found, workload=workload: beside_singles(Pool(found), workload),  # type: ignore[misc]
+        )
+        for workload in (*DOMAINS, MIXED)
+    ]
+    return Section("Figure 11: majority vote against single drafters", tuple(rows), "Drafts of four, greedy.")
+
+
+def selector(results: Results) -> Section:
+    """Figure 12."""
+    found = results.read(LENGTHS)
+    fixed = fixed_lengths(Runs(found)) if found else ("s=2",)
+    rows = [
+        results.row(
+            f"Throughput with {name}, tokens/s",
+            "",
+            LENGTHS,
+            lambda found, name=name: f"{Runs(found).throughput(name):.0f}",  # type: ignore[misc]
+        )
+        for name in (*fixed, "slope", "goodput")
+    ]
+    rows += [
+        results.row(
+            f"{name} over the best fixed length",
+            "close to 1" if name == "slope" else "",
+            LENGTHS,
+            lambda found, name=name: over_best(Runs(found), name),  # type: ignore[misc]
+        )
+        for name in ("slope", "goodput")
+    ]
+    return Section("Figure 12: adaptive length against fixed ones from 2 to 12", tuple(rows))
+
+
+def specinfer(results: Results) -> Section:
+    """Figure 13."""
+    row = results.row(
+        "vote over union (SpecInfer's trees), batch 8",
+        "7.6 to 14.5×, of an implementation that the authors found faulty",
+        POOL,
+        lambda found: Pool(found).speed("vote hedge", "union hedge"),
+    )
+    return Section("Figure 13: against SpecInfer", (row,))
+
+
+def overhead(results: Results) -> Section:
+    """Figure 14."""
+    rows = [
+        results.row(
+            "Voting, weights and routing, share of the rounds' time",
+            "at most 2.37% with all parts",
+            POOL,
+            lambda found: f"{Pool(found).at('vote hedge')['own_share']:.1%}",
+        )
+    ]
+    rows += [
+        results.row(
+            f"Decisions of {policy}, batch 8, share of a round",
+            "at most 2.37% with all parts" if policy == "slope" else "",
+            DECISIONS,
+            lambda found, policy=policy: share(found, policy),  # type: ignore[misc]
+        )
+        for policy in ("slope", "goodput")
+    ]
+    return Section("Figure 14: overhead", tuple(rows))
+
+
+def gain(runs: Runs, ours: str, other: str) -> str:
+    """Throughput over that of another variant."""
+    return f"{runs.throughput(ours) / runs.throughput(other) - 1:+.1%}"
+
+
+def fixed_lengths(runs: Runs) -> tuple[str, ...]:
+    """The pipelined ones."""
+    return tuple(name for name in runs.variants if name.startswith("s=") and " " not in name)
+
+
+def over_best(runs: Runs, name: str) -> str:
+    """Throughput over that of the best fixed length."""
+    best = max(fixed_lengths(runs), key=runs.throughput)
+    return f"{runs.throughput(name) / runs.throughput(best):.3f} of {best}"
+
+
+def beside_singles(pool: Pool, workload: str) -> str:
+    """The vote's acceptance length, and those of the drafters by themselves."""
+    singles = ", ".join(f"{name} {pool.value('acceptance', name, workload):.2f}" for name in pool.drafters)
+    return f"{pool.interval('acceptance', 'vote hedge', workload)}; {singles}"
+
+
+def share(found: Found, policy: str) -> str:
+    """Of one policy at batch 8.
+
+    Raises:
+        KeyError: it was not measured.
+    """
+    for row in found["rows"]:
+        if (row["policy"], row["batch"]) == (policy, 8):
+            return f"{row['share']:.2%} ({row['plan_us'] + row['observe_us']:.0f} µs)"
+    raise KeyError(policy)
+
+
+def pipelined(found: Found) -> str:
+    """The ratio of the stored comparison."""
+    return "{:.2f}× ({:.2f} to {:.2f})".format(*found["ratios"]["pipelined / sequential"])
+
+
+if __name__ == "__main__":
+    main("minions")

@@ -1,0 +1,60 @@
+"""Reading ``benchmarks.pool``: drafters alone and together, by workload and temperature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.papers.sources import Found, Source
+
+POOL = Source("pool", "python -m benchmarks.pool")
+DOMAINS, MIXED = ("code", "math", "prose"), "mixed"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Rows of the stored file."""
+
+    found: Found
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """In the order of the file."""
+        return tuple(dict.fromkeys(row["system"] for row in self.found["rows"]))
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Those that ran by themselves."""
+        return tuple(name for name in self.systems if " " not in name)
+
+    def at(self, system: str, workload: str = MIXED, temperature: float = 0.0) -> Found:
+        """One row.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for row in self.found["rows"]:
+            if (row["system"], row["workload"], row["temperature"]) == (system, workload, temperature):
+                return dict(row)
+        raise KeyError(system)
+
+    def value(self, figure: str, system: str, workload: str = MIXED, temperature: float = 0.0) -> float:
+        """The middle of a figure."""
+        return float(self.at(system, workload, temperature)[figure][0])
+
+    def interval(self, figure: str, system: str, workload: str = MIXED, temperature: float = 0.0) -> str:
+        """A figure and its interval."""
+        return "{:.2f} ({:.2f} to {:.2f})".format(*self.at(system, workload, temperature)[figure])
+
+    def speed(self, system: str, other: str, workload: str = MIXED) -> str:
+        """Tokens per second over those of another system, and the same of the acceptance length."""
+        ratios = [
+            self.value(figure, system, workload) / self.value(figure, other, workload)
+            for figure in ("tokens_per_s", "acceptance")
+        ]
+        return f"{ratios[0]:.2f}× (acceptance length {ratios[1]:.2f}×)"
+
+    def best_single(self, workload: str = MIXED) -> str:
+        """The drafter with the longest accepted drafts."""
+        if not self.drafters:
+            raise KeyError("drafters")
+        return max(self.drafters, key=lambda name: self.value("acceptance", name, workload))

@@ -1,0 +1,199 @@
+"""Several models behind one engine: what is refused, what a bad law does to its neighbours, prefixes, the faces."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from cospec import register_blend
+from cospec.config import CollaborationConfig, EngineConfig
+from cospec.engine.build import build_parts
+from cospec.engine.collaboration import build_caster
+from cospec.engine.ensemble import JointPages, distinct
+from cospec.errors import InvalidInput
+from cospec.llm import LLM
+from cospec.models.pages import PagePool
+from cospec.models.toy import ToyModel
+from cospec.params import SamplingParams
+from cospec.rounds.lines import Lines
+from cospec.types import Finish
+from harness.ensembles import ensemble_engine, toys
+from harness.llamas import write_pair
+from harness.toys import make_request, run_all, tokens_of, with_pool
+
+LAW = {"blend": "weighted", "weights": [0.6, 0.4]}
+PARAMS = SamplingParams(max_tokens=12, seed=3)
+
+register_blend("nan-test", lambda logits: logits[0] * torch.nan)
+register_blend("shape-test", lambda logits: logits[0][:, :1])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"models": ["zoo"]}, "models is zoo; allowed is two models or more"),
+        ({"models": []}, "models is []; allowed is a list of model names"),
+        ({"models": "zoo"}, "a list of model names"),
+        ({"models": ["zoo", "no/such-folder"]}, "no/such-folder"),
+        ({"models": ["zoo", "zoo:drafter"], "law": {"blend": "weighted", "weights": [0.6, 0.5]}}, "whose sum is 1.1"),
+        ({"models": ["zoo", "zoo:drafter"], "law": {"blend": "weighted", "lambda": 1.5}}, "law.lambda is 1.5"),
+        ({"models": ["zoo", "zoo:drafter"], "law": "{"}, "law"),
+        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"gamma": [1, 2, 3]}}, "a list of 2 of them"),
+        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"gamma": 0}}, "collaboration.gamma"),
+        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposer": 2}}, "from 0 to 1"),
+        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposal": "both"}}, "collaboration.proposal"),
+        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"speed": 1}}, "collaboration.speed"),
+    ],
+)
+def test_one_sentence(given: dict[str, Any], says: str) -> None:
+    def build() -> None:
+        config = EngineConfig.build(given)
+        build_caster(config.collaboration, len(config.models or ()), (0, 1))
+        build_parts(config)
+
+    with pytest.raises(Exception, match="") as raised:
+        build()
+    assert says in str(raised.value)
+    assert type(raised.value).__module__ == "cospec.errors"
+    assert "\n" not in str(raised.value)
+
+
+def test_vocabularies_that_differ() -> None:
+    with pytest.raises(InvalidInput, match="m1 with 6 tokens"):
+        ensemble_engine([ToyModel(5), ToyModel(6)], LAW)
+
+
+@pytest.mark.parametrize(("law", "says"), [("nan-test", "not numbers"), ("shape-test", r"returned a tensor \[")])
+def test_a_bad_function_harms_no_neighbour(law: str, says: str) -> None:
+    alone = tokens_of(run_all(ensemble_engine(toys(2, 5), LAW), [make_request("good", (0, 1), PARAMS)]))
+    engine = ensemble_engine(toys(2, 5), LAW)
+    bad = make_request("bad", (0, 1), PARAMS, law={"blend": law})
+    events = run_all(engine, [make_request("good", (0, 1), PARAMS), bad])
+    assert tokens_of(events)["good"] == alone["good"]
+    (last,) = events["bad"]
+    assert last.finish is Finish.ERROR
+    assert __import__("re").search(says, str(last.error))
+    assert last.law == law
+    assert engine.metrics().kv_cache_usage == 0
+
+
+def test_requests_may_ask_for_a_law_or_not() -> None:
+    engine = ensemble_engine(toys(2, 5), LAW)
+    events = run_all(engine, [make_request("r", (0,), PARAMS, law={"blend": "contrastive", "mu": 0.5})])
+    assert {event.law for event in events["r"]} == {"contrastive(mu=0.5)"}
+    with pytest.raises(InvalidInput, match="sum is 2"):
+        engine.add(make_request("r", (0,), PARAMS, law={"blend": "weighted", "weights": [1, 1]}))
+    with pytest.raises(InvalidInput, match="contrastive with two"):
+        ensemble_engine(toys(3, 5), {"blend": "weighted"}).add(
+            make_request("r", (0,), PARAMS, law={"blend": "contrastive"})
+        )
+    from harness.toys import toy_engine
+
+    with pytest.raises(InvalidInput, match="requests have no say"):
+        toy_engine(ToyModel(5), None).add(make_request("r", (0,), PARAMS, law=LAW))
+
+
+def test_prefixes_are_shared_in_every_cache() -> None:
+    models = [with_pool(model, 64, 4) for model in toys(2, 5)]
+    engine = ensemble_engine(models, LAW, gamma=3)
+    prompt = tuple(n % 5 for n in range(13))
+    first = tokens_of(run_all(engine, [make_request("a", prompt, PARAMS)]))["a"]
+    events = run_all(engine, [make_request("b", prompt, PARAMS)])
+    assert tokens_of(events)["b"] == first
+    stats = events["b"][-1].stats
+    assert stats is not None
+    assert stats.cached_prompt_tokens == 12
+    for model in models:
+        model.pages.check_integrity()
+        assert model.pages.usage == 0
+
+
+def test_joint_pages_agree_on_a_prefix() -> None:
+    """A prefix that only one cache still has is computed again in all."""
+    pools, lines = [PagePool(8, 4), PagePool(8, 4)], Lines(2)
+    pages, tokens = JointPages(pools, lines), list(range(20))
+    assert pages.attach("a", tokens) == 0
+    assert pages.reserve("a", 20)
+    line = lines.open("a", 20, 0)
+    line.fed[:] = [20, 9]
+    pages.keep("a", tokens, 20)
+    pages.free("a")
+    assert pages.attach("b", tokens) == 8
+    assert [len(pool.table("b")) for pool in pools] == [2, 2]
+    assert pages.usage == 2 / 8
+    assert not pages.reserve("b", 50)
+    pages.free("b")
+    pages.check_integrity()
+    assert pages.usage == 0
+    assert pages.capacity == 32
+
+
+def test_model_calls_add_up() -> None:
+    """Every output's calls are its own, and the engine's are fewer where outputs share them."""
+    engine = ensemble_engine(toys(2, 5), LAW, gamma=2)
+    made = object.__new__(LLM)
+    made.engine, made._numbers, made._inboxes = engine, count(), {}
+    (output,) = made.generate([[0, 1]], SamplingParams(max_tokens=20, n=3, seed=1))
+    assert output.law == "weighted(0.6, 0.4)"
+    for name in ("m0", "m1"):
+        own = [part.stats.model_calls[name] for part in output.outputs]
+        assert output.stats.model_calls[name] == sum(own)
+        assert 0 < engine.round.calls[name] < sum(own)  # type: ignore[attr-defined]
+
+
+def test_names_are_told_apart() -> None:
+    assert distinct(["a", "b", "a", "a"]) == ("a", "b", "a#2", "a#3")
+
+
+def test_the_lengths_that_are_asked_for() -> None:
+    standard = build_caster(CollaborationConfig(proposal="standard"), 2, (0, 1))
+    assert not standard.casting.proposes
+    given = build_caster(CollaborationConfig(proposal="naive", gamma=[2, 5], proposer=1), 2, (0, 1))
+    assert (given.casting.gammas, given.casting.order, given.casting.alternate) == ((2, 5), (1, 0), False)
+
+
+def write_tokenizer(folder: Path, vocabulary: dict[str, int]) -> None:
+    """One word a token."""
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="w0"))).save_pretrained(folder)
+
+
+def test_words_that_differ(tmp_path: Path) -> None:
+    """As many tokens, and other words."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    write_pair(*folders)
+    for first, folder in enumerate(folders):
+        write_tokenizer(folder, {f"w{(n + first) % 64}": n for n in range(64)})
+    with pytest.raises(InvalidInput, match="whose tokens differ; allowed is models with the tokens of"):
+        LLM(models=folders, law=LAW)
+
+
+def test_models_from_disk(tmp_path: Path) -> None:
+    """Two Llamas by ``LLM``: the paths, the law, the calls; greedy and seeded as standard decoding writes."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    write_pair(*folders)
+    for folder in folders:
+        write_tokenizer(folder, {f"w{n}": n for n in range(64)})
+    outputs = []
+    for proposal in ("standard", "naive", "alternate"):
+        llm = LLM(
+            models=folders,
+            law=LAW,
+            collaboration={"proposal": proposal, "gamma": 3},
+            kv_cache_memory_bytes=1 << 22,
+            threads=1,
+        )
+        assert llm.model_paths == tuple(folders)
+        params = [SamplingParams(temperature=0, max_tokens=30), SamplingParams(seed=5, max_tokens=30)] * 2
+        found = llm.generate([[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]], params)
+        assert {output.law for output in found} == {"weighted(0.6, 0.4)"}
+        outputs.append([output.outputs[0].token_ids for output in found])
+        calls = [sum(output.stats.model_calls.values()) for output in found]
+        assert all(n == 60 for n in calls) if proposal == "standard" else all(n < 60 for n in calls), calls
+    assert outputs[0] == outputs[1] == outputs[2]
