@@ -8,14 +8,16 @@ from importlib import import_module
 
 from rich.console import Console
 
-from benchmarks.papers.common import Page, save, show
+from benchmarks.common import ROOT
+from benchmarks.papers.common import Page, load, save, show
+from benchmarks.papers.render import document
 from benchmarks.papers.sources import Results, make
 
 PAPERS = ("cosine", "dsd", "cos", "smartspec", "minions")
 
 
 def main(*names: str) -> None:
-    """Print and store the pages of ``names``."""
+    """Print and store the pages of ``names``, and write ``docs/results.md`` from all that are stored."""
     parser = argparse.ArgumentParser(description="A paper's tables and figures beside ours.")
     parser.add_argument(
         "--run", nargs="*", metavar="SOURCE", help="run the sources that take seconds first; none named: all of them"
@@ -24,6 +26,8 @@ def main(*names: str) -> None:
     console = Console(width=200)
     for name in names:
         show(build(name, options.run), console)
+    pages = [page for name in PAPERS if (page := load(name)) is not None]
+    (ROOT / "docs" / "results.md").write_text(document(pages), encoding="utf-8")
 
 
 def build(name: str, run: Seq[str] | None = None) -> Page:

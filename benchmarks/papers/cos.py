@@ -2,13 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
 from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations
 from benchmarks.papers.command import main
-from benchmarks.papers.common import Page, Section
-from benchmarks.papers.sources import Results, Source
+from benchmarks.papers.common import How, Page, Row, Section
+from benchmarks.papers.sources import Found, Results, Source
 from cospec.policies.theory import Process, acceptance_bound, alternate_factor, naive_factor
 
 SOURCES: tuple[Source, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Models and a blend of ``benchmarks.collaborative``, and what the paper says of the like."""
+
+    name: str
+    title: str
+    models: int
+    temperatures: tuple[float, ...]
+    paper: Mapping[str, str]
+    text: str = ""
+
+
+SETTINGS = (
+    Setting(
+        "weighted-two",
+        "Tables 2 and 7: weighted ensemble of two models of one size",
+        2,
+        (1.0,),
+        {
+            "parallel": "0.62 to 0.79×",
+            "plain": "1.06 to 1.27× (SD)",
+            "naive": "1.32 to 1.46× (without alternation)",
+            "alternate": "1.34 to 1.62×",
+        },
+    ),
+    Setting(
+        "weighted-three",
+        "Table 2: weighted ensemble of three models",
+        3,
+        (1.0,),
+        {"parallel": "0.54 to 0.82×", "plain": "0.92 to 0.98× (SD)", "naive": "", "alternate": "1.27 to 1.85×"},
+    ),
+    Setting(
+        "weighted-small",
+        "Figure 8: a small share of a small model",
+        2,
+        (1.0,),
+        {"naive": "", "alternate": "rises with λ"},
+    ),
+    Setting(
+        "contrastive",
+        "Tables 3 and 8: contrastive decoding of a large and a small model",
+        2,
+        (0.0, 1.0),
+        {
+            "parallel": "0.39 to 0.59×",
+            "plain": "0.93 to 2.04× at T = 0, 0.94 to 1.55× at T = 1 (SD)",
+            "naive": "1.18 to 1.98× at T = 0, 0.89 to 1.41× at T = 1 (without alternation)",
+            "alternate": "1.26 to 2.23× at T = 0, 1.11 to 1.65× at T = 1",
+        },
+        "The paper's OPT models, of 13B and 125M, reach 2.61 to 3.95× at T = 0 (table 4).",
+    ),
+)
 EQUAL, SMALL = 1.0, 0.125  # a proposer as dear as the scorer; one an eighth of it, such as 1B beside 8B
 
 
@@ -47,43 +105,99 @@ def theorems(results: Results) -> Section:
     return Section(
         "Theorems 3.1 and 3.6: expected speed over standard collaborative decoding",
         tuple(rows),
-        "Ours counts the calls of the rounds as a Markov chain, with the default proposer after a rejection.",
+        "Ours counts the calls of all rounds as a Markov chain. Theorem 3.6 is about one cycle, in which the cheap "
+        "model proposes; the cycles in which the other one does make the difference.",
     )
 
 
 def tables(results: Results) -> tuple[Section, ...]:
-    """Tables 2, 3, 7 and 8: the paper's ranges over its models and tasks."""
-    weighted = {
-        "parallel": ("WE-P", "0.62 to 0.79× (two models), 0.54 to 0.82× (three)"),
-        "naive": ("without alternation", "1.32 to 1.46×"),
-        "alternate": ("CoS", "1.34 to 1.62× (two models), 1.27 to 1.85× (three)"),
-    }
-    contrastive = {
-        "parallel": ("CD-P", "0.39 to 0.59×"),
-        "naive": ("SD", "0.93 to 2.04× at T = 0, 0.94 to 1.55× at T = 1"),
-        "alternate": ("CoS", "1.26 to 2.23× at T = 0, 1.11 to 1.65× at T = 1"),
-    }
+    """Tables 2, 3, 7 and 8, and figures 4 to 6: the paper's ranges over its models and tasks."""
     return (
-        table(results, "Tables 2 and 7: weighted ensemble", "weighted", weighted),
-        table(results, "Tables 3 and 8: contrastive decoding", "contrastive", contrastive),
+        *(table(results, setting) for setting in SETTINGS),
+        predictions(results),
+        sweeps(results),
     )
 
 
-def table(results: Results, title: str, blend: str, methods: dict[str, tuple[str, str]]) -> Section:
-    """One blend: every method over standard collaborative decoding."""
+def table(results: Results, setting: Setting) -> Section:
+    """Every method over standard collaborative decoding, one request at a time and eight."""
+    rows = []
+    for temperature in setting.temperatures:
+        for method, paper in setting.paper.items():
+            rows.append(
+                results.row(
+                    f"{method}, T = {temperature:g}",
+                    paper,
+                    COLLABORATIVE,
+                    lambda found, m=method, t=temperature: read(found, setting).over_standard(m, t, 1),
+                )
+            )
+        rows.append(
+            results.row(
+                f"alternate, T = {temperature:g}, 8 requests at once",
+                "",
+                COLLABORATIVE,
+                lambda found, t=temperature: read(found, setting).over_standard("alternate", t, 8),
+            )
+        )
+        rows.append(
+            results.row(
+                f"Calls of all models for a token, alternate, T = {temperature:g}",
+                f"fewer than {setting.models}",
+                COLLABORATIVE,
+                lambda found, t=temperature: read(found, setting).calls("alternate", t),
+            )
+        )
+    return Section(f"{setting.title}, speed over standard collaborative decoding", tuple(rows), setting.text)
+
+
+def predictions(results: Results) -> Section:
+    """Theorems 3.1 and 3.6 with the acceptance and the cost that were measured."""
     found = results.read(COLLABORATIVE)
-    settings = Collaborations(found).settings(blend) if found else ()
+    rows = []
+    for setting in SETTINGS:
+        for kind, theorem in (("naive", "theorem 3.1"), ("alternate", "theorem 3.6")):
+            for temperature in setting.temperatures:
+                rows.append(prediction(results, found, setting, (kind, theorem, temperature)))
+    return Section("Theorems 3.1 and 3.6 with measured acceptance and cost", tuple(rows))
+
+
+def prediction(results: Results, found: Found | None, setting: Setting, which: tuple[str, str, float]) -> Row:
+    """One theorem in one setting; what it predicts stands in the paper's column."""
+    kind, theorem, temperature = which
+
+    def both(found: Found) -> tuple[str, str]:
+        return read(found, setting).theory(kind, theorem, temperature)
+
+    row = results.row(f"{kind}, {setting.name}, T = {temperature:g}", theorem, COLLABORATIVE, lambda f: both(f)[1])
+    if found is None or row.how is How.NOT_RUN:
+        return row
+    return replace(row, paper=f"{both(found)[0]} ({theorem})")
+
+
+def sweeps(results: Results) -> Section:
+    """Figures 4 to 6."""
+    papers = {
+        ("weighted-two", "lambda"): "at least 1.5× for every λ (figure 4)",
+        ("contrastive", "mu"): "faster than standard for every μ (figure 5)",
+        ("weighted-two", "gamma"): "flat, since both models cost the same (figure 6a)",
+        ("contrastive", "gamma"): "rises, then falls (figure 6b)",
+    }
     rows = [
         results.row(
-            f"{name}, {setting}" if setting else name,
-            f"{paper} ({theirs})",
+            f"{value}, {name}",
+            paper,
             COLLABORATIVE,
-            lambda found, name=name, setting=setting: Collaborations(found).speedup(blend, setting, name),  # type: ignore[misc]
+            lambda found, name=name, value=value: Collaborations(found, name).sweep(value),
         )
-        for setting in settings or ("",)
-        for name, (theirs, paper) in methods.items()
+        for (name, value), paper in papers.items()
     ]
-    return Section(title + ", speed over standard collaborative decoding", tuple(rows))
+    return Section("Figures 4 to 6: speed against λ, μ and γ", tuple(rows))
+
+
+def read(found: Found, setting: Setting) -> Collaborations:
+    """The rows of a setting."""
+    return Collaborations(found, setting.name)
 
 
 if __name__ == "__main__":

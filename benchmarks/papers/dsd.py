@@ -42,7 +42,7 @@ def nodes(results: Results) -> Section:
                     f"Speedup with N = {count}, t₁ = {ratio:g} t₀",
                     f"{printed_speedup(links, KEPT, WINDOW):.2f}× (equation 9)",
                     SWEEP,
-                    lambda found, links=links: f"{at(found, links)['window'] / at(found, links)['off']:.2f}×",  # type: ignore[misc]
+                    lambda found, links=links: f"{at(found, links)['window'] / at(found, links)['off']:.2f}×",
                     f"corrected equation: {corrected_speedup(links, KEPT, WINDOW):.2f}×",
                 )
             )
@@ -50,8 +50,9 @@ def nodes(results: Results) -> Section:
         "Equations 3, 4 and 9: nodes and link latency",
         tuple(rows),
         f"One request at a time, a window of {WINDOW} tokens, {KEPT:.2f} tokens a round, as in the paper's table 1. "
-        "Equation 9 charges the target's time once per token of the window and the draft nothing; the corrected one charges "
-        "what one pass over a window takes, and the drafter's steps. The simulated pipeline has one stage per node.",
+        "Equation 9 charges the target's time once per token of the window and the draft nothing; the corrected one "
+        "charges what one pass over a window takes, and the drafter's steps. The simulated pipeline has one stage per "
+        "node.",
     )
 
 
@@ -91,7 +92,7 @@ def law(results: Results) -> Section:
             f"τ = {tau:g}: {words}",
             "",
             LAW,
-            lambda found, tau=tau, key=key, form=form: form.format(of_tau(found, tau)[key]),  # type: ignore[misc]
+            lambda found, tau=tau, key=key, form=form: form.format(of_tau(found, tau)[key]),
         )
         for tau in TAUS
         for words, key, form in figures
@@ -100,8 +101,8 @@ def law(results: Results) -> Section:
     return Section(
         "The relaxation coefficient τ",
         tuple(rows),
-        "Windows of 4 at temperature 1, on prompts of three domains. As corrected: key tokens are looked for in the whole "
-        "vocabulary, and a rejected token is drawn anew from the residual of the law, so that τ = 0 is exact.",
+        "Windows of 4 at temperature 1, on prompts of three domains. As corrected: key tokens are looked for in the "
+        "whole vocabulary, and a rejected token is drawn anew from the residual of the law, so that τ = 0 is exact.",
     )
 
 

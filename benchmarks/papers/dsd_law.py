@@ -12,7 +12,7 @@ from cospec.blends.adaptive import Adaptive, AdaptiveOptions
 from cospec.models.loading import load_model
 from cospec.outputs import RequestOutput
 from cospec.protocols import Model
-from cospec.types import Segment, TokenBatch
+from cospec.types import Segment, Speculation, TokenBatch
 
 TAUS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)
 WINDOW = 4
@@ -31,7 +31,7 @@ def measure(per_domain: int = 8, tokens: int = 48) -> Found:
     params = [SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, seed=n) for n in range(len(texts))]
     rows = []
     for tau in TAUS:
-        outputs = llm.generate(texts, params, law={"blend": "adaptive", "tau": tau})
+        outputs = llm.generate(texts, params, Speculation(rule="rejection"), {"blend": "adaptive", "tau": tau})
         rows.append({"tau": tau, **acceptance(outputs), "divergence": divergence(models, outputs, tau)})
     return {"prompts": len(texts), "tokens": tokens, "window": WINDOW, "rows": rows}
 

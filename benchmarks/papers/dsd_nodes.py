@@ -69,7 +69,7 @@ def scenario(links: Links, requests: int) -> Scenario:
     )
 
 
-def sweep(requests: int = 24) -> Found:
+def sweep(requests: int = 48) -> Found:
     """Tokens per second without drafts, with the window, and with lengths chosen by goodput, for every point."""
     rows = []
     for nodes, ratio in product(NODES, RATIOS):

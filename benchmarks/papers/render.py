@@ -58,7 +58,7 @@ def _cells(row: Row, number: int) -> str:
 
 def _source(run: Run) -> str:
     if not run.date:
-        return f"`{run.command}` gives this; it was not run yet."
+        return f"`{run.command}` would give this; it was not run yet."
     return f"`{run.command}`, on {run.machine}, {run.date}."
 
 

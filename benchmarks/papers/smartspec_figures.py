@@ -11,9 +11,13 @@ import numpy as np
 from benchmarks.papers.common import How
 from benchmarks.papers.scenarios import FOLDER, Runs, described, simulated
 from benchmarks.papers.sources import Found, Source
+from cospec.drafters.model import ModelDrafter
+from cospec.models.loading import load_model
 from cospec.policies.menu import chain_tokens, chains
 from cospec.policies.problem import Bounds, Problem, Situation
 from cospec.policies.round_cost import Costs, RoundCost
+from cospec.profiling.measure import Grid, measure_forwards, measure_steps
+from cospec.profiling.report import Profile
 from cospec.simulation.scenario import Domain, Drafting, Length, Scenario
 
 ALPHA, CONTEXT, LONGEST = 0.7, 128, 10
@@ -45,6 +49,32 @@ def held_out(found: Found, place: int) -> str:
     return f"{errors['median_error']:.1%} (90th percentile {errors['p90_error']:.1%})"
 
 
+def fidelity(served: Found, simulated_runs: Found | None, load: float) -> str:
+    """Mean latency of the server at a rate, and how far the simulation is from it.
+
+    Raises:
+        KeyError: that rate was not served, was more than the server can do, or was not simulated.
+    """
+    if simulated_runs is None:
+        raise KeyError("zoo")
+    for run in served["runs"]:
+        if run["request_rate"] == load and not run["saturated"]:
+            measured = run["mean_e2el_ms"] / 1e3
+            return f"{measured:.3f} s, {Runs(simulated_runs).latency('auto', load) / measured - 1:+.1%}"
+    raise KeyError(load)
+
+
+def profile(seconds: float = 15.0) -> Found:
+    """What ``cospec profile`` measures: forwards of the target, steps of the drafter."""
+    target, drafter = load_model("zoo"), load_model("zoo:drafter")
+    steps = Grid(tokens=(1, 2, 4, 8), chunks=())
+    profiles = (
+        Profile.of("zoo", measure_forwards(target, Grid(), seconds)),
+        Profile.of("zoo:drafter, drafting", measure_steps(ModelDrafter(drafter), drafter.vocab_size, steps, seconds)),
+    )
+    return {"profiles": [each.to_json() for each in profiles]}
+
+
 def predictors(runs: Runs, level: str) -> str:
     """Speedups of random lengths, goodput and the oracle at one acceptance."""
     base = runs.latency("off")
@@ -65,6 +95,12 @@ def mean_latency(run: Mapping[str, Any]) -> float:
 def per_sequence(run: Mapping[str, Any]) -> float:
     """Tokens scored for one sequence in a round: its last token and its draft."""
     return 1.0 + float(run["mean_k"])
+
+
+def headed(row: Mapping[str, Any]) -> str:
+    """One kind of draft of ``benchmarks.heads``."""
+    length = "{:.2f} ({:.2f} to {:.2f})".format(*row["acceptance_length"])
+    return f"{length}, {row['nodes']:.1f} nodes, {row['tokens_per_s']:.0f} tokens/s"
 
 
 def printed_equation_10(alpha: float, widths: Seq[int]) -> float:
@@ -105,3 +141,4 @@ LOOKUP = Source(
     lambda: simulated(lookup_scenario()),
     lambda found: bool(found["scenario"] == described(lookup_scenario())),
 )
+PROFILE = Source("profile", "cospec profile zoo --drafter zoo:drafter --seconds 15", How.MEASURED, profile)

@@ -56,7 +56,9 @@ class SpeculativeConfig(Options):
         raise PydanticCustomError("length", "a whole number from 0 to {most}, or 'auto'", {"most": LONGEST_DRAFT})
 
     def branches(self, offer: Offer) -> bool:
-        """Whether drafts may be trees: asked for, or left to the policy for a drafter that can make them."""
+        """Whether drafts may be trees: asked for, or left to the policy, of a drafter that can make them."""
+        if offer.chains:
+            return False
         if self.num_speculative_tokens == "auto":
             return offer.trees or bool(self.widths)
         return bool(self.widths) or (self.max_nodes or 0) > self.num_speculative_tokens

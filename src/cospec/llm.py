@@ -28,8 +28,8 @@ class LLM:
 
     Args:
         model: ``zoo``, ``zoo:NAME``, a folder or a hub name.
-        models, law: several models that speak as one, and how, such as ``{"blend": "weighted", "weights": [0.6, 0.4]}``;
-            a law without models is over ``model`` and its drafter.
+        models, law: several models that speak as one, and how: ``{"blend": "weighted", "weights": [0.6, 0.4]}``. A law
+            without models is over ``model`` and its drafter.
         speculative_config: how drafts are made and judged; None is the model's own default (the zoo has a drafter).
         options: any other field of ``EngineConfig``.
 

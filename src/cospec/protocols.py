@@ -141,8 +141,11 @@ class Drafter(Protocol):
 
     name: str
     samples: ClassVar[bool]  # True: draws tokens from a q; False: chooses them (point mass)
-    reads_states: ClassVar[bool]  # whether commits have to carry the target's hidden states
     drafts_ahead: ClassVar[bool]  # whether it can continue contexts whose last tokens are assumed (draft-ahead)
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether commits have to carry the target's hidden states."""
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """One draft for each context that it has something for; ``len(draft) <= max_nodes``, depth as budgeted."""

@@ -36,7 +36,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 def is_chain(parents: Sequence[int]) -> bool:
     """Whether every node continues the one before it, so that plain causal attention serves."""
-    return all(parent == node - 1 for node, parent in enumerate(parents))
+    return list(parents) == list(range(-1, len(parents) - 1))
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:

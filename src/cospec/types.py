@@ -187,12 +187,14 @@ class Offer:
         free: a proposal costs next to nothing, however long: look-ups.
         at_once: all levels come from one pass, however deep: heads.
         trees: follows ``Budget.widths``.
+        chains: has one node per level whatever it is asked for.
         members: drafters of a pool that may take part.
     """
 
     free: bool = False
     at_once: bool = False
     trees: bool = False
+    chains: bool = False
     members: int = 1
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.draws import Draws, Purpose
+from cospec.models.heads import Heads
 from cospec.models.toy import ToyModel
 from cospec.options import Options
 from cospec.params import SamplingParams
@@ -26,23 +29,38 @@ V = 5
 REPLAYING = ("synthetic",)  # drafters that have nothing to say until a request comes a second time
 
 
+WIDTH = 4  # of the states that the toy target is said to have
+
+
 @dataclass(frozen=True)
 class ToyHost:
     """What a drafter is built from."""
 
     target: Model
+    target_path: Path | None
+    default_heads: str | None
     default_drafter: str | None = "toy"
 
     def load_drafter(self, name: str) -> Model:
         return ToyModel(V, seed=2)
 
     def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
-        return self.load_drafter(name), SharedVocabulary()
+        return self.load_drafter(name, host), SharedVocabulary()
 
 
-def drafter(name: str) -> Drafter:
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> ToyHost:
+    """With an output embedding of the target's, and heads for it."""
+    random, base = torch.Generator().manual_seed(3), tmp_path_factory.mktemp("host")
+    save_file({"lm_head.weight": torch.randn(V, WIDTH, generator=random)}, base / "model.safetensors")
+    weight, accuracy = torch.randn(3, WIDTH, WIDTH, generator=random), ((0.6, 0.2), (0.4, 0.2), (0.3, 0.1))
+    Heads(weight, torch.zeros(3, WIDTH), accuracy).save(base / "heads")
+    return ToyHost(ToyModel(V, seed=1), base, str(base / "heads"))
+
+
+def drafter(name: str, host: ToyHost) -> Drafter:
     cls = DRAFTERS.load(name)
-    built: Drafter = cls.build(cls.Options(), ToyHost(ToyModel(V, seed=1)))
+    built: Drafter = cls.build(cls.Options(), host)
     return built
 
 
@@ -59,19 +77,20 @@ KINDS = [
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_drafter_says_what_it_is(name: str) -> None:
+def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
     cls = DRAFTERS.load(name)
     assert isinstance(cls.samples, bool)
     assert isinstance(cls.drafts_ahead, bool)
+    assert isinstance(cls.reads_states, bool)
     assert issubclass(cls.Options, Options)
     assert cls.__doc__
-    assert isinstance(drafter(name).name, str)
+    assert isinstance(drafter(name, host).name, str)
 
 
 @pytest.mark.parametrize(("params", "noise"), KINDS)
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise: Purpose) -> None:
-    made, texts = drafter(name), [list(text) for text in TEXTS]
+def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise: Purpose, host: ToyHost) -> None:
+    made, texts = drafter(name, host), [list(text) for text in TEXTS]
     chance = np.random.default_rng(0)
     proposed = 0
     for _ in range(12):
@@ -93,6 +112,8 @@ def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise:
             gained = (*draft.tokens[:kept], int(chance.integers(V)))
             base = len(texts[number])
             commits[draft.id] = Commit(draft.id, base, gained, tuple(range(kept)), base + kept, len(draft))
+        if made.reads_states:
+            commits = {id: replace(each, state=torch.full((WIDTH,), 0.1)) for id, each in commits.items()}
         for commit in commits.values():
             texts[int(commit.id[1:])].extend(commit.tokens)
         made.commit(list(commits.values()))
@@ -121,8 +142,8 @@ def check_draft(made: Drafter, draft: Draft, text: list[int], budget: Budget, no
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_unknown_sequences_harm_no_drafter(name: str) -> None:
-    made = drafter(name)
+def test_unknown_sequences_harm_no_drafter(name: str, host: ToyHost) -> None:
+    made = drafter(name, host)
     made.free(["nobody"])
     made.commit([Commit("nobody", 4, (1, 2), (0,), 5)])
     assert made.propose([], []) == []
@@ -130,20 +151,20 @@ def test_unknown_sequences_harm_no_drafter(name: str) -> None:
     made.free(["s0", "nobody", "s0", "s1", "s2", "s3"])
     made.commit([Commit("s0", 6, (1,), (), 6)])
     again = made.propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 2)] * len(TEXTS))
-    assert told(again) == told(drafter(name).propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 2)] * len(TEXTS)))
+    assert told(again) == told(drafter(name, host).propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 2)] * len(TEXTS)))
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_stale_commit_or_an_ignored_draft_harms_no_drafter(name: str) -> None:
+def test_a_stale_commit_or_an_ignored_draft_harms_no_drafter(name: str, host: ToyHost) -> None:
     """A draft that was never verified, and a round that the drafter was not asked in."""
-    made, text = drafter(name), [0, 1, 2, 0, 1, 2, 0, 1]
+    made, text = drafter(name, host), [0, 1, 2, 0, 1, 2, 0, 1]
     given = Context("s", text, 2, *(KINDS[0][0], 0, KINDS[0][1]))
     made.propose([given], [Budget(3, 3)])
     text.append(4)
     made.commit([Commit("s", 8, (4,), (), 8)])
     text += [0, 1]
     made.commit([Commit("s", 9, (0, 1), (), 10)])
-    fresh = drafter(name).propose([given], [Budget(3, 3)])
+    fresh = drafter(name, host).propose([given], [Budget(3, 3)])
     assert told(made.propose([given], [Budget(3, 3)])) == told(fresh)
 
 

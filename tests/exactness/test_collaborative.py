@@ -89,7 +89,7 @@ def test_three_models(name: str, proposal: str) -> None:
 
 
 @pytest.mark.parametrize("proposal", ["naive", "alternate"])
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
 @pytest.mark.parametrize("name", ["weighted", "contrastive"])
 def test_every_rule_with_every_parameter(name: str, rule: str, proposal: str) -> None:
     """Penalties, bias and truncation apply to the blend, at every proposed position."""

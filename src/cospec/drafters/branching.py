@@ -15,9 +15,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from cospec.drafters.calibration import Lesson
 from cospec.draws import Draws, Floats, Purpose, Stream, race
 from cospec.params import SamplingParams
 from cospec.sampling import Block, History, laws, likeliest
@@ -114,17 +114,17 @@ class Tree:
             np.array([self.confidence[node] for node in kept]),
         )
 
-    def outcomes(self, tokens: Seq[int]) -> tuple[Floats, NDArray[np.bool_]]:
-        """Of the nodes whose parent became one of the committed ``tokens``: raw confidences, and which became one."""
-        raw, accepted, node = [], [], -1
+    def lessons(self, tokens: Seq[int]) -> list[Lesson]:
+        """Of the nodes whose parent became one of the committed ``tokens``, or was the last one before them."""
+        found: list[Lesson] = []
+        node = -1
         for token in tokens:
             below = children(self.parents, node)
             node = next((child for child in below if self.tokens[child] == token), -1)
-            raw += [self.raw[child] for child in below]
-            accepted += [child == node for child in below]
+            found += [(self.raw[child], float(child == node)) for child in below]
             if node < 0:
                 break
-        return np.array(raw), np.array(accepted, dtype=bool)
+        return found
 
     def _best(self) -> list[int]:
         """All nodes by value, on ties the elder first: a parent comes before its children."""

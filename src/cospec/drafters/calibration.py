@@ -1,42 +1,54 @@
-"""What a confidence is worth: how often nodes of that confidence were accepted (spec section 4).
+"""What a confidence is worth: how often tokens of that confidence were right (spec section 4).
 
-Raw probabilities of different drafters are not comparable, and even one drafter's own are too sure or too shy. Nodes
-are counted in bins of their raw confidence. A bin that saw little still says what the drafter said.
+Raw probabilities of different drafters are not comparable: each has its own temperature, training and blind spots, and
+even one drafter's own are too sure or too shy. Guesses that could be told right or wrong are counted in bins of their
+raw confidence. A bin that saw little still says what the drafter said.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import sqrt
+
 import numpy as np
-from numpy.typing import NDArray
 
 from cospec.draws import Floats
 
-BINS = 16
-PRIOR = 8.0  # nodes that the drafter's own word counts for
-FADE = 0.5 ** (1 / 4096)  # per node seen: after 4096 nodes the memory of one is halved
+BINS = 16  # even in the square root, so that the many small confidences are told apart
+PRIOR = 8.0  # guesses that the drafter's own word counts for
+MOST = 4096.0  # guesses per bin, above which the old ones are halved
+
+Lesson = tuple[float, float]
+"""(raw confidence, 1 for a guess that was right or 0; the token's probability where the guess was a distribution)."""
 
 
 class Calibration:
-    """Observed acceptance per bin of confidence, forgetting slowly."""
+    """Observed acceptance of one drafter per bin of confidence. Plain lists: pools read one number at a time."""
 
     def __init__(self) -> None:
-        self._seen, self._accepted = np.zeros(BINS), np.zeros(BINS)
+        self._hits, self._seen = [0.0] * BINS, [0.0] * BINS
+
+    def read(self, raw: float) -> float:
+        """The calibrated confidence for a raw one, both 0 to 1."""
+        place = _bin(raw)
+        return (self._hits[place] + PRIOR * raw) / (self._seen[place] + PRIOR)
 
     def __call__(self, raw: Floats) -> Floats:
-        """Confidences of any shape to acceptance rates of the same shape, 0 to 1."""
-        bins = _bins(raw)
-        return np.asarray((self._accepted[bins] + PRIOR * raw) / (self._seen[bins] + PRIOR))
+        """As ``read``, for an array of any shape."""
+        bins = np.minimum((np.sqrt(raw) * BINS).astype(np.int64), BINS - 1)
+        return np.asarray((np.array(self._hits)[bins] + PRIOR * raw) / (np.array(self._seen)[bins] + PRIOR))
 
-    def observe(self, raw: Floats, accepted: NDArray[np.bool_]) -> None:
-        """Learn from nodes whose parent was accepted; ``[n]`` each."""
-        if not len(raw):
-            return
-        fade = FADE ** len(raw)
-        bins = _bins(raw)
-        self._seen = self._seen * fade + np.bincount(bins, minlength=BINS)
-        self._accepted = self._accepted * fade + np.bincount(bins, weights=accepted, minlength=BINS)
+    def learn(self, lessons: Iterable[Lesson]) -> None:
+        """Count guesses that the committed tokens have shown to be right or wrong."""
+        hits, seen = self._hits, self._seen
+        for raw, value in lessons:
+            place = _bin(raw)
+            if seen[place] >= MOST:
+                hits[place] /= 2
+                seen[place] /= 2
+            hits[place] += value
+            seen[place] += 1.0
 
 
-def _bins(raw: Floats) -> NDArray[np.int64]:
-    """Even in the square root, so that the many small confidences are told apart."""
-    return np.minimum((np.sqrt(raw) * BINS).astype(np.int64), BINS - 1)
+def _bin(raw: float) -> int:
+    return min(int(sqrt(raw) * BINS), BINS - 1)

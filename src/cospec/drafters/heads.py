@@ -23,7 +23,7 @@ from cospec.models.heads import Heads, HeadsRunner, output_embedding, resolve_he
 from cospec.options import Options
 from cospec.protocols import Host
 from cospec.sampling import Block, History, laws
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.types import Budget, Commit, Context, Draft, Offer
 
 Paths = tuple[tuple[int, ...], ...]
 """Nodes of a tree, parents first, each as the ranks from the root down to it."""
@@ -76,6 +76,7 @@ class HeadsDrafter:
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = True
     drafts_ahead: ClassVar[bool] = False
+    offer: ClassVar[Offer] = Offer(at_once=True, trees=True)
     Options: ClassVar[type[HeadsOptions]] = HeadsOptions
 
     def __init__(self, runner: HeadsRunner, accuracy: tuple[tuple[float, ...], ...], name: str = "heads") -> None:

@@ -96,7 +96,7 @@ class ModelDrafter:
         for commit in commits:
             tree = self._drafted.pop(commit.id, None)
             if tree is not None and self._calibration is not None and commit.base_len == tree.base:
-                self._calibration.observe(*tree.outcomes(commit.tokens))
+                self._calibration.learn(tree.lessons(commit.tokens))
 
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences and give back their cache."""

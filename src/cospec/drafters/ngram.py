@@ -59,7 +59,7 @@ class NgramDrafter:
 
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = False
-    offer: ClassVar[Offer] = Offer(free=True)
+    offer: ClassVar[Offer] = Offer(free=True, chains=True)
     drafts_ahead: ClassVar[bool] = True
     Options: ClassVar[type[NgramOptions]] = NgramOptions
 

@@ -64,7 +64,7 @@ class SyntheticDrafter:
     """Replays remembered outputs with mistakes; exact under every rule, as any drafter is."""
 
     samples: ClassVar[bool] = False
-    offer: ClassVar[Offer] = Offer(free=True)
+    offer: ClassVar[Offer] = Offer(free=True, chains=True)
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = False
     Options: ClassVar[type[SyntheticOptions]] = SyntheticOptions

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from cospec.protocols import Pages, Policy
+from cospec.tree import level_nodes
 from cospec.types import Budget, Commit, Load, Plan, PlanEntry, Sequence, Status
 
 AGEING_SECONDS = 10.0
@@ -97,13 +98,15 @@ class Scheduler:
         for sequence, budget in zip(ready, self.policy.plan(load), strict=True):
             asked = sequence.request.speculation.length
             if asked is not None:
-                budget = Budget(asked, asked)
+                budget = _as_asked(budget, asked)
             room = _room(sequence, self.limits.max_len) - 1  # the round's own token takes the last place
             depth = min(budget.depth, room)
             if depth > 0:
                 chain = budget.is_chain or sequence.request.speculation.rule in self.limits.chain_rules
-                nodes, widths = (min(budget.max_nodes, depth), ()) if chain else (budget.max_nodes, budget.widths)
-                budgets[sequence.id] = replace(budget, depth=depth, max_nodes=nodes, widths=widths[:depth])
+                widths = () if chain else budget.widths[:depth]
+                most = depth if chain else level_nodes(widths, depth) if widths else budget.max_nodes
+                nodes = min(budget.max_nodes, most)
+                budgets[sequence.id] = replace(budget, depth=depth, max_nodes=nodes, widths=widths)
             elif budget.release:
                 budgets[sequence.id] = budget
         return budgets
@@ -155,6 +158,12 @@ class Scheduler:
             entries.append(PlanEntry(sequence, tokens, NO_DRAFT))
             left -= tokens
         return entries
+
+
+def _as_asked(budget: Budget, depth: int) -> Budget:
+    """The policy's budget at the depth that a request asks for: a chain of that length, a tree of the same shape."""
+    nodes = depth if budget.is_chain else max(budget.max_nodes, depth)
+    return Budget(depth, nodes, budget.widths, budget.drafters)
 
 
 def _room(sequence: Sequence, max_len: int) -> int:

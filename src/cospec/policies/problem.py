@@ -98,19 +98,24 @@ class Problem:
         return Steps(gains, sizes, self.menu.depths[rows], costs)
 
     def round(self, situation: Situation) -> Round:
-        """What the round takes with m draft tokens in it."""
+        """What the round takes with m draft tokens in it, without the known tokens of other sequences.
+
+        Those have to be computed in this round or another, whatever is drafted. Counted in the ratio they would make
+        long drafts look cheap in just the rounds that are dear; what they leave dearer behind them, past a knee, counts.
+        """
         n, target, offer = situation.sequences, self.cost.target, self.cost.offer
         base, most = n + situation.others, self.menu.gains.shape[1] * int(self.menu.sizes.max()) * n
         if self._of is not target or base + most >= len(self._table):
             self._table, self._of = target.table(2 * (base + most)), target
-        verified = self._table[base : base + min(most, situation.room) + 1]
+        others = float(self._table[base] - self._table[n])
+        verified = self._table[base : base + min(most, situation.room) + 1] - others
         seconds = target.fixed + target.context * situation.context * n + target.sequence * n + self.cost.rest(n)
         deepest = int(self.menu.depths.max())
         per_level = 0.0 if offer.free else self.cost.draft.fixed
         levels = np.asarray(np.arange(deepest + 1) * per_level, dtype=np.float64)
         if offer.at_once:
             levels = np.minimum(levels, per_level)
-        limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds
+        limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
         return Round(n, seconds, verified, levels, limit, self.cost.overlap)
 
     def feeding(self, tokens: Ints) -> Floats:

@@ -158,7 +158,7 @@ def test_calibration_learns_what_a_confidence_is_worth() -> None:
     raw = np.array([[0.9, 0.1], [0.5, 0.0]])
     assert calibration(raw) == pytest.approx(raw), "before anything was seen, what the drafter says"
     for _ in range(100):
-        calibration.observe(np.full(20, 0.9), np.arange(20) < 10)
+        calibration.learn([(0.9, float(n < 10)) for n in range(20)])
     found = calibration(raw)
     assert found[0, 0] == pytest.approx(0.5, abs=PRIOR / 1000)
     assert found[0, 1] == pytest.approx(0.1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cospec import LLM, SamplingParams
+from cospec import LLM, SamplingParams, Speculation
 from cospec.drafters.heads import HeadsDrafter, level_paths, sparse_paths
 from cospec.draws import Purpose
 from cospec.errors import InvalidInput, ModelError
@@ -134,6 +134,24 @@ def test_heads_do_not_change_what_is_written(zoo_heads: Path, temperature: float
     spoken = LLM(speculative_config=speculative, **backend).generate(prompts, sampling)
     assert [one.outputs[0].token_ids for one in spoken] == [one.outputs[0].token_ids for one in plain]
     assert all(one.stats.drafted > 0 for one in spoken)
+
+
+@pytest.mark.parametrize(("combiner", "temperature"), [("fuse", 0.0), ("union", 1.0), ("mix", 1.0)])
+def test_heads_speak_in_a_pool(zoo_heads: Path, combiner: str, temperature: float) -> None:
+    """They get the target's states there too, and change nothing of what is written."""
+    sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=16)
+    prompts = ["def add(a, b):\n", "It was a cold morning when"]
+    members = [
+        {"name": "heads", "method": "heads", "heads": str(zoo_heads)},
+        {"name": "copy", "method": "ngram", "prompt_lookup_min": 1},
+    ]
+    pool = {"method": "pool", "combiner": combiner, "drafters": members, "num_speculative_tokens": 3, "max_nodes": 6}
+    llm = LLM(speculative_config=pool)
+    spoken = llm.generate(prompts, sampling)
+    plain = llm.generate(prompts, sampling, Speculation(enabled=False))
+    assert [one.outputs[0].token_ids for one in spoken] == [one.outputs[0].token_ids for one in plain]
+    assert llm.engine.metrics().draft_tokens["heads"] > 16
+    assert llm.engine.round.crew.drafter.reads_states  # type: ignore[attr-defined]
 
 
 def test_bad_heads_are_one_sentence(tmp_path: Path) -> None:

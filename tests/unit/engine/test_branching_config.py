@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models
 
 from cospec.config import SpeculativeConfig, speculative_config
 from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.vocabulary import MappedVocabulary
 from cospec.engine.build import EngineHost
 from cospec.errors import InvalidInput
@@ -18,6 +19,7 @@ from cospec.params import SamplingParams
 from cospec.policies.fixed import Fixed
 from cospec.types import Budget, Load, Offer, Request, Sequence, Speculation
 from harness.llamas import load, write_pair
+from harness.pools import pool_of, toy_drafters
 from harness.toys import ScriptedDrafter, make_request, run_all, toy_engine
 
 WIDE = SamplingParams(max_tokens=12)
@@ -40,6 +42,7 @@ def test_shapes_come_from_the_configuration() -> None:
     assert given.branches(Offer())
     assert not SpeculativeConfig(num_speculative_tokens=4).branches(Offer(trees=True))
     assert SpeculativeConfig().branches(Offer(trees=True))
+    assert not given.branches(Offer(chains=True))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,12 @@ def test_auto_judges_sampled_trees_by_recursive_rejection(shape: dict[str, objec
     assert resolve(make_request("a", (1, 2), WIDE)).speculation.rule == rule
     assert resolve(make_request("b", (1, 2), SamplingParams(seed=3))).speculation.rule == "match"
     assert resolve(make_request("c", (1, 2), SamplingParams(temperature=0))).speculation.rule == "match"
+
+
+def test_auto_judges_by_block_where_drafts_are_chains_whatever_is_asked() -> None:
+    for drafter in (NgramDrafter(), pool_of(toy_drafters(5), "mix", vocab_size=5)):
+        engine = toy_engine(ToyModel(5, seed=1), drafter, k=3, max_nodes=9)
+        assert engine.parts.resolver.resolve(make_request("a", (1, 2), WIDE)).speculation.rule == "block"
 
 
 def test_requests_with_a_rule_for_chains_get_chains() -> None:

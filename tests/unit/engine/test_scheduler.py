@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import pytest
 
 from cospec.engine.scheduler import AGEING_SECONDS, Limits, Scheduler
 from cospec.models.pages import PagePool
 from cospec.params import SamplingParams
 from cospec.policies.fixed import Fixed
-from cospec.types import Commit, Plan, Request, Sequence, Speculation, Status
+from cospec.types import Budget, Commit, Plan, Request, Sequence, Speculation, Status
 
 
 def scheduler(pages: int = 64, k: int = 0, seqs: int = 64, tokens: int = 64, max_len: int = 200) -> Scheduler:
@@ -116,6 +119,31 @@ def test_a_request_may_choose_its_draft_length() -> None:
         made.add(sequence(id, 3, speculation=chosen))
     found = rounds(made, 2)[1]
     assert {id: nodes for id, (_, nodes) in found.items()} == {"off": 0, "zero": 0, "five": 5, "default": 3}
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [
+        (None, Budget(3, 9, (2, 2))),
+        (1, Budget(1, 2, (2,))),
+        (2, Budget(2, 6, (2, 2))),
+        (5, Budget(5, 9, (2, 2))),
+    ],
+)
+def test_a_tree_of_another_depth_keeps_its_shape(asked: int | None, shape: Budget) -> None:
+    made = scheduler()
+    made.policy = Fixed(3, 9, (2, 2))
+    made.add(sequence("a", 3, speculation=Speculation(length=asked, rule="match")))
+    made.add(sequence("b", 3, speculation=Speculation(length=asked, rule="block")))
+    made.limits = replace(made.limits, chain_rules=frozenset(("block",)))
+    found = {}
+    for _ in range(2):
+        plan = made.plan()
+        found = {entry.sequence.id: entry.budget for entry in plan.entries}
+        for entry in plan.entries:
+            entry.sequence.computed += entry.tokens
+            entry.sequence.tokens.append(1)
+    assert found == {"a": shape, "b": Budget(shape.depth, shape.depth)}
 
 
 def test_no_draft_before_the_prompt_is_computed() -> None:

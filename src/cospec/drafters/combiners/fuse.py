@@ -32,19 +32,24 @@ class _Fusion:
     def advance(self) -> None:
         """The most confident token joins the spine; confidences are calibrated, so that they can be compared."""
         line, job = self.line, self.line.job
-        heard = [(job.trust(voice.member, voice.guess.confidence), voice) for voice in line.voices]
-        chance, best = max(heard, key=lambda each: (each[0], job.weights[each[1].member], -each[1].member))
+        heard = [job.trust(voice.member, voice.guess.confidence) for voice in line.voices]
+        ranked = [
+            (chance, job.weights[voice.member], -voice.member, -place)
+            for place, (chance, voice) in enumerate(zip(heard, line.voices, strict=True))
+        ]
+        chance, *_, place = max(ranked)
+        best = line.voices[-place]
         if line.chance * chance < job.budget.threshold:
             line.going = False
             return
         parent, before = self.node, line.chance
         self.node = self.tree.add(parent, best.guess.token, best.member, before * chance, chance)
-        for confidence, voice in heard:
+        for confidence, voice in zip(heard, line.voices, strict=True):
             if voice.guess.token != best.guess.token:
                 # Right only where the spine is wrong, so never likelier than that.
                 self._leaf(parent, voice, min(confidence, 1.0 - chance), before)
         line.advance(best.guess.token, chance)
-        if len(self.tree.tokens) > job.budget.max_nodes and self.node not in self.tree.best(job.budget.max_nodes):
+        if self.tree.outranked(self.node) >= job.budget.max_nodes:
             line.going = False  # what comes behind a node that is cut would be cut too
 
     def _leaf(self, parent: int, voice: Voice, confidence: float, before: float) -> None:

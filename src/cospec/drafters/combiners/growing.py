@@ -47,16 +47,24 @@ class Growing:
             scores.append(score if parent < 0 else min(score, scores[parent]))
         return sorted(sorted(range(len(scores)), key=lambda node: (-scores[node], node))[:count])
 
+    def outranked(self, node: int) -> int:
+        """How many nodes have a higher score, or the same and were added before; ``best`` keeps it among more."""
+        own = self.scores[node]
+        elder = [score for score in self.scores[:node] if score >= own]
+        return len(elder) + len([score for score in self.scores[node + 1 :] if score > own])
+
     def draft(self, context: Context, nodes: Seq[int], names: Seq[str]) -> Draft | None:
         """The draft made of ``nodes``, in order and closed under parents; None for no nodes."""
         if not nodes:
             return None
-        place = {-1: -1} | {node: number for number, node in enumerate(nodes)}
+        place = [-1] * (len(self.tokens) + 1)  # by node, and of the root at the end
+        for number, node in enumerate(nodes):
+            place[node] = number
         return Draft(
             context.id,
             len(context.tokens),
-            tuple(self.tokens[node] for node in nodes),
-            tuple(place[self.parents[node]] for node in nodes),
-            tuple(names[self.owners[node]] for node in nodes),
+            tuple([self.tokens[node] for node in nodes]),
+            tuple([place[self.parents[node]] for node in nodes]),
+            tuple([names[self.owners[node]] for node in nodes]),
             confidence=np.array([self.confidence[node] for node in nodes]),
         )

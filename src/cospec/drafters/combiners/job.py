@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
+from cospec.drafters.calibration import Lesson
 from cospec.drafters.combiners.session import Session
-from cospec.drafters.routing.choice import Judged, Lesson
+from cospec.drafters.routing.choice import Judged
 from cospec.draws import Floats, Purpose
-from cospec.tree import children
 from cospec.types import Budget, Context, Draft
 
 UNKNOWN = 0.5  # the raw confidence of a drafter that gives none
@@ -52,6 +52,13 @@ class Job:
         """Committed tokens."""
         return len(self.context.tokens)
 
+    def trusts(self, member: int) -> list[float]:
+        """The calibrated confidences of a whole draft's nodes."""
+        draft = self.drafts[member]
+        if draft.confidence is None:
+            return [self.trust(member, UNKNOWN)] * len(draft)
+        return [self.trust(member, raw) for raw in draft.confidence.tolist()]
+
 
 class Combiner(Protocol):
     """Makes one draft per sequence.
@@ -78,23 +85,29 @@ class DraftSlate:
     def judge(self, committed: Seq[int]) -> Judged:
         """Every node whose parent was committed; a position is right when any of its nodes is."""
         draft, node, hits, seen = self.draft, -1, 0, 0
+        offers: dict[int, list[int]] = {}
+        for child, parent in enumerate(draft.parents):
+            offers.setdefault(parent, []).append(child)
+        raw = [UNKNOWN] * len(draft) if draft.confidence is None else draft.confidence.tolist()
         lessons: list[Lesson] = []
         for token in committed:
-            offered = children(draft.parents, node)
-            if not offered:
+            if node not in offers:
                 break
             seen += 1
-            lessons += [(confidence_of(draft, each), float(draft.tokens[each] == token)) for each in offered]
-            right = [each for each in offered if draft.tokens[each] == token]
-            if not right:
+            right = None
+            for child in offers[node]:
+                same = draft.tokens[child] == token
+                lessons.append((raw[child], float(same)))
+                if same and right is None:
+                    right = child
+            if right is None:
                 break
-            node = right[0]
+            node = right
             hits += 1
         return Judged(hits, seen, draft.depth, lessons)
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(NamedTuple):
     """What one drafter proposes at one position.
 
     Attributes:
@@ -133,7 +146,7 @@ class StepSlate:
         lessons = [
             (guess.confidence, guess.value(token)) for guess, token in zip(known, committed[self.first :], strict=False)
         ]
-        return Judged(sum(value for _, value in lessons), len(lessons), len(self.guesses), lessons)
+        return Judged(sum([value for _, value in lessons]), len(lessons), len(self.guesses), lessons)
 
 
 def confidence_of(draft: Draft, node: int) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -21,8 +21,7 @@ from cospec.types import Context
 Read = Callable[[Tensor, Seq[Context], Seq[Seq[int]]], list[Guess | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Voice:
+class Voice(NamedTuple):
     """One drafter's guess at the position that a spine has come to.
 
     Attributes:
@@ -67,7 +66,8 @@ class Line:
         if slate is None:
             slate = self.job.slates[member] = StepSlate(self.spine, first=len(self.spine))
         assert isinstance(slate, StepSlate), "a drafter is either led or asked"
-        slate.guesses.append(guess)
+        if slate.first + len(slate.guesses) == len(self.spine):  # otherwise it had no numbers at some position before
+            slate.guesses.append(guess)
 
     def hear_drafts(self) -> None:
         """The whole drafts that the spine has followed so far."""
@@ -80,14 +80,11 @@ class Line:
         """Go on with ``token``, whose confidence is ``chance``; whole drafts that go elsewhere are left."""
         self.spine.append(token)
         self.chance *= chance
+        self.follows = {}
+        for voice in self.voices:
+            if voice.node is not None and voice.guess.token == token:
+                self.follows.setdefault(voice.member, voice.node)
         self.voices = []
-        for member, node in list(self.follows.items()):
-            draft = self.job.drafts[member]
-            same = [child for child in children(draft.parents, node) if draft.tokens[child] == token]
-            if same:
-                self.follows[member] = same[0]
-            else:
-                del self.follows[member]
         self.going = len(self.spine) < self.depth
 
 
@@ -113,8 +110,7 @@ def lead(growers: Seq[GrowerT], session: Session, read: Read, advance: Callable[
     jobs = [line.job for line in lines]
     session.open([job.context for job in jobs], [line.depth for line in lines], [job.steppers for job in jobs])
     while True:
-        seats, logits = session.rows()
-        if logits is not None:
+        for seats, logits in session.rows():
             contexts, paths = [jobs[seat.job].context for seat in seats], [lines[seat.job].spine for seat in seats]
             for seat, guess in zip(seats, session.timed(read, logits, contexts, paths), strict=True):
                 if guess is not None:

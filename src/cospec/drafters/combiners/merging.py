@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cospec.drafters.combiners.growing import Growing
-from cospec.drafters.combiners.job import Job, confidence_of
+from cospec.drafters.combiners.job import Job
 
 
 @dataclass(slots=True)
@@ -23,19 +23,20 @@ class Merged:
 def merge(job: Job) -> Merged:
     """Every whole draft of the job, the heaviest drafter's first, so that shared nodes are its own."""
     merged = Merged()
-    tree = merged.tree
+    tree, weights = merged.tree, merged.weights
     for member in sorted(job.drafts, key=lambda each: -job.weights[each]):
         draft, weight = job.drafts[member], job.weights[member]
-        place, chance = {-1: -1}, {-1: 1.0}
-        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-            confidence = job.trust(member, confidence_of(draft, node))
-            chance[node] = chance[parent] * confidence
-            found = tree.find(place[parent], token)
-            if found is None:
-                found = tree.add(place[parent], token, member, 0.0, confidence)
-                merged.weights.append(0.0)
-            place[node] = found
-            tree.scores[found] += weight * chance[node]
-            tree.confidence[found] = max(tree.confidence[found], confidence)
-            merged.weights[found] += weight
+        place, chance = [-1], [1.0]  # of the root, then of the draft's nodes
+        for token, parent, confidence in zip(draft.tokens, draft.parents, job.trusts(member), strict=True):
+            above = place[parent + 1]
+            node = tree.find(above, token)
+            if node is None:
+                node = tree.add(above, token, member, 0.0, confidence)
+                weights.append(0.0)
+            elif confidence > tree.confidence[node]:
+                tree.confidence[node] = confidence
+            place.append(node)
+            chance.append(chance[parent + 1] * confidence)
+            tree.scores[node] += weight * chance[-1]
+            weights[node] += weight
     return merged

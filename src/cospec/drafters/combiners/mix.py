@@ -14,6 +14,7 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from scipy.linalg.blas import daxpy
 
 from cospec.drafters.combiners.job import Job
 from cospec.drafters.combiners.leading import Line, lead
@@ -33,22 +34,23 @@ class _Mixture:
     confidence: list[float] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)  # of the voices at the present position
 
-    def weigh(self, vocab_size: int) -> tuple[Floats, float]:
-        """The mixture ``[V]`` at the present position, and how likely its tokens are to be kept.
+    def weigh(self, mixture: Floats) -> float:
+        """Fill in the mixture ``[V]`` at the present position; returns how likely its tokens are to be kept.
 
         A share is weight times calibrated confidence, both known before anything is drawn, so the mixture is q.
         """
         job, voices = self.line.job, self.line.voices
         trusts = [job.trust(voice.member, voice.guess.confidence) for voice in voices]
         parts = [job.weights[voice.member] * trust for voice, trust in zip(voices, trusts, strict=True)]
-        total, mixture = sum(parts), np.zeros(vocab_size)
+        total = sum(parts)
         self.shares = [part / total for part in parts]
+        mixture[:] = 0.0
         for share, voice in zip(self.shares, voices, strict=True):
             if voice.guess.q is None:
                 mixture[voice.guess.token] += share
             else:
-                mixture += share * voice.guess.q
-        return mixture, sum(share * trust for share, trust in zip(self.shares, trusts, strict=True))
+                daxpy(voice.guess.q, mixture, a=share)  # in place: += share * q
+        return sum([share * trust for share, trust in zip(self.shares, trusts, strict=True)])
 
     def take(self, token: int, mixture: Floats, confidence: float) -> None:
         """The token that the mixture gave; it is said to come from the drafter with the largest part in it."""
@@ -89,24 +91,22 @@ class Mix:
 
 def _advance(session: Session, mixtures: Seq[_Mixture]) -> None:
     """Whether to go on is decided before the token is drawn; then all draws of the position are one call."""
-    going: list[tuple[_Mixture, Floats, float]] = []
-    for mixture in mixtures:
-        weights, confidence = mixture.weigh(session.vocab_size)
-        if mixture.line.chance * confidence < mixture.line.job.budget.threshold:
-            mixture.line.going = False
+    rows = np.empty((len(mixtures), session.vocab_size))
+    confidences = [mixture.weigh(row) for mixture, row in zip(mixtures, rows, strict=True)]
+    chosen: dict[int, int] = {}
+    drawing: list[int] = []
+    for place, (mixture, confidence) in enumerate(zip(mixtures, confidences, strict=True)):
+        line = mixture.line
+        if line.chance * confidence < line.job.budget.threshold:
+            line.going = False
+        elif line.job.context.sampling.greedy:
+            chosen[place] = int(rows[place].argmax())
         else:
-            going.append((mixture, weights, confidence))
-    drawing = [(mixture, weights) for mixture, weights, _ in going if not _greedy(mixture)]
-    drawn: list[int] = []
+            drawing.append(place)
     if drawing:
-        contexts = [mixture.line.job.context for mixture, _ in drawing]
-        ahead = [len(mixture.line.spine) for mixture, _ in drawing]
-        drawn = session.timed(draw, np.stack([weights for _, weights in drawing]), contexts, ahead)
-    tokens = iter(drawn)
-    for mixture, weights, confidence in going:
-        token = int(weights.argmax()) if _greedy(mixture) else next(tokens)
-        mixture.take(token, weights, confidence)
-
-
-def _greedy(mixture: _Mixture) -> bool:
-    return mixture.line.job.context.sampling.greedy
+        contexts = [mixtures[place].line.job.context for place in drawing]
+        ahead = [len(mixtures[place].line.spine) for place in drawing]
+        weights = rows if len(drawing) == len(rows) else rows[drawing]
+        chosen.update(zip(drawing, session.timed(draw, weights, contexts, ahead), strict=True))
+    for place, token in chosen.items():
+        mixtures[place].take(token, rows[place], confidences[place])

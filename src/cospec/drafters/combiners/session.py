@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from cospec.drafters.stepping import Opening, Stepper
@@ -24,8 +23,7 @@ class Led(Protocol):
         """What ``verb(*arguments)`` gives, or None when the drafter has failed in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """One drafter at one sequence; ``job`` counts the sequences of the round."""
 
     job: int
@@ -49,7 +47,7 @@ class Session:
     clock: Clock
     reading: float = 0.0
     looks: dict[Seat, tuple[int, int]] = field(default_factory=dict)
-    _rows: dict[int, tuple[list[int], Tensor]] = field(default_factory=dict)  # by drafter: jobs, logits
+    _rows: dict[int, tuple[list[Seat], Tensor]] = field(default_factory=dict)  # by drafter: where it stands, logits
     _ids: list[str] = field(default_factory=list)
 
     def open(self, contexts: Seq[Context], depths: Seq[int], members: Seq[Seq[int]]) -> None:
@@ -65,17 +63,17 @@ class Session:
             if opening is None:
                 continue
             number = {self._ids[job]: job for job in jobs}
-            self._rows[member] = ([number[id] for id in opening.ids], opening.logits)
+            self._rows[member] = ([Seat(number[id], member) for id in opening.ids], opening.logits)
             for id, look in opening.agreed.items():
                 self.looks[Seat(number[id], member)] = look
 
     def feed(self, tokens: Mapping[int, int]) -> None:
         """Go on: the next token by job. Jobs that are not named are led no further."""
-        for member, (jobs, _) in list(self._rows.items()):
-            going = [job for job in jobs if job in tokens]
+        for member, (seats, _) in list(self._rows.items()):
+            going = [seat for seat in seats if seat.job in tokens]
             logits = None
             if going:
-                ids, fed = [self._ids[job] for job in going], [tokens[job] for job in going]
+                ids, fed = [self._ids[seat.job] for seat in going], [tokens[seat.job] for seat in going]
                 logits = self.led[member].call(self.steppers[member].feed, ids, fed)
             if logits is None:
                 del self._rows[member]
@@ -89,10 +87,6 @@ class Session:
         self.reading += self.clock() - started
         return found
 
-    def rows(self) -> tuple[list[Seat], Tensor | None]:
-        """Who stands where, and the logits ``[R, V]`` behind it, in the same order."""
-        seats = [Seat(job, member) for member, (jobs, _) in self._rows.items() for job in jobs]
-        parts = [logits for _, logits in self._rows.values()]
-        if not parts:
-            return seats, None
-        return seats, parts[0] if len(parts) == 1 else torch.cat(parts)
+    def rows(self) -> list[tuple[list[Seat], Tensor]]:
+        """By drafter: where it stands, and the logits ``[len(seats), V]`` behind it, in the same order."""
+        return list(self._rows.values())

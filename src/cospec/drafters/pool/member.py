@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from cospec.drafters.stepping import Stepper, Steps
 from cospec.errors import CospecError
 from cospec.protocols import Clock, Drafter, Future
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.types import Budget, Commit, Context, Draft, Offer
 
 FAILURES = (CospecError, ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
 LONGEST_REST = 64  # rounds
@@ -66,7 +66,8 @@ class Member:
         """``leads``: the combiner leads drafters that can be led."""
         stepper = drafter.stepper() if leads and isinstance(drafter, Steps) else None
         later = stepper is None and isinstance(drafter, Asks)
-        return cls(name, drafter, clock, not drafter.samples, stepper, deadline, later)
+        free = getattr(drafter, "offer", Offer()).free
+        return cls(name, drafter, clock, free, stepper, deadline, later)
 
     def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         """What ``verb(*arguments)`` gives; None when it raises, or when the drafter is left out."""
@@ -96,11 +97,14 @@ class Member:
 
     def collect(self, future: Future, started: float) -> list[Draft]:
         """What was asked for at ``started``, if it comes before the deadline."""
-        left = None if self.deadline is None else max(0.0, self.deadline - (self.clock() - started))
+        began = self.clock()
+        left = None if self.deadline is None else max(0.0, self.deadline - (began - started))
         if left == 0.0 and not future.done():
             self._leave_out("late", f"more than {self.deadline} s")
             return []
-        return self._guarded(future.result, left) or []
+        drafts: list[Draft] = self._guarded(future.result, left) or []
+        self.seconds += self.clock() - began
+        return drafts
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Also while it is left out: it has to know what it will have to catch up on."""

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from cospec.drafters.calibration import Calibration
 from cospec.drafters.combiners.job import Combiner, DraftSlate, Job
 from cospec.drafters.combiners.session import Session
-from cospec.drafters.pool.calibration import Calibration
 from cospec.drafters.pool.member import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.record import Record, Trust
@@ -62,7 +62,7 @@ class PoolDrafter:
 
     samples: ClassVar[bool] = True
     drafts_ahead: ClassVar[bool] = False
-    reads_states: ClassVar[bool] = False
+    reads_states: bool = False  # unless a member does
     Options: ClassVar[type[PoolOptions]] = PoolOptions
 
     def __init__(self, members: Seq[Member], combiner: Combiner, routing: Routing, setting: PoolSetting) -> None:
@@ -70,9 +70,14 @@ class PoolDrafter:
         self.members, self.combiner, self.routing, self.setting = tuple(members), combiner, routing, setting
         self.names = tuple(member.name for member in self.members)
         self.noises: frozenset[Purpose] = combiner.noises
+        self.reads_states = any(member.drafter.reads_states for member in self.members)
         priced = sum(not member.free for member in self.members)
-        self.offer = Offer(free=priced == 0, trees=combiner.branches, members=max(1, priced))
-        self.calibration, self.prior = Calibration(len(self.members)), Prior(len(self.members))
+        self.offer = Offer(
+            free=priced == 0, trees=combiner.branches, chains=not combiner.branches, members=max(1, priced)
+        )
+        self.prior = Prior(len(self.members))
+        # Greedy requests and those that draw are apart: a probability means something else for each.
+        self.calibrations = {greedy: [Calibration() for _ in self.members] for greedy in (True, False)}
         self.seconds = PoolSeconds()
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
         self._records: dict[str, Record] = {}
@@ -94,7 +99,9 @@ class PoolDrafter:
         before = sum(member.seconds for member in self.members)
         for member in self.members:
             member.begin_round()
-        jobs = [job for pair in zip(contexts, budgets, strict=True) if (job := self._job(*pair))]
+        present = [number for number, member in enumerate(self.members) if not member.rest]
+        pairs = zip(contexts, budgets, strict=True)
+        jobs = [job for context, budget in pairs if (job := self._job(context, budget, present))]
         drafts: list[Draft] = []
         if jobs:
             self._ask(jobs)
@@ -114,7 +121,7 @@ class PoolDrafter:
         for commit in commits:
             record = self._records.get(commit.id)
             if record is not None:
-                parts = record.learn(commit, self.calibration)
+                parts = record.learn(commit)
                 if parts:
                     self.routing.learn(record.standing, parts)
                 if commit.finish is not None:
@@ -141,31 +148,40 @@ class PoolDrafter:
         """How often each drafter failed or was late."""
         return {member.name: member.left_out.total() for member in self.members}
 
-    def _job(self, context: Context, budget: Budget) -> Job | None:
-        """Who works for a sequence; None when nobody can, or may."""
-        able = [number for number, member in enumerate(self.members) if self._may(member, context)]
+    def _job(self, context: Context, budget: Budget, present: Seq[int]) -> Job | None:
+        """Who of those present works for a sequence; None when nobody can, or may."""
+        able = present
+        if context.drafters is not None:
+            able = [number for number in present if self.names[number] in context.drafters]
         if not able or min(budget.depth, budget.max_nodes) < 1 or context.noise not in self.noises:
             return None
         record = self._records.get(context.id)
         if record is None:
             record = self._records[context.id] = Record(Standing.fresh(len(self.members)))
-        standing, base = record.standing, len(context.tokens)
+        standing = record.standing
         weights = standing.weights(self.prior)
-        chosen = [number for number in able if self.members[number].free]
-        priced = tuple(number for number in able if not self.members[number].free)
-        if priced:
-            choice = Choice(priced, budget.drafters, weights, Draws(context.seed, base), base)
-            chosen += self.routing.route(standing, choice)
+        chosen = self._chosen(standing, able, weights, context, budget)
         standing.took_part(chosen)
-        total = sum(weights[number] for number in chosen)
-        shares = [weight / total if number in chosen else 0.0 for number, weight in enumerate(weights)]
-        record.trust = Trust(self.calibration, context.sampling.greedy, standing.odds(self.prior))
-        steppers = tuple(number for number in chosen if self.members[number].stepper is not None)
+        total = sum([weights[number] for number in chosen])
+        shares = [0.0] * len(weights)
+        for number in chosen:
+            shares[number] = weights[number] / total
+        steppers = tuple([number for number in chosen if number in self._steppers])
+        record.trust = Trust(self.calibrations[context.sampling.greedy], standing.odds(self.prior))
         return Job(context, budget, shares, steppers, record.trust)
 
-    @staticmethod
-    def _may(member: Member, context: Context) -> bool:
-        return not member.rest and (context.drafters is None or member.name in context.drafters)
+    def _chosen(
+        self, standing: Standing, able: Seq[int], weights: Seq[float], context: Context, budget: Budget
+    ) -> list[int]:
+        """The drafters that cost nothing, and those that the routing chooses of the others."""
+        chosen = [number for number in able if self.members[number].free]
+        priced = tuple([number for number in able if not self.members[number].free])
+        if priced:
+            base = len(context.tokens)
+            chosen += self.routing.route(
+                standing, Choice(priced, budget.drafters, weights, Draws(context.seed, base), base)
+            )
+        return chosen
 
     def _ask(self, jobs: Seq[Job]) -> None:
         """Whole drafts, each drafter once for all of its sequences; those that answer later are asked first."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from cospec.drafters.calibration import Calibration
 from cospec.drafters.combiners.job import Slate
-from cospec.drafters.pool.calibration import Calibration
 from cospec.drafters.routing.choice import Judged
 from cospec.drafters.routing.standing import Standing
 from cospec.types import Commit
+
+EDGE = 0.01  # no confidence is nearer to 0 or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +20,20 @@ class Trust:
     """Calibrated confidence, moved by how much better or worse a drafter does for one request than it usually does.
 
     Attributes:
+        calibrations: ``[M]``, for requests of this kind: greedy, or drawn.
         odds: ``[M]``, what the odds are multiplied by.
     """
 
-    calibration: Calibration
-    greedy: bool
-    odds: list[float]
+    calibrations: Seq[Calibration]
+    odds: Seq[float]
 
     def __call__(self, member: int, raw: float) -> float:
         """The chance that a token is committed when the one before it was."""
-        chance = self.calibration.read(member, self.greedy, raw)
+        chance = self.calibrations[member].read(raw)
+        if chance < EDGE:
+            chance = EDGE
+        elif chance > 1.0 - EDGE:
+            chance = 1.0 - EDGE
         raised = chance * self.odds[member]
         return raised / (raised + 1.0 - chance)
 
@@ -45,7 +52,7 @@ class Record:
     trust: Trust | None = None
     slates: Mapping[int, Slate] = field(default_factory=dict)
 
-    def learn(self, commit: Commit, calibration: Calibration) -> dict[int, Judged]:
+    def learn(self, commit: Commit) -> dict[int, Judged]:
         """Count every drafter's guesses against the committed tokens; all of them learn, whosever were verified.
 
         Returns:
@@ -60,5 +67,5 @@ class Record:
         found = {member: slate.judge(commit.tokens) for member, slate in slates.items()}
         for member, part in found.items():
             self.standing.saw(member, part.hits, part.seen)
-            calibration.learn(member, trust.greedy, part.lessons)
+            trust.calibrations[member].learn(part.lessons)
         return found

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from cospec.drafters.calibration import Lesson
 from cospec.drafters.routing.standing import Standing
 from cospec.draws import Draws
 
@@ -32,10 +33,6 @@ class Choice:
     def heaviest(self) -> list[int]:
         """``able``, the largest weight first."""
         return sorted(self.able, key=lambda member: -self.weights[member])
-
-
-Lesson = tuple[float, float]
-"""(raw confidence, 1 for a guess that was right or 0; the token's probability where the guess was a distribution)."""
 
 
 @dataclass(frozen=True, slots=True)

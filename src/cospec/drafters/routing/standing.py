@@ -19,16 +19,18 @@ EDGE = 0.02  # rates are kept this far from 0 and 1 where odds are made of them
 
 
 class Prior:
-    """The rates that a new request starts with: a moving average over finished requests, ``[M]``."""
+    """The rates that a new request starts with: a moving average over finished requests, ``[M]``, and their odds."""
 
     def __init__(self, members: int, start: float = 0.5) -> None:
         self.rates = [start] * members
+        self.odds = [_odds(start)] * members
 
     def learn(self, standing: Standing) -> None:
         """Move a tenth towards a finished request's rates, less where little was seen."""
         for member, rate in enumerate(standing.rates(self)):
             step = 0.1 * min(1.0, standing.seen[member] / 20.0)
             self.rates[member] += step * (rate - self.rates[member])
+        self.odds = [_odds(rate) for rate in self.rates]
 
 
 @dataclass(slots=True)
@@ -72,7 +74,7 @@ class Standing:
 
     def odds(self, prior: Prior) -> list[float]:
         """``[M]``, by which factor the odds of a drafter's guesses are better for this request than usually."""
-        return [_odds(own) / _odds(usual) for own, usual in zip(self.rates(prior), prior.rates, strict=True)]
+        return [_odds(own) / usual for own, usual in zip(self.rates(prior), prior.odds, strict=True)]
 
     def fade(self, tokens: int) -> None:
         """``tokens`` more were committed."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cospec.drafters.pool.calibration import Calibration
+from cospec.drafters.calibration import Calibration
+from cospec.drafters.pool.record import EDGE, Trust
 from cospec.drafters.routing.choice import Choice, Judged
 from cospec.drafters.routing.explore import EPSILON, Explore
 from cospec.drafters.routing.hedge import PATIENCE, Hedge
@@ -117,14 +118,22 @@ def test_a_routing_chooses_among_the_able_and_never_nobody(name: str) -> None:
 
 
 def test_confidence_becomes_the_observed_acceptance() -> None:
-    calibration, chance = Calibration(2), np.random.default_rng(1)
-    assert calibration.read(0, True, 0.9) == pytest.approx(0.9)
+    calibration, chance = Calibration(), np.random.default_rng(1)
+    assert calibration.read(0.9) == pytest.approx(0.9)
     for _ in range(3000):
-        calibration.learn(0, True, [(0.9, float(chance.random() < 0.4))])
-    assert calibration.read(0, True, 0.9) == pytest.approx(0.4, abs=0.03)
-    assert calibration.read(0, False, 0.9) == pytest.approx(0.9)
-    assert calibration.read(1, True, 0.9) == pytest.approx(0.9)
-    assert calibration.read(0, True, 0.1) == pytest.approx(0.1)
+        calibration.learn([(0.9, float(chance.random() < 0.4))])
+    assert calibration.read(0.9) == pytest.approx(0.4, abs=0.03)
+    assert calibration.read(0.1) == pytest.approx(0.1)
+    raw = np.array([[0.9, 0.1], [0.0, 1.0]])
+    assert calibration(raw).ravel().tolist() == [calibration.read(each) for each in raw.ravel()]
     for _ in range(20000):
-        calibration.learn(0, True, [(0.9, 1.0)])
-    assert 0.9 < calibration.read(0, True, 0.9) < 1.0
+        calibration.learn([(0.9, 1.0)])
+    assert 0.9 < calibration.read(0.9) < 1.0
+
+
+def test_trust_is_between_its_bounds_and_moves_with_the_odds() -> None:
+    trust = Trust([Calibration(), Calibration()], [1.0, 3.0])
+    assert trust(0, 0.5) == pytest.approx(0.5)
+    assert trust(1, 0.5) == pytest.approx(0.75)
+    assert trust(0, 1.0) == pytest.approx(1 - EDGE)
+    assert trust(0, 0.0) == pytest.approx(EDGE)

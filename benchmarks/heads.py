@@ -1,0 +1,104 @@
+"""Medusa heads: how often each is right, and which tree of their guesses is worth its nodes.
+
+Run ``python -m benchmarks.heads``. The first table is what training measured of each head and rank on held-out text of
+the target (``heads.json``). The second drafts with trees on the shipped prompts of three domains, greedy: the full tree
+of given widths, and the sparse tree of as many nodes that holds the likeliest paths; beside them the chain, prompt
+lookup and the generic drafter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import DOMAINS, prompts, write
+from cospec import LLM, SamplingParams
+from cospec.drafters.heads import level_paths
+from cospec.models.heads import Heads, resolve_heads
+
+WIDTHS = ((2, 2), (3, 2), (2, 2, 2), (3, 2, 2), (4, 3, 2))
+
+
+def systems(depth: int) -> dict[str, dict[str, Any]]:
+    """``speculative_config`` of what is compared, by name."""
+    heads = {"method": "heads", "policy": "fixed"}
+    found = {f"chain of {n}": {**heads, "num_speculative_tokens": n} for n in range(1, depth + 1)}
+    for widths in WIDTHS:
+        nodes = len(level_paths(widths, 64))
+        shape = ",".join(map(str, widths))
+        found[f"full {shape} ({nodes})"] = {
+            **heads, "num_speculative_tokens": len(widths), "widths": list(widths), "max_nodes": nodes,
+        }  # fmt: skip
+        found[f"sparse ({nodes}), as deep as {shape}"] = {
+            **heads, "num_speculative_tokens": len(widths), "max_nodes": nodes,
+        }  # fmt: skip
+        found[f"sparse ({nodes})"] = {**heads, "num_speculative_tokens": depth, "max_nodes": nodes}
+    found["draft_model k=4"] = {"method": "draft_model", "num_speculative_tokens": 4}
+    found["ngram k=4"] = {"method": "ngram", "num_speculative_tokens": 4}
+    return found
+
+
+def measure(config: dict[str, Any], texts: list[str], params: SamplingParams, batch: int) -> dict[str, Any]:
+    """Acceptance length with a 95% bootstrap interval over prompts, verified tokens per token, tokens per second."""
+    llm = LLM("zoo", config, max_num_seqs=batch)
+    llm.generate(texts[:batch], params)
+    before = llm.engine.metrics().round_seconds
+    outputs = llm.generate(texts, params)
+    seconds = llm.engine.metrics().round_seconds - before
+    stats = [output.stats for output in outputs]
+    sums = np.array([[s.accepted, s.drafts, s.drafted, s.target_calls] for s in stats], dtype=float)
+    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    draws = np.random.default_rng(0).integers(0, len(sums), (2000, len(sums)))
+    resampled = sums[draws].sum(1)
+    low, high = np.quantile(1 + resampled[:, 0] / resampled[:, 1], [0.025, 0.975])
+    accepted, drafts, drafted, calls = sums.sum(0)
+    return {
+        "acceptance_length": [1 + accepted / drafts, low, high],
+        "nodes": drafted / drafts,
+        "verified_per_token": (drafted + calls) / tokens,
+        "tokens_per_s": tokens / seconds,
+    }
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=8, help="of each domain")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--name", default="heads")
+    options = parser.parse_args()
+    accuracy = Heads.load(resolve_heads("zoo:heads")).accuracy
+    first = Table(
+        "head", *(f"width {k}" for k in range(1, len(accuracy[0]) + 1)), title="right among the first k guesses"
+    )
+    for number, ranks in enumerate(accuracy, start=1):
+        first.add_row(str(number), *(f"{share:.1%}" for share in itertools.accumulate(ranks)))
+    texts = [text for trio in zip(*(prompts(d, options.prompts) for d in DOMAINS), strict=True) for text in trio]
+    params = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
+    rows = {}
+    second = Table(
+        "drafts", "nodes", "acceptance length", "verified per token", "tokens/s", title="greedy, three domains"
+    )
+    for name, config in systems(len(accuracy)).items():
+        rows[name] = row = measure(config, texts, params, options.batch)
+        value, low, high = row["acceptance_length"]
+        second.add_row(
+            name,
+            f"{row['nodes']:.1f}",
+            f"{value:.2f} ({low:.2f} to {high:.2f})",
+            f"{row['verified_per_token']:.2f}",
+            f"{row['tokens_per_s']:.0f}",
+        )
+    Console().print(first)
+    Console().print(second)
+    print("written to", write(options.name, {"options": vars(options), "accuracy": accuracy, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The pages beside the papers: what is not there reads "not run", and the document is what the stored pages give."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = ("cosine", "dsd", "cos", "smartspec", "minions")
+MACHINE = {"date": "2026-01-02", "processor": "2 x Chip", "threads": 2, "torch": "2.0"}
+
+
+class Room:
+    """The modules of ``benchmarks.papers``, and an empty folder of results."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getattr__(self, name: str) -> ModuleType:
+        return importlib.import_module(f"benchmarks.papers.{name}")
+
+    def results(self, page: str) -> Any:
+        return self.sources.Results(page, self.folder, self.folder)
+
+    def page(self, name: str) -> Any:
+        return getattr(self, name).page(self.results(name))
+
+    def store(self, name: str, figures: dict[str, Any]) -> None:
+        path = self.folder / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(figures), encoding="utf-8")
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Room:
+    monkeypatch.syspath_prepend(str(ROOT))
+    return Room(tmp_path)
+
+
+def rows(page: Any) -> list[Any]:
+    return [row for section in page.sections for row in section.rows]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_stored_reads_not_run_with_a_command(room: Room, name: str) -> None:
+    found = rows(room.page(name))
+    not_run = [row for row in found if row.how == "not run"]
+    assert not_run
+    for row in found:
+        assert row.how in tuple(room.common.How)
+        assert row.run.command and row.what and row.ours
+        assert bool(row.run.date) is (row.how != "not run") and bool(row.run.machine) is (row.how != "not run")
+    assert {row.how for row in found} <= {"not run", "computed"}
+
+
+def test_a_page_comes_back_as_it_was_stored(room: Room) -> None:
+    page = room.page("smartspec")
+    room.common.save(page, room.folder / "papers")
+    assert room.common.load("smartspec", room.folder / "papers") == page
+    assert room.common.load("cosine", room.folder / "papers") is None
+
+
+POOL = {
+    "machine": MACHINE,
+    "options": {"model": "zoo", "prompts": 2, "only": None, "rates": [1.0, 2.5]},
+    "rows": [
+        {
+            "system": name,
+            "workload": workload,
+            "temperature": 0.0,
+            "acceptance": [length, length - 0.1, length + 0.1],
+            "tokens_per_s": [100.0 * length, 90.0, 400.0],
+            "own_share": 0.0125,
+        }
+        for workload in ("code", "math", "prose", "mixed")
+        for name, length in (("generic", 2.0), ("code", 1.5), ("vote hedge", 3.0), ("union hedge", 2.5))
+    ],
+}
+
+
+def test_a_stored_figure_comes_with_command_machine_and_date(room: Room) -> None:
+    room.store("pool", POOL)
+    (row,) = [row for row in rows(room.page("minions")) if row.what.startswith("Majority")]
+    assert row.ours == "1.50× (acceptance length 1.50×)" and row.how == "measured here"
+    assert row.run.command == "python -m benchmarks.pool --model zoo --prompts 2 --rates 1 2.5"
+    assert (row.run.machine, row.run.date) == ("2 x Chip, 2 threads, torch 2.0", "2026-01-02")
+    text = room.render.document([room.page("minions")])
+    assert "`python -m benchmarks.pool --model zoo --prompts 2 --rates 1 2.5`, on 2 x Chip" in text
+    assert "was not run yet" in text
+
+
+def test_a_figure_without_machine_or_date_does_not_count(room: Room) -> None:
+    room.store("pool", {**POOL, "machine": {}})
+    assert all(row.how == "not run" for row in rows(room.page("minions")))
+
+
+def test_what_a_file_lacks_is_not_run(room: Room) -> None:
+    room.store("pool", {**POOL, "rows": POOL["rows"][:1]})
+    found = {row.what: row.ours for row in rows(room.page("cosine")) if row.run.command.startswith("python -m b")}
+    assert set(found.values()) == {"not run"}
+
+
+def test_a_gpu_is_named_as_such(room: Room) -> None:
+    on_gpu = room.sources.on_gpu
+    assert on_gpu({"machine": {"processor": "Chip", "gpu": "Big one"}}) and on_gpu({"machine": {"device": "Big one"}})
+    assert not on_gpu({"machine": MACHINE}) and not on_gpu({"machine": {"device": "Chip", "threads": 2}})
+    room.store("pool", {**POOL, "machine": {**MACHINE, "gpu": "Big one"}})
+    assert "measured on a GPU" in {row.how for row in rows(room.page("minions"))}
+
+
+def test_figures_of_a_scenario_that_changed_since_do_not_count(room: Room) -> None:
+    source = room.minions.LENGTHS
+    given = room.scenarios.Scenario.read(room.scenarios.FOLDER / "minions-fig12.yaml")
+    run = {"load": 32, "throughput": 100.0}
+    stored = {"machine": MACHINE, "runs": [{**run, "variant": each.name} for each in given.variants]}
+    room.store(source.file, {**stored, "scenario": room.scenarios.described(given)})
+    assert room.results("minions").read(source) is not None
+    assert "simulated" in {row.how for row in rows(room.page("minions"))}
+    changed = given.model_copy(update={"seed": given.seed + 1})
+    room.store(source.file, {**stored, "scenario": room.scenarios.described(changed)})
+    assert room.results("minions").read(source) is None
+
+
+def test_where_curves_cross(room: Room) -> None:
+    latency = {
+        1.0: {"off": 2.0, "k=1": 1.6, "k=3": 1.0, "auto": 1.0},
+        8.0: {"off": 2.0, "k=1": 1.8, "k=3": 2.5, "auto": 2.16},
+    }
+    curves = room.curves.Curves(latency, "auto")
+    assert curves.fastest_fixed(1.0) == "k=3 (2.00×) at 1/s"
+    assert curves.stops("k=3") == "from 8/s (down to 0.80×)" and curves.stops("k=1") == "never up to 8/s"
+    assert curves.worst_regret() == "1.20 of k=1, at 8/s"
+    assert curves.span() == "0.93 to 2.00×"
+
+
+def test_equations_as_printed_and_corrected(room: Room) -> None:
+    figures, nodes = room.smartspec_figures, room.dsd_nodes
+    assert figures.printed_equation_10(0.7, (3, 2, 2)) == pytest.approx(4.60, abs=0.005)
+    assert figures.accepted_over_proposed(0.7, 5) == pytest.approx(0.39, abs=0.005)
+    best = [figures.best_length(batch) for batch in (1, 32, 256)]
+    assert best == sorted(best, reverse=True) and best[0] >= 3 and best[-1] == 0
+    links = nodes.Links(8, 3.0)
+    assert nodes.communication_reduction(links, 4.0) == pytest.approx(21 * 3 / (4 * 22))
+    assert nodes.printed_speedup(links, 4.0, 8) == pytest.approx(22 / (9 / 4 + 21 / 4))
+    assert nodes.communication_reduction(links, 1.0) == 0
+
+
+def test_the_pipeline_of_nodes_takes_what_equation_3_says(room: Room) -> None:
+    links = room.dsd_nodes.Links(4, 3.0)
+    runs = room.dsd_nodes.simulate(room.dsd_nodes.scenario(links, 2))["runs"]
+    off = next(run for run in runs if run["variant"] == "off")
+    assert off["tpot"]["mean"] == pytest.approx(0.02 * (1 + links.crossing), rel=1e-6)
+
+
+def test_the_document_is_what_the_stored_pages_give(room: Room) -> None:
+    pages = [page for name in NAMES if (page := room.common.load(name)) is not None]
+    assert [page.name for page in pages] == list(NAMES)
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert text == room.render.document(pages), "python -m benchmarks.papers writes docs/results.md"
+    assert [name for name in room.command.PAPERS] == list(NAMES)
+
+
+def test_a_document_edited_by_hand_is_noticed(room: Room) -> None:
+    page = room.page("dsd")
+    first = page.sections[0]
+    row = replace(first.rows[0], ours="9.99×")
+    edited = replace(page, sections=(replace(first, rows=(row, *first.rows[1:])), *page.sections[1:]))
+    assert room.render.document([edited]) != room.render.document([page])

@@ -1,0 +1,37 @@
+"""Several models on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+LAW = '{"blend": "weighted", "weights": [0.6, 0.4]}'
+
+
+def test_generate_takes_several_models(llm, cospec_command, tmp_path):
+    prompts, output = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
+    arguments = ["--model", "a", "--model", "b", "--law", LAW, "--collaboration", '{"proposal": "naive", "gamma": 3}']
+    result = cospec_command("generate", "--prompts", prompts, "--output", output, *arguments)
+    assert result.exit_code == 0, result.output
+    config = llm.made[0].engine.config
+    assert (config.models, config.model, config.served_model_name) == (["a", "b"], "a", "a+b")
+    assert config.law == json.loads(LAW)
+    assert (config.collaboration.proposal, config.collaboration.gamma) == ("naive", 3)
+
+
+@pytest.mark.parametrize("arguments", [["a", "--model", "b"], ["--model", "a", "--model", "b"]])
+def test_serve_takes_several_models(cospec_command, monkeypatch, arguments):
+    given = {}
+    monkeypatch.setattr("cospec.cli.serve.start", given.update)
+    assert cospec_command("serve", *arguments, "--law", LAW).exit_code == 0
+    assert given == {"models": ["a", "b"], "law": LAW}
+
+
+def test_serve_takes_one_model(cospec_command, monkeypatch):
+    for arguments in (["a"], ["--model", "a"]):
+        given = {}
+        monkeypatch.setattr("cospec.cli.serve.start", given.update)
+        assert cospec_command("serve", *arguments).exit_code == 0
+        assert given == {"model": "a"}
