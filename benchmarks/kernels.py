@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 
+from cospec.batches import Segment, TokenBatch
 from cospec.models import native
 from cospec.models.cache import KVCache, LayerShape
 from cospec.models.llama import FusedLlama
@@ -23,7 +24,6 @@ from cospec.models.native import Kind, PackedLinear
 from cospec.models.packed import PackedBatch
 from cospec.models.pages import PagePool
 from cospec.native import ISAS
-from cospec.types import Segment, TokenBatch
 
 ROWS = (1, 4, 5, 8, 16, 64)
 CONTEXT = 256

@@ -22,7 +22,8 @@ from cospec.policies.cost import ForwardCost
 from cospec.policies.round_cost import Costs
 from cospec.policies.setting import PolicySetting
 from cospec.registry import POLICIES
-from cospec.types import Budget, Commit, Load, Request, RoundStats, RoundTimes, Sequence
+from cospec.stats import RoundStats, RoundTimes
+from cospec.types import Budget, Commit, Load, Request, Sequence
 
 COSTS = Costs(
     ForwardCost(context=1e-7, slopes=(3e-5, 1.6e-4), knees=(24.0,), sequence=1e-5, fixed=1.2e-3),

@@ -29,7 +29,7 @@ from cospec import LLM, SamplingParams
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import ModelError
 from cospec.models.folder import resolve
-from cospec.types import RequestStats
+from cospec.stats import RequestStats
 
 DRAFTERS = ("generic", "code", "math", "prose")
 ZOO_NAMES = {"generic": "drafter"}

@@ -8,11 +8,12 @@ from torch import Tensor
 from benchmarks.common import DOMAINS, prompts
 from benchmarks.papers.sources import Found
 from cospec import LLM, SamplingParams
+from cospec.batches import Segment, TokenBatch
 from cospec.blends.adaptive import Adaptive, AdaptiveOptions
 from cospec.models.loading import load_model
 from cospec.outputs import RequestOutput
 from cospec.protocols import Model
-from cospec.types import Segment, Speculation, TokenBatch
+from cospec.types import Speculation
 
 TAUS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)
 WINDOW = 4

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cospec.types import Event, RequestStats, TokenLogprobs
+from cospec.stats import RequestStats, TokenLogprobs
+from cospec.types import Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,26 +11,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from cospec.batches import Pick, Rolled, TokenBatch
 from cospec.draws import Draws, Purpose
-from cospec.types import (
-    Budget,
-    Commit,
-    Context,
-    Draft,
-    Load,
-    Outcome,
-    Pick,
-    Plan,
-    PlanEntry,
-    Rolled,
-    RoundInfo,
-    RoundStats,
-    RoundTimes,
-    Scores,
-    Sequence,
-    TokenBatch,
-    Verdict,
-)
+from cospec.stats import RoundInfo, RoundStats, RoundTimes
+from cospec.types import Budget, Commit, Context, Draft, Load, Outcome, Plan, PlanEntry, Scores, Sequence, Verdict
 
 Clock = Callable[[], float]
 """Seconds from an arbitrary start, never backwards: the machine's own clock, or a simulation's."""
@@ -186,8 +170,8 @@ class Blend(Protocol):
 class Policy(Protocol):
     """How long to speculate, for whom. No torch.
 
-    Built by ``cls.build(options, setting)``, see ``policies.setting``; ``cls.reads_costs`` says whether it decides by time
-    models.
+    Built by ``cls.build(options, setting)``, see ``policies.setting``; ``cls.reads_costs`` says whether it decides by
+    time models.
     """
 
     def plan(self, load: Load) -> list[Budget]:

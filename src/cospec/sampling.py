@@ -18,7 +18,7 @@ from torch import Tensor
 from cospec import native
 from cospec.draws import Floats
 from cospec.params import SamplingParams
-from cospec.types import TokenLogprobs
+from cospec.stats import TokenLogprobs
 
 NUCLEUS_GUESS = 128  # tokens that top-p usually stays within; sorting all of them costs ten times as much
 

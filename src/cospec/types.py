@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any
 
-from cospec.draws import Draws, Floats, Purpose, Stream
+from cospec.draws import Draws, Floats, Purpose
 from cospec.params import SamplingParams
+from cospec.stats import RequestStats, TokenLogprobs
 from cospec.tree import depths, is_chain
 
 
@@ -61,39 +62,6 @@ class Request:
     priority: int = 0  # smaller goes first
     law: Mapping[str, Any] | None = None  # a blend of its own, where several models speak as one
     law_name: str = ""  # what its events declare; filled when the request is resolved
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities of one position before any processor: the token's own, and the likeliest ``(id, logprob)``."""
-
-    token: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(slots=True)
-class RequestStats:
-    """Counters of one request; written by the committer, copied into the last event."""
-
-    target_calls: int = 0
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    rejections: int = 0
-    cached_prompt_tokens: int = 0
-    preemptions: int = 0
-    accepted_by_drafter: dict[str, int] = field(default_factory=dict)
-    tokens_by_source: dict[str, int] = field(default_factory=dict)  # committed tokens, see ``Event.sources``
-    model_calls: dict[str, int] = field(default_factory=dict)  # of each model, where several speak as one
-    ttft: float | None = None  # seconds from arrival to the first token
-    e2e: float | None = None  # seconds from arrival to the end
-
-    @property
-    def mean_acceptance_length(self) -> float:
-        """1 + accepted / drafts: the mean tokens that a verified draft gave, its recovered or bonus token included."""
-        return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
 
 
 class Status(Enum):
@@ -275,62 +243,6 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """The tokens of one sequence in a packed batch: known tokens first, then the nodes of a draft.
-
-    Attributes:
-        start: tokens of the sequence already in the model's cache; the segment is written behind them.
-        tokens: ``[n]``.
-        parents: ``[N]`` of the draft nodes, the last ``N`` of ``tokens``; empty for none.
-        logits_from: rows ``logits_from .. n-1`` get logits.
-    """
-
-    id: str
-    start: int
-    tokens: tuple[int, ...]
-    parents: tuple[int, ...] = ()
-    logits_from: int = 0
-
-    @property
-    def known(self) -> int:
-        """How many of ``tokens`` are not draft nodes."""
-        return len(self.tokens) - len(self.parents)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBatch:
-    """A packed, ragged batch for one forward pass. Logits come back concatenated in segment order."""
-
-    segments: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """How the tokens of one sequence are chosen in a rollout.
-
-    Attributes:
-        temperature: 0 takes the likeliest token.
-        stream: what the first token is drawn with; the position in it goes up by one with each token.
-    """
-
-    temperature: float
-    stream: Stream
-
-
-@dataclass(frozen=True, slots=True)
-class Rolled:
-    """What a rollout chose.
-
-    Attributes:
-        tokens: ``[S][depth]``; -1 where the logits were no numbers, and nothing behind it counts.
-        q: ``[S, depth, V]``, what they were drawn from, rows of drawn tokens only; None when none was drawn.
-    """
-
-    tokens: list[list[int]]
-    q: Floats | None
-
-
-@dataclass(frozen=True, slots=True)
 class Scores:
     """What the target says about one draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
 
@@ -436,41 +348,3 @@ class Event:
     stats: RequestStats | None = None
     error: str | None = None
     law: str = "target"
-
-
-@dataclass(frozen=True, slots=True)
-class RoundTimes:
-    """Seconds that a round spent proposing and verifying."""
-
-    draft: float = 0.0
-    target: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RoundInfo:
-    """Which order of drafting and verification is at work, and why."""
-
-    name: str
-    reason: str = "as configured"
-
-
-@dataclass(frozen=True, slots=True)
-class RoundStats:
-    """What one round did and took; times in seconds.
-
-    Attributes:
-        batched_tokens: tokens that the target computed, drafts included.
-        context_tokens: tokens that stood in the target's cache for the round's sequences before it.
-        depth: the longest draft, in tokens: how often the drafter stepped.
-    """
-
-    step: int
-    sequences: int
-    batched_tokens: int
-    context_tokens: int
-    depth: int
-    proposed: int
-    accepted: int
-    committed: int
-    times: RoundTimes
-    total: float

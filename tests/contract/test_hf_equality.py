@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from cospec.batches import Segment, TokenBatch
 from cospec.errors import ModelError
 from cospec.models import hf, native
 from cospec.models.cache import KVCache
@@ -19,7 +20,7 @@ from cospec.models.llama import FusedLlama
 from cospec.models.packed_model import Forwards, PackedModel
 from cospec.models.pages import PagePool
 from cospec.tree import depths, path_to
-from cospec.types import Commit, Segment, TokenBatch
+from cospec.types import Commit
 
 TOLERANCE = 1e-4
 VOCAB = 96

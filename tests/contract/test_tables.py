@@ -20,8 +20,9 @@ from cospec.params import SamplingParams
 from cospec.policies.setting import PolicySetting
 from cospec.protocols import Drafter, Model, Vocabulary
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
+from cospec.stats import RoundStats, RoundTimes
 from cospec.tree import depths
-from cospec.types import Budget, Commit, Context, Draft, Load, Request, RoundStats, RoundTimes, Scores
+from cospec.types import Budget, Commit, Context, Draft, Load, Request, Scores
 from cospec.types import Sequence as Seq_
 from harness.toys import toy_engine
 
@@ -45,7 +46,7 @@ class ToyHost:
         return ToyModel(V, seed=2)
 
     def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
-        return self.load_drafter(name, host), SharedVocabulary()
+        return self.load_drafter(name), SharedVocabulary()
 
 
 @pytest.fixture(scope="module")

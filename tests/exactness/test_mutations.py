@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from cospec.batches import Segment
 from cospec.drafters.model import ModelDrafter
 from cospec.draws import Draws, Floats, Purpose
 from cospec.models.toy import ToyModel
@@ -19,7 +20,7 @@ from cospec.rules.block import Block
 from cospec.rules.rejection import Rejection
 from cospec.rules.residual import residual
 from cospec.sampling import History, law
-from cospec.types import Budget, Commit, Context, Draft, Scores, Segment, Verdict
+from cospec.types import Budget, Commit, Context, Draft, Scores, Verdict
 from harness.oracle import BranchingDraws, Trace, total_variation
 from harness.reference import joint_law
 from harness.toys import ScriptedDrafter, enumerated_law, run_all, toy_engine

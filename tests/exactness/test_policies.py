@@ -23,7 +23,8 @@ from cospec.params import SamplingParams
 from cospec.policies.off import Off
 from cospec.protocols import Policy
 from cospec.registry import POLICIES
-from cospec.types import Budget, Commit, Draft, Load, Request, RoundStats, Speculation
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load, Request, Speculation
 from harness.oracle import total_variation
 from harness.reference import joint_law
 from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.model import ModelDrafter
 from cospec.engine.build import Text, connect
@@ -15,7 +16,7 @@ from cospec.engine.engine import Engine
 from cospec.models.loading import LoadOptions, load_model
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter, Model
-from cospec.types import Commit, Segment, TokenBatch
+from cospec.types import Commit
 from harness.tiny import VOCAB, tiny, tokens
 from harness.toys import make_request, run_all, tokens_of
 

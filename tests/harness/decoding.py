@@ -8,11 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.models.cache import KVCache, LayerPages, LayerShape
 from cospec.models.llama import TorchRunner, read_weights
 from cospec.models.packed import PackedBatch
 from cospec.models.pages import PagePool
-from cospec.types import Segment, TokenBatch
 from harness.tiny import tiny, tokens
 
 

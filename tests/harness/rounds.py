@@ -12,7 +12,8 @@ from cospec.policies.cost import ForwardCost
 from cospec.policies.menu import tree_tokens
 from cospec.policies.round_cost import Costs
 from cospec.protocols import Policy
-from cospec.types import Budget, Commit, Load, Request, RoundStats, RoundTimes, Sequence
+from cospec.stats import RoundStats, RoundTimes
+from cospec.types import Budget, Commit, Load, Request, Sequence
 
 # About a target of 22M parameters and its drafter on two cores, and an accelerator's flat start.
 CPU = Costs(ForwardCost(1e-7, (3e-5, 1.6e-4), (24,), 1e-5, 1.2e-3), ForwardCost(1e-8, (1.5e-5,), (), 0, 2e-4))

@@ -23,7 +23,8 @@ from cospec.engine.metrics import EngineMetrics
 from cospec.engine.requests import make_requests
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.params import SamplingParams
-from cospec.types import Event, Finish, Request, RequestStats, TokenLogprobs
+from cospec.stats import RequestStats, TokenLogprobs
+from cospec.types import Event, Finish, Request
 
 CONTEXT = 256
 DEFAULT_LENGTH = 16

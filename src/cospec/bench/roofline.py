@@ -23,7 +23,7 @@ from cospec.config import EngineConfig
 from cospec.engine.requests import make_requests
 from cospec.models.folder import read_config, resolve, weight_dtype, weight_files
 from cospec.params import SamplingParams
-from cospec.types import RoundStats
+from cospec.stats import RoundStats
 
 HELD = {"F32": 4, "BF16": 2, "F16": 2, "float32": 4, "bfloat16": 2}
 READ_BYTES = 256 << 20

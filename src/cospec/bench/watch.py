@@ -11,7 +11,8 @@ from cospec.engine.build import build_parts
 from cospec.engine.engine import Engine, Parts
 from cospec.engine.scheduler import Scheduler
 from cospec.protocols import Policy
-from cospec.types import Budget, Commit, Draft, Load, RoundStats
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load
 
 
 class Watch:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from cospec.cli.jobs import Job
 from cospec.errors import CospecError
 from cospec.outputs import add_counts
-from cospec.types import Event, RequestStats
+from cospec.stats import RequestStats
+from cospec.types import Event
 
 if TYPE_CHECKING:
     from cospec.engine.engine import Engine

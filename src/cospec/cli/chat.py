@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from cospec.params import SamplingParams
     from cospec.server.tokens import Tokens
-    from cospec.types import Event, RequestStats
+    from cospec.stats import RequestStats
+    from cospec.types import Event
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 # A model may write anything, also what would move the cursor or rename the window.

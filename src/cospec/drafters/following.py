@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.drafters.branching import room
 from cospec.protocols import Model, Vocabulary
-from cospec.types import Budget, Commit, Context, Segment, TokenBatch
+from cospec.types import Budget, Commit, Context
 
 CATCH_UP_TOKENS = 2048  # fed in one forward; longer backlogs are fed in pieces so that memory stays bounded
 

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from cospec.batches import Pick, Rolled, Segment, TokenBatch
 from cospec.drafters.branching import Tree, branches, grow
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.following import Follower
@@ -23,7 +24,7 @@ from cospec.errors import InvalidInput
 from cospec.options import Options
 from cospec.protocols import Host, Model, Vocabulary
 from cospec.sampling import Block, History, laws, likeliest
-from cospec.types import Budget, Commit, Context, Draft, Pick, Rolled, Segment, TokenBatch
+from cospec.types import Budget, Commit, Context, Draft
 
 
 class ModelDrafterOptions(Options):

@@ -13,11 +13,12 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.drafters.following import Follower
 from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.protocols import Model
 from cospec.sampling import likeliest
-from cospec.types import Budget, Commit, Context, Segment, TokenBatch
+from cospec.types import Budget, Commit, Context
 
 LOOKBACK = 32  # known tokens at the end of a backlog that the drafter's own choice is compared with
 

@@ -240,7 +240,7 @@ def _reads_states(speculative: SpeculativeConfig) -> bool:
     named = (
         [member.get("method") for member in members if isinstance(member, dict)] if isinstance(members, list) else []
     )
-    methods = [speculative.method, *(method for method in named if method in DRAFTERS)]
+    methods = [speculative.method, *(str(method) for method in named if method in DRAFTERS)]
     return any(DRAFTERS.load(method).reads_states for method in methods if method != "off")
 
 

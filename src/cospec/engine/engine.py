@@ -15,7 +15,8 @@ from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Scheduler
 from cospec.errors import InvalidInput
 from cospec.protocols import Clock, Model, Round
-from cospec.types import Commit, Event, Finish, Outcome, Plan, Request, RoundStats, Sequence
+from cospec.stats import RoundStats
+from cospec.types import Commit, Event, Finish, Outcome, Plan, Request, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from cospec.types import Commit, Outcome, RoundStats
+from cospec.stats import RoundStats
+from cospec.types import Commit, Outcome
 
 
 @dataclass(frozen=True, slots=True)

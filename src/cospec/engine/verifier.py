@@ -10,22 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.draws import Draws, Floats, Purpose, race
 from cospec.protocols import Blend, Model, Rule
 from cospec.sampling import Block, History, choices, laws, likeliest, logprobs
+from cospec.stats import TokenLogprobs
 from cospec.tree import path_to
-from cospec.types import (
-    Commit,
-    Draft,
-    Outcome,
-    PlanEntry,
-    Scores,
-    Segment,
-    Sequence,
-    TokenBatch,
-    TokenLogprobs,
-    Verdict,
-)
+from cospec.types import Commit, Draft, Outcome, PlanEntry, Scores, Sequence, Verdict
 
 
 @dataclass(frozen=True, slots=True)

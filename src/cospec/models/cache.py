@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from cospec.batches import TokenBatch
 from cospec.models.packed import PackedBatch, pack
 from cospec.protocols import Pages
-from cospec.types import Commit, TokenBatch
+from cospec.types import Commit
 
 
 class PageTables(Pages, Protocol):

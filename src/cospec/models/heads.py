@@ -90,19 +90,21 @@ class HeadsModule(nn.Module):
     def __init__(self, count: int, hidden: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(count))
-        for block in self.blocks:
-            nn.init.zeros_(block.weight)
-            nn.init.zeros_(block.bias)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, states: Tensor, head: int) -> Tensor:
         """``[R, hidden]`` to what ``E`` turns into the logits of one head, ``[R, hidden]``."""
-        return states + F.silu(self.blocks[head](states))
+        inner: Tensor = self.blocks[head](states)
+        return states + F.silu(inner)
 
     def heads(self, accuracy: Sequence[Sequence[float]]) -> Heads:
         """These weights, with what was measured of them."""
-        weight = torch.stack([block.weight.detach() for block in self.blocks])
-        bias = torch.stack([block.bias.detach() for block in self.blocks])
-        return Heads(weight.cpu().float(), bias.cpu().float(), tuple(tuple(row) for row in accuracy))
+        state = {name: value.detach().cpu().float() for name, value in self.named_parameters()}
+        weight, bias = (
+            torch.stack([state[f"blocks.{n}.{part}"] for n in range(len(self.blocks))]) for part in ("weight", "bias")
+        )
+        return Heads(weight, bias, tuple(tuple(row) for row in accuracy))
 
 
 class HeadsRunner:
@@ -123,5 +125,5 @@ class HeadsRunner:
     def logits(self, states: Tensor, depth: int) -> Tensor:
         """``[S, hidden]`` to ``[S, depth, V]`` of the first ``depth`` heads."""
         inner = F.silu(self._blocks(states)).unflatten(-1, (self.count, self._hidden))[:, :depth]
-        result: Tensor = self._output((states[:, None] + inner).flatten(0, 1))
-        return result.unflatten(0, (len(states), depth))
+        flat: Tensor = self._output((states[:, None] + inner).flatten(0, 1))
+        return flat.view(len(states), depth, -1)

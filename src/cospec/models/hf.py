@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from cospec.batches import Segment, TokenBatch
 from cospec.errors import ModelError
 from cospec.models.attention import ATTENTION, Heads, LayerAttend
 from cospec.models.cache import KVCache, LayerShape
 from cospec.models.packed import PackedBatch
 from cospec.models.packed_model import Forwards, PackedModel, Read, Score
-from cospec.types import Segment, TokenBatch
 
 ATTENTION_NAME = "cospec"
 

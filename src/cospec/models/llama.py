@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cospec.batches import Pick, Rolled
 from cospec.errors import ModelError
 from cospec.models import native
 from cospec.models.attention import ATTENTION, Heads, LayerAttend
@@ -21,7 +22,6 @@ from cospec.models.cache import KVCache, LayerPages
 from cospec.models.graphs import CudaRecorder, GraphRunner
 from cospec.models.native import Kind
 from cospec.models.packed import PackedBatch
-from cospec.types import Pick, Rolled
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length

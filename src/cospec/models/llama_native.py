@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.batches import Pick, Rolled
 from cospec.models import native
 from cospec.models.cache import LayerPages
 from cospec.models.llama import Affine, LayerWeights, Weights
 from cospec.models.native import Kind, PackedLinear
 from cospec.models.packed import PackedBatch
-from cospec.types import Pick, Rolled
 
 
 class _LayerSpec(Structure):

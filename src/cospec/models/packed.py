@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.tree import ancestor_bits, depths, is_chain
-from cospec.types import Segment, TokenBatch
 
 Tables = Mapping[str, Sequence[int]] | Callable[[str], Sequence[int]]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cospec.batches import Pick, Rolled, TokenBatch
 from cospec.models.cache import KVCache
 from cospec.models.packed import PackedBatch, check
 from cospec.protocols import Pages
-from cospec.types import Commit, Pick, Rolled, TokenBatch
+from cospec.types import Commit
 
 Score = Callable[[PackedBatch], Tensor]
 """Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""

@@ -12,9 +12,10 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from cospec.batches import Pick, Rolled, Segment, TokenBatch
 from cospec.models.pages import PagePool
 from cospec.tree import path_to
-from cospec.types import Commit, Pick, Rolled, Segment, TokenBatch
+from cospec.types import Commit
 
 EMPTY = -1
 

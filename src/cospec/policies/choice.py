@@ -12,7 +12,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cospec.types import Budget, Commit, Draft, Load, RoundStats, Sequence
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load, Sequence
 
 if TYPE_CHECKING:  # the protocols speak of tensors
     from cospec.protocols import Policy

@@ -8,7 +8,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from cospec.policies.theory import Process
-from cospec.types import Budget, Commit, Draft, Load, RoundStats
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load
 
 LONGEST = 8  # tokens of one proposal that a free choice goes up to
 PRIOR, PRIOR_WEIGHT = 0.6, 8.0  # acceptance before anything was seen, in proposals

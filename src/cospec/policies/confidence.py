@@ -20,7 +20,8 @@ from pydantic import Field
 from cospec.options import Options
 from cospec.policies.goodput import Goodput, GoodputOptions
 from cospec.policies.setting import PolicySetting
-from cospec.types import Budget, Commit, Draft, Load, RoundStats
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load
 
 
 class ConfidenceOptions(Options):

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from cospec.options import Options
 from cospec.policies.setting import PolicySetting
+from cospec.stats import RoundStats
 from cospec.tree import MAX_NODES, level_nodes
-from cospec.types import Budget, Commit, Draft, Load, RoundStats
+from cospec.types import Budget, Commit, Draft, Load
 
 
 class FixedOptions(Options):

@@ -25,7 +25,8 @@ from cospec.policies.problem import Bounds, Problem, Situation
 from cospec.policies.residents import Residents
 from cospec.policies.round_cost import RoundCost
 from cospec.policies.setting import PolicySetting
-from cospec.types import Budget, Commit, Draft, Load, RoundStats
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load
 
 Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from cospec.options import Options
 from cospec.policies.setting import PolicySetting
-from cospec.types import Budget, Commit, Draft, Load, RoundStats
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load
 
 
 class OffOptions(Options):

@@ -101,7 +101,7 @@ class Problem:
         """What the round takes with m draft tokens in it, without the known tokens of other sequences.
 
         Those have to be computed in this round or another, whatever is drafted. Counted in the ratio they would make
-        long drafts look cheap in just the rounds that are dear; what they leave dearer behind them, past a knee, counts.
+        long drafts look cheap in just the rounds that are dear; that drafts cost more behind them, past a knee, counts.
         """
         n, target, offer = situation.sequences, self.cost.target, self.cost.offer
         base, most = n + situation.others, self.menu.gains.shape[1] * int(self.menu.sizes.max()) * n

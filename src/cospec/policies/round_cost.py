@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from cospec.policies.cost import ForwardCost, Sample, fit
-from cospec.types import Offer, RoundStats
+from cospec.stats import RoundStats
+from cospec.types import Offer
 
 # Shapes to begin with where nobody measured: a target that reads its weights once, and a drafter an eighth of it. The
 # factors bring them to the machine's speed within some rounds, a refit to its shape.

@@ -17,7 +17,8 @@ from pydantic import Field
 
 from cospec.options import Options
 from cospec.policies.setting import PolicySetting
-from cospec.types import Budget, Commit, Draft, Load, RoundStats
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load
 
 
 class SlopeOptions(Options):

@@ -16,11 +16,12 @@ from itertools import product
 import numpy as np
 import torch
 
+from cospec.batches import Segment, TokenBatch
 from cospec.draws import Purpose
 from cospec.params import SamplingParams
 from cospec.policies.cost import Sample
 from cospec.protocols import Clock, Drafter, Model
-from cospec.types import Budget, Commit, Context, Segment, TokenBatch
+from cospec.types import Budget, Commit, Context
 
 MOST_REPEATS = 9
 FEWEST = 6  # points that are measured however long they take

@@ -18,7 +18,8 @@ from cospec.protocols import Crew, Round
 from cospec.rounds.ahead import DraftAhead
 from cospec.rounds.pipelined import Pipelined
 from cospec.rounds.sequential import Sequential
-from cospec.types import Commit, Outcome, Plan, RoundInfo, RoundTimes
+from cospec.stats import RoundInfo, RoundTimes
+from cospec.types import Commit, Outcome, Plan
 
 WINDOW = 64  # rounds with drafts that a choice rests on
 WORTH = 1.05  # a gain below this is not worth a change

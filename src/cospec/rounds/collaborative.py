@@ -21,13 +21,15 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.protocols import Blend, Crew, Members
 from cospec.rounds.lines import Proposal
 from cospec.rounds.proposing import Author, choose
 from cospec.rounds.sequential import context_of
 from cospec.rounds.work import Work
+from cospec.stats import RoundInfo, RoundTimes
 from cospec.tree import children
-from cospec.types import Commit, Outcome, Plan, RoundInfo, RoundTimes, Segment, TokenBatch
+from cospec.types import Commit, Outcome, Plan
 
 OUTSIDE = -1  # the author of proposals that come from no member
 

@@ -11,7 +11,8 @@ from cospec.errors import DrafterLost
 from cospec.protocols import Crew, Future, Handle
 from cospec.rounds.handles import Here
 from cospec.rounds.pool import Ask, DraftPool
-from cospec.types import Budget, Commit, Context, Draft, Outcome, PlanEntry, RoundTimes, Sequence
+from cospec.stats import RoundTimes
+from cospec.types import Budget, Commit, Context, Draft, Outcome, PlanEntry, Sequence
 
 PATIENCE = 10.0  # seconds that a target with nothing else to do waits for drafts
 AHEAD = 1 << 32  # numbers of derived seeds from here on belong to drafts made ahead

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 
 from cospec.protocols import Crew
 from cospec.rounds.desk import PATIENCE, Desk
-from cospec.types import Commit, Outcome, Plan, PlanEntry, RoundInfo, RoundTimes
+from cospec.stats import RoundInfo, RoundTimes
+from cospec.types import Commit, Outcome, Plan, PlanEntry
 
 
 class Pipelined:

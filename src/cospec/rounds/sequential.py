@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 
 from cospec.draws import Purpose
 from cospec.protocols import Crew, Rule
-from cospec.types import Commit, Context, Outcome, Plan, PlanEntry, RoundInfo, RoundTimes
+from cospec.stats import RoundInfo, RoundTimes
+from cospec.types import Commit, Context, Outcome, Plan, PlanEntry
 
 
 class Sequential:

@@ -10,7 +10,8 @@ import numpy as np
 from cospec.draws import Purpose
 from cospec.protocols import Blend, Rule
 from cospec.rounds.lines import Line, Proposal
-from cospec.types import Draft, Outcome, PlanEntry, Sequence, TokenLogprobs, Verdict
+from cospec.stats import TokenLogprobs
+from cospec.types import Draft, Outcome, PlanEntry, Sequence, Verdict
 
 
 @dataclass(slots=True)

@@ -16,7 +16,8 @@ from cospec.server import logprobs
 from cospec.server.schemas import ChatBody, CompletionBody, Sampled
 from cospec.server.service import Call, Output
 from cospec.server.tokens import Tokens
-from cospec.types import Event, RequestStats
+from cospec.stats import RequestStats
+from cospec.types import Event
 
 
 class Shape(Protocol):

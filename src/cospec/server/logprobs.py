@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cospec.server.tokens import Tokens
-from cospec.types import TokenLogprobs
+from cospec.stats import TokenLogprobs
 
 LOWEST = -9999.0  # OpenAI's stand-in for minus infinity, which JSON has no word for
 

@@ -20,7 +20,8 @@ from cospec.server.errors import UnknownModel
 from cospec.server.metrics import ServerMetrics
 from cospec.server.schemas import Sampled
 from cospec.server.tokens import Tokens
-from cospec.types import Event, Finish, Request, RequestStats, TokenLogprobs
+from cospec.stats import RequestStats, TokenLogprobs
+from cospec.types import Event, Finish, Request
 
 Prompt = tuple[str, tuple[int, ...]]  # its text, needed for ``echo`` only, and its token ids
 

@@ -12,13 +12,14 @@ from typing import ClassVar
 
 import torch
 
+from cospec.batches import Pick, Rolled, TokenBatch
 from cospec.policies.cost import ForwardCost
 from cospec.protocols import Pages, Rule
 from cospec.rules.match import Match
 from cospec.simulation.clock import VirtualClock
 from cospec.simulation.scenario import Drafting, Target
 from cospec.simulation.workload import Job
-from cospec.types import Budget, Commit, Context, Draft, Offer, Outcome, Pick, PlanEntry, Rolled, Sequence, TokenBatch
+from cospec.types import Budget, Commit, Context, Draft, Offer, Outcome, PlanEntry, Sequence
 from cospec.types import Verdict as _Verdict
 
 RIGHT, WRONG = 1, 0

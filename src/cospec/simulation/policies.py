@@ -10,7 +10,8 @@ from cospec.policies.cost import ForwardCost
 from cospec.protocols import Policy
 from cospec.simulation.cast import SimulatedDrafter
 from cospec.simulation.results import Rounds
-from cospec.types import Budget, Commit, Draft, Load, RoundStats, Sequence
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load, Sequence
 
 LONGEST = 8
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cospec.protocols import Clock
-from cospec.types import RequestStats, RoundStats
+from cospec.stats import RequestStats, RoundStats
 
 POINTS = 60  # of a series over time
 

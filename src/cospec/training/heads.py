@@ -60,7 +60,7 @@ def take(materials: Sequence[Material], numbers: Tensor, device: torch.device) -
 def learnt(material: Material) -> np.ndarray:
     """Numbers of the lessons that are learnt from."""
     numbers = np.arange(len(material.lessons.tokens))
-    return numbers[numbers % HELD_OUT != 0]
+    return np.asarray(numbers[numbers % HELD_OUT != 0])
 
 
 @torch.no_grad()

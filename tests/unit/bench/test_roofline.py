@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from cospec.bench.roofline import Cost, Device, bandwidth, cost_of, figures, flop_rate
-from cospec.types import RoundStats, RoundTimes
+from cospec.stats import RoundStats, RoundTimes
 
 
 def stats(sequences: int, batched: int, context: int, committed: int, target: float, total: float) -> RoundStats:

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.batches import TokenBatch
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter
-from cospec.types import Finish, Speculation, TokenBatch
+from cospec.types import Finish, Speculation
 from harness.toys import make_request, run_all, tokens_of, toy_engine
 
 POISON = 4

@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from cospec.engine.committer import Committer
 from cospec.params import SamplingParams
-from cospec.types import Budget, Draft, Event, Finish, Outcome, PlanEntry, Request, Sequence, TokenLogprobs, Verdict
+from cospec.stats import TokenLogprobs
+from cospec.types import Budget, Draft, Event, Finish, Outcome, PlanEntry, Request, Sequence, Verdict
 
 
 @pytest.fixture(scope="module")

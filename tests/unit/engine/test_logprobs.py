@@ -8,7 +8,8 @@ import torch
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.types import Speculation, TokenLogprobs
+from cospec.stats import TokenLogprobs
+from cospec.types import Speculation
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine, with_pool
 
 VOCAB = 6

@@ -12,12 +12,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from cospec.batches import Segment, TokenBatch
 from cospec.cli.models import HEAD, members
 from cospec.errors import ModelError
 from cospec.models import folder as folders
 from cospec.models.adapters import base_folder, is_adapter
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer
-from cospec.types import Segment, TokenBatch
 
 PROMPT = (5, 9, 2, 40, 7, 3, 11)
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.models.cache import KVCache
 from cospec.models.graphs import Bucket, GraphRunner, Step, blank, bucket_of, fill, step_of
-from cospec.types import Segment, TokenBatch
 from harness.decoding import LENGTHS, decode, play, prompts, runner_of
 from harness.tiny import VOCAB
 

@@ -10,12 +10,12 @@ import torch
 import transformers
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.errors import ModelError
 from cospec.models import native
 from cospec.models.cache import KVCache, LayerShape
 from cospec.models.llama import FusedLlama, TorchRunner, read_weights, why_not
 from cospec.models.pages import PagePool
-from cospec.types import Segment, TokenBatch
 
 VOCAB = 101
 COMMON: dict[str, Any] = {

@@ -13,13 +13,13 @@ import pytest
 import torch
 import transformers
 
+from cospec.batches import Segment, TokenBatch
 from cospec.errors import CospecError, ModelError
 from cospec.models import folder as folders
 from cospec.models import hf, native
 from cospec.models.cache import KVCache
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
 from cospec.models.pages import PagePool
-from cospec.types import Segment, TokenBatch
 
 PROMPT = (5, 9, 2, 40, 7, 3, 11)
 DEFAULT = LoadOptions()

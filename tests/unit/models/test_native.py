@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models import native
 from cospec.models.packed import PackedBatch, pack
 from cospec.native import ISAS
-from cospec.types import Segment, TokenBatch
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
 

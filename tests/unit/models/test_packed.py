@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cospec.batches import Segment, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models.packed import PackedBatch, check, pack
 from cospec.tree import path_to
-from cospec.types import Segment, TokenBatch
 
 CPU = torch.device("cpu")
 PAGES = {"a": [3, 1, 4, 15, 9, 2, 6, 5], "b": [0, 7, 8, 10, 11, 12, 13, 14]}

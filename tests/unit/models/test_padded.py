@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.batches import Segment, TokenBatch
 from cospec.models.attention import ATTENTION, Heads, LayerAttend
 from cospec.models.cache import KVCache, LayerShape
 from cospec.models.packed import Span
 from cospec.models.padded import Frame, Padded, frame_of, worthwhile
 from cospec.models.pages import PagePool
-from cospec.types import Segment, TokenBatch
 
 CPU = torch.device("cpu")
 TREE = (-1, -1, 0, 0, 1, 2, 4, 6)

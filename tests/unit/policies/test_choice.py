@@ -16,7 +16,8 @@ from cospec.params import SamplingParams
 from cospec.policies.choice import Choice
 from cospec.policies.fixed import Fixed
 from cospec.policies.off import Off
-from cospec.types import Commit, Draft, Finish, Load, RoundStats, RoundTimes, Sequence, Speculation
+from cospec.stats import RoundStats, RoundTimes
+from cospec.types import Commit, Draft, Finish, Load, Sequence, Speculation
 from harness.rounds import sequences
 from harness.toys import make_request, run_all, toy_engine
 

@@ -8,7 +8,8 @@ import pytest
 
 from cospec.policies.collaboration import LOOK_EVERY, Casting, Collaboration
 from cospec.policies.theory import Process, acceptance_bound, alternate_factor, expected_tokens, naive_factor
-from cospec.types import Load, RoundStats, RoundTimes
+from cospec.stats import RoundStats, RoundTimes
+from cospec.types import Load
 
 ALPHAS = (0.0, 0.3, 0.7, 0.95, 1.0)
 

@@ -9,7 +9,8 @@ import pytest
 
 from cospec.policies.cost import ForwardCost, Sample, fit
 from cospec.policies.round_cost import WINDOW, Costs, RoundCost
-from cospec.types import Offer, RoundStats, RoundTimes
+from cospec.stats import RoundStats, RoundTimes
+from cospec.types import Offer
 
 TRUE = ForwardCost(context=1e-7, slopes=(2e-5, 1.5e-4), knees=(32.0,), sequence=1e-5, fixed=1.2e-3)
 GRID = list(product((0, 512, 4096), (1, 4, 8, 16, 32, 64, 128, 256), (1, 4, 16)))

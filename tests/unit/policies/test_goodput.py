@@ -9,7 +9,8 @@ from cospec.params import SamplingParams
 from cospec.policies.goodput import Goodput, GoodputOptions
 from cospec.policies.round_cost import Costs
 from cospec.policies.setting import PolicySetting
-from cospec.types import Budget, Load, Offer, Request, RoundStats, Sequence
+from cospec.stats import RoundStats
+from cospec.types import Budget, Load, Offer, Request, Sequence
 from harness.rounds import CPU, FLAT, Rates, World, sequences, steady
 
 
@@ -167,7 +168,8 @@ def test_a_decision_is_kept_while_nothing_moves() -> None:
 def test_finished_sequences_are_forgotten() -> None:
     made = policy()
     World(CPU, steady(0.5, 0.5), 2).play(made, 10)
-    from cospec.types import Commit, Finish, RoundTimes
+    from cospec.stats import RoundTimes
+    from cospec.types import Commit, Finish
 
     ends = [Commit(f"s{n}", 200, (1,), (), 200, finish=Finish.STOP) for n in range(2)]
     made.observe(RoundStats(0, 2, 2, 400, 0, 0, 0, 2, RoundTimes(), 1e-3), ends)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cospec.batches import TokenBatch
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import ModelError
 from cospec.models.pages import PagePool
@@ -18,7 +19,6 @@ from cospec.policies.round_cost import Costs
 from cospec.profiling import start, store
 from cospec.profiling.measure import QUICK, Grid, measure_forwards, measure_steps
 from cospec.profiling.report import Profile, plot
-from cospec.types import TokenBatch
 from harness.toys import with_pool
 
 TRUE = ForwardCost(context=2e-7, slopes=(2e-5, 1.5e-4), knees=(32.0,), sequence=2e-5, fixed=1.2e-3)

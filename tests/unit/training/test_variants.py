@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from cospec.batches import Segment, TokenBatch
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.loading import LoadOptions, load_model
 from cospec.training.corpus import Corpus
@@ -16,7 +17,6 @@ from cospec.training.export import export
 from cospec.training.family import load_adapter, load_trained, train_target
 from cospec.training.recipe import Recipe
 from cospec.training.variants import train_variants
-from cospec.types import Segment, TokenBatch
 
 NAME = "target-prose"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cospec.drafters.combiners.growing import Growing
-from cospec.drafters.combiners.job import Job, confidence_of
+from cospec.drafters.combiners.job import Job
 from cospec.drafters.combiners.leading import Line, Voice, lead
 from cospec.drafters.combiners.reading import guesses
 from cospec.drafters.combiners.session import Session
@@ -43,7 +43,7 @@ class _Fusion:
             line.going = False
             return
         parent, before = self.node, line.chance
-        self.node = self.tree.add(parent, best.guess.token, best.member, before * chance, chance)
+        self.node = self.tree.put(parent, best.guess.token, best.member, before * chance, chance)
         for confidence, voice in zip(heard, line.voices, strict=True):
             if voice.guess.token != best.guess.token:
                 # Right only where the spine is wrong, so never likelier than that.
@@ -53,9 +53,7 @@ class _Fusion:
             line.going = False  # what comes behind a node that is cut would be cut too
 
     def _leaf(self, parent: int, voice: Voice, confidence: float, before: float) -> None:
-        leaf = self.tree.find(parent, voice.guess.token)
-        if leaf is None:
-            leaf = self.tree.add(parent, voice.guess.token, voice.member, before * confidence, confidence)
+        leaf = self.tree.put(parent, voice.guess.token, voice.member, before * confidence, confidence)
         if voice.node is not None:
             self.tails.append((voice, leaf))
 
@@ -69,16 +67,12 @@ class _Fusion:
     def _tail(self, voice: Voice, leaf: int) -> None:
         draft, tree, member = self.line.job.drafts[voice.member], self.tree, voice.member
         assert voice.node is not None, "only whole drafts have tails"
-        place = {voice.node: leaf}
+        place, trusts = {voice.node: leaf}, self.line.job.trusts(member)
         for node in range(voice.node + 1, len(draft)):
             parent = place.get(draft.parents[node])
-            if parent is None:
-                continue
-            found = tree.find(parent, draft.tokens[node])
-            if found is None:
-                confidence = self.line.job.trust(member, confidence_of(draft, node))
-                found = tree.add(parent, draft.tokens[node], member, tree.scores[parent] * confidence, confidence)
-            place[node] = found
+            if parent is not None:
+                score = tree.scores[parent] * trusts[node]
+                place[node] = tree.put(parent, draft.tokens[node], member, score, trusts[node])
 
 
 class Fuse:

@@ -23,19 +23,16 @@ class Growing:
         self.confidence: list[float] = []
         self._places: dict[tuple[int, int], int] = {}
 
-    def find(self, parent: int, token: int) -> int | None:
-        """The node with that token behind ``parent`` (-1: the root)."""
-        return self._places.get((parent, token))
-
-    def add(self, parent: int, token: int, owner: int, score: float, confidence: float) -> int:
-        """A new node."""
-        node = len(self.tokens)
-        self._places[parent, token] = node
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.owners.append(owner)
-        self.scores.append(score)
-        self.confidence.append(confidence)
+    def put(self, parent: int, token: int, owner: int, score: float, confidence: float) -> int:
+        """The node with that token behind ``parent`` (-1: the root): a new one, where there was none."""
+        new = len(self.tokens)
+        node = self._places.setdefault((parent, token), new)
+        if node == new:
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.owners.append(owner)
+            self.scores.append(score)
+            self.confidence.append(confidence)
         return node
 
     def best(self, count: int) -> list[int]:

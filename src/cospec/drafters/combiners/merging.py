@@ -28,10 +28,8 @@ def merge(job: Job) -> Merged:
         draft, weight = job.drafts[member], job.weights[member]
         place, chance = [-1], [1.0]  # of the root, then of the draft's nodes
         for token, parent, confidence in zip(draft.tokens, draft.parents, job.trusts(member), strict=True):
-            above = place[parent + 1]
-            node = tree.find(above, token)
-            if node is None:
-                node = tree.add(above, token, member, 0.0, confidence)
+            node = tree.put(place[parent + 1], token, member, 0.0, confidence)
+            if node == len(weights):
                 weights.append(0.0)
             elif confidence > tree.confidence[node]:
                 tree.confidence[node] = confidence

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -186,10 +186,12 @@ class PoolDrafter:
     def _ask(self, jobs: Seq[Job]) -> None:
         """Whole drafts, each drafter once for all of its sequences; those that answer later are asked first."""
         asked = {}
+        parts = [self._part(job.budget) for job in jobs]
         for number, member in enumerate(self.members):
-            own = [job for job in jobs if job.weights[number] > 0 and number not in job.steppers]
-            if own and member.stepper is None:
-                asked[number] = own, [job.context for job in own], [self._part(job.budget) for job in own]
+            if member.stepper is None:
+                own = [(job, part) for job, part in zip(jobs, parts, strict=True) if job.weights[number] > 0]
+                if own:
+                    asked[number] = [job for job, _ in own], [job.context for job, _ in own], [part for _, part in own]
         started = self.setting.clock()
         later = [number for number in asked if self.members[number].later]
         futures = {number: self.members[number].start(*asked[number][1:]) for number in later}
@@ -202,11 +204,11 @@ class PoolDrafter:
 
     def _part(self, budget: Budget) -> Budget:
         """What one drafter is asked for: a tree where the policy says how to branch and the combiner takes one."""
-        if not budget.widths and budget.max_nodes <= budget.depth:
+        if budget.is_chain:
             return budget
-        if self.combiner.branches and budget.widths:
-            return replace(budget, drafters=None)
-        return replace(budget, max_nodes=min(budget.depth, budget.max_nodes), widths=(), drafters=None)
+        shaped = self.combiner.branches and bool(budget.widths)
+        nodes, widths = (budget.max_nodes, budget.widths) if shaped else (min(budget.depth, budget.max_nodes), ())
+        return Budget(budget.depth, nodes, widths, threshold=budget.threshold)
 
     def _take(self, number: int, jobs: Seq[Job], drafts: Seq[Draft]) -> None:
         """Give each job its draft, unless it is stale or of a shape that the combiner cannot use."""

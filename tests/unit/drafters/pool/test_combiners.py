@@ -132,12 +132,14 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
 
 def test_a_growing_tree_never_keeps_a_node_without_its_parent() -> None:
     tree = Growing()
-    first = tree.add(-1, 1, 0, 0.1, 0.1)
-    second = tree.add(first, 2, 0, 0.9, 0.9)  # a score above its parent's, as rounding may make it
-    tree.add(-1, 3, 1, 0.5, 0.5)
+    first = tree.put(-1, 1, 0, 0.1, 0.1)
+    second = tree.put(first, 2, 0, 0.9, 0.9)  # a score above its parent's, as rounding may make it
+    third = tree.put(-1, 3, 1, 0.5, 0.5)
     assert tree.best(1) == [2]
     assert tree.best(2) == [0, 2]
     assert second == 1
+    assert tree.put(first, 2, 1, 0.3, 0.3) == second, "equal tokens behind the same parent are one node"
+    assert [tree.outranked(node) for node in (first, second, third)] == [2, 0, 1]
 
 
 def test_slates_tell_what_each_drafter_got_right() -> None:

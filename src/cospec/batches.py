@@ -1,0 +1,63 @@
+"""What a model is asked to compute: packed, ragged batches of tokens, and drafts as one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cospec.draws import Floats, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The tokens of one sequence in a packed batch: known tokens first, then the nodes of a draft.
+
+    Attributes:
+        start: tokens of the sequence already in the model's cache; the segment is written behind them.
+        tokens: ``[n]``.
+        parents: ``[N]`` of the draft nodes, the last ``N`` of ``tokens``; empty for none.
+        logits_from: rows ``logits_from .. n-1`` get logits.
+    """
+
+    id: str
+    start: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...] = ()
+    logits_from: int = 0
+
+    @property
+    def known(self) -> int:
+        """How many of ``tokens`` are not draft nodes."""
+        return len(self.tokens) - len(self.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """A packed, ragged batch for one forward pass. Logits come back concatenated in segment order."""
+
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """How the tokens of one sequence are chosen in a rollout.
+
+    Attributes:
+        temperature: 0 takes the likeliest token.
+        stream: what the first token is drawn with; the position in it goes up by one with each token.
+    """
+
+    temperature: float
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """What a rollout chose.
+
+    Attributes:
+        tokens: ``[S][depth]``; -1 where the logits were no numbers, and nothing behind it counts.
+        q: ``[S, depth, V]``, what they were drawn from, rows of drawn tokens only; None when none was drawn.
+    """
+
+    tokens: list[list[int]]
+    q: Floats | None

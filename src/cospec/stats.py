@@ -1,0 +1,76 @@
+"""What is counted: of a token, of a request, of a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position before any processor: the token's own, and the likeliest ``(id, logprob)``."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counters of one request; written by the committer, copied into the last event."""
+
+    target_calls: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejections: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    accepted_by_drafter: dict[str, int] = field(default_factory=dict)
+    tokens_by_source: dict[str, int] = field(default_factory=dict)  # committed tokens, see ``Event.sources``
+    model_calls: dict[str, int] = field(default_factory=dict)  # of each model, where several speak as one
+    ttft: float | None = None  # seconds from arrival to the first token
+    e2e: float | None = None  # seconds from arrival to the end
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / drafts: the mean tokens that a verified draft gave, its recovered or bonus token included."""
+        return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Seconds that a round spent proposing and verifying."""
+
+    draft: float = 0.0
+    target: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInfo:
+    """Which order of drafting and verification is at work, and why."""
+
+    name: str
+    reason: str = "as configured"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStats:
+    """What one round did and took; times in seconds.
+
+    Attributes:
+        batched_tokens: tokens that the target computed, drafts included.
+        context_tokens: tokens that stood in the target's cache for the round's sequences before it.
+        depth: the longest draft, in tokens: how often the drafter stepped.
+    """
+
+    step: int
+    sequences: int
+    batched_tokens: int
+    context_tokens: int
+    depth: int
+    proposed: int
+    accepted: int
+    committed: int
+    times: RoundTimes
+    total: float
