@@ -119,7 +119,7 @@ inline double power(double x) {  // e^x for x <= 0
 
 }  // namespace
 
-CLONES void softmax(const float* logits, long vocab, double temperature, double* out) {
+CLONES double softmax(const float* logits, long vocab, double temperature, double* out) {
     float most = logits[0];
     for (long i = 1; i < vocab; i++) most = logits[i] > most ? logits[i] : most;
     double part[LANES] = {0};
@@ -136,6 +136,7 @@ CLONES void softmax(const float* logits, long vocab, double temperature, double*
     const double sum = ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
     const double factor = 1.0 / sum;
     for (long k = 0; k < vocab; k++) out[k] *= factor;
+    return factor;
 }
 
 int team_for(long rows) { return rows > 1 ? pool_threads() : 1; }

@@ -7,8 +7,8 @@ struct Stream {
     uint64_t key[2], counter[4];
 };
 
-// The softmax of one row at a temperature, in double precision.
-void softmax(const float* logits, long vocab, double temperature, double* out);
+// The softmax of one row at a temperature, in double precision; returns its largest entry.
+double softmax(const float* logits, long vocab, double temperature, double* out);
 // The first token with the largest weight / exponential; -1 when no weight is positive.
 long race(const double* weights, long vocab, const Stream& stream);
 // Threads worth using for so many rows.

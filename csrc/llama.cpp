@@ -173,19 +173,24 @@ void forward(Llama* model, const Batch& batch, float* logits, float* states = nu
 
 // The next token of every segment from its row of logits.
 void choose(const Rollout& r, long segments, long vocab, long step) {
-    in_parallel(r.q ? team_for(segments) : 1, [&](const Team& team) {
+    in_parallel(r.q || r.confidence ? team_for(segments) : 1, [&](const Team& team) {
+        std::vector<double> spare(r.confidence ? vocab : 0);
         for (long s = team.begin(segments); s < team.end(segments); s++) {
             const float* row = r.logits + s * vocab;
             long token = kernels().argmax(row, vocab);
+            double most = 0.0;
             if (token >= 0 && r.temperatures[s] > 0) {
                 double* q = r.q + (s * r.depth + step) * vocab;
                 Stream stream;
                 memcpy(&stream, r.streams + 6 * s, sizeof stream);
                 stream.counter[2] += step;
-                softmax(row, vocab, r.temperatures[s], q);
+                most = softmax(row, vocab, r.temperatures[s], q);
                 token = race(q, vocab, stream);
+            } else if (token >= 0 && r.confidence) {
+                most = softmax(row, vocab, 1.0, spare.data());
             }
             r.tokens[s * r.depth + step] = token;
+            if (r.confidence) r.confidence[s * r.depth + step] = most;
         }
     });
 }

@@ -42,4 +42,5 @@ struct Rollout {
     float* logits;    // [S, vocabulary], scratch
     double* q;        // [S, depth, vocabulary], what the tokens were drawn from; null when all are the likeliest
     int64_t* tokens;  // [S, depth]; -1 where nothing could be chosen
+    double* confidence;  // [S, depth], the largest probability of each row, at temperature 1 for the likeliest; or null
 };

@@ -54,6 +54,7 @@ class Model(Protocol):
     vocab_size: int
     max_len: int  # tokens of one sequence
     dtype: torch.dtype
+    device: torch.device  # of its logits and states
     pages: Pages
     states: Tensor | None  # [R, hidden], what the latest forward's logits were read from; None unless loaded to tell
 

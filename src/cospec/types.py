@@ -131,6 +131,7 @@ class Budget:
         widths: children per node at each level; empty leaves the shape of a tree to the drafter.
         drafters: how many members of a pool take part; None leaves it to the pool.
         threshold: drafting stops where the product of the confidences falls below it; 0 never stops.
+        confident: the draft is to say how sure it is of its nodes, though that takes some time.
         release: the drafter forgets the sequence, whose cache is worth more to others (prefill disabling).
     """
 
@@ -139,6 +140,7 @@ class Budget:
     widths: tuple[int, ...] = ()
     drafters: int | None = None
     threshold: float = 0.0
+    confident: bool = False
     release: bool = False
 
     @property

@@ -30,6 +30,7 @@ def test_a_combiner_says_what_it_is(name: str) -> None:
     assert combiner.noises <= {Purpose.TARGET, Purpose.DRAFT}
     assert isinstance(combiner.steps, bool)
     assert isinstance(combiner.branches, bool)
+    assert isinstance(combiner.confident, bool)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

@@ -14,7 +14,7 @@ import numpy as np
 
 from cospec.draws import Floats
 
-BINS = 16  # even in the square root, so that the many small confidences are told apart
+BINS = 16  # even in the square root, so that the many small confidences are told apart; certainty has one more
 PRIOR = 8.0  # guesses that the drafter's own word counts for
 MOST = 4096.0  # guesses per bin, above which the old ones are halved
 
@@ -26,29 +26,25 @@ class Calibration:
     """Observed acceptance of one drafter per bin of confidence. Plain lists: pools read one number at a time."""
 
     def __init__(self) -> None:
-        self._hits, self._seen = [0.0] * BINS, [0.0] * BINS
+        self._hits, self._seen = [0.0] * (BINS + 1), [0.0] * (BINS + 1)
 
     def read(self, raw: float) -> float:
         """The calibrated confidence for a raw one, both 0 to 1."""
-        place = _bin(raw)
+        place = int(sqrt(raw) * BINS)
         return (self._hits[place] + PRIOR * raw) / (self._seen[place] + PRIOR)
 
     def __call__(self, raw: Floats) -> Floats:
         """As ``read``, for an array of any shape."""
-        bins = np.minimum((np.sqrt(raw) * BINS).astype(np.int64), BINS - 1)
+        bins = (np.sqrt(raw) * BINS).astype(np.int64)
         return np.asarray((np.array(self._hits)[bins] + PRIOR * raw) / (np.array(self._seen)[bins] + PRIOR))
 
     def learn(self, lessons: Iterable[Lesson]) -> None:
         """Count guesses that the committed tokens have shown to be right or wrong."""
         hits, seen = self._hits, self._seen
         for raw, value in lessons:
-            place = _bin(raw)
+            place = int(sqrt(raw) * BINS)
             if seen[place] >= MOST:
                 hits[place] /= 2
                 seen[place] /= 2
             hits[place] += value
             seen[place] += 1.0
-
-
-def _bin(raw: float) -> int:
-    return min(int(sqrt(raw) * BINS), BINS - 1)

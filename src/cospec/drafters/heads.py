@@ -97,7 +97,7 @@ class HeadsDrafter:
         if heads.weight.shape[-1] != embedding.shape[1]:
             given = words(f"{name}, whose states have {heads.weight.shape[-1]} entries")
             raise InvalidInput("speculative_config.heads", given, f"heads for states of {embedding.shape[1]} entries")
-        return cls(HeadsRunner(heads, embedding, torch.device("cpu")), heads.accuracy)
+        return cls(HeadsRunner(heads, embedding, host.target.device), heads.accuracy)
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """A tree, or a chain where the budget has no nodes to spare, for each context whose last state is known."""

@@ -23,7 +23,7 @@ from cospec.draws import Draws, Floats, Purpose, Stream, race
 from cospec.errors import InvalidInput
 from cospec.options import Options
 from cospec.protocols import Host, Model, Vocabulary
-from cospec.sampling import Block, History, laws, likeliest
+from cospec.sampling import Block, History, edit, laws, likeliest, softmax
 from cospec.types import Budget, Commit, Context, Draft
 
 
@@ -39,8 +39,10 @@ class _Chain:
 
     context: Context
     depth: int
+    confident: bool = False  # whether the confidences are wanted
     tokens: list[int] = field(default_factory=list)
     q: list[Floats] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
 
 
 class ModelDrafter:
@@ -88,7 +90,7 @@ class ModelDrafter:
             if branches(budget):
                 trees.append(Tree(context, budget))
             else:
-                chains.append(_Chain(context, budget.depth))
+                chains.append(_Chain(context, budget.depth, budget.confident))
         return [*self._propose_chains(chains), *self._propose_trees(trees)]
 
     def commit(self, commits: Seq[Commit]) -> None:
@@ -160,7 +162,8 @@ class ModelDrafter:
         if not same or any(p.edits_logits or (p.truncates and not p.greedy) for p in params):
             return None
         picks = [
-            Pick(0.0 if p.greedy else p.temperature, _stream(chain)) for p, chain in zip(params, chains, strict=True)
+            Pick(0.0 if p.greedy else p.temperature, _stream(chain), chain.confident)
+            for p, chain in zip(params, chains, strict=True)
         ]
         backlog = self._follower.backlog([chain.context for chain in chains])
         return self.model.rollout(backlog, picks, chains[0].depth)
@@ -184,7 +187,7 @@ class ModelDrafter:
     def _close(self, chain: _Chain) -> Draft:
         context, n = chain.context, len(chain.tokens)
         q = np.stack(chain.q) if chain.q else None
-        confidence = None if q is None else q.max(-1)
+        confidence = np.array(chain.confidence) if chain.confident else None if q is None else q.max(-1)
         names, parents = (self.name,) * n, tuple(range(-1, n - 1))
         return Draft(context.id, len(context.tokens), tuple(chain.tokens), parents, names, q, confidence)
 
@@ -204,11 +207,15 @@ def _extend(chains: Seq[_Chain], logits: Tensor) -> None:
             best[row] = tokens[place]
             if chain.context.noise is Purpose.DRAFT:
                 chain.q.append(q[place])
-    for token, chain in zip(best, chains, strict=True):
+            if chain.confident and not chain.context.sampling.greedy:
+                chain.confidence.append(float(q[place].max()))
+    for row, (token, chain) in enumerate(zip(best, chains, strict=True)):
         if token is None:
             chain.depth = len(chain.tokens)  # no numbers to choose by: the draft ends here
-        else:
-            chain.tokens.append(token)
+            continue
+        if chain.confident and chain.context.sampling.greedy:
+            chain.confidence.append(_sure(logits[row : row + 1], chain))
+        chain.tokens.append(token)
 
 
 def _take(chains: Seq[_Chain], rolled: Rolled) -> None:
@@ -216,9 +223,17 @@ def _take(chains: Seq[_Chain], rolled: Rolled) -> None:
     for row, chain in enumerate(chains):
         chosen = rolled.tokens[row]
         chain.tokens = chosen[: chosen.index(-1)] if -1 in chosen else chosen
+        if rolled.confidence is not None:
+            chain.confidence = rolled.confidence[row, : len(chain.tokens)].tolist()
         context = chain.context
         if rolled.q is not None and context.noise is Purpose.DRAFT and not context.sampling.greedy:
             chain.q = list(rolled.q[row, : len(chain.tokens)])
+
+
+def _sure(logits: Tensor, chain: _Chain) -> float:
+    """How likely a greedy request's token is at temperature 1, from its row ``[1, V]``."""
+    block = _block(chain)
+    return float(softmax(edit(logits, block.params, block.history), [1.0]).max())
 
 
 def _plain(chain: _Chain) -> bool:

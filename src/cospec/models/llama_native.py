@@ -57,7 +57,7 @@ class _Rollout(Structure):
     _fields_ = [
         *[(name, c_void_p) for name in ("temperatures", "streams")],
         ("depth", c_long),
-        *[(name, c_void_p) for name in ("logits", "q", "tokens")],
+        *[(name, c_void_p) for name in ("logits", "q", "tokens", "confidence")],
     ]
 
 
@@ -134,13 +134,15 @@ class NativeRunner:
         tokens = np.empty((count, depth), dtype=np.int64)
         logits = np.empty((count, self._vocab_size), dtype=np.float32)
         q = np.empty((count, depth, self._vocab_size)) if temperatures.any() else None
+        confidence = np.empty((count, depth)) if any(pick.confident for pick in picks) else None
         k_pages, v_pages = self._pages(layers)
         job = _Rollout(
             temperatures.ctypes.data, streams.ctypes.data, depth,
             logits.ctypes.data, None if q is None else q.ctypes.data, tokens.ctypes.data,
+            None if confidence is None else confidence.ctypes.data,
         )  # fmt: skip
         self._roll(self._handle, byref(_packed(batch, k_pages, v_pages)), byref(job))
-        return Rolled(tokens.tolist(), q)
+        return Rolled(tokens.tolist(), q, confidence)
 
     def _pages(self, layers: Sequence[LayerPages]) -> tuple[Any, Any]:
         keys = self._pointers(*(layer.keys.data_ptr() for layer in layers))

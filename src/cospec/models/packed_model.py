@@ -49,7 +49,7 @@ class PackedModel:
         self.name = name
         self.vocab_size = vocab_size
         self.max_len = max_len
-        self.dtype = cache.layers[0].keys.dtype
+        self.dtype, self.device = cache.layers[0].keys.dtype, cache.layers[0].keys.device
         self.cache = cache
         self.pages: Pages = cache.pages
         self.states: Tensor | None = None

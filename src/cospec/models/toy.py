@@ -42,6 +42,7 @@ class ToyModel:
         self.cells = [[EMPTY] * self.pages.page_size for _ in range(self.pages.num_pages)]
         self.calls = 0
         self.states: Tensor | None = None
+        self.device = torch.device("cpu")
 
     def logits(self, context: Seq[int]) -> Tensor:
         """Logits ``[V]`` behind ``context``, without any cache: the reference of the tests."""

@@ -34,6 +34,7 @@ class Cache:
         self.pages, self.max_len = pages, 1 << 20
         self.name, self.vocab_size, self.dtype = "simulated", 2, torch.float32
         self.states: torch.Tensor | None = None
+        self.device = torch.device("cpu")
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
         """Never called: the judge does without logits."""

@@ -41,7 +41,13 @@ def _accepted(
 ) -> dict[str, Figures]:
     from cospec.llm import LLM
 
-    options = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": DEPTH, "rule": "rejection"}
+    options = {
+        "method": "draft_model",
+        "model": str(drafter),
+        "num_speculative_tokens": DEPTH,
+        "policy": "fixed",
+        "rule": "rejection",
+    }
     llm = LLM(str(target), options)
     found: dict[str, Figures] = {}
     for temperature in temperatures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,20 +55,21 @@ def contexts(noise: Purpose, *temperatures: float) -> list[Context]:
 
 def same(first: list[Draft], second: list[Draft]) -> bool:
     def plain(draft: Draft) -> tuple[object, ...]:
-        return draft.id, draft.tokens, None if draft.q is None else draft.q.tobytes()
+        sure = None if draft.confidence is None else draft.confidence.tobytes()
+        return draft.id, draft.tokens, None if draft.q is None else draft.q.tobytes(), sure
 
     return [plain(draft) for draft in first] == [plain(draft) for draft in second]
 
 
 @pytest.mark.parametrize("noise", [Purpose.TARGET, Purpose.DRAFT])
 @pytest.mark.parametrize("temperatures", [(0.0,), (0.7,), (0.0, 0.8, 1.3), (1.0, 0.0)])
-@pytest.mark.parametrize("depth", [1, 4, 17])
+@pytest.mark.parametrize(("depth", "confident"), [(1, False), (4, False), (4, True), (17, True)])
 def test_a_rollout_is_stepping_in_one_call(
-    folder: Path, noise: Purpose, temperatures: tuple[float, ...], depth: int
+    folder: Path, noise: Purpose, temperatures: tuple[float, ...], depth: int, confident: bool
 ) -> None:
     drafters = [ModelDrafter(model(folder, rolls)) for rolls in (True, False)]
     asked = contexts(noise, *temperatures)
-    budgets = [Budget(depth=depth, max_nodes=depth)] * len(asked)
+    budgets = [Budget(depth=depth, max_nodes=depth, confident=confident)] * len(asked)
     rolled, stepped = (drafter.propose(asked, budgets) for drafter in drafters)
     assert same(rolled, stepped) and [len(draft) for draft in rolled] == [depth] * len(asked)
     for kept in (2, 0, depth):  # what is accepted decides what the cache holds when the next draft begins
@@ -82,6 +84,22 @@ def test_a_rollout_is_stepping_in_one_call(
             drafter.commit(commits)
         rolled, stepped = (drafter.propose(asked, budgets) for drafter in drafters)
         assert same(rolled, stepped)
+
+
+def test_confidences_are_the_largest_probabilities_and_come_when_they_are_asked_for(folder: Path) -> None:
+    """Known before a token is drawn; of a greedy request at temperature 1."""
+    drafter, asked = ModelDrafter(model(folder, True)), contexts(Purpose.DRAFT, 0.0, 0.8)
+    greedy, drawn = drafter.propose(asked, [Budget(3, 3, confident=True)] * 2)
+    assert drawn.q is not None and drawn.confidence is not None
+    assert drawn.confidence.tolist() == drawn.q.max(-1).tolist()
+    (whole,) = ModelDrafter(model(folder, False)).propose(
+        [replace(asked[0], sampling=SamplingParams(temperature=1.0))], [Budget(1, 1)]
+    )
+    assert whole.q is not None and greedy.confidence is not None
+    assert greedy.confidence[0] == whole.q[0].max() > 0
+    drafter.free([context.id for context in asked])
+    greedy, _ = drafter.propose(asked, [Budget(3, 3)] * 2)
+    assert greedy.confidence is None
 
 
 def test_a_rollout_ends_at_the_context_s_end(folder: Path) -> None:

@@ -32,19 +32,14 @@ class _Fusion:
     def advance(self) -> None:
         """The most confident token joins the spine; confidences are calibrated, so that they can be compared."""
         line, job = self.line, self.line.job
-        heard = [job.trust(voice.member, voice.guess.confidence) for voice in line.voices]
-        ranked = [
-            (chance, job.weights[voice.member], -voice.member, -place)
-            for place, (chance, voice) in enumerate(zip(heard, line.voices, strict=True))
-        ]
-        chance, *_, place = max(ranked)
-        best = line.voices[-place]
+        heard = [(job.trust(voice.member, voice.guess.confidence), voice) for voice in line.voices]
+        chance, best = max(heard, key=lambda each: (each[0], job.weights[each[1].member], -each[1].member))
         if line.chance * chance < job.budget.threshold:
             line.going = False
             return
         parent, before = self.node, line.chance
         self.node = self.tree.put(parent, best.guess.token, best.member, before * chance, chance)
-        for confidence, voice in zip(heard, line.voices, strict=True):
+        for confidence, voice in heard:
             if voice.guess.token != best.guess.token:
                 # Right only where the spine is wrong, so never likelier than that.
                 self._leaf(parent, voice, min(confidence, 1.0 - chance), before)
@@ -82,6 +77,7 @@ class Fuse:
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET})
     steps: ClassVar[bool] = True
     branches: ClassVar[bool] = True
+    confident: ClassVar[bool] = True
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
         """A tree for each job."""

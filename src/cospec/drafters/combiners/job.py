@@ -71,6 +71,7 @@ class Combiner(Protocol):
     noises: ClassVar[frozenset[Purpose]]  # of the rules that may judge its drafts
     steps: ClassVar[bool]  # leads drafters that can be led, instead of asking them for whole drafts
     branches: ClassVar[bool]  # takes whole drafts that branch, and makes some
+    confident: ClassVar[bool]  # compares the confidences of whole drafts, so that they are worth some time
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
         """One draft for each job that anybody had something for."""
@@ -130,22 +131,19 @@ class StepSlate:
 
     Attributes:
         spine: the shared tokens; grows while the draft is made.
-        guesses: at one position after the other; each follows the spine up to it.
+        guesses: from the first position on, one after the other; each follows the spine up to it.
     """
 
     spine: Seq[int]
     guesses: list[Guess] = field(default_factory=list)
-    first: int = 0  # position of the first guess
 
     def judge(self, committed: Seq[int]) -> Judged:
         """The guesses up to the first committed token that the spine has not."""
         agreed, most = 0, min(len(self.spine), len(committed))
         while agreed < most and self.spine[agreed] == committed[agreed]:
             agreed += 1
-        known = self.guesses[: max(0, min(agreed + 1, len(committed)) - self.first)]
-        lessons = [
-            (guess.confidence, guess.value(token)) for guess, token in zip(known, committed[self.first :], strict=False)
-        ]
+        known = zip(self.guesses[: agreed + 1], committed, strict=False)
+        lessons = [(guess.confidence, guess.value(token)) for guess, token in known]
         return Judged(sum([value for _, value in lessons]), len(lessons), len(self.guesses), lessons)
 
 

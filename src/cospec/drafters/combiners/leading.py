@@ -41,6 +41,7 @@ class Line:
         spine: the shared tokens.
         chance: of the spine to be accepted, as the confidences say.
         voices: heard at the present position.
+        slates: of the drafters that are led.
         follows: the node of each whole draft that the spine has come to, while it goes that way.
     """
 
@@ -49,10 +50,13 @@ class Line:
     going: bool = True
     chance: float = 1.0
     voices: list[Voice] = field(default_factory=list)
+    slates: dict[int, StepSlate] = field(default_factory=dict)
     follows: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.follows = dict.fromkeys(self.job.drafts, -1)
+        self.slates = {member: StepSlate(self.spine) for member in self.job.steppers}
+        self.job.slates.update(self.slates)
 
     @property
     def depth(self) -> int:
@@ -62,12 +66,9 @@ class Line:
     def hear(self, member: int, guess: Guess) -> None:
         """A drafter that is led; what it says is kept for later."""
         self.voices.append(Voice(member, guess))
-        slate = self.job.slates.get(member)
-        if slate is None:
-            slate = self.job.slates[member] = StepSlate(self.spine, first=len(self.spine))
-        assert isinstance(slate, StepSlate), "a drafter is either led or asked"
-        if slate.first + len(slate.guesses) == len(self.spine):  # otherwise it had no numbers at some position before
-            slate.guesses.append(guess)
+        guesses = self.slates[member].guesses
+        if len(guesses) == len(self.spine):  # otherwise it had no numbers at some position before
+            guesses.append(guess)
 
     def hear_drafts(self) -> None:
         """The whole drafts that the spine has followed so far."""

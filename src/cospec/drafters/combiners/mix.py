@@ -80,6 +80,7 @@ class Mix:
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET, Purpose.DRAFT})
     steps: ClassVar[bool] = True
     branches: ClassVar[bool] = False
+    confident: ClassVar[bool] = True
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
         """A chain for each job."""

@@ -23,6 +23,7 @@ class Vote:
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET})
     steps: ClassVar[bool] = False
     branches: ClassVar[bool] = False
+    confident: ClassVar[bool] = False
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
         """A chain for each job."""

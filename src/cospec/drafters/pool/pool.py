@@ -189,9 +189,10 @@ class PoolDrafter:
         parts = [self._part(job.budget) for job in jobs]
         for number, member in enumerate(self.members):
             if member.stepper is None:
-                own = [(job, part) for job, part in zip(jobs, parts, strict=True) if job.weights[number] > 0]
-                if own:
-                    asked[number] = [job for job, _ in own], [job.context for job, _ in own], [part for _, part in own]
+                seats = [(job, part) for job, part in zip(jobs, parts, strict=True) if job.weights[number] > 0]
+                if seats:
+                    own = [job for job, _ in seats]
+                    asked[number] = own, [job.context for job in own], [part for _, part in seats]
         started = self.setting.clock()
         later = [number for number in asked if self.members[number].later]
         futures = {number: self.members[number].start(*asked[number][1:]) for number in later}
@@ -204,11 +205,10 @@ class PoolDrafter:
 
     def _part(self, budget: Budget) -> Budget:
         """What one drafter is asked for: a tree where the policy says how to branch and the combiner takes one."""
-        if budget.is_chain:
-            return budget
         shaped = self.combiner.branches and bool(budget.widths)
         nodes, widths = (budget.max_nodes, budget.widths) if shaped else (min(budget.depth, budget.max_nodes), ())
-        return Budget(budget.depth, nodes, widths, threshold=budget.threshold)
+        confident = budget.confident or self.combiner.confident
+        return Budget(budget.depth, nodes, widths, threshold=budget.threshold, confident=confident)
 
     def _take(self, number: int, jobs: Seq[Job], drafts: Seq[Draft]) -> None:
         """Give each job its draft, unless it is stale or of a shape that the combiner cannot use."""
