@@ -24,7 +24,7 @@ DRAWING_MODULES = (
     "cospec.drafters.branching.Draws",
     "cospec.rounds.proposing.Draws",
     "cospec.drafters.combiners.reading.Draws",
-    "cospec.drafters.pool.pool.Draws",
+    "cospec.drafters.routing.choice.Draws",
 )
 
 

@@ -33,7 +33,10 @@ class _Fusion:
         """The most confident token joins the spine; confidences are calibrated, so that they can be compared."""
         line, job = self.line, self.line.job
         heard = [(job.trust(voice.member, voice.guess.confidence), voice) for voice in line.voices]
-        chance, best = max(heard, key=lambda each: (each[0], job.weights[each[1].member], -each[1].member))
+        chance, best = heard[0]
+        for rival in heard[1:]:
+            if rival[0] > chance or (rival[0] == chance and job.weights[rival[1].member] > job.weights[best.member]):
+                chance, best = rival
         if line.chance * chance < job.budget.threshold:
             line.going = False
             return

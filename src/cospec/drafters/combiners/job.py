@@ -86,10 +86,12 @@ class DraftSlate:
     def judge(self, committed: Seq[int]) -> Judged:
         """Every node whose parent was committed; a position is right when any of its nodes is."""
         draft, node, hits, seen = self.draft, -1, 0, 0
+        if draft.is_chain:
+            return self._judge_chain(committed)
         offers: dict[int, list[int]] = {}
         for child, parent in enumerate(draft.parents):
             offers.setdefault(parent, []).append(child)
-        raw = [UNKNOWN] * len(draft) if draft.confidence is None else draft.confidence.tolist()
+        raw = self._raw()
         lessons: list[Lesson] = []
         for token in committed:
             if node not in offers:
@@ -106,6 +108,19 @@ class DraftSlate:
             node = right
             hits += 1
         return Judged(hits, seen, draft.depth, lessons)
+
+    def _judge_chain(self, committed: Seq[int]) -> Judged:
+        tokens, lessons = self.draft.tokens, list[Lesson]()
+        for confidence, token, right in zip(self._raw(), tokens, committed, strict=False):
+            if token != right:
+                lessons.append((confidence, 0.0))
+                return Judged(len(lessons) - 1, len(lessons), len(tokens), lessons)
+            lessons.append((confidence, 1.0))
+        return Judged(len(lessons), len(lessons), len(tokens), lessons)
+
+    def _raw(self) -> list[float]:
+        draft = self.draft
+        return [UNKNOWN] * len(draft) if draft.confidence is None else draft.confidence.tolist()
 
 
 class Guess(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import ClassVar
 
+from cospec.drafters.combiners.growing import Growing
 from cospec.drafters.combiners.job import Job
-from cospec.drafters.combiners.merging import merge
 from cospec.drafters.combiners.session import Session
 from cospec.draws import Purpose
 from cospec.types import Draft
@@ -25,6 +25,25 @@ class Union:
         """A tree for each job."""
         drafts = []
         for job in jobs:
-            tree = merge(job).tree
+            tree = _merged(job)
             drafts.append(tree.draft(job.context, tree.best(job.budget.max_nodes), names))
         return [draft for draft in drafts if draft is not None]
+
+
+def _merged(job: Job) -> Growing:
+    """Every whole draft of the job, the heaviest drafter's first, so that shared nodes are its own.
+
+    A node's score is the sum of weight times path confidence over the drafters whose draft passes through it.
+    """
+    tree = Growing()
+    for member in sorted(job.drafts, key=lambda each: -job.weights[each]):
+        draft = job.drafts[member]
+        place, share = [-1], [job.weights[member]]  # of the root, then of the draft's nodes
+        for token, parent, confidence in zip(draft.tokens, draft.parents, job.trusts(member), strict=True):
+            node = tree.put(place[parent + 1], token, member, 0.0, confidence)
+            if confidence > tree.confidence[node]:
+                tree.confidence[node] = confidence
+            place.append(node)
+            share.append(share[parent + 1] * confidence)
+            tree.scores[node] += share[-1]
+    return tree

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import ClassVar
 
+import numpy as np
+
 from cospec.drafters.combiners.job import Job
-from cospec.drafters.combiners.merging import Merged, merge
 from cospec.drafters.combiners.session import Session
 from cospec.draws import Purpose
 from cospec.types import Draft
@@ -15,8 +16,9 @@ from cospec.types import Draft
 class Vote:
     """Walks down the heaviest child; only that path is verified, so it costs the target no more than one chain.
 
-    Ties go to the heavier drafter's token, whose draft was merged first. The weights are the pool's, which every
-    drafter's agreement with the committed tokens moves, not only that of the one whose path was verified.
+    The tree of all drafts need not be built: behind the chosen token stand those drafts that chose it too. Ties go to
+    the heavier drafter's token. The weights are the pool's, which every drafter's agreement with the committed tokens
+    moves, not only that of the one whose path was verified.
     """
 
     name: ClassVar[str] = "vote"
@@ -27,23 +29,31 @@ class Vote:
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
         """A chain for each job."""
-        drafts = []
-        for job in jobs:
-            merged = merge(job)
-            path = _heaviest(merged)[: min(job.budget.max_nodes, job.budget.depth)]
-            drafts.append(merged.tree.draft(job.context, path, names))
-        return [draft for draft in drafts if draft is not None]
+        return [_elected(job, names) for job in jobs if job.drafts]
 
 
-def _heaviest(merged: Merged) -> list[int]:
-    """Nodes from the root to a leaf. Parents come first, so one pass finds every node's heaviest child."""
-    follower: dict[int, int] = {}
-    for node, parent in enumerate(merged.tree.parents):
-        rival = follower.get(parent)
-        if rival is None or merged.weights[node] > merged.weights[rival]:
-            follower[parent] = node
-    path, node = [], -1
-    while node in follower:
-        node = follower[node]
-        path.append(node)
-    return path
+def _elected(job: Job, names: Seq[str]) -> Draft:
+    weights, most = job.weights, min(job.budget.max_nodes, job.budget.depth)
+    voters = sorted(job.drafts, key=lambda member: -weights[member])
+    texts = {member: job.drafts[member].tokens[:most] for member in voters}
+    trusts = {member: job.trusts(member) for member in voters}
+    tokens: list[int] = []
+    owners: list[str] = []
+    confidence: list[float] = []
+    while len(voters) > 1:
+        place, votes = len(tokens), dict[int, float]()
+        for member in voters:
+            token = texts[member][place]
+            votes[token] = votes.get(token, 0.0) + weights[member]
+        tokens.append(max(votes, key=votes.__getitem__))
+        voters = [member for member in voters if texts[member][place] == tokens[-1]]
+        owners.append(names[voters[0]])
+        confidence.append(max([trusts[member][place] for member in voters]))
+        voters = [member for member in voters if len(texts[member]) > place + 1]
+    for member in voters:  # one that nobody else goes along with any further
+        behind = texts[member][len(tokens) :]
+        confidence += trusts[member][len(tokens) : most]
+        owners += [names[member]] * len(behind)
+        tokens += behind
+    parents = tuple(range(-1, len(tokens) - 1))
+    return Draft(job.context.id, job.base, tuple(tokens), parents, tuple(owners), confidence=np.array(confidence))

@@ -22,7 +22,7 @@ from cospec.drafters.pool.options import PoolOptions, build_drafters, check_dist
 from cospec.drafters.pool.record import Record, Trust
 from cospec.drafters.routing.choice import Choice, Routing
 from cospec.drafters.routing.standing import Prior, Standing
-from cospec.draws import Draws, Purpose
+from cospec.draws import Purpose
 from cospec.protocols import Clock, Host
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.types import Budget, Commit, Context, Draft, Offer
@@ -159,7 +159,7 @@ class PoolDrafter:
         if record is None:
             record = self._records[context.id] = Record(Standing.fresh(len(self.members)))
         standing = record.standing
-        weights = standing.weights(self.prior)
+        weights, odds = standing.estimate(self.prior)
         chosen = self._chosen(standing, able, weights, context, budget)
         standing.took_part(chosen)
         total = sum([weights[number] for number in chosen])
@@ -167,7 +167,7 @@ class PoolDrafter:
         for number in chosen:
             shares[number] = weights[number] / total
         steppers = tuple([number for number in chosen if number in self._steppers])
-        record.trust = Trust(self.calibrations[context.sampling.greedy], standing.odds(self.prior))
+        record.trust = Trust(self.calibrations[context.sampling.greedy], odds)
         return Job(context, budget, shares, steppers, record.trust)
 
     def _chosen(
@@ -177,10 +177,8 @@ class PoolDrafter:
         chosen = [number for number in able if self.members[number].free]
         priced = tuple([number for number in able if not self.members[number].free])
         if priced:
-            base = len(context.tokens)
-            chosen += self.routing.route(
-                standing, Choice(priced, budget.drafters, weights, Draws(context.seed, base), base)
-            )
+            choice = Choice(priced, budget.drafters, weights, context.seed, len(context.tokens))
+            chosen += self.routing.route(standing, choice)
         return chosen
 
     def _ask(self, jobs: Seq[Job]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from cospec.drafters.calibration import Lesson
 from cospec.drafters.routing.standing import Standing
-from cospec.draws import Draws
+from cospec.draws import Draws, Floats, Purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,23 +20,25 @@ class Choice:
         able: drafters that may take part, by number; never empty. Those that cost nothing are not among them.
         count: how many to choose at most, as the policy says; None leaves it to the routing.
         weights: ``[M]``, of the request, see ``Standing.weights``.
-        draws: of this round.
-        position: at which to draw.
+        seed, base: of the sequence, and its committed tokens.
     """
 
     able: tuple[int, ...]
     count: int | None
     weights: Seq[float]
-    draws: Draws
-    position: int
+    seed: int
+    base: int
+
+    def uniforms(self, count: int) -> Floats:
+        """``[count]`` numbers between 0 and 1 that only this choice draws."""
+        return Draws(self.seed, self.base).uniforms(self.base, count, Purpose.ROUTE)
 
     def heaviest(self) -> list[int]:
         """``able``, the largest weight first."""
         return sorted(self.able, key=lambda member: -self.weights[member])
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """One drafter's part in a draft, after the round was committed.
 
     Attributes:

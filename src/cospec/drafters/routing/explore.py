@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from cospec.drafters.routing.choice import Choice, Judged
 from cospec.drafters.routing.standing import Standing
-from cospec.draws import Purpose
 
 ALPHA, BETA = 0.3, 0.8  # how likely the best are chosen after a bad and after a good round
 TAU = 2  # accepted tokens of a good round
@@ -32,7 +31,7 @@ class Explore:
         count = (len(choice.able) + 1) // 2 if choice.count is None else choice.count
         count = min(max(1, count), len(choice.able))
         scores = standing.scores or [0.5] * len(choice.weights)
-        uniforms = choice.draws.uniforms(choice.position, 1 + count, Purpose.ROUTE)
+        uniforms = choice.uniforms(1 + count)
         if uniforms[0] < (BETA if standing.accepted >= TAU else ALPHA):
             return sorted(choice.able, key=lambda member: -scores[member])[:count]
         left, chosen = list(choice.able), []

@@ -30,7 +30,7 @@ class Hedge:
         most = len(order) if choice.count is None else max(1, choice.count)
         if standing.rounds == 0:
             return order[:most]
-        wanted, held, chosen = SHARE * sum(choice.weights[member] for member in order), 0.0, []
+        wanted, held, chosen = SHARE * sum([choice.weights[member] for member in order]), 0.0, []
         for member in order[:most]:
             chosen.append(member)
             held += choice.weights[member]

@@ -64,17 +64,20 @@ class Standing:
             for hits, seen, rate in zip(self.hits, self.seen, prior.rates, strict=True)
         ]
 
+    def estimate(self, prior: Prior) -> tuple[list[float], list[float]]:
+        """``weights``, and by which factor the odds of each drafter's guesses are better here than usually, ``[M]``."""
+        rates = self.rates(prior)
+        return self._weights(rates), [_odds(own) / usual for own, usual in zip(rates, prior.odds, strict=True)]
+
     def weights(self, prior: Prior) -> list[float]:
         """``[M]``, positive, summing to 1."""
-        rates = self.rates(prior)
+        return self._weights(self.rates(prior))
+
+    def _weights(self, rates: list[float]) -> list[float]:
         best, scale = max(rates), LEARNING_RATE * (max(self.seen) + PRIOR_TOKENS)
         raised = [exp(scale * (rate - best)) for rate in rates]
         total = sum(raised)
         return [each / total for each in raised]
-
-    def odds(self, prior: Prior) -> list[float]:
-        """``[M]``, by which factor the odds of a drafter's guesses are better for this request than usually."""
-        return [_odds(own) / usual for own, usual in zip(self.rates(prior), prior.odds, strict=True)]
 
     def fade(self, tokens: int) -> None:
         """``tokens`` more were committed."""
@@ -96,5 +99,8 @@ class Standing:
 
 
 def _odds(rate: float) -> float:
-    kept = min(max(rate, EDGE), 1.0 - EDGE)
-    return kept / (1.0 - kept)
+    if rate < EDGE:
+        rate = EDGE
+    elif rate > 1.0 - EDGE:
+        rate = 1.0 - EDGE
+    return rate / (1.0 - rate)

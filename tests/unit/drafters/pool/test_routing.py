@@ -11,7 +11,6 @@ from cospec.drafters.routing.choice import Choice, Judged
 from cospec.drafters.routing.explore import EPSILON, Explore
 from cospec.drafters.routing.hedge import PATIENCE, Hedge
 from cospec.drafters.routing.standing import Prior, Standing
-from cospec.draws import Draws
 from cospec.registry import ROUTINGS
 
 PRIOR = Prior(3)
@@ -26,7 +25,7 @@ def standing(rates: tuple[float, ...], seen: float = 40.0) -> Standing:
 
 
 def choice(weights: list[float], count: int | None = None, seed: int = 0) -> Choice:
-    return Choice(tuple(range(len(weights))), count, weights, Draws(seed, 7), 7)
+    return Choice(tuple(range(len(weights))), count, weights, seed, 7)
 
 
 def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
@@ -110,7 +109,7 @@ def test_a_routing_chooses_among_the_able_and_never_nobody(name: str) -> None:
     routing, made = ROUTINGS.load(name)(), standing((0.2, 0.5, 0.6, 0.3))
     assert routing.name == name
     for count in (None, 1, 2, 4, 9):
-        given = Choice((1, 3), count, [0.25] * 4, Draws(1, 3), 3)
+        given = Choice((1, 3), count, [0.25] * 4, 1, 3)
         chosen = routing.route(made, given)
         assert chosen
         assert set(chosen) <= {1, 3}
