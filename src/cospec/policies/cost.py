@@ -25,12 +25,13 @@ GOOD_ENOUGH = 1e-3
 
 
 class Sample(NamedTuple):
-    """One measured forward: tokens in the cache, tokens computed, sequences, seconds."""
+    """One measured call: tokens in the cache, tokens computed, sequences, seconds; of each of ``passes`` alike."""
 
     context: float
     tokens: float
     sequences: float
     seconds: float
+    passes: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class ForwardCost:
         knees: numbers of tokens where the slope changes, rising.
         sequence: per sequence.
         fixed: of every pass, δ_M.
+        start: of every call, where one call makes several passes, as a drafter does for all of a draft.
     """
 
     context: float = 0.0
@@ -50,6 +52,7 @@ class ForwardCost:
     knees: tuple[float, ...] = ()
     sequence: float = 0.0
     fixed: float = 0.0
+    start: float = 0.0
 
     def tokens(self, count: float) -> float:
         """Seconds for computing ``count`` tokens, beside everything else."""
@@ -60,9 +63,13 @@ class ForwardCost:
             seconds, start = seconds + slope * (end - start), end
         return seconds
 
-    def seconds(self, context: float, tokens: float, sequences: float) -> float:
+    def each(self, context: float, tokens: float, sequences: float) -> float:
         """Of a pass over ``tokens`` of ``sequences`` that have ``context`` tokens in the cache."""
         return self.context * context + self.tokens(tokens) + self.sequence * sequences + self.fixed
+
+    def seconds(self, context: float, tokens: float, sequences: float, passes: float = 1.0) -> float:
+        """Of a call that makes so many passes alike."""
+        return self.start + passes * self.each(context, tokens, sequences)
 
     def table(self, most: int) -> Floats:
         """``[most + 1]``: ``tokens(n)`` for n from 0 on."""
@@ -77,12 +84,17 @@ class ForwardCost:
             self.knees,
             self.sequence * factor,
             self.fixed * factor,
+            self.start * factor,
         )
 
     def errors(self, samples: Seq[Sample]) -> Floats:
         """``[S]``: |predicted - measured| / measured."""
-        found = [abs(self.seconds(*sample[:3]) - sample.seconds) / sample.seconds for sample in samples]
+        found = [abs(self.predict(sample) - sample.seconds) / sample.seconds for sample in samples]
         return np.array(found)
+
+    def predict(self, sample: Sample) -> float:
+        """Seconds of a call like ``sample``, whatever it took."""
+        return self.seconds(sample.context, sample.tokens, sample.sequences, sample.passes)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -126,10 +138,14 @@ def _pieces(tokens: Floats, knees: Seq[float]) -> Floats:
 
 def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardCost, float]:
     """The fit with given knees, and its residual: the root mean square of relative errors."""
-    columns = np.column_stack([data[:, 0], _pieces(data[:, 1], knees), data[:, 2], np.ones(len(data))])
+    columns = np.column_stack([data[:, 0], _pieces(data[:, 1], knees), data[:, 2], np.ones(len(data))]) * data[:, 4:5]
+    several = np.ptp(data[:, 4]) > 0  # otherwise a call and its passes cannot be told apart
+    columns = np.column_stack([columns, np.full(len(data), float(several))])
     weighted = columns / data[:, 3:4]
     size = np.maximum(np.abs(weighted).max(axis=0), 1e-30)  # columns of one size, for the solver's sake
     found, residual = nnls(weighted / size, np.ones(len(data)))
-    context, *slopes, sequence, fixed = (float(x) for x in found / size)
-    cost = ForwardCost(context, tuple(slopes), tuple(float(knee) for knee in knees), sequence, fixed)
+    context, *slopes, sequence, fixed, start = (float(x) for x in found / size)
+    cost = ForwardCost(
+        context, tuple(slopes), tuple(float(knee) for knee in knees), sequence, fixed, start if several else 0.0
+    )
     return cost, float(residual) / len(data) ** 0.5

@@ -115,6 +115,8 @@ class Problem:
         levels = np.asarray(np.arange(deepest + 1) * per_level, dtype=np.float64)
         if offer.at_once:
             levels = np.minimum(levels, per_level)
+        if not offer.free:
+            levels[1:] += self.cost.draft.start
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
         return Round(n, seconds, verified, levels, limit, self.cost.overlap)
 

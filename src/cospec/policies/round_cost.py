@@ -78,8 +78,8 @@ class RoundCost:
         if self.offer.free or depth <= 0:
             return 0.0
         if self.offer.at_once:
-            return self.draft.fixed + self.draft.tokens(tokens)
-        return depth * self.draft.seconds(context, tokens / depth, tokens / depth)
+            return self.draft.start + self.draft.fixed + self.draft.tokens(tokens)
+        return self.draft.seconds(context, tokens / depth, tokens / depth, depth)
 
     def observe(self, stats: RoundStats) -> None:
         """Learn from a measured round."""
@@ -95,8 +95,8 @@ class RoundCost:
         )
         if stats.depth and not self.offer.free:
             width = stats.proposed / stats.depth
-            step = Sample(stats.context_tokens, width, width, times.draft / stats.depth)
-            moved |= self._drafts[self.drafters].follow(step, draft / stats.depth)
+            proposal = Sample(stats.context_tokens, width, width, times.draft, stats.depth)
+            moved |= self._drafts[self.drafters].follow(proposal, draft)
         shorter = min(times.draft, times.target)
         if shorter > 0:
             hidden = min(1.0, max(0.0, (times.draft + times.target - stats.total) / shorter))
@@ -158,10 +158,11 @@ class _Part:
 
 def _anchors(cost: ForwardCost, seen: Seq[Sample]) -> list[Sample]:
     """Points of a fit around those that were seen, corrected by how wrong it was there."""
-    off = median(sample.seconds / cost.seconds(*sample[:3]) for sample in seen)
-    centre = [median(column) for column in zip(*seen, strict=True)][:3]
+    off = median(sample.seconds / cost.predict(sample) for sample in seen)
+    *centre, _, passes = [median(column) for column in zip(*seen, strict=True)]
     found = []
     for n in range(ANCHOR):
         context, tokens, sequences = (x * (0.25 if n >> bit & 1 else 4.0) for bit, x in enumerate(centre))
-        found.append(Sample(context, tokens, sequences, off * cost.seconds(context, tokens, sequences)))
+        seconds = off * cost.seconds(context, tokens, sequences, passes)
+        found.append(Sample(context, tokens, sequences, seconds, passes))
     return found

@@ -48,7 +48,7 @@ class Grid:
 
 
 QUICK = Grid(contexts=(32, 256), sequences=(1, 4, 16), tokens=(1, 2, 5))
-STEPS = Grid(contexts=(32, 256), sequences=(1, 4, 16), tokens=(4,), chunks=())
+STEPS = Grid(contexts=(32, 256), sequences=(1, 4, 16), tokens=(1, 5), chunks=())
 
 
 def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = time.perf_counter) -> list[Sample]:
@@ -78,7 +78,7 @@ def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = ti
 def measure_steps(
     drafter: Drafter, vocabulary: int, grid: Grid, seconds: float, clock: Clock = time.perf_counter
 ) -> list[Sample]:
-    """Samples of one step of ``drafter.propose``; ``grid.tokens`` are the lengths of the drafts.
+    """Samples of ``drafter.propose``, a pass for each token; ``grid.tokens`` are the lengths of the drafts.
 
     Drafters that propose nothing for a text that they were not told of step by step (heads) give no samples.
     """
@@ -98,10 +98,10 @@ def measure_steps(
                 _go_on(drafter, contexts, texts, chance.integers(0, vocabulary, 2).tolist())
                 started = clock()
                 drafter.propose(contexts, budgets)
-                times.append((clock() - started) / depth)
+                times.append(clock() - started)
         finally:
             drafter.free([each.id for each in contexts])
-        found.append(Sample(context * count, count, count, _typical(times)))
+        found.append(Sample(context * count, count, count, _typical(times), depth))
     return found
 
 

@@ -78,7 +78,7 @@ def plot(profiles: Seq[Profile], path: Path) -> None:
             ("held out", profile.held_out, "o"),
         ):
             measured = np.array([sample.seconds for sample in points]) * 1e3
-            predicted = np.array([profile.checked.seconds(*sample[:3]) for sample in points]) * 1e3
+            predicted = np.array([profile.checked.predict(sample) for sample in points]) * 1e3
             axes.loglog(measured, predicted, mark, label=label, alpha=0.8)
         ends = [min(s.seconds for s in profile.samples) * 1e3, max(s.seconds for s in profile.samples) * 1e3]
         axes.plot(ends, ends, color="grey", linewidth=1)

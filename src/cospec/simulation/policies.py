@@ -29,12 +29,14 @@ class Oracle:
         context = sum(sequence.computed for sequence in load.ready)
         best, most = 0.0, 0
         drafting = 0.0
+        prompts = self._target.tokens(count + load.catching_up) - self._target.tokens(count)  # due in any case
         for length in range(self._longest + 1):
             kept = sum(min(each, length) for each in right)
             active = sum(each >= length for each in right) if length else 0
             if active and not self._drafter.offer.free:
-                drafting += self._draft.seconds(context * active / count, active, active)
-            seconds = drafting + self._target.seconds(context, kept + count + load.catching_up, count)
+                drafting += self._draft.each(context * active / count, active, active)
+                drafting += self._draft.start if length == 1 else 0.0
+            seconds = drafting + self._target.seconds(context, kept + count + load.catching_up, count) - prompts
             speed = (kept + count) / seconds
             if speed > best:
                 best, most = speed, length

@@ -27,6 +27,7 @@ class Cost(Options):
         slopes: per token computed, γ_M, one for each piece between the ``knees``.
         sequence: per sequence.
         fixed: of every pass, δ_M.
+        start: of every draft, whatever its length.
         profile: JSON of ``cospec profile``; ``model`` names one of its entries, the first one is taken otherwise.
         factor: how many times as slow.
     """
@@ -36,6 +37,7 @@ class Cost(Options):
     knees: tuple[Amount, ...] = Field(default=(), strict=False)
     sequence: Amount = 0.0
     fixed: Amount = 0.0
+    start: Amount = 0.0
     profile: str | None = None
     model: str | None = None
     factor: Positive = 1.0
@@ -47,7 +49,7 @@ class Cost(Options):
             InvalidInput: the profile cannot be read, or has no such model.
         """
         if self.profile is None:
-            cost = ForwardCost(self.context, self.slopes, self.knees, self.sequence, self.fixed)
+            cost = ForwardCost(self.context, self.slopes, self.knees, self.sequence, self.fixed, self.start)
             return cost.scaled(self.factor)
         try:
             profiles = json.loads((folder / self.profile).read_text(encoding="utf-8"))["profiles"]

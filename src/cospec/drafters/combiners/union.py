@@ -19,7 +19,7 @@ class Union:
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET})
     steps: ClassVar[bool] = False
     branches: ClassVar[bool] = True
-    confident: ClassVar[bool] = True
+    confident: ClassVar[bool] = False
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
         """A tree for each job."""

@@ -9,6 +9,7 @@ import pytest
 
 from cospec.drafters.combiners.growing import Growing
 from cospec.drafters.combiners.job import DraftSlate, Guess, Job, StepSlate
+from cospec.drafters.combiners.leading import Line
 from cospec.drafters.combiners.session import Session
 from cospec.drafters.routing.choice import Judged
 from cospec.draws import Draws, Purpose
@@ -107,6 +108,28 @@ def test_mix_takes_the_token_with_most_weight() -> None:
     assert draft.tokens == (7, 8)
     assert draft.q is None
     assert draft.is_chain
+
+
+def test_a_drafter_without_numbers_at_a_place_is_not_compared_behind_it() -> None:
+    context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
+    line = Line(Job(context, Budget(4, 4), [1.0], (0,), lambda member, raw: raw))
+    line.hear(0, Guess(5, 0.5))
+    line.advance(5, 0.5)
+    line.advance(6, 0.5)
+    line.hear(0, Guess(7, 0.5))
+    assert [voice.guess.token for voice in line.voices] == [7], "it is heard all the same"
+    assert line.job.slates[0].judge([5, 6, 7]) == Judged(1.0, 1, 1, [(0.5, 1.0)])
+
+
+def test_a_vote_ends_where_the_last_voter_does() -> None:
+    draft = combined("vote", job({0: chain(1, 2), 1: chain(1, 2, 3), 2: chain(1)}, [0.5, 0.3, 0.2]))
+    assert draft is not None
+    assert draft.tokens == (1, 2, 3)
+    assert draft.drafters == ("a", "a", "b")
+    short = combined("vote", job({0: chain(1, 2, 3, confidence=[0.9, 0.8, 0.7])}, [1.0], Budget(2, 2)))
+    assert short is not None and short.confidence is not None
+    assert short.tokens == (1, 2)
+    assert short.confidence.tolist() == [0.9, 0.8]
 
 
 def test_nobody_says_anything() -> None:

@@ -172,6 +172,30 @@ def test_an_answer_that_comes_later_is_waited_for_until_the_deadline() -> None:
     assert pool.left_out()["away"] == 1
 
 
+class Promise(Future[list[Draft]]):
+    """Takes its time to be kept."""
+
+    def __init__(self, clock: Ticks) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def result(self, timeout: float | None = None) -> list[Draft]:
+        self.clock.now += 0.5
+        return []
+
+
+def test_waiting_for_an_answer_is_no_work_of_the_pool_s_own() -> None:
+    clock = Ticks()
+
+    class Away(ScriptedDrafter):
+        def ask(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> Future[list[Draft]]:
+            return Promise(clock)
+
+    pool = pool_of({"away": Away([1])}, "union", "all", V, clock)
+    pool.propose([context([1, 2])], [Budget(2, 2)])
+    assert (pool.seconds.drafters, pool.seconds.own) == (0.5, 0.0)
+
+
 class Breaks(ToyModel):
     """Its forward raises when it is told to."""
 
