@@ -24,13 +24,12 @@ UNSEEN, UNSEEN_ALL = 0.995, 0.998  # and per round without one
 
 
 class Acceptance:
-    """Rates by sequence, in arrays with a slot for each."""
+    """Rates by sequence. Counts fade when they are next looked at, so a round costs what it judged and no more."""
 
     def __init__(self, prior: float = PRIOR) -> None:
         self.prior = prior
-        self._slots: dict[str, int] = {}
-        self._free = list(range(63, -1, -1))
-        self._counts = np.zeros((2, 64))  # accepted, rejected
+        self._counts: dict[str, tuple[float, float, int]] = {}  # accepted, rejected, and the round they stood so
+        self._round = 0
         self._accepted = self._rejected = 0.0
 
     @property
@@ -38,45 +37,40 @@ class Acceptance:
         """The rate of all sequences together."""
         return (self._accepted + self.prior * PRIOR_WEIGHT) / (self._accepted + self._rejected + PRIOR_WEIGHT)
 
-    def slots(self, ids: Seq[str]) -> Ints:
-        """Where the sequences' counts are; new ones get a slot."""
-        known = self._slots
-        return np.array([known[id] if id in known else self._open(id) for id in ids], dtype=np.int64)
-
-    def rates(self, slots: Ints) -> Floats:
-        """``[n]``: the rates of the sequences in ``slots``."""
-        accepted, rejected = self._counts[:, slots]
-        return np.asarray((accepted + SHRINK * self.everybody) / (accepted + rejected + SHRINK))
+    def rates(self, ids: Seq[str]) -> Floats:
+        """``[n]``: the rates of the sequences."""
+        usual = self.everybody
+        return np.array([self._rate(self._counts.get(id), usual) for id in ids])
 
     def observe(self, commits: Seq[Commit], given: Mapping[str, Budget]) -> None:
         """Count a round's judgements; ``given`` tells how wide the levels of each draft were."""
-        self._counts *= UNSEEN
-        slots, accepted, rejected = [], [], []
+        self._round += 1
+        accepted = rejected = 0.0
+        judged = False
         for commit in commits:
-            slot = self._slots.get(commit.id)
-            if commit.drafted and slot is not None:
+            if commit.drafted:
+                judged = True
                 widths = given[commit.id].widths if commit.id in given else ()
                 kept, lost = float(len(commit.path)), float(commit.rejected)
                 if widths:
                     kept, lost = self._per_token(len(commit.path), commit.rejected, widths)
-                slots.append(slot)
-                accepted.append(kept)
-                rejected.append(lost)
-        fade = FADE_ALL if slots else UNSEEN_ALL
-        self._accepted = self._accepted * fade + sum(accepted)
-        self._rejected = self._rejected * fade + sum(rejected)
-        if slots:
-            self._counts[:, slots] = self._counts[:, slots] * (FADE / UNSEEN) + (accepted, rejected)
-        for commit in commits:
+                accepted += kept
+                rejected += lost
+                before = self._counts.get(commit.id, (0.0, 0.0, self._round))
+                fade = FADE * UNSEEN ** max(0, self._round - before[2] - 1)
+                self._counts[commit.id] = before[0] * fade + kept, before[1] * fade + lost, self._round
             if commit.finish is not None:
-                self.forget(commit.id)
+                self._counts.pop(commit.id, None)
+        fade = FADE_ALL if judged else UNSEEN_ALL
+        self._accepted = self._accepted * fade + accepted
+        self._rejected = self._rejected * fade + rejected
 
-    def forget(self, id: str) -> None:
-        """Take back a sequence's slot."""
-        slot = self._slots.pop(id, None)
-        if slot is not None:
-            self._counts[:, slot] = 0.0
-            self._free.append(slot)
+    def _rate(self, counts: tuple[float, float, int] | None, usual: float) -> float:
+        if counts is None:
+            return usual
+        fade = UNSEEN ** (self._round - counts[2])
+        accepted, rejected = counts[0] * fade, counts[1] * fade
+        return (accepted + SHRINK * usual) / (accepted + rejected + SHRINK)
 
     def _per_token(self, levels: int, failed: bool, widths: Seq[int]) -> tuple[float, float]:
         """Judgements of single tokens that the levels of a tree stand for.
@@ -92,11 +86,3 @@ class Acceptance:
         if failed and levels < len(widths):
             rejected += widths[levels]
         return accepted, rejected
-
-    def _open(self, id: str) -> int:
-        if not self._free:
-            size = self._counts.shape[1]
-            self._counts = np.concatenate([self._counts, np.zeros((2, size))], axis=1)
-            self._free = list(range(2 * size - 1, size - 1, -1))
-        slot = self._slots[id] = self._free.pop()
-        return slot

@@ -7,6 +7,7 @@ every round, so the prefix of the queue that is served is the scheduler's; ties 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -32,6 +33,8 @@ Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.03  # root mean square change of the rates that makes a decision old
+DECIDING = 0.01  # share of the time that decisions may take
+SUDDEN = 1.5  # times as many sequences, or as few: decided anew whatever that takes
 SOON = 4  # rounds, where little is known of the drafters at work
 KEEP = 32  # rounds that a decision is kept at most
 
@@ -76,13 +79,14 @@ class Goodput:
         self._problem = Problem(menu, self.cost, bounds, solve)
         self._probe_length = min(LENGTH, setting.longest)
         self._ids: list[str] = []
-        self._slots = np.zeros(0, np.int64)
         self._rates: Floats = np.zeros(0)  # that the decision was made with
         self._budgets: list[Budget] = []
         self._given: dict[str, Budget] = {}
         self._choice: Choice | None = None
         self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
         self._age = 0
+        self._clock = setting.clock or (lambda: 0.0)
+        self._allowance = 0.0  # seconds that may go into deciding; below 0 they are owed
 
     @classmethod
     def build(cls, options: GoodputOptions, setting: PolicySetting) -> Goodput:
@@ -90,17 +94,21 @@ class Goodput:
         return cls(options, setting)
 
     def plan(self, load: Load) -> list[Budget]:
-        """The latest decision while nothing moved, a new one otherwise."""
+        """The latest decision while nothing moved or deciding has cost its share; a new one otherwise."""
         if not load.ready:
             return []
         ids = [sequence.request.id for sequence in load.ready]
-        if ids != self._ids:
-            self._ids, self._slots, self._age = ids, self.acceptance.slots(ids), KEEP
-        rates = self.acceptance.rates(self._slots)
+        changed, before = ids != self._ids, len(self._rates)
         self._age += 1
         self.residents.tick()
-        if self._age > KEEP or self._is_old(rates, load):
-            self._decide(rates, load)
+        sudden = not before or not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
+        if sudden or (self._allowance >= 0 and (changed or self._age > KEEP or self._is_old(load))):
+            began = self._clock()
+            self._ids = ids
+            self._decide(self.acceptance.rates(ids), load)
+            self._allowance = min(self._allowance, 0.0) - (self._clock() - began)
+        elif changed:
+            self._carry_over(ids, load)
         return self._budgets
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
@@ -114,6 +122,7 @@ class Goodput:
             self.members.observe(commits, self._given)
         self.cost.observe(stats)
         self.probes.accrue(stats.total)
+        self._allowance += DECIDING * stats.total
         for commit in commits:
             if commit.finish is not None:
                 self.residents.forget(commit.id)
@@ -134,12 +143,21 @@ class Goodput:
         target = self.cost.target
         return (self._choice.goodput if self._choice else 0.0) * (target.tokens(tokens + 1) - target.tokens(tokens))
 
-    def _is_old(self, rates: Floats, load: Load) -> bool:
+    def _is_old(self, load: Load) -> bool:
         costs, others = self._made
         if costs != self.cost.changed or abs(load.catching_up - others) > 16 + others // 8:
             return True
-        moved = rates - self._rates
+        moved = self.acceptance.rates(self._ids) - self._rates
         return float(moved @ moved) > len(moved) * DRIFT**2
+
+    def _carry_over(self, ids: list[str], load: Load) -> None:
+        """The latest decision for others than it was made for: each keeps its length, new ones get the usual one."""
+        usual = Counter(self._budgets).most_common(1)[0][0]
+        budgets = [self._given.get(id, usual) for id in ids]
+        if not self.setting.offer.free:
+            budgets = self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
+        self._ids, self._budgets, self._given = ids, budgets, dict(zip(ids, budgets, strict=True))
+        self._rates, self._age = self.acceptance.rates(ids), KEEP  # to be decided anew as soon as that may be
 
     def _decide(self, rates: Floats, load: Load) -> None:
         if not self.options.per_sequence:

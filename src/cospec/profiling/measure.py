@@ -8,7 +8,7 @@ times, and the lower quartile kept, which other processes on the machine disturb
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import product
@@ -25,8 +25,6 @@ from cospec.types import Budget, Commit, Context
 
 MOST_REPEATS = 9
 FEWEST = 6  # points that are measured however long they take
-FILLING = 0.4  # share of the time that goes into filling the cache
-FEED = 512  # tokens of context computed at once
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -47,32 +45,45 @@ class Grid:
     chunks: tuple[int, ...] = (64, 256)
 
 
-QUICK = Grid(contexts=(32, 256), sequences=(1, 4, 16), tokens=(1, 2, 5))
+QUICK = Grid(contexts=(32, 256), sequences=(1, 3, 8, 16), tokens=(1, 2, 5), chunks=())
 STEPS = Grid(contexts=(32, 256), sequences=(1, 4, 16), tokens=(1, 5), chunks=())
 
 
 def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = time.perf_counter) -> list[Sample]:
-    """Samples of ``model.forward``; points that do not fit the model or its cache are left out."""
+    """Samples of ``model.forward``; points that do not fit the model or its cache are left out.
+
+    All points are timed by turns, so that a moment in which the machine is busy spoils one time of each and not all of
+    one. Only the room is reserved: what stands in the cache does not change what reading it takes.
+    """
     chance, end = np.random.default_rng(0), clock() + seconds
     longest = max(grid.contexts) + max(*grid.tokens, *grid.chunks, 0)
-    ids = [f"profile-{n}" for n in range(max(grid.sequences))]
-    found: list[Sample] = []
-    try:
-        ids = _fill(model, ids, min(longest, model.max_len - 1), clock() + seconds * FILLING, clock)
-        for context, count, tokens in _spread(grid):
-            if len(found) >= FEWEST and clock() >= end:
-                break
-            if count > len(ids) or context + tokens >= model.max_len:
-                continue
+    ids = _reserve(model, [f"profile-{n}" for n in range(max(grid.sequences))], min(longest, model.max_len - 1))
+    points: list[tuple[int, int, int]] = []
+    batches: list[TokenBatch] = []
+    for context, count, tokens in _spread(grid):
+        if count <= len(ids) and context + tokens < model.max_len:
             new = tuple(chance.integers(0, model.vocab_size, tokens).tolist())
             drafted = tokens <= max(grid.tokens)  # the others are pieces of a prompt
             parents, first = (tuple(range(-1, tokens - 2)), 0) if drafted else ((), tokens - 1)
-            batch = TokenBatch(tuple(Segment(id, context, new, parents, first) for id in ids[:count]))
-            spent = _timed(lambda batch=batch: _finished(model.forward(batch)), end, clock)  # type: ignore[misc]
-            found.append(Sample(context * count, tokens * count, count, spent))
+            points.append((context, count, tokens))
+            batches.append(TokenBatch(tuple(Segment(id, context, new, parents, first) for id in ids[:count])))
+    times: list[list[float]] = [[] for _ in points]
+    try:
+        for turn in range(MOST_REPEATS + 1):
+            for place, batch in enumerate(batches):
+                if clock() >= end and (turn > 1 or place >= FEWEST):
+                    break
+                started = clock()
+                _finished(model.forward(batch))
+                times[place].append(clock() - started)
     finally:
         model.free(ids)
-    return found
+    # The first time of each point pays for what later ones find ready, and counts only where there is no other.
+    return [
+        Sample(context * count, tokens * count, count, _typical(taken[1:] or taken))
+        for (context, count, tokens), taken in zip(points, times, strict=True)
+        if taken
+    ]
 
 
 def measure_steps(
@@ -118,31 +129,14 @@ def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
         yield others[place]
 
 
-def _fill(model: Model, ids: Seq[str], length: int, end: float, clock: Clock) -> list[str]:
-    """Fill the cache of as many sequences as time and room allow, one at least; a point uses what it needs of each."""
-    chance = np.random.default_rng(2)
-    filled: list[str] = []
-    for id in ids:
+def _reserve(model: Model, ids: Seq[str], length: int) -> list[str]:
+    """Room for as many of the sequences as there is, without anything in it."""
+    for count, id in enumerate(ids):
         model.pages.attach(id, ())
-        if (filled and clock() >= end) or not model.pages.reserve(id, length):
+        if not model.pages.reserve(id, length):
             model.free([id])
-            break
-        for start in range(0, length, FEED):
-            piece = tuple(chance.integers(0, model.vocab_size, min(FEED, length - start)).tolist())
-            model.forward(TokenBatch((Segment(id, start, piece, logits_from=len(piece)),)))
-        filled.append(id)
-    return filled
-
-
-def _timed(call: Callable[[], None], end: float, clock: Clock) -> float:
-    """Seconds of a call, after one that is not counted."""
-    call()
-    times: list[float] = []
-    while len(times) < MOST_REPEATS and (len(times) < 2 or clock() < end):
-        started = clock()
-        call()
-        times.append(clock() - started)
-    return _typical(times)
+            return list(ids[:count])
+    return list(ids)
 
 
 def _typical(times: Seq[float]) -> float:

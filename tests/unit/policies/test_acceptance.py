@@ -19,13 +19,12 @@ def drawn(chance: np.random.Generator, id: str, alpha: float, k: int) -> Commit:
 
 
 def rate(made: Acceptance, id: str) -> float:
-    return float(made.rates(made.slots([id]))[0])
+    return float(made.rates([id])[0])
 
 
 def test_the_rate_is_that_of_judged_tokens() -> None:
     """Accepted / proposed would read .39 at a true .7 with five tokens."""
     made, chance = Acceptance(), np.random.default_rng(0)
-    made.slots(["s"])
     found = []
     for step in range(3000):
         made.observe([drawn(chance, "s", 0.7, 5)], {})
@@ -36,7 +35,6 @@ def test_the_rate_is_that_of_judged_tokens() -> None:
 
 def test_sequences_differ_and_new_ones_start_at_everybodys() -> None:
     made, chance = Acceptance(), np.random.default_rng(1)
-    made.slots(["low", "high"])
     for _ in range(100):
         made.observe([drawn(chance, "low", 0.2, 3), drawn(chance, "high", 0.95, 3)], {})
     assert rate(made, "low") < 0.4 < 0.8 < rate(made, "high")
@@ -45,7 +43,6 @@ def test_sequences_differ_and_new_ones_start_at_everybodys() -> None:
 
 def test_what_is_not_seen_fades() -> None:
     made = Acceptance(prior=0.6)
-    made.slots(["s", "other"])
     for _ in range(100):
         made.observe([judged("s", 0, 4), judged("other", 4, 4)], {})
     low = rate(made, "s")
@@ -60,7 +57,6 @@ def test_what_is_not_seen_fades() -> None:
 
 def test_levels_of_a_tree_count_their_tokens() -> None:
     made, chance = Acceptance(), np.random.default_rng(2)
-    made.slots(["s"])
     given = {"s": Budget(3, 14, (2, 2, 2))}
     found = []
     for step in range(2000):
@@ -71,13 +67,11 @@ def test_levels_of_a_tree_count_their_tokens() -> None:
     assert np.mean(found) == pytest.approx(0.5, abs=0.03)
 
 
-def test_slots_are_reused_and_grow() -> None:
+def test_nothing_is_kept_of_sequences_that_ended() -> None:
     made = Acceptance()
     for n in range(200):
-        made.slots([f"s{n}"])
+        made.observe([judged(f"s{n}", 2, 1)], {})
+    assert len(made._counts) == 200
     made.observe([judged(f"s{n}", 0, 2, Finish.STOP) for n in range(200)], {})
-    assert not made._slots
-    places = made.slots([f"t{n}" for n in range(200)])
-    assert len(set(places.tolist())) == 200
-    assert made._counts.shape[1] == 256
-    assert made.rates(places) == pytest.approx(np.full(200, made.everybody))
+    assert not made._counts
+    assert made.rates([f"s{n}" for n in range(200)]) == pytest.approx(np.full(200, made.everybody))

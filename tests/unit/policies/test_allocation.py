@@ -81,7 +81,7 @@ def test_equal_to_the_mixed_integer_form(
 ) -> None:
     steps, given_ = problem(alphas, Machine(token, level, beyond), overlap=overlap)
     exact = solve(steps, given_)
-    assert exact.goodput == pytest.approx(brute(steps, given_), rel=1e-5)
+    assert exact.goodput == pytest.approx(brute(steps, given_), rel=5e-3)
     assert allocate(steps, given_).goodput == pytest.approx(exact.goodput, rel=0.01)
 
 

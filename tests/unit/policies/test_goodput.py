@@ -174,5 +174,5 @@ def test_finished_sequences_are_forgotten() -> None:
     ends = [Commit(f"s{n}", 200, (1,), (), 200, finish=Finish.STOP) for n in range(2)]
     made.observe(RoundStats(0, 2, 2, 400, 0, 0, 0, 2, RoundTimes(), 1e-3), ends)
     assert not made.residents._all
-    assert not made.acceptance._slots
+    assert not made.acceptance._counts
     assert not made._given

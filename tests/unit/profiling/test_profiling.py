@@ -68,7 +68,7 @@ def test_time_and_room_bound_a_measurement() -> None:
     model = Timed()
     few = measure_forwards(model, SMALL, 0.05, model.clock)  # type: ignore[arg-type]
     assert 6 <= len(few) < 20
-    assert {sample.sequences for sample in few} <= {1, 2}, "filling caches has a share of the time"
+    assert few[0].sequences == few[0].tokens == 1, "the corners come first, the cheapest before the dear"
     tight = Timed(pages=25)
     assert {s.sequences for s in measure_forwards(tight, SMALL, 60.0, tight.clock)} == {1}  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="needs 6 or more"):
