@@ -48,8 +48,12 @@ class Served:
         command = [sys.executable, "-m", "cospec", "serve", *arguments, "--port", "0", "--served-model-name", "m"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stderr is not None
-        line = self.process.stderr.readline()
-        assert "http://" in line, line + self.process.stderr.read()
+        said = ""
+        for line in self.process.stderr:
+            said += line
+            if "http://" in line:
+                break
+        assert "http://" in line, said
         self.url = "http://" + line.strip().rpartition("http://")[2]
         self.http = httpx.Client(base_url=self.url, timeout=60)
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
