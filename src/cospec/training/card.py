@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ def render(card: Mapping[str, Any]) -> str:
         parts.append(_acceptance(card["acceptance"]))
     if card.get("agreement"):
         parts.append(_agreement(card["agreement"]))
+    if card.get("heads"):
+        parts.append(_heads(card["heads"]))
     for domain, text in card.get("samples", {}).items():
         parts.append(f"## Sample: {domain} (temperature 0.7)\n\n```text\n{text}\n```\n")
     parts.append("## Recipe\n\n```yaml\n" + yaml.safe_dump(dict(recipe), sort_keys=False) + "```\n")
@@ -99,6 +102,20 @@ def _acceptance(acceptance: Mapping[str, Any]) -> str:
     )
     cell = "{acceptance_length:.2f} ({draft_acceptance_rate:.1%})"
     return words + _grid(acceptance, "drafter", cell)
+
+
+def _heads(heads: Mapping[str, Any]) -> str:
+    """How often each head is right among its first guesses."""
+    words = (
+        f"## Heads\n\nMedusa heads on the frozen target, {heads['parameters']:,} parameters, {heads['steps']} steps: "
+        "how often head n holds the token\nthat the target writes n places behind its next one, among its first "
+        "guesses, on held-out text of the target.\n\n"
+    )
+    rows = [
+        [number, *(f"{share:.1%}" for share in itertools.accumulate(ranks))]
+        for number, ranks in enumerate(heads["accuracy"], start=1)
+    ]
+    return words + _table(["head", *(f"first {n}" for n in range(1, len(rows[0])))], rows)
 
 
 def _agreement(agreement: Mapping[str, Any]) -> str:

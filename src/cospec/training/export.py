@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import shutil
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from cospec.errors import ModelError
+from cospec.profiling.store import machine
 from cospec.training.card import render
 from cospec.training.corpus import Corpus, end_token
 from cospec.training.drafting import acceptances
@@ -51,7 +53,7 @@ def export(recipe: Recipe, runs: Path, folder: Path) -> Path:
         elif name == "target":
             load_trained(recipe, name, tokenizer, runs)  # says what is missing
     if not (runs / "target" / "checkpoint.pt").exists():
-        card |= {key: adopted[key] for key in ("notes", "samples") if key in adopted}
+        card |= {key: adopted[key] for key in ("notes", "samples", "heads") if key in adopted}
     _write_card(folder, card)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > LIMIT:
@@ -133,6 +135,7 @@ def measure(recipe: Recipe, runs: Path, folder: Path) -> dict[str, Any]:
             domain: text + tokenizer.decode(writer([tokenizer.encode(text).ids], 96, 0.7, 1)[0])
             for domain, text in SAMPLES.items()
         }
+    card["machine"] = {**machine("auto"), "date": datetime.date.today().isoformat()}
     _write_card(folder, card)
     return card
 
@@ -146,6 +149,13 @@ def _agreements(models: Mapping[str, LlamaForCausalLM], texts: Mapping[str, Docu
 
 def _rounded(figures: TextLoss | Agreement) -> dict[str, float]:
     return {name: round(value, 4) for name, value in asdict(figures).items()}
+
+
+def amend(folder: Path, **entries: Any) -> None:
+    """Put more into the card in ``folder``, where there is one."""
+    path = folder / "card.json"
+    if path.exists():
+        _write_card(folder, {**json.loads(path.read_text(encoding="utf-8")), **entries})
 
 
 def _write_card(folder: Path, card: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from cospec.errors import InvalidInput, words
 from cospec.models.heads import Heads, HeadsModule
 from cospec.training.course import Course, Material, Subject
 from cospec.training.distill import divergence
+from cospec.training.export import amend
 from cospec.training.family import load_trained, prepare
 from cospec.training.generate import Writer
 from cospec.training.recipe import Recipe
@@ -114,4 +115,9 @@ def train_heads(recipe: Recipe, data: Path, out: Path, to: Path, writer: Writer 
     module.eval()
     heads = module.heads(accuracy(module, materials, embedding))
     heads.save(to / "heads")
+    size = heads.weight.numel() + heads.bias.numel()
+    amend(
+        to,
+        heads={"parameters": size, "steps": trainer.step, "hours": trainer.seconds / 3600, "accuracy": heads.accuracy},
+    )
     return heads
