@@ -69,7 +69,8 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
 
 def test_a_single_sequence_is_not_starved() -> None:
     for round in ("pipelined", "draft-ahead", "auto"):
-        run_all(under(toy_engine(ToyModel(4), Recording(), k=2), round), [make_request("r", (0, 1), PARAMS)])
+        events = run_all(under(toy_engine(ToyModel(4), Recording(), k=2), round), [make_request("r", (0, 1), PARAMS)])
+        assert set(events) == {"r"}, "it ended"
 
 
 def test_an_error_of_the_drafter_is_not_swallowed() -> None:
