@@ -131,13 +131,20 @@ INLINE V smaller(V x, V y) { QUADS(pick4(x.q[i] < y.q[i], x.q[i], y.q[i])); }
 INLINE V larger(V x, V y) { QUADS(pick4(x.q[i] > y.q[i], x.q[i], y.q[i])); }
 INLINE IntQuad lanes_of(uint32_t bits) {
     const WordQuad each = {1, 2, 4, 8};
-    return (WordQuad){bits, bits, bits, bits} / each % 2 != 0;
+    return ((WordQuad){bits, bits, bits, bits} & each) != 0;
 }
 INLINE V select(uint32_t bits, V yes, V no) { QUADS(pick4(lanes_of(bits >> (4 * i)), yes.q[i], no.q[i])); }
 INLINE V bf16_low(const uint32_t* p) { QUADS((Quad)((WordQuad)load4(p + 4 * i) << 16)); }
 INLINE V bf16_high(const uint32_t* p) { QUADS((Quad)((WordQuad)load4(p + 4 * i) & 0xffff0000u)); }
 INLINE V from_int8(const int8_t* p) {
+#if defined(__aarch64__)
+    const int8x16_t bytes = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+    const int32x4_t words[4] = {vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)};
+    QUADS((Quad)vcvtq_f32_s32(words[i]));
+#else
     QUADS(((Quad){(float)p[4 * i], (float)p[4 * i + 1], (float)p[4 * i + 2], (float)p[4 * i + 3]}));
+#endif
 }
 INLINE V from_bf16(const uint16_t* p) {
     QUADS((Quad)((WordQuad){p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]} << 16));

@@ -1,0 +1,62 @@
+"""The kernels compute the same bits on other processors: built for them with a cross-compiler, run in an emulator.
+
+``kernels_check.cpp`` holds every kernel against plain sums in double precision, for all instruction sets, one and two
+threads and several numbers of rows, and prints a digest of what came out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+CHECK = Path(__file__).with_name("kernels_check.cpp")
+if not (ROOT / "csrc").exists():
+    pytest.skip("the kernels' sources are not here", allow_module_level=True)
+
+
+def builder() -> Any:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def digest(folder: Path, compiler: str, emulator: tuple[str, ...] = ()) -> str:
+    """Build the library as an installation does, and the program that checks it; run that."""
+    for tool in (compiler, *emulator[:1]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", compiler)
+        (folder / "src" / "cospec").mkdir(parents=True)
+        (folder / "csrc").symlink_to(ROOT / "csrc")
+        library = builder().build(folder)
+    program = folder / "check"
+    flags = ["-std=c++17", "-O1", "-w", f"-I{ROOT / 'csrc'}", f"-Wl,-rpath,{library.parent}"]
+    subprocess.run([compiler, *flags, str(CHECK), str(library), "-o", str(program)], check=True)
+    done = subprocess.run([*emulator, str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return digest(tmp_path_factory.mktemp("here"), "g++")
+
+
+@pytest.mark.slow
+def test_this_machine_computes_what_the_kernels_promise(here: str) -> None:
+    assert len(here.strip()) == 16
+
+
+@pytest.mark.slow
+def test_arm_processors_compute_the_same_bits(here: str, tmp_path: Path) -> None:
+    emulator = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+    assert digest(tmp_path, "aarch64-linux-gnu-g++", emulator) == here
