@@ -103,7 +103,8 @@ class EngineConfig(Options):
         max_model_len: tokens of one sequence, prompt and output; None is the model's own limit.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens computed in one round, drafts included.
-        kv_cache_memory_bytes: of the target's cache; None takes a share of what is free.
+        kv_cache_memory_bytes: of the KV caches of all models together, divided so that each holds equally many tokens;
+            None takes a share of what is free.
         gpu_memory_utilization: share of a GPU's memory for weights and cache.
         enable_prefix_caching: reuse the cache of shared prompts.
         linear_backend, attention_backend: ``auto`` is ``native`` where it was built, then the fall-back.

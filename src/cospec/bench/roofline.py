@@ -21,7 +21,7 @@ import torch
 from cospec.bench.watch import watched_engine
 from cospec.config import EngineConfig
 from cospec.engine.requests import make_requests
-from cospec.models.folder import read_config, resolve, weight_dtype, weight_files
+from cospec.models.folder import read_config, resolve, stored, weight_files
 from cospec.params import SamplingParams
 from cospec.stats import RoundStats
 
@@ -96,7 +96,7 @@ def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cu
     if "lm_head.weight" in sizes:
         looked_up = sum(size for key, size in sizes.items() if key.endswith("embed_tokens.weight"))
     read = sum(sizes.values()) - looked_up
-    held = 1 if quantization else HELD[weight_dtype(weight_files(folder)) if dtype == "auto" else dtype]
+    held = 1 if quantization else HELD[stored(weight_files(folder)).dtype if dtype == "auto" else dtype]
     return Cost(float(read * held), _cache_bytes(folder, 2 if cuda else 4), 2.0 * read)
 
 

@@ -41,7 +41,9 @@ Collaboration = Annotated[
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of one sequence.", rich_help_panel=ENGINE)]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run at once.", rich_help_panel=ENGINE)]
 MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens computed per round.", rich_help_panel=ENGINE)]
-KvCacheMemoryBytes = Annotated[int | None, typer.Option(help="Of the target's KV cache.", rich_help_panel=ENGINE)]
+KvCacheMemoryBytes = Annotated[
+    int | None, typer.Option(help="Of the KV caches of all models together.", rich_help_panel=ENGINE)
+]
 GpuMemoryUtilization = Annotated[
     float | None, typer.Option(help="Share of a GPU's memory to take.", rich_help_panel=ENGINE)
 ]

@@ -56,6 +56,7 @@ class ModelDrafter:
     samples: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = True
+    keeps_cache: ClassVar[bool] = True  # a model beside the target, which shares the memory for KV caches with it
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
     def __init__(

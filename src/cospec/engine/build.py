@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from cospec.engine.scheduler import Limits, Scheduler
 from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, words
 from cospec.models.adapters import base_folder
-from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
+from cospec.models.loading import LoadOptions, cache_budget, load_model, load_tokenizer, resolve
 from cospec.options import parse
 from cospec.policies.round_cost import Costs
 from cospec.profiling.start import costs_at_start
@@ -47,6 +48,7 @@ def build_parts(config: EngineConfig) -> Parts:
     options = load_options(config)
     speculative = config.speculative_config or _default_speculation(config.model)
     _check(speculative)
+    options = replace(options, budget=cache_budget([str(path), *_drafting(speculative, config.model)], options))
     target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(target, path, DEFAULT_DRAFTERS.get(config.model), DEFAULT_HEADS.get(config.model), options)
@@ -91,6 +93,7 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
     for name, path in zip(given, paths, strict=True):
         if not _same_tokens(path, paths[0]):
             raise InvalidInput("models", words(f"{name}, whose tokens differ"), f"models with the tokens of {given[0]}")
+    options = replace(options, budget=cache_budget([*map(str, paths), *_drafting(speculative, given[0])], options))
     cast = Cast(tuple(load_model(str(path), options) for path in paths), distinct(given))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], DEFAULT_DRAFTERS.get(given[0]), None, options)
@@ -234,14 +237,32 @@ def _check(speculative: SpeculativeConfig) -> None:
         raise InvalidInput(f"key speculative_config.{key}", speculative.options[key], "left out when method is 'off'")
 
 
+def _methods(speculative: SpeculativeConfig) -> list[tuple[str, Mapping[str, Any]]]:
+    """The method, and those of the members of a pool, with their options; names that are not in the table left out."""
+    if speculative.method == "off" or speculative.policy == "off":
+        return []
+    fields = DRAFTERS.load(speculative.method).Options.model_fields
+    members = speculative.options.get("drafters", fields["drafters"].default if "drafters" in fields else None)
+    found: list[tuple[str, Mapping[str, Any]]] = [(speculative.method, speculative.options)]
+    for member in members if isinstance(members, list) else []:
+        if isinstance(member, dict) and member.get("method") in DRAFTERS:
+            found.append((str(member["method"]), member))
+    return found
+
+
 def _reads_states(speculative: SpeculativeConfig) -> bool:
     """Whether a drafter, or a member of a pool of them, reads the target's hidden states."""
-    members = speculative.options.get("drafters")
-    named = (
-        [member.get("method") for member in members if isinstance(member, dict)] if isinstance(members, list) else []
-    )
-    methods = [speculative.method, *(str(method) for method in named if method in DRAFTERS)]
-    return any(DRAFTERS.load(method).reads_states for method in methods if method != "off")
+    return any(DRAFTERS.load(method).reads_states for method, _ in _methods(speculative))
+
+
+def _drafting(speculative: SpeculativeConfig, target: str) -> list[str]:
+    """The models that will draft, each with a KV cache of its own."""
+    named = [
+        options.get("model") or DEFAULT_DRAFTERS.get(target)
+        for method, options in _methods(speculative)
+        if getattr(DRAFTERS.load(method), "keeps_cache", False)
+    ]
+    return [str(resolve(name)) for name in named if isinstance(name, str)]
 
 
 def _build_drafter(speculative: SpeculativeConfig, host: EngineHost) -> Drafter | None:

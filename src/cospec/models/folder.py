@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +122,28 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
-def weight_dtype(files: list[Path]) -> str:
-    """The most frequent floating dtype of the tensors, in safetensors' words: ``F32``, ``BF16`` or ``F16``."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the files of a model hold.
+
+    Attributes:
+        dtype: the most frequent floating dtype of the tensors, in safetensors' words: ``F32``, ``BF16`` or ``F16``.
+        elements: numbers in all tensors.
+    """
+
+    dtype: str
+    elements: int
+
+
+def stored(files: list[Path]) -> Stored:
+    """Read the files' headers."""
     counts: dict[str, int] = {}
+    elements = 0
     for file in files:
         with safe_open(str(file), framework="numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - the handle is not a mapping
-                dtype = str(tensors.get_slice(name).get_dtype())
-                counts[dtype] = counts.get(dtype, 0) + 1
+                part = tensors.get_slice(name)
+                counts[str(part.get_dtype())] = counts.get(str(part.get_dtype()), 0) + 1
+                elements += math.prod(part.get_shape())
     floating = {dtype: count for dtype, count in counts.items() if dtype in ("F32", "BF16", "F16")}
-    return max(floating, key=lambda dtype: floating[dtype], default="F32")
+    return Stored(max(floating, key=lambda dtype: floating[dtype], default="F32"), elements)

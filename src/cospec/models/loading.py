@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,9 @@ import torch
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.adapters import AdapterFolder, base_folder, is_adapter, merge, read_adapter
 from cospec.models.attention import choose_attention
-from cospec.models.cache import KVCache, LayerShape, page_bytes
-from cospec.models.folder import read_config, resolve, weight_dtype, weight_files
+from cospec.models.budget import CacheBudget, Need, Room, divide, need_of, pages_for
+from cospec.models.cache import KVCache, LayerShape
+from cospec.models.folder import read_config, resolve, stored, weight_files
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, why_not
 from cospec.models.native import Kind
@@ -26,9 +27,9 @@ from cospec.protocols import Model
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["LoadOptions", "load_model", "load_tokenizer", "resolve"]
+__all__ = ["LoadOptions", "cache_budget", "load_model", "load_tokenizer", "resolve"]
 
-_GIB = 1 << 30
+_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
@@ -39,7 +40,8 @@ class LoadOptions:
     Attributes:
         dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU the arithmetic is float32 whatever it is.
         max_model_len: tokens of one sequence; None is the model's limit, or what the cache holds when that is less.
-        cache_bytes: of the KV cache; None takes a share of the free memory.
+        cache_bytes: of the KV cache, or of those of all models together; None takes a share of the free memory.
+        budget: what several models share, see ``cache_budget``; None for a model that is alone.
         max_num_seqs: sequences at once, which bounds a cache that is sized by itself.
         fused: ``auto`` runs Llama-family models by the hand-written forward where it can; ``never`` by transformers.
         keep_states: keep the hidden states of every forward in ``Model.states``.
@@ -52,6 +54,7 @@ class LoadOptions:
     quantization: str | None = None
     max_model_len: int | None = None
     cache_bytes: int | None = None
+    budget: CacheBudget | None = None
     max_num_seqs: int = 64
     gpu_memory_utilization: float = 0.9
     prefix_caching: bool = True
@@ -71,7 +74,12 @@ class _Recipe:
     dtype: torch.dtype
     kind: Kind
     linear: str
+    elements: int
     options: LoadOptions
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return torch.float32 if self.device.type == "cpu" else self.dtype
 
 
 def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
@@ -81,18 +89,35 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
         ModelError: it cannot be found, read, or run as a packed batch.
         InvalidInput: an option does not fit the model or the machine.
     """
+    recipe = _recipe(name, options)
+    with _quiet():
+        return _assemble(recipe)
+
+
+def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:
+    """What the KV caches of the models called ``names`` share, found before the first of them is loaded.
+
+    Raises:
+        ModelError, InvalidInput: as ``load_model`` does.
+    """
+    with _quiet():
+        needs = [_need(_recipe(name, options)) for name in names]
+    return divide(needs, _device(options.device), options.gpu_memory_utilization, options.cache_bytes)
+
+
+def _recipe(name: str, options: LoadOptions) -> _Recipe:
     found = resolve(name)
     folder = base_folder(found)
     raw = read_config(folder)
-    files = weight_files(folder)
+    held = stored(weight_files(folder))
     if "quantization_config" in raw:
         raise ModelError(f"The model {name} is stored quantized; allowed are float32, bfloat16 and float16 weights.")
     device = _device(options.device)
-    dtype = _DTYPES[weight_dtype(files)] if options.dtype == "auto" else _DTYPES[_dtype_code(options.dtype)]
+    dtype = _DTYPES[held.dtype if options.dtype == "auto" else _dtype_code(options.dtype)]
     if options.quantization not in (None, "int8") or (options.quantization and device.type != "cpu"):
         raise InvalidInput("quantization", options.quantization, "int8 on a CPU, or None")
     kind: Kind = "int8" if options.quantization else "bf16" if dtype is torch.bfloat16 else "fp32"
-    recipe = _Recipe(
+    return _Recipe(
         name=name,
         folder=folder,
         adapter=read_adapter(found) if is_adapter(found) else None,
@@ -100,10 +125,14 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
         dtype=dtype,
         kind=kind,
         linear=choose_linear(options.linear_backend, device),
+        elements=held.elements,
         options=options,
     )
-    with _quiet():
-        return _assemble(recipe)
+
+
+def _need(recipe: _Recipe) -> Need:
+    size = recipe.dtype.itemsize if recipe.device.type == "cuda" else {"int8": 1, "bf16": 2, "fp32": 4}[recipe.kind]
+    return need_of(_config(recipe).get_text_config(), recipe.elements * size, recipe.cache_dtype)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -132,7 +161,7 @@ def _assemble(recipe: _Recipe) -> Model:
     model = _weights(recipe)
     shapes = hf.probe(model)
     limit = _limit(model.config.get_text_config(), recipe)
-    dtype = torch.float32 if recipe.device.type == "cpu" else recipe.dtype
+    dtype = recipe.cache_dtype
     pages, max_len = _pages(shapes, dtype, limit, recipe)
     attention = choose_attention(recipe.options.attention_backend, recipe.device, shapes, pages.page_size)
     by_head = attention == "sdpa"
@@ -159,19 +188,24 @@ def _takes_fused(config: Any, recipe: _Recipe, attention: str) -> bool:
     return recipe.options.fused == "auto" and (native_cpu or recipe.device.type == "cuda") and not why_not(config)
 
 
+def _config(recipe: _Recipe) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(recipe.folder, **_LOCAL)
+    except Exception as error:
+        # Configurations of unknown kinds, or with code of their own, end here; the message says which.
+        raise ModelError(f"The configuration of {recipe.name} cannot be used: {_first_line(error)}.") from error
+
+
 def _weights(recipe: _Recipe) -> Any:
     """The Hugging Face model: float32 on a CPU, rounded first when fewer bits are asked for than the file has."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from cospec.models import hf
 
     on_cpu = recipe.device.type == "cpu"
-    common: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        config = AutoConfig.from_pretrained(recipe.folder, **common)
-    except Exception as error:
-        # Configurations of unknown kinds, or with code of their own, end here; the message says which.
-        raise ModelError(f"The configuration of {recipe.name} cannot be used: {_first_line(error)}.") from error
+    config = _config(recipe)
     if getattr(config, "is_encoder_decoder", False):
         raise hf.refusal(config, "is an encoder-decoder")
     try:
@@ -182,7 +216,7 @@ def _weights(recipe: _Recipe) -> Any:
             attn_implementation=hf.ATTENTION_NAME,
             use_safetensors=True,
             output_loading_info=True,
-            **common,
+            **_LOCAL,
         )
     except Exception as error:
         # Constructors of some architectures look the attention up in tables of their own and raise what they like.
@@ -220,31 +254,12 @@ def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Re
     """The page pool, and how long a sequence can be in it."""
     options = recipe.options
     size = options.page_size
-    each = page_bytes(shapes, size, dtype)
-    wanted = options.max_num_seqs * -(-limit // size)
-    if options.cache_bytes is not None:
-        count = options.cache_bytes // each
-    elif recipe.device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(recipe.device)
-        count = min(int(free - (1 - options.gpu_memory_utilization) * total) // each, wanted)
-    else:
-        count = min(_available_memory() // 4 // each, _GIB // each, wanted)
-    needed = limit if options.max_model_len is not None else 2
-    if count * size < needed:
-        allowed = f"at least {-(-needed // size) * each} for one sequence of {needed} tokens"
-        raise InvalidInput("kv_cache_memory_bytes", max(count, 0) * each, allowed)
+    budget = options.budget or divide(
+        [Need(0, 0)], recipe.device, options.gpu_memory_utilization, options.cache_bytes
+    )  # the weights are in their place already
+    room = Room(limit, limit if options.max_model_len is not None else 2, options.max_num_seqs)
+    count = pages_for(recipe.name, budget, shapes, dtype, size, room)
     return PagePool(count, size, options.prefix_caching), min(limit, count * size)
-
-
-def _available_memory() -> int:
-    """Bytes that can be had without swapping."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
-    return 4 * _GIB
 
 
 def _device(name: str) -> torch.device:

@@ -1,0 +1,124 @@
+"""Memory for KV caches: one amount for all models that run together, divided before any of them takes its part.
+
+Shares go by the size of a token's keys and values, so that every cache holds equally many tokens: drafter and target
+keep the same sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cospec.errors import InvalidInput, ModelError
+from cospec.models.cache import LayerShape, page_bytes
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBudget:
+    """What caches may take.
+
+    Attributes:
+        total: bytes, for the caches of all models.
+        token: bytes of a token's keys and values in all models together; None for a model that is alone.
+        given: whether the user named ``total``; otherwise a cache takes no more than its sequences can fill.
+    """
+
+    total: int
+    token: int | None = None
+    given: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one model takes in memory, known before it is loaded.
+
+    Attributes:
+        weights: bytes.
+        token: bytes of a token's keys and values.
+    """
+
+    weights: int
+    token: int
+
+
+def need_of(config: Any, weights: int, dtype: torch.dtype) -> Need:
+    """What a model with the text configuration ``config`` takes whose cache is held as ``dtype``."""
+    heads = getattr(config, "num_attention_heads", None) or 0
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    dim = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
+    return Need(weights, 2 * (getattr(config, "num_hidden_layers", None) or 0) * shared * dim * dtype.itemsize)
+
+
+def divide(needs: Sequence[Need], device: torch.device, utilization: float, given: int | None = None) -> CacheBudget:
+    """The budget of models that are about to be loaded.
+
+    Args:
+        utilization: share of a GPU's memory for weights and caches.
+        given: bytes for all caches; None takes what the weights leave of a GPU, or a quarter of that on a CPU, at most
+            one GiB.
+    """
+    token = sum(need.token for need in needs) if len(needs) > 1 else None
+    if given is not None:
+        return CacheBudget(given, token)
+    weights = sum(need.weights for need in needs)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return CacheBudget(max(int(free - (1 - utilization) * total) - weights, 0), token, given=False)
+    return CacheBudget(min(max(available_memory() - weights, 0) // 4, _GIB), token, given=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one model wants of the budget.
+
+    Attributes:
+        length: tokens of its longest sequence.
+        needed: tokens that must fit.
+        sequences: at once.
+    """
+
+    length: int
+    needed: int
+    sequences: int
+
+
+def pages_for(
+    name: str, budget: CacheBudget, shapes: Sequence[LayerShape], dtype: torch.dtype, page_size: int, room: Room
+) -> int:
+    """How many pages the model called ``name`` gets.
+
+    Raises:
+        InvalidInput: the bytes that the user gave hold less than one sequence.
+        ModelError: the memory that is left does.
+    """
+    each = page_bytes(shapes, page_size, dtype)
+    together = max(each, (budget.token or 0) * page_size)  # of a page in all models
+    count = budget.total // together
+    if count * page_size < room.needed:
+        least = -(-room.needed // page_size) * together
+        if budget.given:
+            allowed = f"at least {least} for one sequence of {room.needed} tokens"
+            raise InvalidInput("kv_cache_memory_bytes", budget.total, allowed)
+        raise ModelError(
+            f"There is no room for the KV cache of {name}: the weights leave {budget.total} bytes for caches, while "
+            f"one sequence of {room.needed} tokens takes {least}; set a lower max_model_len, a higher "
+            "gpu_memory_utilization, or kv_cache_memory_bytes."
+        )
+    return count if budget.given else min(count, room.sequences * -(-room.length // page_size))
+
+
+def available_memory() -> int:
+    """Bytes that can be had without swapping."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return 4 * _GIB
