@@ -211,8 +211,8 @@ API void cospec_llama_states(Llama* model, const Batch* batch, float* logits, fl
     pthread_mutex_unlock(&model->use);
 }
 
-// Score the batch, one wanted row per segment and the last of it, then choose and feed `depth` tokens one by one. The
-// last one is not fed. The tables must reach as far as the tokens do.
+// Score the batch, one wanted row per segment and the last of it, then choose and feed tokens one by one, as many as each
+// segment wants. The last one is not fed. The tables must reach as far as the tokens do.
 API void cospec_llama_rollout(Llama* model, const Batch* first, const Rollout* rollout) {
     pthread_mutex_lock(&model->use);
     const long n = first->segments, vocab = model->spec.head->outputs;
@@ -228,16 +228,19 @@ API void cospec_llama_rollout(Llama* model, const Batch* first, const Rollout* r
     Batch next = *first;
     next.ids = ids.data(), next.positions = positions.data(), next.row_segment = segment.data();
     next.visible = visible.data(), next.mask = mask.data(), next.starts = starts.data();
-    next.write_at = write_at.data(), next.wanted = wanted.data(), next.rows = next.wanted_rows = n;
+    next.write_at = write_at.data(), next.wanted = wanted.data();
+    long active = n;  // the longest come first, so those that go on are always the first ones
     for (long step = 1; step < rollout->depth; step++) {
-        for (long s = 0; s < n; s++) {
+        while (rollout->depths[active - 1] <= step) active--;
+        next.rows = next.wanted_rows = next.segments = active;
+        for (long s = 0; s < active; s++) {
             const int64_t token = rollout->tokens[s * rollout->depth + step - 1];
             ids[s] = token < 0 ? 0 : token;
             write_at[s] = ++positions[s];
             visible[s] = positions[s] + 1;
         }
         forward(model, next, rollout->logits);
-        choose(*rollout, n, vocab, step);
+        choose(*rollout, active, vocab, step);
     }
     pthread_mutex_unlock(&model->use);
 }

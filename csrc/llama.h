@@ -34,13 +34,14 @@ struct Batch {
     long rows, segments, wanted_rows, page_size, table_width;
 };
 
-// How the tokens of a rollout are chosen and where they go; S segments, `depth` tokens each.
+// How the tokens of a rollout are chosen and where they go; S segments, the longest first.
 struct Rollout {
     const double* temperatures;  // [S], 0: the likeliest token
     const uint64_t* streams;     // [S, 6], of the first token; the position in word 4 goes up with each
-    long depth;
+    const int64_t* depths;       // [S], tokens of each, falling
+    long depth;                  // of the longest
     float* logits;    // [S, vocabulary], scratch
     double* q;        // [S, depth, vocabulary], what the tokens were drawn from; null when all are the likeliest
-    int64_t* tokens;  // [S, depth]; -1 where nothing could be chosen
+    int64_t* tokens;  // [S, depth]; -1 where nothing could be chosen; not written behind a segment's own depth
     double* confidence;  // [S, depth], the largest probability of each row, at temperature 1 for the likeliest; or null
 };

@@ -44,11 +44,13 @@ class Pick:
     Attributes:
         temperature: 0 takes the likeliest token.
         stream: what the first token is drawn with; the position in it goes up by one with each token.
+        depth: tokens to choose.
         confident: whether the confidences are wanted; where tokens are not drawn they cost a look at all logits.
     """
 
     temperature: float
     stream: Stream
+    depth: int
     confident: bool = False
 
 
@@ -57,7 +59,8 @@ class Rolled:
     """What a rollout chose.
 
     Attributes:
-        tokens: ``[S][depth]``; -1 where the logits were no numbers, and nothing behind it counts.
+        tokens: ``[S][depth]`` of the longest; -1 where the logits were no numbers or nothing was wanted any more, and
+            nothing behind it counts.
         q: ``[S, depth, V]``, what they were drawn from, rows of drawn tokens only; None when none was drawn.
         confidence: ``[S, depth]``, the largest probability at each step, at temperature 1 where the likeliest token is
             taken; None when no pick asks for it.

@@ -65,11 +65,12 @@ class Model(Protocol):
         free.
         """
 
-    def rollout(self, batch: TokenBatch, picks: Seq[Pick], depth: int) -> Rolled | None:
-        """Score the batch, then choose and feed ``depth`` tokens of each segment one by one, the last one unfed.
+    def rollout(self, batch: TokenBatch, picks: Seq[Pick]) -> Rolled | None:
+        """Score the batch, then choose and feed tokens of each segment one by one, the last one unfed.
 
-        Every segment asks for its last row and has room for ``depth - 1`` tokens more. None, with nothing done, where
-        the model has no such loop of its own and the caller has to step.
+        The picks say how many; the longest come first. Every segment asks for its last row and has room for all that
+        the first one feeds. None, with nothing done, where the model has no such loop of its own and the caller has to
+        step.
         """
 
     def commit(self, commits: Seq[Commit]) -> None:

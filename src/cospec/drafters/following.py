@@ -79,6 +79,11 @@ class Follower:
         place.own, place.fed = own, min(place.fed, agreed)
         return fitting
 
+    def stretch(self, id: str, nodes: int) -> bool:
+        """Make room for so many nodes behind the known tokens of an opened sequence; False where there is none."""
+        length = self.known(id) + nodes
+        return length <= self.model.max_len and self.model.pages.reserve(id, length)
+
     def known(self, id: str) -> int:
         """Cache entries of an opened sequence's known tokens."""
         return len(self._places[id].own)

@@ -146,6 +146,7 @@ class ModelDrafter:
     def _propose_chains(self, chains: Seq[_Chain]) -> list[Draft]:
         if not chains:
             return []
+        chains = sorted(chains, key=lambda chain: -chain.depth)  # as rollouts want them
         rolled = self._rollout(chains)
         if rolled is None:
             self._step(chains, self._follower.behind([chain.context for chain in chains]))
@@ -157,17 +158,22 @@ class ModelDrafter:
         return [self._close(chain) for chain in chains if chain.tokens]
 
     def _rollout(self, chains: Seq[_Chain]) -> Rolled | None:
-        """All steps as one call, where the model has one and every chain is drawn by temperature alone."""
+        """All steps as one call, where the model has one and every chain is drawn by temperature alone.
+
+        Every chain needs the room of the longest, which comes first.
+        """
         params = [chain.context.sampling for chain in chains]
-        same = self._vocabulary.same and all(chain.depth == chains[0].depth for chain in chains)
-        if not same or any(p.edits_logits or (p.truncates and not p.greedy) for p in params):
+        if not self._vocabulary.same or any(p.edits_logits or (p.truncates and not p.greedy) for p in params):
+            return None
+        if chains[-1].depth < chains[0].depth and not all(
+            self._follower.stretch(c.context.id, chains[0].depth - 1) for c in chains
+        ):
             return None
         picks = [
-            Pick(0.0 if p.greedy else p.temperature, _stream(chain), chain.confident)
+            Pick(0.0 if p.greedy else p.temperature, _stream(chain), chain.depth, chain.confident)
             for p, chain in zip(params, chains, strict=True)
         ]
-        backlog = self._follower.backlog([chain.context for chain in chains])
-        return self.model.rollout(backlog, picks, chains[0].depth)
+        return self.model.rollout(self._follower.backlog([chain.context for chain in chains]), picks)
 
     def _step(self, chains: Seq[_Chain], logits: Tensor) -> None:
         """Extend by one token at a time; ``logits [len(chains), V]`` stand behind the committed tokens."""

@@ -183,7 +183,7 @@ class FusedLlama:
         return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, weights.embedding.shape[0])
 
     @property
-    def roll(self) -> Callable[[PackedBatch, Sequence[LayerPages], Sequence[Pick], int], Rolled] | None:
+    def roll(self) -> Callable[[PackedBatch, Sequence[LayerPages], Sequence[Pick]], Rolled] | None:
         """The runner's own loop of choosing and feeding tokens, where it has one, see ``Model.rollout``."""
         return getattr(self._runner, "rollout", None)
 

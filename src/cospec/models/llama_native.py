@@ -55,7 +55,7 @@ class _Rollout(Structure):
     """``Rollout`` in ``csrc/llama.h``."""
 
     _fields_ = [
-        *[(name, c_void_p) for name in ("temperatures", "streams")],
+        *[(name, c_void_p) for name in ("temperatures", "streams", "depths")],
         ("depth", c_long),
         *[(name, c_void_p) for name in ("logits", "q", "tokens", "confidence")],
     ]
@@ -126,18 +126,19 @@ class NativeRunner:
         self._read(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr(), states.data_ptr())
         return logits, states
 
-    def rollout(self, batch: PackedBatch, layers: Sequence[LayerPages], picks: Sequence[Pick], depth: int) -> Rolled:
-        """See ``protocols.Model.rollout``; ``batch`` reaches ``depth - 1`` tokens ahead and wants each last row."""
-        count = len(picks)
+    def rollout(self, batch: PackedBatch, layers: Sequence[LayerPages], picks: Sequence[Pick]) -> Rolled:
+        """See ``protocols.Model.rollout``; ``batch`` reaches as far ahead as is fed and wants each last row."""
+        count, depth = len(picks), picks[0].depth
+        depths = np.array([pick.depth for pick in picks], dtype=np.int64)
         temperatures = np.array([pick.temperature for pick in picks])
         streams = np.array([pick.stream for pick in picks], dtype=np.uint64)
-        tokens = np.empty((count, depth), dtype=np.int64)
+        tokens = np.full((count, depth), -1, dtype=np.int64)
         logits = np.empty((count, self._vocab_size), dtype=np.float32)
         q = np.empty((count, depth, self._vocab_size)) if temperatures.any() else None
         confidence = np.empty((count, depth)) if any(pick.confident for pick in picks) else None
         k_pages, v_pages = self._pages(layers)
         job = _Rollout(
-            temperatures.ctypes.data, streams.ctypes.data, depth,
+            temperatures.ctypes.data, streams.ctypes.data, depths.ctypes.data, depth,
             logits.ctypes.data, None if q is None else q.ctypes.data, tokens.ctypes.data,
             None if confidence is None else confidence.ctypes.data,
         )  # fmt: skip

@@ -172,7 +172,7 @@ def _assemble(recipe: _Recipe) -> Model:
         forwards = Forwards(
             score=lambda batch: fused.logits(batch, cache.layers),
             read=(lambda batch: fused.states(batch, cache.layers)) if recipe.options.keep_states else None,
-            roll=None if roll is None else lambda batch, picks, depth: roll(batch, cache.layers, picks, depth),
+            roll=None if roll is None else lambda batch, picks: roll(batch, cache.layers, picks),
         )
         return PackedModel(recipe.name, forwards, cache, fused.vocab_size, max_len)
     if recipe.device.type == "cpu":

@@ -18,7 +18,7 @@ Score = Callable[[PackedBatch], Tensor]
 """Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""
 Read = Callable[[PackedBatch], tuple[Tensor, Tensor]]
 """Like ``Score``, with the float32 states ``[R, hidden]``, behind the last norm, that the logits were read from."""
-Roll = Callable[[PackedBatch, Sequence[Pick], int], Rolled]
+Roll = Callable[[PackedBatch, Sequence[Pick]], Rolled]
 """A forward's own loop over a batch that reaches far enough ahead, see ``Model.rollout``."""
 
 
@@ -70,12 +70,13 @@ class PackedModel:
         logits, self.states = self._forwards.read(packed)
         return logits
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[Pick], depth: int) -> Rolled | None:
-        """Choose and feed ``depth`` tokens of each segment, see ``Model.rollout``."""
+    def rollout(self, batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
+        """Choose and feed tokens of each segment, see ``Model.rollout``."""
         if self._forwards.roll is None:
             return None
-        check(batch, self.vocab_size, self.max_len + 1 - depth)
-        return self._forwards.roll(self.cache.pack(batch, ahead=depth - 1), picks, depth)
+        ahead = picks[0].depth - 1
+        check(batch, self.vocab_size, self.max_len - ahead)
+        return self._forwards.roll(self.cache.pack(batch, ahead=ahead), picks)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes, see ``KVCache.commit``."""

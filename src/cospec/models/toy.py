@@ -59,7 +59,7 @@ class ToyModel:
             rows += [self.logits(self._context(segment, row)) for row in self._rows(segment)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=self.dtype)
 
-    def rollout(self, batch: TokenBatch, picks: Seq[Pick], depth: int) -> Rolled | None:
+    def rollout(self, batch: TokenBatch, picks: Seq[Pick]) -> Rolled | None:
         """None: a table has nothing to gain from a loop of its own."""
         return None
 

@@ -40,7 +40,7 @@ class Cache:
         """Never called: the judge does without logits."""
         raise NotImplementedError
 
-    def rollout(self, batch: TokenBatch, picks: Seq[Pick], depth: int) -> Rolled | None:
+    def rollout(self, batch: TokenBatch, picks: Seq[Pick]) -> Rolled | None:
         """Never called."""
         raise NotImplementedError
 

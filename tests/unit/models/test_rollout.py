@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path, rolls: bool) -> Model:
     made = load_model(str(folder), LoadOptions(cache_bytes=1 << 20))
     if not rolls:
-        made.rollout = lambda batch, picks, depth: None  # type: ignore[method-assign]
+        made.rollout = lambda batch, picks: None  # type: ignore[method-assign]
     return made
 
 
@@ -84,6 +84,23 @@ def test_a_rollout_is_stepping_in_one_call(
             drafter.commit(commits)
         rolled, stepped = (drafter.propose(asked, budgets) for drafter in drafters)
         assert same(rolled, stepped)
+
+
+@pytest.mark.parametrize("noise", [Purpose.TARGET, Purpose.DRAFT])
+@pytest.mark.parametrize("depths", [(1, 4, 2), (5, 5, 1), (3, 1, 6)])
+def test_chains_of_different_lengths_roll_together(folder: Path, noise: Purpose, depths: tuple[int, ...]) -> None:
+    made = model(folder, True)
+    calls: list[int] = []
+    original = made.rollout
+    made.rollout = lambda batch, picks: (calls.append(len(picks)), original(batch, picks))[1]  # type: ignore
+    asked = contexts(noise, 0.0, 0.8, 1.3)
+    budgets = [Budget(depth=depth, max_nodes=depth, confident=True) for depth in depths]
+    rolled, stepped = (
+        sorted(ModelDrafter(each).propose(asked, budgets), key=lambda draft: draft.id)
+        for each in (made, model(folder, False))
+    )
+    assert calls == [3]
+    assert same(rolled, stepped) and [len(draft) for draft in rolled] == list(depths)
 
 
 def test_confidences_are_the_largest_probabilities_and_come_when_they_are_asked_for(folder: Path) -> None:
