@@ -1,49 +1,155 @@
-"""The options that the benchmarks share, as types, in the names of ``vllm bench``."""
+"""The groups of options that the benchmarks share, in the names of ``vllm bench``, and what each becomes."""
 
 from __future__ import annotations
 
+import datetime
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from cospec.cli import options
+from cospec.cli.options import present
+from cospec.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from cospec.bench.metrics import Selection
+    from cospec.bench.timing import Params, Prompt
 
 DATA = "Prompts"
 METRICS = "Metrics"
 RESULTS = "Results"
 
-DatasetPath = Annotated[
-    list[Path],
-    typer.Option(
-        help="Spec-Bench, HumanEval, GSM8K, ShareGPT or plain prompts; the format is found out. May be repeated.",
-        rich_help_panel=DATA,
-    ),
-]
 NumPrompts = Annotated[int, typer.Option(min=1, help="By turns from every domain.", rich_help_panel=DATA)]
 OutputLen = Annotated[
     int, typer.Option("--output-len", "--max-tokens", min=1, help="Tokens per answer.", rich_help_panel=DATA)
 ]
-IgnoreEos = Annotated[
-    bool,
-    typer.Option("--ignore-eos/--no-ignore-eos", help="Write exactly --output-len tokens.", rich_help_panel=DATA),
-]
-Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.", rich_help_panel=DATA)]
-Seed = Annotated[int, typer.Option(help="Of prompts, arrivals, orders and resampling.", rich_help_panel=DATA)]
-Tokenizer = Annotated[
-    str | None,
-    typer.Option(help="Folder, zoo or hub name that tokens are counted with; none is 'none'.", rich_help_panel=METRICS),
-]
-PercentileMetrics = Annotated[
-    str, typer.Option(help="Which of ttft, tpot, itl and e2el to report.", rich_help_panel=METRICS)
-]
-MetricPercentiles = Annotated[str, typer.Option(help="Percentiles of each of them.", rich_help_panel=METRICS)]
-Goodput = Annotated[
-    list[str],
-    typer.Option(metavar="METRIC:MS", help="Bounds of a good request, as ttft:200.", rich_help_panel=METRICS),
-]
-SaveResult = Annotated[
-    bool, typer.Option("--save-result", help="Write the result as JSON and as HTML.", rich_help_panel=RESULTS)
-]
-ResultDir = Annotated[Path, typer.Option(help="Folder for results.", rich_help_panel=RESULTS)]
-ResultFilename = Annotated[
-    str | None, typer.Option(help="Name of the JSON file; the page's ends in .html.", rich_help_panel=RESULTS)
-]
+BatchSizes = Annotated[list[int], typer.Option(min=1, help="Prompts at once; may be repeated.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Which prompts, and what is drawn by which seed."""
+
+    dataset_path: Annotated[
+        list[Path],
+        typer.Option(
+            help="Spec-Bench, HumanEval, GSM8K, ShareGPT or plain prompts; the format is found out. May be repeated.",
+            rich_help_panel=DATA,
+        ),
+    ]
+    seed: Annotated[int, typer.Option(help="Of prompts, arrivals, orders and resampling.", rich_help_panel=DATA)] = 0
+
+    def take(self, n: int) -> list[Prompt]:
+        """``n`` prompts, by turns from every domain."""
+        from cospec.bench import datasets
+
+        return datasets.sample(datasets.load_all(self.dataset_path), n, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How every answer is written."""
+
+    output_len: OutputLen = 128
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos/--no-ignore-eos", help="Write exactly --output-len tokens.", rich_help_panel=DATA),
+    ] = True
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.", rich_help_panel=DATA)] = 0.0
+
+    def params(self, seed: int) -> Params:
+        """What every system is asked for."""
+        from cospec.bench.timing import Params
+
+        return Params(max_tokens=self.output_len, temperature=self.temperature, seed=seed, ignore_eos=self.ignore_eos)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where and how our engine computes."""
+
+    dtype: options.Dtype = None
+    quantization: options.Quantization = None
+    device: options.Device = None
+    threads: options.Threads = None
+    max_model_len: options.MaxModelLen = None
+
+    def given(self, model: str) -> dict[str, Any]:
+        """Those options that were given, as the engine's configuration has them."""
+        return present(
+            model=model,
+            dtype=self.dtype,
+            quantization=self.quantization,
+            device=self.device,
+            threads=self.threads,
+            max_model_len=self.max_model_len,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What is reported, and by whose tokens."""
+
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, zoo or hub name that tokens are counted with; none is 'none'.", rich_help_panel=METRICS
+        ),
+    ] = None
+    percentile_metrics: Annotated[
+        str, typer.Option(help="Which of ttft, tpot, itl and e2el to report.", rich_help_panel=METRICS)
+    ] = "ttft,tpot,itl,e2el"
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles of each of them.", rich_help_panel=METRICS)] = (
+        "50,99"
+    )
+
+    def selection(self, goodput: list[str] | None = None) -> Selection:
+        """All of it checked.
+
+        Raises:
+            InvalidInput: a metric, percentile or bound that there is not.
+        """
+        from cospec.bench import metrics as measured
+
+        return measured.Selection(
+            measured.parse_metrics(self.percentile_metrics),
+            measured.parse_percentiles(self.metric_percentiles),
+            measured.parse_goodput(goodput or []),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Where the result is written, if anywhere. Naming a file is asking for it."""
+
+    save_result: Annotated[
+        bool, typer.Option("--save-result", help="Write the result as JSON and as HTML.", rich_help_panel=RESULTS)
+    ] = False
+    result_dir: Annotated[Path, typer.Option(help="Folder for results.", rich_help_panel=RESULTS)] = Path("results")
+    result_filename: Annotated[
+        str | None, typer.Option(help="Name of the JSON file; the page's ends in .html.", rich_help_panel=RESULTS)
+    ] = None
+
+    def place(self) -> Path | None:
+        """Where the JSON goes; None when nothing is to be written. Asked before anything is measured.
+
+        Raises:
+            InvalidInput: nothing can be written there.
+        """
+        if not self.save_result and self.result_filename is None:
+            return None
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+        name = self.result_filename or f"bench-{stamp}"
+        to = self.result_dir / (name if name.endswith(".json") else f"{name}.json")
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(
+                "result_dir", str(to.parent), f"a folder that can be written ({error.strerror})"
+            ) from None
+        if not os.access(to.parent, os.W_OK) or to.is_dir():
+            raise InvalidInput("result_filename", str(to), "a file that can be written")
+        return to

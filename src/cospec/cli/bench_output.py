@@ -1,8 +1,7 @@
-"""What the benchmarks share at their ends: the tokenizer that counts, the progress bar, where results go."""
+"""What the benchmarks share at their ends: the tokenizer that counts, the progress bar, how a result is told."""
 
 from __future__ import annotations
 
-import datetime
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from cospec.errors import CospecError, InvalidInput
+
+
+def require() -> None:
+    """Check that what only benchmarks need is installed, before anything is measured."""
+    from cospec.bench.extra import require
+
+    require()
 
 
 def tokenizer_of(named: str | None, served: str | None) -> Any | None:
@@ -41,15 +47,6 @@ def load_tokenizer(name: str, download: bool = True) -> Any | None:
         raise InvalidInput("tokenizer", name, "zoo, a folder or a hub name with a tokenizer, or none") from None
 
 
-def place(save: bool, folder: Path, name: str | None) -> Path | None:
-    """Where the JSON goes; None when nothing is to be written. Naming a file is asking for it."""
-    if not save and name is None:
-        return None
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    name = name or f"bench-{stamp}"
-    return folder / (name if name.endswith(".json") else f"{name}.json")
-
-
 def command(arguments: list[str]) -> str:
     """The command line as it can be repeated, without the key to somebody's server."""
     hidden = [
@@ -65,8 +62,22 @@ def finish(kind: str, settings: Mapping[str, Any], measured: Mapping[str, Any], 
 
     from cospec.bench import report
 
-    result = report.complete(kind, command(sys.argv[1:]), settings, measured)
+    result = complete(kind, settings, measured)
     report.show(result, Console())
+    write(result, to)
+
+
+def complete(kind: str, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of this command line; see ``report.complete``."""
+    from cospec.bench import report
+
+    return report.complete(kind, command(sys.argv[1:]), settings, measured)
+
+
+def write(result: Mapping[str, Any], to: Path | None) -> None:
+    """The result as JSON, and as a page beside it; nothing for None."""
+    from cospec.bench import report
+
     if to is not None:
         for path in (to, to.with_suffix(".html")):
             report.save(result, path)
@@ -96,6 +107,11 @@ class Bar:
         """What is going on now."""
         self._label = label
         self._show()
+
+    def ran(self, label: str) -> None:
+        """One of what ``label`` names is done."""
+        self.describe(label)
+        self.advance()
 
     def advance(self, failed: bool = False) -> None:
         """One more is done."""

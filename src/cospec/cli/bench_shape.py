@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,13 +10,12 @@ import typer
 from cospec.cli import bench_options as bench
 from cospec.cli import bench_output as output
 from cospec.cli import options
-from cospec.cli.options import present
+from cospec.cli.groups import grouped
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:
     from cospec.bench.accept import Row
 
-RESULTS = Path("results")
 TEXTS = ("def mean(values):\n", "Question: How many", "It was a dark evening", "import os\n")
 Drafters = Annotated[
     list[str],
@@ -25,83 +23,76 @@ Drafters = Annotated[
 ]
 
 
+@grouped
 def accept(
-    dataset_path: bench.DatasetPath,
+    prompts: bench.Prompts,
+    engine: bench.Engine,
+    results: bench.Results,
     drafter: Drafters = [],  # noqa: B006
     model: options.Model = "zoo",
     num_prompts: bench.NumPrompts = 30,
     output_len: bench.OutputLen = 128,
     temperature: Annotated[list[float], typer.Option(min=0, help="May be repeated.")] = [0.0],  # noqa: B006
-    seed: bench.Seed = 0,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    save_result: bench.SaveResult = False,
-    result_dir: bench.ResultDir = RESULTS,
-    result_filename: bench.ResultFilename = None,
 ) -> None:
     """Acceptance by drafter, domain, temperature and position, with intervals over prompts."""
+    output.require()
     from cospec.bench import accept as measured
-    from cospec.bench import datasets, report
     from cospec.config import EngineConfig
 
-    prompts = datasets.sample(datasets.load_all(dataset_path), num_prompts, seed)
-    common = present(model=model, dtype=dtype, device=device, threads=threads)
+    to, texts, common = results.place(), prompts.take(num_prompts), engine.given(model)
     drafters: dict[str, Mapping[str, Any]] = dict(map(_drafter, drafter or ["draft_model"]))
+    configs = {
+        name: EngineConfig.build({**common, "speculative_config": speculative})
+        for name, speculative in drafters.items()
+    }
     rows: list[Row] = []
     with output.Bar(len(drafters)) as bar:
-        for name, speculative in drafters.items():
+        for name, config in configs.items():
             bar.describe(name)
-            config = EngineConfig.build({**common, "speculative_config": speculative})
-            rows += measured.measure(name, config, prompts, temperature, output_len)
+            rows += measured.measure(name, config, texts, temperature, output_len)
             bar.advance()
     _show_rows(rows)
-    to = output.place(save_result, result_dir, result_filename)
-    settings = {**common, "drafters": drafters, "num_prompts": num_prompts, "output_len": output_len, "seed": seed}
-    if to is not None:
-        _save(report.complete("accept", _command(), settings, {"runs": measured.as_runs(rows)}), to)
+    settings = {**common, "drafters": drafters, "num_prompts": num_prompts, "output_len": output_len}
+    output.write(output.complete("accept", {**settings, "seed": prompts.seed}, {"runs": measured.as_runs(rows)}), to)
 
 
+@grouped
 def roofline(
+    engine: bench.Engine,
+    results: bench.Results,
     model: Annotated[str, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.")] = "zoo",
     speculative_config: options.SpeculativeConfig = None,
-    batch_size: Annotated[list[int], typer.Option(min=1, help="Prompts at once; may be repeated.")] = [1, 8],  # noqa: B006
+    batch_size: bench.BatchSizes = [1, 8],  # noqa: B006
     output_len: bench.OutputLen = 96,
-    dtype: options.Dtype = None,
-    quantization: options.Quantization = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    save_result: bench.SaveResult = False,
-    result_dir: bench.ResultDir = RESULTS,
-    result_filename: bench.ResultFilename = None,
 ) -> None:
     """Bandwidth and FLOP rate of the device, bytes and operations per token, and the share of them that is reached."""
+    output.require()
     import torch
 
-    from cospec.bench import report
     from cospec.bench import roofline as roof
     from cospec.config import EngineConfig
 
-    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    common = present(model=model, dtype=dtype, quantization=quantization, device=device, threads=threads)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    found = roof.measure_device(kind)
+    to, common = results.place(), engine.given(model)
     ways: dict[str, Any] = {"plain": {"method": "off"}, "speculating": speculative_config}
-    runs = []
-    for name, speculative in ways.items():
-        for size in batch_size:
-            config = EngineConfig.build({**common, "speculative_config": speculative})
-            texts = [TEXTS[number % len(TEXTS)] for number in range(size)]
-            label = f"{name}, {size} at once"
-            runs.append({"label": label, **roof.measure(config, texts, output_len, found)})
+    configs = {
+        name: EngineConfig.build({**common, "speculative_config": speculative}) for name, speculative in ways.items()
+    }
+    if engine.threads is not None:
+        torch.set_num_threads(engine.threads)
+    found = roof.measure_device("cuda" if engine.device != "cpu" and torch.cuda.is_available() else "cpu")
+    runs = [
+        {
+            "label": f"{name}, {size} at once",
+            **roof.measure(config, [TEXTS[number % len(TEXTS)] for number in range(size)], output_len, found),
+        }
+        for name, config in configs.items()
+        for size in batch_size
+    ]
     points = [{"name": run["label"], "intensity": run["intensity"], "flops_per_s": run["flops_per_s"]} for run in runs]
     about = {"bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s, "points": points}
     _show_roof(about, runs)
-    to = output.place(save_result, result_dir, result_filename)
-    if to is not None:
-        settings = {**common, "speculative_config": speculative_config, "output_len": output_len}
-        _save(report.complete("roofline", _command(), settings, {"runs": runs, "roofline": about}), to)
+    settings = {**common, "speculative_config": speculative_config, "output_len": output_len}
+    output.write(output.complete("roofline", settings, {"runs": runs, "roofline": about}), to)
 
 
 def _drafter(text: str) -> tuple[str, Mapping[str, Any]]:
@@ -113,20 +104,6 @@ def _drafter(text: str) -> tuple[str, Mapping[str, Any]]:
         raise InvalidInput("drafter", text, "NAME=JSON, or the name of a method")
     given = read_json(value, f"drafter {name}") if mark else {"method": name}
     return name, {"policy": "fixed", **given}
-
-
-def _command() -> str:
-    import sys
-
-    return output.command(sys.argv[1:])
-
-
-def _save(result: Mapping[str, Any], to: Path) -> None:
-    from cospec.bench import report
-
-    for path in (to, to.with_suffix(".html")):
-        report.save(result, path)
-    print(f"Written to {to} and {to.with_suffix('.html')}.")
 
 
 def _show_rows(rows: Iterable[Row]) -> None:

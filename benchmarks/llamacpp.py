@@ -1,0 +1,124 @@
+"""Our forward beside llama.cpp's on the same weights: milliseconds for one token, and for four and eight at once.
+
+Run ``python -m benchmarks.llamacpp BUILD/bin/llama-bench --pair DIR FILE.gguf float32``; ``docs/peers.md`` says how the
+program and the file are made. Both read ``--context`` tokens of cache. In each turn one system measures and then the
+other, in random order; what is compared is the ratio within a turn. llama-bench computes the logits of the last token
+of several, ours of all of them, as a verifier needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import write
+from cospec.batches import Segment, TokenBatch
+from cospec.bench.statistics import paired_ratio
+from cospec.models.loading import LoadOptions, load_model
+from cospec.protocols import Model
+
+ROWS = (1, 4, 8)
+STEPS = 16  # tokens of one sample of single tokens
+Sample = dict[int, float]
+"""Median milliseconds of one forward, by the number of its rows."""
+
+
+class Theirs:
+    """llama-bench, a process for every turn.
+
+    Args:
+        binary, file: the program and the weights.
+    """
+
+    def __init__(self, binary: Path, file: Path, context: int) -> None:
+        several = ",".join(map(str, ROWS[1:]))
+        self._command = [str(binary), "-m", str(file), "-d", str(context), "-p", several, "-n", str(STEPS)]
+        self.build = ""
+
+    def sample(self, repeats: int) -> Sample:
+        more = ["-t", str(torch.get_num_threads()), "-r", str(repeats), "-o", "json"]
+        done = subprocess.run([*self._command, *more], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+        tests = json.loads(done.stdout)
+        self.build = f"{tests[0]['build_commit']}, cache {tests[0]['type_k']}"
+        return {
+            test["n_prompt"] or 1: statistics.median(test["samples_ns"]) / max(1, test["n_gen"]) / 1e6 for test in tests
+        }
+
+
+class Ours:
+    """A model as the engine loads and calls it."""
+
+    def __init__(self, folder: str, dtype: str, context: int) -> None:
+        self._model: Model = load_model(folder, LoadOptions(dtype=dtype))
+        self._context = context
+        self._model.pages.attach("a", ())
+        self._model.pages.reserve("a", context + max(STEPS, *ROWS))
+        self._model.forward(TokenBatch((Segment("a", 0, (1,) * context, logits_from=context - 1),)))
+
+    def sample(self, repeats: int) -> Sample:
+        taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
+        for _ in range(repeats):
+            for rows in ROWS[1:]:
+                taken[rows].append(self._forward(self._context, rows))
+            steps = [self._forward(self._context + step, 1) for step in range(STEPS)]
+            taken[1].append(statistics.mean(steps))
+        return {rows: statistics.median(own) for rows, own in taken.items()}
+
+    def _forward(self, start: int, rows: int) -> float:
+        batch = TokenBatch((Segment("a", start, (1,) * rows),))
+        started = time.perf_counter()
+        self._model.forward(batch)
+        return (time.perf_counter() - started) * 1e3
+
+
+def measure(theirs: Theirs, ours: Ours, turns: int, repeats: int) -> list[dict[str, Any]]:
+    """One row for each number of rows; times are medians over turns, the ratio is theirs / ours."""
+    shuffler, found = random.Random(0), list[dict[str, Sample]]()
+    systems: dict[str, Theirs | Ours] = {"theirs": theirs, "ours": ours}
+    for turn in range(turns + 1):
+        samples = {name: systems[name].sample(repeats) for name in shuffler.sample(list(systems), 2)}
+        if turn:  # the first one warms up
+            found.append(samples)
+    result = []
+    for rows in ROWS:
+        times = {name: [samples[name][rows] for samples in found] for name in systems}
+        ratio = paired_ratio(times["theirs"], times["ours"]).as_json()
+        result.append({"rows": rows, **{f"{name}_ms": statistics.median(own) for name, own in times.items()}, **ratio})
+    return result
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary", type=Path, help="llama-bench")
+    parser.add_argument("--pair", nargs=3, action="append", required=True, metavar=("DIR", "GGUF", "DTYPE"))
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=9, help="samples in a turn")
+    options = parser.parse_args()
+    table = Table("weights", "rows", "llama.cpp, ms", "cospec, ms", "times as fast (95% interval)")
+    found = []
+    for folder, file, dtype in options.pair:
+        theirs, ours = Theirs(options.binary, Path(file), options.context), Ours(folder, dtype, options.context)
+        name = Path(file).stem
+        for row in measure(theirs, ours, options.turns, options.repeats):
+            found.append({"weights": name, "dtype": dtype, "llama_cpp": theirs.build, **row})
+            ratio = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+            table.add_row(name, str(row["rows"]), f"{row['theirs_ms']:.2f}", f"{row['ours_ms']:.2f}", ratio)
+    Console().print(table)
+    told = {"context": options.context, "turns": options.turns, "repeats": options.repeats}
+    print("written to", write("llamacpp", {"options": told, "rows": found}))
+
+
+if __name__ == "__main__":
+    main()

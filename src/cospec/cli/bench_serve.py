@@ -1,0 +1,156 @@
+"""``cospec bench serve``: any OpenAI-compatible server under load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cospec.cli import bench_options as bench
+from cospec.cli import bench_output as output
+from cospec.cli.groups import grouped
+from cospec.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from cospec.arrivals import Arrivals
+    from cospec.bench.client import Endpoint
+    from cospec.bench.serve import Stage
+    from cospec.bench.timing import Prompt
+
+SERVED = "Server"
+ARRIVALS = "Arrivals"
+RATES = "a number above 0, or several, or inf"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Whom to ask."""
+
+    base_url: Annotated[str, typer.Option("--base-url", "--url", help="Of the server.", rich_help_panel=SERVED)] = (
+        "http://127.0.0.1:8000"
+    )
+    model: Annotated[
+        str | None, typer.Option(help="As the server names it; its only one by itself.", rich_help_panel=SERVED)
+    ] = None
+    chat: Annotated[bool, typer.Option("--chat", help="Use chat completions.", rich_help_panel=SERVED)] = False
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", rich_help_panel=SERVED)] = None
+    extra_body: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Keys laid over every request.", rich_help_panel=SERVED)
+    ] = None
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of silence that fail a request.", rich_help_panel=SERVED)
+    ] = 600.0
+
+    def endpoint(self) -> Endpoint:
+        """Not yet asked anything."""
+        from cospec.bench.client import Endpoint
+        from cospec.config import read_json
+
+        extra: Mapping[str, Any] = read_json(self.extra_body, "extra_body") if self.extra_body else {}
+        return Endpoint(self.base_url, self.model, self.chat, self.api_key, extra, self.timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """When requests come, and how many at once."""
+
+    request_rate: Annotated[
+        str, typer.Option(help="Requests/s; several by commas for a sweep; inf is at once.", rich_help_panel=ARRIVALS)
+    ] = "inf"
+    burstiness: Annotated[
+        float, typer.Option(help="Shape of the gamma gaps; 1 is Poisson, less is burstier.", rich_help_panel=ARRIVALS)
+    ] = 1.0
+    trace: Annotated[
+        Path | None, typer.Option(help="File of arrival times in seconds, in their place.", rich_help_panel=ARRIVALS)
+    ] = None
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Requests at once; a closed loop at rate inf.", rich_help_panel=ARRIVALS)
+    ] = None
+    num_warmups: Annotated[int, typer.Option(min=0, help="Requests before.", rich_help_panel=ARRIVALS)] = 1
+
+    def sweep(self) -> list[Arrivals]:
+        """One for each run.
+
+        Raises:
+            InvalidInput: a rate or a trace that cannot be read.
+        """
+        from cospec.arrivals import Trace, by_rate
+
+        if self.trace is not None:
+            return [Trace.read(self.trace)]
+        found: list[Arrivals] = []
+        for text in self.request_rate.replace(",", " ").split():
+            try:
+                rate = float(text)
+            except ValueError:
+                raise InvalidInput("request_rate", text, RATES) from None
+            found.append(by_rate(rate, self.burstiness))
+        if not found:
+            raise InvalidInput("request_rate", self.request_rate, RATES)
+        return found
+
+    def stages(self, sweep: list[Arrivals], prompts: list[Prompt]) -> tuple[Stage, ...]:
+        """The runs with their prompts, each run's its own."""
+        from cospec.bench.serve import Stage
+
+        n = len(prompts) // len(sweep)
+        parts = [tuple(prompts[start : start + n]) for start in range(0, len(prompts), n)]
+        return tuple(Stage(arrivals, part, self.max_concurrency) for arrivals, part in zip(sweep, parts, strict=True))
+
+
+@grouped
+def serve(
+    prompts: bench.Prompts,
+    server: Server,
+    pace: Pace,
+    decoding: bench.Decoding,
+    metrics: bench.Metrics,
+    results: bench.Results,
+    num_prompts: bench.NumPrompts = 100,
+    goodput: Annotated[
+        list[str],
+        typer.Option(metavar="METRIC:MS", help="Bounds of a good request, as ttft:200.", rich_help_panel=bench.METRICS),
+    ] = [],  # noqa: B006
+    save_detailed: Annotated[
+        bool, typer.Option("--save-detailed", help="Every request's own figures too.", rich_help_panel=bench.RESULTS)
+    ] = False,
+    more: Annotated[list[str], typer.Argument(metavar="", hidden=True)] = [],  # noqa: B006
+) -> None:
+    """Load any OpenAI-compatible server: ours, vLLM's, llama.cpp's, TGI. Bounds may follow --goodput in a row."""
+    output.require()
+    from cospec.bench import serve as load
+    from cospec.bench.tokens import TokenCounter
+
+    if more and not goodput:
+        raise InvalidInput("argument", more[0], "an option; the bounds of --goodput are the only words without one")
+    to, selection = results.place(), metrics.selection([*goodput, *more])
+    endpoint, sweep = server.endpoint(), pace.sweep()
+    texts = prompts.take(num_prompts * len(sweep))
+    stages = pace.stages(sweep, texts)
+    workload = load.Workload(stages, decoding.params(prompts.seed), pace.num_warmups, prompts.seed)
+    with output.Bar(len(texts)) as bar:
+        watch = load.Watch(bar.describe, lambda timing: bar.advance(failed=not timing.ok))
+        endpoint, recordings = asyncio.run(load.record(endpoint, workload, watch))
+    counter = TokenCounter(output.tokenizer_of(metrics.tokenizer, endpoint.model))
+    runs = [
+        load.report(recording, stage, counter, selection, save_detailed)
+        for recording, stage in zip(recordings, stages, strict=False)
+    ]
+    settings = {
+        "base_url": server.base_url,
+        "model": endpoint.model,
+        "max_concurrency": pace.max_concurrency,
+        "num_prompts": num_prompts,
+        "output_len": decoding.output_len,
+        "temperature": decoding.temperature,
+        "goodput_ms": dict(selection.goodput),
+        "seed": prompts.seed,
+        "token_count": counter.method,
+    }
+    output.finish("serve", settings, {"runs": runs}, to)
+    if any(run["interrupted"] or run["failed"] for run in runs):
+        raise typer.Exit(1)
