@@ -31,6 +31,10 @@ class SpeculativeConfig(Options):
         max_nodes: tokens drafted per round, side branches included, where drafts are trees; None drafts chains.
         widths: children of each node, level by level; left out, the likeliest paths decide.
         round: the order of drafting and verification; ``auto`` chooses it by measured times.
+        drafting: where the drafter works when it works beside the target: in the target's own thread (``here``),
+            another thread, or a process of its own.
+        drafter_cores: processors that the drafter's process has for itself; the target keeps to the others. Each uses
+            as many threads as it has processors. Empty lets both use all of them.
         request_may_choose: what a request may choose for itself.
         options: what the method itself takes, such as ``model`` or ``prompt_lookup_max``.
     """
@@ -43,6 +47,8 @@ class SpeculativeConfig(Options):
     max_nodes: int | None = Field(default=None, ge=1, le=64)
     widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(), max_length=64, strict=False)
     round: str = "auto"
+    drafting: Literal["here", "thread", "process"] = "thread"
+    drafter_cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
     request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "rule"], ...] = Field(
         default=("off", "length", "policy", "drafters", "rule"), strict=False
     )

@@ -106,10 +106,22 @@ class Vocabulary(Protocol):
         """Forget sequences. Unknown ids are ignored."""
 
 
+class Facts(Protocol):
+    """What drafters know of the target without being beside it; a ``Model`` is one."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
 class Host(Protocol):
     """What the engine offers to a drafter that is being built."""
 
-    target: Model
+    @property
+    def target(self) -> Facts:
+        """What the drafts are for."""
+
     target_path: Path | None  # the folder of its weights, when it has one
     default_drafter: str | None  # the drafter that belongs to the target, when it has one
     default_heads: str | None  # the heads that belong to the target, when it has some
@@ -126,8 +138,14 @@ class Drafter(Protocol):
     """Whatever proposes tokens. A drafter that cannot draft for a sequence leaves it out."""
 
     name: str
-    samples: ClassVar[bool]  # True: draws tokens from a q; False: chooses them (point mass)
-    drafts_ahead: ClassVar[bool]  # whether it can continue contexts whose last tokens are assumed (draft-ahead)
+
+    @property
+    def samples(self) -> bool:
+        """True: draws tokens from a q; False: chooses them (point mass)."""
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether it can continue contexts whose last tokens are assumed (draft-ahead)."""
 
     @property
     def reads_states(self) -> bool:
@@ -226,8 +244,12 @@ class Handle(Protocol):
     What is submitted is done in the order of submission.
     """
 
-    parallel: bool  # whether it works on hardware of its own, so that the target is not slower meanwhile
-    busy: float  # seconds that it has worked so far
+    parallel: bool  # whether overlapping is worth a try: the target's own threads and locks are not in its way
+    busy: float  # seconds that it has worked so far, as far as it is known here
+
+    @property
+    def present(self) -> bool:
+        """Whether it can be asked now; what is asked of one that cannot is lost at once."""
 
     def submit(self, method: str, *args: Any) -> Future:
         """Have ``propose``, ``commit`` or ``free`` called."""

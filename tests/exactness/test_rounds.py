@@ -43,11 +43,11 @@ def error(round: str, rule: str, k: int, handle: str = "here", cls: Callable[...
     return total_variation(enumerated_law(engine, PROMPT, PLAIN, LENGTH), joint_law(target(), PLAIN, PROMPT, LENGTH))
 
 
-@pytest.mark.parametrize("handle", ["here", "slow", "gaps"])
+@pytest.mark.parametrize("handle", ["here", "wired", "slow", "gaps"])
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("round", BESIDE)
 def test_the_law_is_kept(round: str, rule: str, handle: str) -> None:
-    """Every path through drafts made in time, late, ahead and never, up to five tokens; no number serves twice."""
+    """Every path through drafts made in time, late, ahead and never, here and by wire; no number serves twice."""
     for k in (1, 2) if handle == "here" else (1,):
         assert error(round, rule, k, handle) < EXACT
 
@@ -124,7 +124,7 @@ def plain(name: str) -> dict[str, tuple[int, ...]]:
     return tokens_of(run_all(toy_engine(strong(), None), requests(PARAMS[name])))
 
 
-@pytest.mark.parametrize("handle", ["here", "worker", "slow", "fragile"])
+@pytest.mark.parametrize("handle", ["here", "wired", "worker", "slow", "fragile"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("round", BESIDE)
 def test_outputs_are_identical(round: str, drafter: str, handle: str) -> None:
@@ -134,7 +134,7 @@ def test_outputs_are_identical(round: str, drafter: str, handle: str) -> None:
         assert engine.metrics().kv_cache_usage == 0
 
 
-@pytest.mark.parametrize("handle", ["here", "worker", "slow", "fragile"])
+@pytest.mark.parametrize("handle", ["here", "wired", "worker", "slow", "fragile"])
 @pytest.mark.parametrize("round", BESIDE)
 def test_outputs_are_identical_in_a_small_cache(round: str, handle: str) -> None:
     """Preempted with drafts in the pool or on the way, and admitted again in pieces."""

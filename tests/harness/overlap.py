@@ -15,6 +15,7 @@ from cospec.rounds.auto import Auto
 from cospec.rounds.handles import Here, Worker
 from cospec.rounds.pipelined import Pipelined
 from cospec.rounds.sequential import Sequential
+from cospec.rounds.wire import pack, unpack
 
 ROUNDS = {"auto": Auto, "sequential": Sequential, "pipelined": Pipelined, "draft-ahead": DraftAhead}
 
@@ -76,9 +77,25 @@ class Slow(Here):
         return Late(future) if method == "propose" else future
 
 
+class Wired(Here):
+    """What goes in and comes out travels as between two processes."""
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(_sent(super().submit(method, *_sent(args)).result()))
+        return future
+
+
+def _sent(message: Any) -> Any:
+    head, rows = pack(message)
+    return unpack(head, [bytearray(row) for row in rows])
+
+
 HANDLES: dict[str, Callable[[Drafter], Handle]] = {
     "here": Here,
+    "wired": Wired,
     "worker": Worker,
+    "process": lambda drafter: drafter.handle,  # type: ignore[attr-defined]
     "fragile": Fragile,
     "gaps": Gaps,
     "slow": Slow,

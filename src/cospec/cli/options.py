@@ -18,7 +18,9 @@ SpeculativeConfig = Annotated[
     str | None,
     typer.Option(
         metavar="JSON",
-        help="""How drafts are made, such as '{"method": "ngram", "num_speculative_tokens": 4}'.""",
+        help="""How drafts are made, such as '{"method": "ngram", "num_speculative_tokens": 4}'. Keys: method,
+        num_speculative_tokens, max_nodes, widths, rule, policy, policy_options, round, drafting (here, thread or
+        process), drafter_cores, request_may_choose, and those of the method, such as model.""",
         rich_help_panel=ENGINE,
     ),
 ]

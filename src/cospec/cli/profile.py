@@ -34,7 +34,8 @@ def profile(
     from rich.table import Table
 
     from cospec.config import EngineConfig
-    from cospec.engine.build import load_options, set_threads
+    from cospec.engine.build import load_options
+    from cospec.engine.drafters import set_threads
     from cospec.profiling.report import Profile
     from cospec.profiling.report import plot as draw
     from cospec.profiling.store import machine

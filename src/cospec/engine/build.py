@@ -9,15 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from tokenizers import Tokenizer
-
-from cospec import native
 from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
-from cospec.drafters.vocabulary import MappedVocabulary, SharedVocabulary
 from cospec.engine.collaboration import DEFAULT_LAW, connect_ensemble
 from cospec.engine.committer import Committer
+from cospec.engine.drafters import EngineHost, build_drafter, handle_of, same_tokens, share_cores
 from cospec.engine.engine import Parts
 from cospec.engine.ensemble import Cast, distinct
 from cospec.engine.policy import build_policy, check_policy
@@ -27,12 +23,10 @@ from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, words
 from cospec.models.adapters import base_folder
 from cospec.models.loading import LoadOptions, cache_budget, load_model, load_tokenizer, resolve
-from cospec.options import parse
 from cospec.policies.round_cost import Costs
 from cospec.profiling.start import costs_at_start
-from cospec.protocols import Crew, Drafter, Model, Vocabulary
+from cospec.protocols import Crew, Drafter, Model
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
-from cospec.rounds.handles import Worker
 from cospec.types import Offer
 
 DEFAULT_DRAFTERS = {"zoo": "zoo:drafter", "zoo:target": "zoo:drafter"}
@@ -41,7 +35,7 @@ DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
 
 def build_parts(config: EngineConfig) -> Parts:
     """Load and connect everything that ``config`` names. Raises ``CospecError`` with one sentence."""
-    set_threads(config.threads)
+    share_cores(config)
     if config.models is not None or config.law is not None:
         return _ensemble_parts(config)
     path = resolve(config.model)
@@ -52,18 +46,10 @@ def build_parts(config: EngineConfig) -> Parts:
     target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(target, path, DEFAULT_DRAFTERS.get(config.model), DEFAULT_HEADS.get(config.model), options)
-    drafter = _build_drafter(speculative, host)
+    drafter = build_drafter(speculative, host, config.threads)
     costs = _costs(target, drafter, path, speculative, config)
     text = Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer))
     return connect(target, drafter, speculative, config, text, costs)
-
-
-def set_threads(threads: int | None) -> None:
-    """Run models on so many threads; None leaves them all."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-        if native.available():
-            native.set_threads(threads)
 
 
 def _costs(
@@ -91,14 +77,14 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
         raise InvalidInput("speculative_config.method", speculative.method, "a drafter without the target's states")
     paths, options = [resolve(name) for name in given], replace(load_options(config), max_model_len=None)
     for name, path in zip(given, paths, strict=True):
-        if not _same_tokens(path, paths[0]):
+        if not same_tokens(path, paths[0]):
             raise InvalidInput("models", words(f"{name}, whose tokens differ"), f"models with the tokens of {given[0]}")
     options = replace(options, budget=cache_budget([*map(str, paths), *_drafting(speculative, given[0])], options))
     cast = Cast(tuple(load_model(str(path), options) for path in paths), distinct(given))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], DEFAULT_DRAFTERS.get(given[0]), None, options)
     text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))
-    parts = connect_ensemble(cast, _build_drafter(speculative, host), config, text)
+    parts = connect_ensemble(cast, build_drafter(speculative, host, config.threads), config, text)
     return replace(parts, model_paths=tuple(paths))
 
 
@@ -134,7 +120,7 @@ def connect(
         model=target,
         scheduler=scheduler,
         round=ROUNDS.load(speculative.round)(
-            Crew(drafter, verifier, policy, time.monotonic, Worker(drafter) if drafter else None)
+            Crew(drafter, verifier, policy, time.monotonic, handle_of(drafter, speculative.drafting, target.device))
         ),
         committer=Committer(backend, blend.name, text.eos, relaxed=relaxed),
         resolver=Resolver(
@@ -154,55 +140,6 @@ def connect(
         model_path=text.path,
         weights=getattr(drafter, "weights", dict),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineHost:
-    """What drafters may ask of the engine while they are built."""
-
-    target: Model
-    target_path: Path
-    default_drafter: str | None
-    default_heads: str | None
-    options: LoadOptions
-
-    def load_drafter(self, name: str) -> Model:
-        """A model that shares the target's vocabulary.
-
-        Raises:
-            InvalidInput: it has another one, so its token ids would mean other words.
-        """
-        model, path = self._load(name)
-        if not self._same(model, path):
-            given = words(f"{name}, whose vocabulary of {model.vocab_size} tokens is not the target's")
-            allowed = f"a drafter with the target's vocabulary of {self.target.vocab_size} tokens"
-            raise InvalidInput("speculative_config.model", given, allowed)
-        return model
-
-    def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
-        """A model with any vocabulary, and what that is to the target's.
-
-        Raises:
-            InvalidInput: it has another vocabulary and no tokenizer, or shares no token with the target.
-        """
-        model, path = self._load(name)
-        if self._same(model, path):
-            return model, SharedVocabulary()
-        files = [folder / "tokenizer.json" for folder in (self.target_path, path)]
-        missing = next((file for file in files if not file.exists()), None)
-        if missing is not None:
-            given = words(f"{name}, whose vocabulary is not the target's, while {missing} is missing")
-            allowed = "a drafter with the target's vocabulary, or two models with their tokenizers"
-            raise InvalidInput("speculative_config.model", given, allowed)
-        target, own = (Tokenizer.from_file(str(file)) for file in files)
-        return model, MappedVocabulary(target, own, self.target.vocab_size, model.vocab_size)
-
-    def _load(self, name: str) -> tuple[Model, Path]:
-        path = resolve(name)
-        return load_model(str(path), replace(self.options, max_model_len=None)), path
-
-    def _same(self, model: Model, path: Path) -> bool:
-        return model.vocab_size == self.target.vocab_size and _same_tokens(path, self.target_path)
 
 
 def load_options(config: EngineConfig) -> LoadOptions:
@@ -232,6 +169,9 @@ def _check(speculative: SpeculativeConfig) -> None:
     RULES.check(speculative.rule, "auto")
     ROUNDS.check(speculative.round)
     check_policy(speculative)
+    if speculative.drafter_cores and speculative.drafting != "process":
+        allowed = "absent unless drafting is 'process'"
+        raise InvalidInput("speculative_config.drafter_cores", list(speculative.drafter_cores), allowed)
     if speculative.method == "off" and speculative.options:
         key = next(iter(speculative.options))
         raise InvalidInput(f"key speculative_config.{key}", speculative.options[key], "left out when method is 'off'")
@@ -265,19 +205,6 @@ def _drafting(speculative: SpeculativeConfig, target: str) -> list[str]:
     return [str(resolve(name)) for name in named if isinstance(name, str)]
 
 
-def _build_drafter(speculative: SpeculativeConfig, host: EngineHost) -> Drafter | None:
-    if speculative.method == "off" or speculative.policy == "off":
-        return None
-    cls = DRAFTERS.load(speculative.method)
-    common = {
-        key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
-    }
-    given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
-    options = parse(cls.Options, given, "speculative_config.")
-    drafter: Drafter = cls.build(options, host)
-    return drafter
-
-
 def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     """Every id that ends an output: of generation_config.json, of config.json, of the tokenizer."""
     found: set[int] = set()
@@ -289,12 +216,3 @@ def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)
     return frozenset(found)
-
-
-def _same_tokens(first: Path, second: Path) -> bool:
-    """Whether two model folders give the same ids to the same words; folders without a tokenizer are not compared."""
-    files = [folder / "tokenizer.json" for folder in (first, second)]
-    if not all(file.exists() for file in files):
-        return True
-    vocabularies = [json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"] for file in files]
-    return bool(vocabularies[0] == vocabularies[1])

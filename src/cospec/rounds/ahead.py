@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import ClassVar
 
-from cospec.protocols import Crew
-from cospec.rounds.desk import PATIENCE, Desk
-from cospec.stats import RoundInfo, RoundTimes
-from cospec.types import Commit, Outcome, Plan
+from cospec.rounds.beside import Beside
+from cospec.types import Draft, PlanEntry
 
 
-class DraftAhead:
+class DraftAhead(Beside):
     """A sequence is drafted and verified at once::
 
         target   verify A0         verify A1         verify A2
@@ -21,41 +21,20 @@ class DraftAhead:
     reads its weights for one sequence as for many, so they would lose more by going on without it.
     """
 
-    def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
-        self.desk = Desk(crew, patience)
-        self.times, self.info = RoundTimes(), RoundInfo("draft-ahead")
-        self._able = crew.drafter is not None and crew.drafter.drafts_ahead
+    name: ClassVar[str] = "draft-ahead"
 
-    def run(self, plan: Plan) -> list[Outcome]:
-        """One outcome per entry, in order."""
-        desk, entries = self.desk, plan.entries
-        desk.open(entries)
+    def choose(self, entries: Seq[PlanEntry]) -> tuple[Seq[PlanEntry], Mapping[str, Draft]]:
+        """Everybody; those whose draft is a chain are drafted further meanwhile."""
+        desk = self.desk
         while any(desk.waits_for(entry) for entry in entries):
             desk.ask([desk.fresh(entry) for entry in entries if desk.needs(entry)])
             desk.wait()
             for entry in entries:
                 desk.pool.review(entry)
         drafts = desk.drafts_of(entries)
-        if self._able:
+        if desk.drafts_ahead:
             chains = [
                 (entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id)) and draft.is_chain
             ]
             desk.ask([ask for entry, draft in chains if (ask := desk.ahead(entry, draft)) is not None])
-        outcomes, self.times = desk.verify(entries, drafts)
-        return outcomes
-
-    def commit(self, commits: Seq[Commit]) -> None:
-        """Target first, then the drafter."""
-        self.desk.commit(commits)
-
-    def free(self, ids: Seq[str]) -> None:
-        """Target first, then the drafter."""
-        self.desk.free(ids)
-
-    def close(self) -> None:
-        """Let the drafter come to rest; nothing it was asked for is used."""
-        self.desk.close()
-
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when a sequence is drafted for twice or by nobody."""
-        self.desk.check_integrity()
+        return entries, drafts

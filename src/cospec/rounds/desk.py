@@ -32,6 +32,16 @@ class Desk:
         self._told: deque[Future] = deque()
         self._busy = 0.0
 
+    @property
+    def attended(self) -> bool:
+        """Whether there is a drafter that can be asked now."""
+        return self.handle is not None and self.handle.present
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether the drafter can continue what is being verified."""
+        return self.attended and self.crew.drafter is not None and self.crew.drafter.drafts_ahead
+
     def ask(self, asks: Seq[Ask]) -> None:
         """Have all of them drafted for as one batch."""
         if asks and self.handle is not None:
@@ -69,7 +79,7 @@ class Desk:
     def waits_for(self, entry: PlanEntry) -> bool:
         """Whether the sequence is to be verified with a draft that is not there yet."""
         id = entry.sequence.id
-        return self.handle is not None and entry.budget.depth > 0 and id not in self.pool.ready
+        return self.attended and entry.budget.depth > 0 and id not in self.pool.ready
 
     def needs(self, entry: PlanEntry) -> bool:
         """Whether the sequence waits for a draft that nobody makes."""

@@ -14,7 +14,7 @@ from cospec.protocols import Clock, Drafter
 class Here:
     """In the round's own thread, at once: the same calls in the same order, with nothing beside them."""
 
-    parallel = False
+    parallel, present = False, True
 
     def __init__(self, drafter: Drafter, clock: Clock = time.monotonic) -> None:
         self.busy = 0.0
@@ -33,9 +33,11 @@ class Worker:
     """In one thread of its own, which starts with the first task.
 
     Args:
-        parallel: the drafter has hardware of its own, such as another device than the target's.
+        parallel: overlapping is worth a try, since the drafter works on a device of its own or in a CUDA stream.
         around: entered around every call in the thread, such as a CUDA stream.
     """
+
+    present = True
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class Promise:
 class Beside:
     """A handle of drafters on ``nodes`` machines of their own: each batch goes to the node that is free first."""
 
-    parallel = True
+    parallel, present = True, True
 
     def __init__(self, worker: Worker, clock: VirtualClock, nodes: int = 1) -> None:
         self.busy = 0.0

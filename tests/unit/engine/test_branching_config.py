@@ -11,7 +11,7 @@ from cospec.config import SpeculativeConfig, speculative_config
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.vocabulary import MappedVocabulary
-from cospec.engine.build import EngineHost
+from cospec.engine.drafters import EngineHost
 from cospec.errors import InvalidInput
 from cospec.models.loading import LoadOptions
 from cospec.models.toy import ToyModel

@@ -1,0 +1,126 @@
+"""What runs in a process that a drafter has for itself; ``rounds.process`` starts it and speaks to it.
+
+It ends when its connection is closed or the engine's process is gone, whatever it does at the time, so that nothing is
+left behind by an engine that was killed. An error in the drafter ends it too, with its traceback: nobody can tell what
+state a drafter is in that raised.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from cospec.draws import Purpose
+from cospec.errors import CospecError
+from cospec.protocols import Drafter
+from cospec.rounds.cores import keep_to
+from cospec.rounds.wire import receive, send
+from cospec.types import Offer
+
+LOOK_SECONDS = 1.0  # how often a process that nobody speaks to looks whether the engine is there
+SILENT = ("commit", "free")  # what has no answer
+
+Build = Callable[[], Drafter]
+Call = tuple[int, str, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a drafter says of itself, for those who only hear of it."""
+
+    name: str
+    samples: bool
+    drafts_ahead: bool
+    reads_states: bool
+    offer: Offer
+    noises: frozenset[Purpose] | None
+    names: tuple[str, ...] | None
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> Traits:
+        return cls(
+            drafter.name,
+            drafter.samples,
+            drafter.drafts_ahead,
+            drafter.reads_states,
+            getattr(drafter, "offer", Offer()),
+            getattr(drafter, "noises", None),
+            getattr(drafter, "names", None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The drafter is built."""
+
+    traits: Traits
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It cannot be built; one sentence for the user."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the call of that number gave, and how many seconds the drafter has worked so far."""
+
+    number: int
+    result: Any
+    busy: float
+
+
+def main(arguments: list[str]) -> None:
+    """Build the drafter that is asked for first, then do what is asked for, one thing at a time.
+
+    Args:
+        arguments: the connection's file descriptor, then the processors to keep to; none for all.
+    """
+    # Signals go to the whole group of a terminal or a container; the engine decides when its drafter ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection, cores = Connection(int(arguments[0])), {int(core) for core in arguments[1:]}
+    if cores:
+        keep_to(cores)
+    calls: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, calls, os.getppid()), daemon=True).start()
+    build: Build = calls.get()
+    try:
+        drafter = build()
+    except CospecError as error:
+        send(connection, Refused(str(error)))
+        return
+    send(connection, Ready(Traits.of(drafter)))
+    _serve(drafter, calls, connection)
+
+
+def _serve(drafter: Drafter, calls: SimpleQueue[Call], connection: Connection) -> None:
+    busy = 0.0
+    while True:
+        number, method, arguments = calls.get()
+        started = time.monotonic()
+        result = getattr(drafter, method)(*arguments)
+        busy += time.monotonic() - started
+        if method not in SILENT:
+            send(connection, Answer(number, result, busy))
+
+
+def _listen(connection: Connection, calls: SimpleQueue[Any], parent: int) -> None:
+    """Take in calls at once, so that the engine never waits for the drafter to hear it; end with the engine."""
+    try:
+        while True:
+            while not connection.poll(LOOK_SECONDS):
+                if os.getppid() != parent:
+                    os._exit(0)
+            calls.put(receive(connection))
+    except (EOFError, OSError):
+        os._exit(0)

@@ -1,0 +1,188 @@
+"""A drafter in a process of its own: it dies, hangs and raises, and nobody but the drafts notices."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from cospec.draws import Purpose
+from cospec.errors import InvalidInput, ModelError
+from cospec.params import SamplingParams
+from cospec.rounds import process as module
+from cospec.rounds.cores import others
+from cospec.rounds.process import DrafterProcess
+from cospec.rounds.remote import RemoteDrafter
+from cospec.rounds.wire import pack, unpack
+from cospec.types import Budget, Commit, Context, Draft
+from harness.elsewhere import VOCAB, doomed, refusing, toy
+from harness.overlap import under
+from harness.toys import ToyModel, make_request, run_all, tokens_of, toy_engine
+
+PARAMS = SamplingParams(temperature=0.9, max_tokens=60, seed=4)
+
+
+def target() -> ToyModel:
+    return ToyModel(VOCAB, order=2, seed=1, sharpness=2.0)
+
+
+def requests() -> list:  # type: ignore[type-arg]
+    return [make_request(f"r{n}", (n % VOCAB, 1, 2, 1), PARAMS) for n in range(4)]
+
+
+@cache
+def plain() -> dict[str, tuple[int, ...]]:
+    return tokens_of(run_all(toy_engine(target(), None), requests()))
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ended, at once or within some seconds."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_everything_comes_through_the_wire_as_it_was() -> None:
+    context = Context("s", [1, 2, 70_000], 2, SamplingParams(top_k=3), 2**64 - 1, Purpose.DRAFT, 1, ("a", "b"))
+    q = np.random.default_rng(0).random((4, 9))[1:3]
+    draft = Draft("s", 3, (4, 5), (-1, 0), ("d", "d"), q, q.max(-1))
+    state = torch.arange(3.0)
+    commit = Commit("s", 3, (4,), (0,), 4, 2, None, True, state)
+    head, rows = pack((context, Budget(2, 2), draft, commit))
+    one, budget, two, three = unpack(head, [bytearray(row) for row in rows])
+    assert (one, budget) == (context, Budget(2, 2)) and one.noise is Purpose.DRAFT
+    assert np.array_equal(two.q, q) and (two.tokens, two.drafters) == (draft.tokens, draft.drafters)
+    assert torch.equal(three.state, state) and (three.tokens, three.rejected) == ((4,), True)
+    assert sum(len(row) for row in rows) >= q.nbytes, "rows travel beside the pickle"
+
+
+def test_what_a_drafter_says_of_itself_and_how_long_it_worked() -> None:
+    handle = DrafterProcess(toy("itself"))
+    drafter = RemoteDrafter(handle)
+    assert (drafter.name, drafter.samples, drafter.drafts_ahead) == ("draft_model", True, True)
+    assert not drafter.reads_states and drafter.weights() == {}
+    engine = under(toy_engine(target(), drafter), "sequential", "process")
+    assert tokens_of(run_all(engine, requests())) == plain()
+    assert sum(engine.metrics().accepted_tokens.values()) > 60 and handle.busy > 0
+    pid = handle.pid
+    handle.close()
+    assert gone(pid)
+    assert drafter.propose([], []) == [], "a closed one drafts nothing"
+
+
+@pytest.mark.parametrize("round", ["sequential", "draft-ahead"])
+def test_a_drafter_that_is_killed_costs_its_drafts(round: str, caplog: pytest.LogCaptureFixture) -> None:
+    handle = DrafterProcess(toy("itself"))
+    first = handle.pid
+    engine = under(toy_engine(target(), RemoteDrafter(handle)), round, "process")
+    found: dict[str, tuple[int, ...]] = {}
+    for turn in range(2):
+        for request in requests():
+            engine.add(request)
+        for step in range(1000):
+            if step == 4 and turn == 0:
+                os.kill(first, signal.SIGKILL)
+            if not engine.has_work:
+                break
+            for event in engine.step():
+                found[event.id] = found.get(event.id, ()) + event.tokens
+            engine.check_integrity()
+        assert found == plain()
+        found.clear()
+        drafted = sum(engine.metrics().draft_tokens.values())
+        if turn == 0:
+            assert "was ended by signal 9; another is started, and nothing is drafted until then" in caplog.text
+            handle.attend(60.0)  # until the new one is there
+            assert handle.present and handle.pid != first and "is back" in caplog.text
+            before = drafted
+    assert drafted > before, "the second one drafts"
+    handle.close()
+
+
+@pytest.mark.parametrize(("end", "cause"), [("raise", "ended with exit code 1"), ("hang", "did not answer for")])
+def test_one_that_raises_or_hangs_is_replaced(
+    end: str, cause: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HUNG_SECONDS", 1.0)
+    monkeypatch.setattr(module, "STARTS", 2)
+    handle = DrafterProcess(doomed(3, end))
+    engine = under(toy_engine(target(), RemoteDrafter(handle)), "pipelined", "process")
+    assert tokens_of(run_all(engine, requests())) == plain()
+    assert cause in caplog.text
+    handle.attend(60.0)
+    assert handle.present
+    for _ in range(3):  # the second one ends like the first, and there is no third
+        assert tokens_of(run_all(engine, requests())) == plain()
+    assert not handle.present and "nothing is drafted any more" in caplog.text
+    assert gone(handle.pid)
+
+
+def test_without_a_drafter_nobody_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The half of the sequences that a pipelined round leaves out is left out for its drafts alone."""
+    monkeypatch.setattr(module, "STARTS", 1)
+    handle = DrafterProcess(doomed(0, "kill"))
+    engine = under(toy_engine(target(), RemoteDrafter(handle)), "pipelined", "process")
+    assert tokens_of(run_all(engine, requests())) == plain()
+    assert engine.metrics().rounds <= 60 + 4
+
+
+def test_a_drafter_that_cannot_be_built_is_said_in_its_own_sentence() -> None:
+    with pytest.raises(ModelError, match=r"^The drafter has no weights\.$"):
+        DrafterProcess(refusing)
+
+
+SCRIPT = """
+import os, signal, sys, time
+from cospec.rounds.process import DrafterProcess
+from harness.elsewhere import doomed, toy
+handle = DrafterProcess(doomed(0, "hang") if sys.argv[1] == "busy" else toy("ngram"))
+print(handle.pid, flush=True)
+if sys.argv[1] == "raise":
+    raise ZeroDivisionError
+if sys.argv[1] != "end":
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGKILL", "SIGINT"])
+def test_no_process_is_left_behind(how: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", SCRIPT, how]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, start_new_session=True
+    ) as engine:
+        assert engine.stdout is not None
+        pid = int(engine.stdout.readline())
+        if how == "SIGINT":
+            os.killpg(engine.pid, signal.SIGINT)  # as a terminal does
+        elif how.startswith("SIG"):
+            engine.send_signal(getattr(signal, how))
+        assert gone(pid)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not let a process choose its cores")
+def test_a_drafter_keeps_to_its_cores() -> None:
+    core = max(os.sched_getaffinity(0))
+    handle = DrafterProcess(toy("ngram"), {core})
+    assert os.sched_getaffinity(handle.pid) == {core}
+    handle.close()
+    if len(os.sched_getaffinity(0)) > 1:
+        assert core not in others({core})
+    with pytest.raises(InvalidInput, match=r"drafter_cores is \[.*\]; allowed is some of 0.*the target needs one too"):
+        others(os.sched_getaffinity(0))
+    with pytest.raises(InvalidInput, match="drafter_cores"):
+        others({10_000})
