@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from types import TracebackType
 from typing import Any
 
 from cospec.draws import Purpose
@@ -88,6 +90,7 @@ def main(arguments: list[str]) -> None:
     # Signals go to the whole group of a terminal or a container; the engine decides when its drafter ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.excepthook = _end_at_once
     connection, cores = Connection(int(arguments[0])), {int(core) for core in arguments[1:]}
     if cores:
         keep_to(cores)
@@ -112,6 +115,12 @@ def _serve(drafter: Drafter, calls: SimpleQueue[Call], connection: Connection) -
         busy += time.monotonic() - started
         if method not in SILENT:
             send(connection, Answer(number, result, busy))
+
+
+def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The engine is waiting, and libraries take their time to go."""
+    sys.__excepthook__(kind, error, trace)
+    os._exit(1)
 
 
 def _listen(connection: Connection, calls: SimpleQueue[Any], parent: int) -> None:
