@@ -40,22 +40,34 @@ def tokenizer(recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS) ->
 
 @app.command()
 def target(
-    recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, tokens: Tokens = None, compiled: Compiled = False
+    recipe: RecipeName = "zoo",
+    data: Data = DATA,
+    out: Out = RUNS,
+    tokens: Tokens = None,
+    compiled: Compiled = False,
+    start: From = None,
 ) -> None:
-    """Train the target by next-token prediction."""
+    """Train the target by next-token prediction, from random weights or from a family's with a new schedule."""
     from cospec.training.family import train_target
 
+    _adopt(start, out, "target")
     trainer = train_target(_recipe(recipe, "target", tokens), _folder(data), out, compiled)
     _say(f"{trainer.step:,} steps in {trainer.seconds / 60:.1f} minutes; the checkpoint is in {trainer.folder}.")
 
 
 @app.command()
 def drafter(
-    recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, tokens: Tokens = None, compiled: Compiled = False
+    recipe: RecipeName = "zoo",
+    data: Data = DATA,
+    out: Out = RUNS,
+    tokens: Tokens = None,
+    compiled: Compiled = False,
+    start: From = None,
 ) -> None:
-    """Distil the target into the drafter."""
+    """Distil the target into the drafter, which starts anew or from a family's with a new schedule."""
     from cospec.training.distill import train_drafter
 
+    _adopt(start, out, "drafter")
     trainer = train_drafter(_recipe(recipe, "drafter", tokens), _folder(data), out, compiled)
     _say(f"{trainer.step:,} steps in {trainer.seconds / 60:.1f} minutes; the checkpoint is in {trainer.folder}.")
 
@@ -136,9 +148,18 @@ def evaluate(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> 
 
 @app.command(name="all")
 def everything(
-    recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, to: To = EXPORTED, compiled: Compiled = False
+    recipe: RecipeName = "zoo",
+    data: Data = DATA,
+    out: Out = RUNS,
+    to: To = EXPORTED,
+    compiled: Compiled = False,
+    start: From = None,
 ) -> None:
-    """Run every stage: tokenizer, target, drafter, the recipe's specialists and variants, export, evaluate."""
+    """Run every stage: tokenizer, target, drafter, the recipe's specialists and variants, export, evaluate.
+
+    With --from target and drafter go on from a family's; what depends on them is made anew.
+    """
+    _adopt(start, out, "target", "drafter")
     tokenizer(recipe, data, out)
     target(recipe, data, out, None, compiled)
     drafter(recipe, data, out, None, compiled)
@@ -155,13 +176,16 @@ def _say(sentence: str) -> None:
     Console().print(sentence, soft_wrap=True, markup=False)
 
 
-def _adopt(family: str | None, out: Path) -> None:
+def _adopt(family: str | None, out: Path, *trained: str) -> None:
+    """Take a family over into ``out``; the members ``trained`` there go on from its weights."""
     if family is None:
         return
     from cospec.models.folder import ZOO
-    from cospec.training.family import adopt
+    from cospec.training.family import adopt, go_on
 
     adopt(ZOO if family == "zoo" else _folder(Path(family), "from"), out)
+    for name in trained:
+        go_on(name, out)
 
 
 def _folder(path: Path, field: str = "data") -> Path:

@@ -68,7 +68,17 @@ def _members(members: Mapping[str, Any]) -> str:
         [name, f"{member['parameters']:,}", f"{member['tokens']:,}", f"{member['steps']:,}", f"{member['hours']:.2f}"]
         for name, member in members.items()
     ]
-    return _table(["model", "parameters", "tokens seen in training", "steps", "hours"], rows)
+    table = _table(["model", "parameters", "tokens seen in training", "steps", "hours"], rows)
+    return "".join([table, *(_continuation(name, member) for name, member in members.items() if "before" in member)])
+
+
+def _continuation(name: str, member: Mapping[str, Any]) -> str:
+    """That a member went on from exported weights: its last schedule, the recipe's, saw a part of its tokens."""
+    seen, before = member["tokens"], member["before"]["tokens"]
+    return (
+        f"\nThe {name} went on from weights that had seen {before:,} tokens, with new optimizers; the recipe's\n"
+        f"schedule is of the {seen - before:,} tokens since.\n"
+    )
 
 
 def _maturity(members: Mapping[str, Any]) -> str:

@@ -94,7 +94,7 @@ class Corpus:
         for domain in DOMAINS:
             if not (cache / f"{domain}.heldout.npy").exists():
                 for part, texts in zip(_PARTS, split(read_domain(domain, data), holdout), strict=True):
-                    np.save(cache / f"{domain}.{part}.npy", encode(tokenizer, texts))
+                    save_array(cache / f"{domain}.{part}.npy", encode(tokenizer, texts))
         return cls.load(cache)
 
     @classmethod
@@ -124,6 +124,13 @@ class Corpus:
 def _window(stream: np.ndarray, length: int, generator: np.random.Generator) -> np.ndarray:
     start = int(generator.integers(0, len(stream) - length - 1))
     return stream[start : start + length + 1].astype(np.int64)
+
+
+def save_array(path: Path, array: np.ndarray) -> None:
+    """Write an ``.npy`` file; an interruption leaves the old one or the new one."""
+    with path.with_suffix(".new").open("wb") as file:
+        np.save(file, array)
+    path.with_suffix(".new").replace(path)
 
 
 def end_token(tokenizer: Tokenizer) -> int:

@@ -20,7 +20,7 @@ from transformers import LlamaForCausalLM
 
 from cospec.errors import InvalidInput, words
 from cospec.training.course import Course, Material, Subject
-from cospec.training.family import load_trained, new_model, prepare
+from cospec.training.family import load_trained, new_model, origin, prepare
 from cospec.training.generate import Writer
 from cospec.training.lessons import Lessons
 from cospec.training.recipe import Distillation, Recipe, Schedule
@@ -79,13 +79,17 @@ def initialise(student: LlamaForCausalLM, head: Tensor, states: Tensor) -> None:
 def train_drafter(
     recipe: Recipe, data: Path, out: Path, compiled: bool = False, writer: Writer | None = None
 ) -> Trainer:
-    """Distil the target in ``out`` into the recipe's drafter. Resumes from what ``out`` holds."""
+    """Distil the target in ``out`` into the recipe's drafter, from a copy of the target's embedding or from where
+    ``family.go_on`` says. Resumes from what ``out`` holds."""
     tokenizer, target, course = _open(recipe, data, out, writer)
     schedule = recipe.drafter_schedule
     material = course.make(target, Subject(recipe.mixture, recipe.distillation, schedule.sequence, recipe.seed))
-    states = torch.from_numpy(np.array(material.lessons.states[::8, ::16])).flatten(0, 1).float()
-    student = new_model(recipe.drafter, recipe, tokenizer, recipe.seed)
-    initialise(student, target.lm_head.weight.detach(), states)
+    if origin("drafter", out) is None:
+        states = torch.from_numpy(np.array(material.lessons.states[::8, ::16])).flatten(0, 1).float()
+        student = new_model(recipe.drafter, recipe, tokenizer, recipe.seed)
+        initialise(student, target.lm_head.weight.detach(), states)
+    else:
+        student = load_trained(recipe, "drafter", tokenizer, out).requires_grad_(True)
     trainer = _trainer(student, target, material, schedule, out / "drafter")
     trainer.run(compiled=compiled)
     return trainer

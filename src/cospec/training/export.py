@@ -20,7 +20,7 @@ from cospec.training.card import render
 from cospec.training.corpus import Corpus, end_token
 from cospec.training.drafting import acceptances
 from cospec.training.evaluate import Agreement, Documents, TextLoss, agreements, heldout_answers, heldout_losses
-from cospec.training.family import ADOPTED, TOKENIZER_FILES, load_adapter, load_tokenizer, load_trained
+from cospec.training.family import ADOPTED, TOKENIZER_FILES, load_adapter, load_tokenizer, load_trained, origin
 from cospec.training.generate import engine_writer
 from cospec.training.recipe import Recipe
 
@@ -36,7 +36,8 @@ SAMPLES = {
 def export(recipe: Recipe, runs: Path, folder: Path) -> Path:
     """Write every member of ``runs`` to ``folder/<member>`` and the card to ``folder``.
 
-    A member that was adopted and not trained since is copied as it is, with what its card says of it.
+    A member that was adopted and not trained since is copied as it is, with what its card says of it; heads and
+    variants only while the target is the one that they were made for.
 
     Raises:
         ModelError: there is no target, or the family would be larger than 64 MiB.
@@ -44,21 +45,35 @@ def export(recipe: Recipe, runs: Path, folder: Path) -> Path:
     tokenizer = load_tokenizer(runs / "tokenizer")
     adopted = _adopted_card(runs)
     card: dict[str, Any] = {"recipe": recipe.model_dump(mode="json"), "members": {}}
+    same_target = not (runs / "target" / "checkpoint.pt").exists()
     for name in recipe.members:
         if (runs / name / "checkpoint.pt").exists():
             card["members"][name] = _write_trained(recipe, name, tokenizer, runs, folder)
-        elif name in adopted.get("members", {}):
-            shutil.copytree(runs / ADOPTED / name, folder / name, dirs_exist_ok=True)
+        elif name in adopted.get("members", {}) and (same_target or name not in recipe.variants):
+            _carry_over(name, True, runs, folder)
             card["members"][name] = adopted["members"][name]
         elif name == "target":
             load_trained(recipe, name, tokenizer, runs)  # says what is missing
-    if not (runs / "target" / "checkpoint.pt").exists():
+    if same_target:
         card |= {key: adopted[key] for key in ("notes", "samples", "heads") if key in adopted}
+    if not (runs / "heads" / "checkpoint.pt").exists():
+        _carry_over("heads", "heads" in card, runs, folder)
+    for name in recipe.variants:
+        if name not in card["members"]:
+            _carry_over(name, False, runs, folder)
     _write_card(folder, card)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > LIMIT:
         raise ModelError(f"{folder} takes {size / 2**20:.1f} MiB; allowed is at most {LIMIT // 2**20} MiB.")
     return folder
+
+
+def _carry_over(name: str, fits: bool, runs: Path, folder: Path) -> None:
+    """Copy what was adopted; where it does not fit the target, leave no earlier export's either."""
+    if fits:
+        shutil.copytree(runs / ADOPTED / name, folder / name, dirs_exist_ok=True)
+    else:
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _adopted_card(runs: Path) -> dict[str, Any]:
@@ -96,12 +111,18 @@ def count(model: torch.nn.Module) -> int:
 
 
 def _training(recipe: Recipe, runs: Path, name: str) -> dict[str, Any]:
+    """Of a member that went on from another's weights: in all, and what had been done ``before``."""
     state = torch.load(runs / name / "checkpoint.pt", map_location="cpu", weights_only=True)
-    return {
+    done = {
         "tokens": state["step"] * recipe.schedule(name).batch_tokens,
         "steps": state["step"],
         "hours": state["seconds"] / 3600,
     }
+    before = origin(name, runs)
+    if before is None:
+        return done
+    earlier = {key: before.get(key, 0) for key in done} | {k: before[k] for k in ("before",) if k in before}
+    return {key: value + earlier[key] for key, value in done.items()} | {"before": earlier}
 
 
 def measure(recipe: Recipe, runs: Path, folder: Path) -> dict[str, Any]:

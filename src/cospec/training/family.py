@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from cospec.training.tokenizer import train_tokenizer
 from cospec.training.trainer import Trainer, next_token_loss, restore
 
 ADOPTED = "adopted"  # folder of a run for a family that it goes on from
+ORIGIN = "origin.json"  # in a member's folder: the card's entry of the weights that its training started from
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
@@ -28,7 +32,10 @@ def prepare(recipe: Recipe, data: Path, out: Path) -> tuple[Tokenizer, Corpus]:
     folder = out / "tokenizer"
     if not (folder / "tokenizer.json").exists():
         texts = (text for name in DOMAINS for text in split(read_domain(name, data), 0.02)[0])
-        train_tokenizer(texts, recipe.vocab_size, recipe.context, folder)
+        made = out / "tokenizer.new"  # whole, or not there: its files are written one by one
+        train_tokenizer(texts, recipe.vocab_size, recipe.context, made)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(made, folder)
     tokenizer = load_tokenizer(folder)
     return tokenizer, Corpus.build(tokenizer, data, out / "tokens")
 
@@ -66,15 +73,44 @@ def adopt(family: Path, out: Path) -> None:
     """Take over an exported family's tokenizer, models and card into ``out``, for what ``out`` has not trained itself.
 
     Raises:
-        ModelError: ``family`` holds no target.
+        ModelError: ``family`` holds no target, or ``out`` has a tokenizer of its own.
     """
     if not (family / "target" / "config.json").exists():
         raise ModelError(f"{family} holds no target; allowed is a folder that `cospec train export` wrote.")
+    own, theirs = out / "tokenizer" / "tokenizer.json", family / "target" / "tokenizer.json"
+    if own.exists() and theirs.exists() and own.read_bytes() != theirs.read_bytes():
+        raise ModelError(
+            f"{out} has another tokenizer than {family}; allowed is an empty folder, or the same tokenizer."
+        )
     (out / "tokenizer").mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (family / "target" / name).exists() and not (out / "tokenizer" / name).exists():
             shutil.copyfile(family / "target" / name, out / "tokenizer" / name)
     shutil.copytree(family, out / ADOPTED, dirs_exist_ok=True)
+
+
+def go_on(name: str, out: Path) -> None:
+    """Have the training of an adopted member start from its weights instead of at random, unless it has begun.
+
+    Its optimizers' states did not come with it: the schedule starts anew, and the card tells both parts.
+
+    Raises:
+        ModelError: the family that was adopted has no such member.
+    """
+    if (out / name / "checkpoint.pt").exists():
+        return
+    if not (out / ADOPTED / name / "model.safetensors").exists():
+        raise ModelError(f"{out / ADOPTED} holds no {name} to go on from; allowed is a family that has one.")
+    card = out / ADOPTED / "card.json"
+    members = json.loads(card.read_text(encoding="utf-8"))["members"] if card.exists() else {}
+    (out / name).mkdir(parents=True, exist_ok=True)
+    (out / name / ORIGIN).write_text(json.dumps(members.get(name, {})), encoding="utf-8")
+
+
+def origin(name: str, out: Path) -> dict[str, Any] | None:
+    """What the card says of the weights that a member's training started from; None when it started at random."""
+    path = out / name / ORIGIN
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def load_trained(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
@@ -128,14 +164,18 @@ def _missing(out: Path, name: str, stage: str) -> ModelError:
 
 
 def train_target(recipe: Recipe, data: Path, out: Path, compiled: bool = False) -> Trainer:
-    """Train the target on the corpus by next-token prediction."""
+    """Train the target on the corpus by next-token prediction, from random weights or from where ``go_on`` says."""
     tokenizer, corpus = prepare(recipe, data, out)
-    schedule = recipe.target_schedule
+    schedule, before = recipe.target_schedule, origin("target", out)
+    first = (before or {}).get("steps", 0)  # whose windows it has seen
 
     def batches(step: int) -> np.ndarray:
-        return corpus.windows(recipe.mixture, schedule.rows, schedule.sequence, (recipe.seed, 0, step))
+        return corpus.windows(recipe.mixture, schedule.rows, schedule.sequence, (recipe.seed, 0, first + step))
 
-    model = new_model(recipe.target, recipe, tokenizer, recipe.seed)
+    if before is None:
+        model = new_model(recipe.target, recipe, tokenizer, recipe.seed)
+    else:
+        model = load_trained(recipe, "target", tokenizer, out).requires_grad_(True)
     trainer = Trainer(model, schedule, next_token_loss, batches, out / "target")
     trainer.run(compiled=compiled)
     return trainer

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from cospec.draws import derive
 from cospec.params import SamplingParams
-from cospec.training.corpus import end_token
+from cospec.training.corpus import end_token, save_array
 from cospec.training.progress import bars
 
 # (prompts of one length, tokens to write, temperature, seed) -> what was written behind each prompt.
@@ -98,7 +98,7 @@ def write_stream(writer: Writer, prompts: Prompts, folder: Path, plan: WritingPl
             number = len(pieces)
             path = folder / f"{number:05d}.npy"
             if not path.exists():
-                _save(path, _write_batch(writer, prompts, plan, number))
+                save_array(path, _write_batch(writer, prompts, plan, number))
             pieces.append(np.load(path))
             progress.update(bar, completed=min(plan.tokens, sum(len(piece) for piece in pieces)))
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint16)
@@ -122,9 +122,3 @@ def _write_batch(writer: Writer, prompts: Prompts, plan: WritingPlan, number: in
     closed = [answer if answer[-1:] == [prompts.end] else [*answer, prompts.end] for answer in answers]
     documents = (prompt + answer for prompt, answer in zip(asked, closed, strict=True))
     return np.concatenate([np.asarray(document, dtype=np.uint16) for document in documents])
-
-
-def _save(path: Path, array: np.ndarray) -> None:
-    with path.with_suffix(".new").open("wb") as file:
-        np.save(file, array)
-    path.with_suffix(".new").replace(path)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from cospec.training.corpus import save_array
 from cospec.training.progress import bars
 
 
@@ -52,9 +53,10 @@ def read(target: LlamaForCausalLM, windows: np.ndarray, folder: Path, rows: int 
     windows = windows.astype(np.uint16)
     path, mark = folder / "states.npy", folder / "read.txt"
     shape = (len(windows), windows.shape[1] - 1, target.config.hidden_size)
-    done = int(mark.read_text()) if mark.exists() and _same(folder / "tokens.npy", windows) else 0
+    done = _done(mark) if _same(folder / "tokens.npy", windows) else 0
     if done == 0:
-        np.save(folder / "tokens.npy", windows)
+        mark.unlink(missing_ok=True)  # before what it counts is written over
+        save_array(folder / "tokens.npy", windows)
         np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape).flush()
     states = np.lib.format.open_memmap(path, mode="r+")
     with bars() as progress, torch.no_grad():
@@ -65,9 +67,19 @@ def read(target: LlamaForCausalLM, windows: np.ndarray, folder: Path, rows: int 
                 hidden = target.model(input_ids=part).last_hidden_state
             states[start : start + rows] = hidden.half().cpu().numpy()
             states.flush()
-            mark.write_text(str(min(start + rows, len(windows))))
+            _replace(mark, str(min(start + rows, len(windows))))
             progress.update(bar, completed=start + len(part))
     return Lessons(windows, np.load(path, mmap_mode="r"))
+
+
+def _done(mark: Path) -> int:
+    return int(mark.read_text()) if mark.exists() else 0
+
+
+def _replace(path: Path, text: str) -> None:
+    """An interruption leaves the old text or the new one."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
 
 
 def _same(path: Path, windows: np.ndarray) -> bool:

@@ -94,6 +94,11 @@ class Trainer:
                 started = time.monotonic()
                 value = self._train_step(model)
                 self.seconds += time.monotonic() - started
+                if not math.isfinite(value):
+                    raise ModelError(
+                        f"The loss of {self.folder.name} is {value} at step {self.step}; allowed is a recipe with "
+                        "lower learning rates, which goes on from the last checkpoint."
+                    )
                 log.write(json.dumps({"step": self.step, "loss": round(value, 4), "s": round(self.seconds, 1)}) + "\n")
                 log.flush()
                 progress.update(bar, completed=self.step, description=f"{self.folder.name}, loss {value:.3f}")
@@ -138,7 +143,8 @@ class Trainer:
         if path.exists():
             lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
             kept = [line for line in lines if json.loads(line)["step"] <= self.step]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            path.with_suffix(".new").write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            os.replace(path.with_suffix(".new"), path)
         return path
 
     def _resume(self) -> None:

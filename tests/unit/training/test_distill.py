@@ -114,6 +114,24 @@ def test_the_target_reads_on_where_it_stopped(
     assert not np.array_equal(read(target, other, tmp_path / "part", rows=2).states, whole.states)
 
 
+def test_new_windows_are_read_from_the_start_after_an_interruption_too(
+    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between laying out the new states and reading the first of them: the old count must not be believed."""
+    target = new_model(recipe.target, recipe, tokenizer, 0)
+    old, new = (corpus.windows(recipe.mixture, 4, 16, (seed,)) for seed in (0, 1))
+    read(target, old, tmp_path / "part", rows=2)
+
+    def killed(*args: object, **kwargs: object) -> object:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(target.model, "forward", killed)
+        read(target, new, tmp_path / "part", rows=2)
+    resumed = read(target, new, tmp_path / "part", rows=2).states
+    assert np.array_equal(resumed, read(target, new, tmp_path / "whole", rows=2).states)
+
+
 def test_lessons_give_the_logits_of_the_target(
     recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
 ) -> None:

@@ -99,6 +99,18 @@ def test_a_torn_write_leaves_the_old_checkpoint(
     assert _trainer(recipe, tokenizer, corpus, tmp_path).step == 3
 
 
+def test_a_loss_that_is_no_number_ends_the_run(
+    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+) -> None:
+    trainer = _trainer(recipe, tokenizer, corpus, tmp_path)
+    plain = trainer.loss
+    trainer.loss = lambda model, rows: plain(model, rows) * (float("nan") if trainer.step == 3 else 1.0)
+    with pytest.raises(ModelError, match="is nan at step 4"):
+        trainer.run(save_every=0.0)
+    again = _trainer(recipe, tokenizer, corpus, tmp_path)
+    assert again.step == 3 and all(p.isfinite().all() for p in again.model.parameters())
+
+
 def test_a_resumed_run_may_end_elsewhere(recipe: Recipe, runs: Path) -> None:
     def until(tokens: int) -> Recipe:
         schedule: Schedule = recipe.target_schedule.model_copy(update={"tokens": tokens})
