@@ -171,16 +171,26 @@ class FusedLlama:
         Raises:
             ModelError: the model is not of the family.
         """
-        weights = read_weights(model)
         keys = cache.layers[0].keys
-        fits = keys.device.type == "cpu" and keys.dtype == torch.float32 and keys.is_contiguous()
-        if fits and native.available() and cache.pages.page_size % 8 == 0:
+        plain = keys.device.type == "cpu" and keys.dtype == torch.float32 and keys.is_contiguous()
+        in_place = plain and native.available() and cache.pages.page_size % 8 == 0
+        return cls.build(read_weights(model), linear_kind, in_place)
+
+    @classmethod
+    def build(cls, weights: Weights, linear_kind: Kind, in_place: bool) -> FusedLlama:
+        """Build from weights on the device that it will run on.
+
+        Args:
+            in_place: whether the native forward can read the pages, see ``from_hf``.
+        """
+        vocab_size = weights.embedding.shape[0]
+        if in_place:
             from cospec.models.llama_native import NativeRunner
 
-            return cls(NativeRunner(weights, linear_kind), weights.embedding.shape[0])
+            return cls(NativeRunner(weights, linear_kind), vocab_size)
         runner = TorchRunner(weights, linear_kind)
-        graphs = keys.device.type == "cuda"
-        return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, weights.embedding.shape[0])
+        graphs = weights.embedding.device.type == "cuda"
+        return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, vocab_size)
 
     @property
     def roll(self) -> Callable[[PackedBatch, Sequence[LayerPages], Sequence[Pick]], Rolled] | None:

@@ -18,7 +18,7 @@ from cospec.models.budget import CacheBudget, Need, Room, divide, need_of, pages
 from cospec.models.cache import KVCache, LayerShape
 from cospec.models.folder import read_config, resolve, stored, weight_files
 from cospec.models.linear import choose_linear, replace_linears
-from cospec.models.llama import FusedLlama, why_not
+from cospec.models.llama import FusedLlama, read_weights, why_not
 from cospec.models.native import Kind
 from cospec.models.packed_model import Forwards, PackedModel
 from cospec.models.pages import PagePool
@@ -158,34 +158,58 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def _assemble(recipe: _Recipe) -> Model:
     from cospec.models import hf
 
-    model = _weights(recipe)
+    config = _config(recipe)
+    if _takes_fused(config, recipe):
+        return _fused_model(config, recipe)
+    model = _weights(config, recipe, recipe.cache_dtype)
     shapes = hf.probe(model)
-    limit = _limit(model.config.get_text_config(), recipe)
-    dtype = recipe.cache_dtype
-    pages, max_len = _pages(shapes, dtype, limit, recipe)
-    attention = choose_attention(recipe.options.attention_backend, recipe.device, shapes, pages.page_size)
-    by_head = attention == "sdpa"
-    cache = KVCache(shapes, pages, dtype, recipe.device, by_head)
-    if _takes_fused(model.config, recipe, attention):
-        fused = FusedLlama.from_hf(model, cache, recipe.kind)
-        roll = fused.roll
-        forwards = Forwards(
-            score=lambda batch: fused.logits(batch, cache.layers),
-            read=(lambda batch: fused.states(batch, cache.layers)) if recipe.options.keep_states else None,
-            roll=None if roll is None else lambda batch, picks: roll(batch, cache.layers, picks),
-        )
-        return PackedModel(recipe.name, forwards, cache, fused.vocab_size, max_len)
+    cache, attention, max_len = _cache(config, shapes, recipe)
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.kind)
-    small = PagePool(4, pages.page_size, prefix_caching=False)
-    hf.check_packing(model, KVCache(shapes, small, dtype, recipe.device, by_head), attention)
+    small = PagePool(4, cache.pages.page_size, prefix_caching=False)
+    by_head = attention == "sdpa"
+    hf.check_packing(model, KVCache(shapes, small, recipe.cache_dtype, recipe.device, by_head), attention)
     return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
 
 
-def _takes_fused(config: Any, recipe: _Recipe, attention: str) -> bool:
+def _fused_model(config: Any, recipe: _Recipe) -> Model:
+    """The hand-written forward. It holds the weights in its own way; the loaded ones go before the cache comes."""
+    from cospec.models import hf
+
+    model = _weights(config, recipe, recipe.dtype)
+    shapes = hf.probe(model)
+    fused = FusedLlama.build(read_weights(model), recipe.kind, in_place=recipe.device.type == "cpu")
+    del model
+    if recipe.device.type == "cuda":
+        torch.cuda.empty_cache()
+    cache, _, max_len = _cache(config, shapes, recipe)
+    roll = fused.roll
+    forwards = Forwards(
+        score=lambda batch: fused.logits(batch, cache.layers),
+        read=(lambda batch: fused.states(batch, cache.layers)) if recipe.options.keep_states else None,
+        roll=None if roll is None else lambda batch, picks: roll(batch, cache.layers, picks),
+    )
+    return PackedModel(recipe.name, forwards, cache, fused.vocab_size, max_len)
+
+
+def _cache(config: Any, shapes: list[LayerShape], recipe: _Recipe) -> tuple[KVCache, str, int]:
+    """The KV cache, the attention that reads it, and how long a sequence can be in it."""
+    options = recipe.options
+    attention = choose_attention(options.attention_backend, recipe.device, shapes, options.page_size)
+    pages, max_len = _pages(shapes, recipe.cache_dtype, _limit(config.get_text_config(), recipe), recipe)
+    cache = KVCache(shapes, pages, recipe.cache_dtype, recipe.device, by_head=attention == "sdpa")
+    return cache, attention, max_len
+
+
+def _takes_fused(config: Any, recipe: _Recipe) -> bool:
     """Whether the hand-written forward serves: on a CPU only where both back ends are native."""
-    native_cpu = recipe.device.type == "cpu" and recipe.linear == "native" and attention == "native"
-    return recipe.options.fused == "auto" and (native_cpu or recipe.device.type == "cuda") and not why_not(config)
+    options = recipe.options
+    if options.fused == "never" or why_not(config):
+        return False
+    if recipe.device.type == "cuda":
+        return True
+    attention = choose_attention(options.attention_backend, recipe.device, (), options.page_size)
+    return recipe.linear == attention == "native"
 
 
 def _config(recipe: _Recipe) -> Any:
@@ -198,21 +222,20 @@ def _config(recipe: _Recipe) -> Any:
         raise ModelError(f"The configuration of {recipe.name} cannot be used: {_first_line(error)}.") from error
 
 
-def _weights(recipe: _Recipe) -> Any:
-    """The Hugging Face model: float32 on a CPU, rounded first when fewer bits are asked for than the file has."""
+def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
+    """The Hugging Face model, held as ``dtype``; rounded first when fewer bits are asked for than the file has."""
     from transformers import AutoModelForCausalLM
 
     from cospec.models import hf
 
-    on_cpu = recipe.device.type == "cpu"
-    config = _config(recipe)
     if getattr(config, "is_encoder_decoder", False):
         raise hf.refusal(config, "is an encoder-decoder")
+    merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, and rounded once
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             recipe.folder,
             config=config,
-            dtype=torch.float32 if on_cpu else recipe.dtype,
+            dtype=torch.float32 if merged else dtype,
             attn_implementation=hf.ATTENTION_NAME,
             use_safetensors=True,
             output_loading_info=True,
@@ -229,7 +252,7 @@ def _weights(recipe: _Recipe) -> Any:
         raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
     if recipe.adapter is not None:
         merge(model, recipe.adapter)
-    if on_cpu and recipe.dtype is torch.bfloat16:
+    if recipe.dtype is torch.bfloat16 and model.dtype is torch.float32:
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().float()
     return model.to(recipe.device).eval().requires_grad_(False)
@@ -238,10 +261,11 @@ def _weights(recipe: _Recipe) -> Any:
 def _limit(config: Any, recipe: _Recipe) -> int:
     """Tokens of one sequence that the positions of the model allow, or that the user wants."""
     limit: Any = getattr(config, "max_position_embeddings", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        # Beyond this length the whole batch would switch to other frequencies, whatever its sequences' own lengths.
-        limit = rope.get("original_max_position_embeddings") or limit
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *given.values()):  # of the model, or of each kind of layer
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            # Beyond this length the whole batch would switch to other frequencies, whatever its sequences' lengths.
+            limit = rope.get("original_max_position_embeddings") or limit
     asked = recipe.options.max_model_len
     if limit is None and asked is None:
         raise ModelError(f"The model {recipe.name} does not say how long its sequences may be; set max_model_len.")

@@ -16,8 +16,9 @@ import transformers
 from cospec.batches import Segment, TokenBatch
 from cospec.errors import CospecError, ModelError
 from cospec.models import folder as folders
-from cospec.models import hf, native
+from cospec.models import hf, loading, native
 from cospec.models.cache import KVCache
+from cospec.models.llama import read_weights
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
 from cospec.models.pages import PagePool
 
@@ -276,3 +277,33 @@ def test_tokenizer(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).encode("b a c") == [1, 0, 2]
     with pytest.raises(ModelError, match="has no tokenizer that can be read"):
         load_tokenizer(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_lengths_behind_which_a_batch_would_change_its_frequencies_are_out_of_reach(saved: Path, nested: bool) -> None:
+    """Long RoPE turns the whole batch to other frequencies when one of its sequences grows long."""
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 48, "factor": 2.0,
+    }  # fmt: skip
+    recipe = loading._recipe(str(saved), LoadOptions(device="cpu"))
+    given = {"full_attention": rope, "sliding_attention": {"rope_type": "default"}} if nested else rope
+    config = type("Config", (), {"max_position_embeddings": 96, "rope_parameters": given})
+    assert loading._limit(config, recipe) == 48
+    if not nested:
+        change_config(saved, rope_parameters=rope)
+        assert load_model(str(saved)).max_len == 48
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
+def test_the_hand_written_forward_reads_the_weights_as_they_are_stored(tmp_path: Path, stored: torch.dtype) -> None:
+    """No float32 copy of the model in between, and the same results as through one."""
+    tiny().to(stored).save_pretrained(tmp_path)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "read_weights", lambda model: seen.append(model.dtype) or read_weights(model))
+        found = run(load_model(str(tmp_path), LoadOptions(device="cpu")))
+    assert seen == [stored]
+    torch.testing.assert_close(found, plain(reference), atol=1e-4, rtol=0)
