@@ -173,13 +173,8 @@ def share(found: Found, policy: str) -> str:
 
 def pipelined(found: Found, batch: int) -> str:
     """Throughput of the other orders over taking turns, and how much of the time both parts were at work."""
-    rounds = found[str(batch)]
-    base = rounds["sequential"]["tokens_per_second"]
-    words = [
-        f"{name} {rounds[name]['tokens_per_second'] / base - 1:+.1%} (overlap {rounds[name]['overlap']:.2f})"
-        for name in ("pipelined", "draft-ahead")
-    ]
-    return ", ".join(words)
+    ways = found["batches"][str(batch)]
+    return ", ".join(f"{name} {way['speed'] - 1:+.1%} (overlap {way['overlap']:.2f})" for name, way in ways.items())
 
 
 if __name__ == "__main__":

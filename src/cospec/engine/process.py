@@ -24,6 +24,7 @@ from cospec.types import Event, Finish, Request
 
 IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent is still there
 LINGER_MS = 1000
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,8 @@ def run_process(address: str, config: EngineConfig, build: Build) -> None:
     # Signals go to the whole group of a terminal or a container; the server decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(format=LOG_FORMAT)
+    logging.getLogger("cospec").setLevel(logging.INFO)  # which round is at work and why, what a drafter does
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.set(zmq.LINGER, LINGER_MS)
         socket.set(zmq.SNDHWM, 0)

@@ -2,7 +2,9 @@
 
 Begins ``sequential`` and measures how long the target and the drafter take. Where the two share their hardware, one
 after the other on all of it is as fast as both beside each other, so it stays there. Where the drafter has hardware of
-its own and the stage times promise something, the round that promises most is tried, and kept if it is faster.
+its own, or a process of its own, and the stage times promise something, the round that promises most is tried, and
+kept if it is faster. What was found holds for the load that it was found under: when that has doubled or halved, it is
+measured again.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from cospec.draws import Floats
 from cospec.protocols import Crew, Round
 from cospec.rounds.ahead import DraftAhead
+from cospec.rounds.beside import Beside
 from cospec.rounds.pipelined import Pipelined
 from cospec.rounds.sequential import Sequential
 from cospec.stats import RoundInfo, RoundTimes
@@ -23,8 +26,9 @@ from cospec.types import Commit, Outcome, Plan
 
 WINDOW = 64  # rounds with drafts that a choice rests on
 WORTH = 1.05  # a gain below this is not worth a change
+CHANGED = 2.0  # times as many or as few sequences are another load
 
-_BESIDE: dict[str, type[Pipelined] | type[DraftAhead]] = {"pipelined": Pipelined, "draft-ahead": DraftAhead}
+_BESIDE: dict[str, type[Beside]] = {"pipelined": Pipelined, "draft-ahead": DraftAhead}
 _log = logging.getLogger(__name__)
 
 
@@ -76,8 +80,8 @@ class Auto:
         self._round: Round = Sequential(crew)
         self._seen = _Window()
         self._before: _Window | None = None  # what ``sequential`` did, while another round is tried
-        self._tried: Pipelined | DraftAhead | None = None
         self._settled = False
+        self._width = self._load = 0.0  # sequences that are drafted for: of late, and when the round was chosen
 
     @property
     def at_work(self) -> Round:
@@ -86,6 +90,7 @@ class Auto:
 
     def run(self, plan: Plan) -> list[Outcome]:
         """As the round at work does."""
+        self._follow(plan)
         if not self._settled and self._seen.rounds >= self._window_size:
             self._decide()
         started = self.crew.clock()
@@ -106,6 +111,21 @@ class Auto:
     def free(self, ids: Seq[str]) -> None:
         """As the round at work does."""
         self._round.free(ids)
+
+    def _follow(self, plan: Plan) -> None:
+        """Keep up with the load, and begin anew when it is another one."""
+        if self.crew.handle is None or not self.crew.handle.parallel:
+            return
+        width = sum(entry.budget.depth > 0 for entry in plan.entries)
+        if width:
+            self._width += (width - self._width) / (self._window_size if self._width else 1)
+        chosen = self._settled or self._before is not None
+        if chosen and not self._load / CHANGED <= self._width <= self._load * CHANGED:
+            if isinstance(self._round, Beside):
+                self._round.close()
+                self._round = Sequential(self.crew)
+            self._seen, self._before, self._settled = _Window(), None, False
+            self._say(RoundInfo("sequential", "the load has changed, so stage times are measured again"))
 
     def _measure(self, outcomes: Seq[Outcome], seconds: float) -> None:
         drafted = sum(outcome.draft is not None for outcome in outcomes)
@@ -128,22 +148,22 @@ class Auto:
         if gain < WORTH:
             self._settle(f"{part}, and overlapping promises {gain:.2f} times the speed at most")
             return
-        self._before, self._seen = seen, _Window()
-        self._round = self._tried = _BESIDE[name](self.crew)
+        self._before, self._seen, self._load = seen, _Window(), self._width
+        self._round = _BESIDE[name](self.crew)
         self._say(RoundInfo(name, f"{part}; promises {gain:.2f} times the speed, and is tried"))
 
     def _keep_or_return(self, before: _Window, after: _Window) -> None:
         gain = after.speed / before.speed if before.speed else 0.0
         tried = self.info.name
-        if gain > 1.0 or self._tried is None:
+        if gain > 1.0 or not isinstance(self._round, Beside):
             self._settle(f"measured {gain:.2f} times the speed of sequential")
             return
-        self._tried.close()
+        self._round.close()
         self._round, self.info = Sequential(self.crew), RoundInfo("sequential")
         self._settle(f"{tried} was tried and had {gain:.2f} times its speed")
 
     def _settle(self, reason: str) -> None:
-        self._settled = True
+        self._settled, self._load = True, self._width
         self._say(RoundInfo(self.info.name, reason))
 
     def _say(self, info: RoundInfo) -> None:

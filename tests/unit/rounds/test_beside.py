@@ -142,6 +142,18 @@ def test_auto_measures_before_it_chooses(load: list[Any], parallel: bool, beside
     assert why in round.info.reason
 
 
+@pytest.mark.parametrize("beside", [4.0, 16.0])
+def test_another_load_is_measured_anew(load: list[Any], beside: float, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    made, round = auto(True, beside)
+    run_all(made, load)
+    first = round.info
+    assert "measured again" not in caplog.text
+    run_all(made, [make_request(f"m{n}", (n % 4, 1), SamplingParams(temperature=0, max_tokens=300)) for n in range(8)])
+    assert "round sequential: the load has changed, so stage times are measured again" in caplog.text
+    assert round.info.name == first.name and "times" in round.info.reason
+
+
 def test_the_round_and_its_reason_are_in_the_metrics() -> None:
     made = engine("auto", Recording(), 1)
     text = ServerMetrics("toy").render(asdict(made.metrics())).decode()
