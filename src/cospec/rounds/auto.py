@@ -10,6 +10,7 @@ measured again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -25,10 +26,15 @@ from cospec.stats import RoundInfo, RoundTimes
 from cospec.types import Commit, Outcome, Plan
 
 WINDOW = 64  # rounds with drafts that a choice rests on
+TURNS = 2  # of each of two rounds that are compared
 WORTH = 1.05  # a gain below this is not worth a change
 CHANGED = 2.0  # times as many or as few sequences are another load
 
-_BESIDE: dict[str, type[Beside]] = {"pipelined": Pipelined, "draft-ahead": DraftAhead}
+_ROUNDS: dict[str, Callable[[Crew], Round]] = {
+    "sequential": Sequential,
+    "pipelined": Pipelined,
+    "draft-ahead": DraftAhead,
+}
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +76,26 @@ class _Window:
         }
 
 
+class _Trial:
+    """Another round and ``sequential`` by turns, so that a machine whose speed changes favours neither."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.left = [name, "sequential"] * TURNS  # whose turns are to come, the one at work first
+        self._done = {name: _Window(), "sequential": _Window()}
+
+    def count(self, seen: _Window) -> None:
+        """The turn at work has ended."""
+        done = self._done[self.left.pop(0)]
+        done.seconds, done.tokens = done.seconds + seen.seconds, done.tokens + seen.tokens
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast as ``sequential`` the other one was."""
+        before = self._done["sequential"].speed
+        return self._done[self.name].speed / before if before else 0.0
+
+
 class Auto:
     """One round at work, and the choice of it."""
 
@@ -79,7 +105,7 @@ class Auto:
         self._window_size = window
         self._round: Round = Sequential(crew)
         self._seen = _Window()
-        self._before: _Window | None = None  # what ``sequential`` did, while another round is tried
+        self._trial: _Trial | None = None
         self._settled = False
         self._width = self._load = 0.0  # sequences that are drafted for: of late, and when the round was chosen
 
@@ -91,7 +117,7 @@ class Auto:
     def run(self, plan: Plan) -> list[Outcome]:
         """As the round at work does."""
         self._follow(plan)
-        if not self._settled and self._seen.rounds >= self._window_size:
+        if not self._settled and self._seen.rounds >= self._window_size // (TURNS if self._trial else 1):
             self._decide()
         started = self.crew.clock()
         outcomes = self._round.run(plan)
@@ -119,13 +145,11 @@ class Auto:
         width = sum(entry.budget.depth > 0 for entry in plan.entries)
         if width:
             self._width += (width - self._width) / (self._window_size if self._width else 1)
-        chosen = self._settled or self._before is not None
+        chosen = self._settled or self._trial is not None
         if chosen and not self._load / CHANGED <= self._width <= self._load * CHANGED:
-            if isinstance(self._round, Beside):
-                self._round.close()
-                self._round = Sequential(self.crew)
-            self._seen, self._before, self._settled = _Window(), None, False
-            self._say(RoundInfo("sequential", "the load has changed, so stage times are measured again"))
+            self._seen, self._trial, self._settled = _Window(), None, False
+            self._put("sequential")
+            self._say("the load has changed, so stage times are measured again")
 
     def _measure(self, outcomes: Seq[Outcome], seconds: float) -> None:
         drafted = sum(outcome.draft is not None for outcome in outcomes)
@@ -136,11 +160,11 @@ class Auto:
             seen.stages.append((drafted, self.times.draft, self.times.target))
 
     def _decide(self) -> None:
-        seen = self._seen
-        if self._before is not None:
-            self._keep_or_return(self._before, seen)
+        if self._trial is not None:
+            self._end_turn(self._trial)
             return
-        handle, part = self.crew.handle, f"drafting takes {seen.share:.0%} of the stages' time"
+        seen, handle = self._seen, self.crew.handle
+        part = f"drafting takes {seen.share:.0%} of the stages' time"
         if handle is None or not handle.parallel:
             self._settle(f"{part}, but drafter and target share their hardware, so nothing is gained by overlapping")
             return
@@ -148,27 +172,37 @@ class Auto:
         if gain < WORTH:
             self._settle(f"{part}, and overlapping promises {gain:.2f} times the speed at most")
             return
-        self._before, self._seen, self._load = seen, _Window(), self._width
-        self._round = _BESIDE[name](self.crew)
-        self._say(RoundInfo(name, f"{part}; promises {gain:.2f} times the speed, and is tried"))
+        self._trial, self._seen, self._load = _Trial(name), _Window(), self._width
+        self._put(name)
+        self._say(f"{part}; promises {gain:.2f} times the speed, and is tried by turns with sequential")
 
-    def _keep_or_return(self, before: _Window, after: _Window) -> None:
-        gain = after.speed / before.speed if before.speed else 0.0
-        tried = self.info.name
-        if gain > 1.0 or not isinstance(self._round, Beside):
-            self._settle(f"measured {gain:.2f} times the speed of sequential")
+    def _end_turn(self, trial: _Trial) -> None:
+        """Count what the round at work did; the other one is next, or the faster one stays."""
+        trial.count(self._seen)
+        self._seen = _Window()
+        if trial.left:
+            self._put(trial.left[0])
             return
-        self._round.close()
-        self._round, self.info = Sequential(self.crew), RoundInfo("sequential")
-        self._settle(f"{tried} was tried and had {gain:.2f} times its speed")
+        self._trial, gain = None, trial.gain
+        self._put(trial.name if gain > 1.0 else "sequential")
+        compared = f"measured {gain:.2f} times the speed of sequential"
+        self._settle(compared if gain > 1.0 else f"{trial.name} was tried and had {gain:.2f} times its speed")
+
+    def _put(self, name: str) -> None:
+        """Let another round work."""
+        if name == self.info.name:
+            return
+        if isinstance(self._round, Beside):
+            self._round.close()
+        self._round, self.info = _ROUNDS[name](self.crew), RoundInfo(name, self.info.reason)
 
     def _settle(self, reason: str) -> None:
         self._settled, self._load = True, self._width
-        self._say(RoundInfo(self.info.name, reason))
+        self._say(reason)
 
-    def _say(self, info: RoundInfo) -> None:
-        self.info = info
-        _log.info("round %s: %s", info.name, info.reason)
+    def _say(self, reason: str) -> None:
+        self.info = RoundInfo(self.info.name, reason)
+        _log.info("round %s: %s", self.info.name, reason)
 
 
 def _at(width: float, widths: Floats, seconds: Floats) -> float:
