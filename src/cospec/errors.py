@@ -37,6 +37,15 @@ def words(text: str) -> str:
     return _Raw(text)
 
 
+def is_text(text: str) -> bool:
+    """Whether ``text`` is whole Unicode characters; JSON may hold halves of one, which nothing can write or read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class ModelError(CospecError):
     """A model that cannot be loaded or served; the sentence says which and why."""
 

@@ -50,11 +50,14 @@ def generate(
     """Answer prompts from a file into a file; run it again to go on after an interruption."""
     from cospec.cli.batch import Batch
     from cospec.cli.jobs import ResultFile, key, read_jobs
+    from cospec.errors import InvalidInput, words
     from cospec.params import SamplingParams
 
     sampling = present(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **sampling)
     jobs, complaints = read_jobs(prompts)
+    if output.exists() and output.samefile(prompts):
+        raise InvalidInput("output", words(f"{output}, the file of the prompts"), "another file")
     for complaint in complaints:
         _complain(prompts, complaint)
     with ResultFile(output) as results:

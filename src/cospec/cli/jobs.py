@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput, is_text, words
 
 Id = str | int
+ROW_BEGINS = b'{"id": '  # of every line that this command writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,15 @@ def _parse(line: bytes, number: int) -> Job:
         given = json.loads(line)
     except ValueError as error:
         raise InvalidInput("line", words(f"not JSON ({error})"), "a JSON object") from None
+    except RecursionError:
+        raise InvalidInput("line", words("nested too deeply"), "a JSON object") from None
     if not isinstance(given, dict):
         raise InvalidInput("line", given, "a JSON object")
     id = given.get("id", given.get("question_id", number))
     if isinstance(id, bool) or not isinstance(id, str | int):
         raise InvalidInput("id", id, "a string or a whole number")
+    if isinstance(id, str) and not is_text(id):
+        raise InvalidInput("id", id, "text of whole Unicode characters")
     return Job(id, number, _turns(given))
 
 
@@ -93,7 +98,8 @@ class ResultFile:
             self._file: BinaryIO = path.open("a+b")
             self.done = frozenset(self._recover(path))
         except OSError as error:
-            raise InvalidInput("output", str(path), f"a file that can be written ({error.strerror})") from None
+            reason = error.strerror or error
+            raise InvalidInput("output", str(path), f"a file that can be written ({reason})") from None
 
     def __enter__(self) -> ResultFile:
         return self
@@ -107,17 +113,38 @@ class ResultFile:
         self._file.flush()
 
     def _recover(self, path: Path) -> Iterable[str]:
-        """Ids of whole results; a last line that was cut off is dropped from the file."""
+        """Ids of whole results; a last one that was cut off is dropped from the file, and nothing else ever is."""
         self._file.seek(0)
-        ids, end = [], 0
+        ids: list[str] = []
+        end = 0
         for number, line in enumerate(self._file, start=1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                ids.append(key(json.loads(line)["id"]))
-            except (ValueError, TypeError, KeyError):
+            id, ended = _id_of(line), line.endswith(b"\n")
+            if id is None and (ended or not _may_begin_a_row(line)):
                 shown = words(f"{path}, whose line {number} is not a result of this command")
-                raise InvalidInput("output", shown, "a new file, or one that this command wrote") from None
+                raise InvalidInput("output", shown, "a new file, or one that this command wrote")
+            if id is None:
+                self._file.truncate(end)
+                break
+            ids.append(id)
             end += len(line)
-        self._file.truncate(end)
+            if not ended:
+                self._file.write(b"\n")
         return ids
+
+
+def _id_of(line: bytes) -> str | None:
+    """The id of a result; None for a line that is none."""
+    try:
+        row = json.loads(line)
+        return key(row["id"]) if "text" in row else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def _may_begin_a_row(line: bytes) -> bool:
+    """Whether a line without an end is a result that was cut off, which is no JSON."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return line.startswith(ROW_BEGINS) or ROW_BEGINS.startswith(line)
+    return False

@@ -147,6 +147,15 @@ def test_wrong_options_get_one_sentence(llm, cospec_command, files, arguments, c
         assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_prompts_are_not_written_over(llm, cospec_command, files):
+    prompts, output = files
+    prompts.write_text('{"id": 1, "text": "mine", "prompt": "a"}')
+    output.symlink_to(prompts)
+    result = cospec_command("generate", "--prompts", prompts, "--output", output)
+    assert (result.exit_code, "the file of the prompts; allowed is another file." in result.stderr) == (1, True)
+    assert prompts.read_text() == '{"id": 1, "text": "mine", "prompt": "a"}'
+
+
 def test_missing_prompts(llm, cospec_command, files):
     prompts, output = files
     result = cospec_command("generate", "--prompts", prompts, "--output", output)

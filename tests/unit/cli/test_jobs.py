@@ -31,6 +31,8 @@ def test_every_kind_of_line(tmp_path):
         (b'{"turns": []}', "a list of strings"),
         (b'{"turns": ["a", 1]}', "a list of strings"),
         (b'{"id": 1.5, "prompt": "a"}', "1.5"),
+        (b'{"id": "\\ud800", "prompt": "a"}', "whole Unicode characters"),
+        (b"[" * 100_000, "nested too deeply"),
         (b'{"id": "same", "prompt": "a"}', "line 1"),
     ],
 )
@@ -57,17 +59,37 @@ def test_results_survive_and_a_torn_line_is_dropped(tmp_path):
     path = tmp_path / "out.jsonl"
     with ResultFile(path) as results:
         assert results.done == frozenset()
-        results.write({"id": "ä"})
-        results.write({"id": 2})
+        results.write({"id": "ä", "text": ""})
+        results.write({"id": 2, "text": ""})
     path.write_bytes(path.read_bytes() + b'{"id": "torn", "te')
     with ResultFile(path) as results:
         assert results.done == {key("ä"), key(2)}
-        results.write({"id": 3})
+        results.write({"id": 3, "text": ""})
     assert [line[:7] for line in path.read_text().splitlines()] == ['{"id": ', '{"id": ', '{"id": ']
-    assert path.read_text().splitlines()[-1] == '{"id": 3}'
+    assert path.read_text().splitlines()[-1] == '{"id": 3, "text": ""}'
 
 
-@pytest.mark.parametrize("content", ["hello\n", '{"text": 1}\n', "[1]\n"])
+def test_a_last_result_without_its_line_break_is_kept(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"id": 1, "text": "a"}')
+    with ResultFile(path) as results:
+        assert results.done == {key(1)}
+        results.write({"id": 2, "text": "b"})
+    assert path.read_text() == '{"id": 1, "text": "a"}\n{"id": 2, "text": "b"}\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "hello\n",
+        '{"text": 1}\n',
+        "[1]\n",
+        "notes without a line break",
+        '{"id": 1, "prompt": "a"}\n',
+        '{"id": 1, "prompt": "a"}',
+        '{"prompt": "a"}',
+    ],
+)
 def test_a_file_of_something_else_is_left_alone(tmp_path, content):
     path = tmp_path / "notes.txt"
     path.write_text(content)
