@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.engine.engine import Engine
+from cospec.engine.prompts import Message, Prompt, conversations, each, read, text
 from cospec.engine.requests import make_requests
-from cospec.errors import InvalidInput
+from cospec.engine.tokens import Tokens
+from cospec.errors import InvalidInput, words
 from cospec.outputs import OutputBuilder, RequestOutput
 from cospec.params import SamplingParams
 from cospec.types import Event, Request, Speculation
-
-Prompt = str | Seq[int]
-Message = Mapping[str, str]
 
 
 class LLM:
@@ -68,57 +68,64 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Seq[Prompt],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
-        speculation: Speculation = Speculation(),
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        speculation: Speculation | Mapping[str, Any] | None = None,
         law: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all at once; results come in the order of the prompts.
 
         Args:
-            prompts: texts or lists of token ids; a single one may stand by itself.
+            prompts: texts, lists of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a single one may
+                stand by itself.
             sampling_params: one for all, or one per prompt.
+            speculation: other choices than those that the model was loaded with; a mapping has ``Speculation``'s keys.
             law: another blend of the models than the one that they were loaded with.
 
         Raises:
             InvalidInput: a prompt or parameter that cannot be served; then none of them runs.
         """
-        listed = _as_list(prompts)
+        listed = each(prompts)
         params = _match(sampling_params, len(listed))
-        calls = [self._requests(prompt, chosen, speculation) for prompt, chosen in zip(listed, params, strict=True)]
-        calls = [[replace(request, law=law) for request in call] for call in calls]
+        chosen = _choices(speculation)
+        calls = [
+            [replace(request, law=law) for request in self._requests(prompt, how, chosen)]
+            for prompt, how in zip(listed, params, strict=True)
+        ]
         requests = [request for call in calls for request in call]
         builders = {request.id: OutputBuilder() for request in requests}
         for event in self._follow(requests):
             builders[event.id].add(event)
         return [
-            self._output(prompt, requests, builders, chosen)
-            for prompt, requests, chosen in zip(listed, calls, params, strict=True)
+            self._output(prompt, requests, builders, how)
+            for prompt, requests, how in zip(listed, calls, params, strict=True)
         ]
 
     def chat(
-        self, messages: Seq[Message] | Seq[Seq[Message]], sampling_params: SamplingParams | None = None
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the tokenizer's chat template."""
-        several = messages and not isinstance(messages[0], Mapping)
-        conversations = messages if several else [messages]
-        return self.generate([self._templated(conversation) for conversation in conversations], sampling_params)
+        return self.generate([self._tokens.chat(each) for each in conversations(messages)], sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Event]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        speculation: Speculation | Mapping[str, Any] | None = None,
+    ) -> Iterator[Event]:
         """Complete one prompt and give its events as they come; closing the iterator ends the work."""
-        return self._follow(self._requests(prompt, sampling_params or SamplingParams(), Speculation()))
+        (params,) = _match(sampling_params, 1)
+        return self._follow(self._requests(prompt, params, _choices(speculation)))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ids pass through."""
-        if not isinstance(prompt, str):
-            return list(prompt)
-        return list(self.tokenizer.encode(prompt))
+        return read(prompt, self._tokens)
 
-    def _templated(self, messages: Any) -> list[int]:
-        if getattr(self.tokenizer, "chat_template", None) is None:
-            raise InvalidInput("messages", messages, "a model whose tokenizer has a chat template; this one has none")
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+    @cached_property
+    def _tokens(self) -> Tokens:
+        return Tokens(self.tokenizer, self.engine.max_model_len, self.engine.vocab_size)
 
     def _requests(self, prompt: Prompt, params: SamplingParams, speculation: Speculation) -> list[Request]:
         id = f"llm-{next(self._numbers)}"
@@ -157,7 +164,7 @@ class LLM:
         own = [builders[request.id] for request in requests]
         return RequestOutput(
             request_id=requests[0].parent,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text(prompt),
             prompt_token_ids=requests[0].prompt,
             prompt_logprobs=own[0].prompt_logprobs,
             outputs=tuple(builder.build(params.logprobs is not None) for builder in own),
@@ -165,15 +172,23 @@ class LLM:
         )
 
 
-def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
-
-
-def _match(params: SamplingParams | Seq[SamplingParams] | None, n: int) -> list[SamplingParams]:
+def _match(params: Any, n: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * n
-    if len(params) != n:
-        raise InvalidInput("sampling_params", f"{len(params)} of them", f"one, or one per prompt, here {n}")
-    return list(params)
+    several = isinstance(params, Iterable) and not isinstance(params, str | Mapping)
+    found = list(params) if several else [params]
+    wrong = next((one for one in found if not isinstance(one, SamplingParams)), None)
+    if wrong is not None or None in found:
+        raise InvalidInput("sampling_params", wrong, "a SamplingParams, or a list of one per prompt")
+    if len(found) != n:
+        raise InvalidInput("sampling_params", words(f"{len(found)} of them"), f"one, or one per prompt, here {n}")
+    return found
+
+
+def _choices(given: Any) -> Speculation:
+    if given is None or isinstance(given, Speculation):
+        return given or Speculation()
+    known = [field.name for field in fields(Speculation)]
+    if not isinstance(given, Mapping) or not set(given) <= set(known):
+        raise InvalidInput("speculation", given, "a Speculation or a mapping with the keys " + ", ".join(known))
+    return Speculation(**given)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cospec.errors import InvalidInput, words
 
+OBJECTS = ("model_type", "dict_type", "mapping_type")  # pydantic's names of errors
 OptionsT = TypeVar("OptionsT", bound="Options")
 
 
@@ -44,5 +45,14 @@ def _sentence(cls: type[Options], error: ValidationError, where: str) -> Invalid
         )
     if first["type"] == "missing":
         return InvalidInput(name, words("missing"), "a value")
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return InvalidInput(name, first["input"], message.removeprefix("input should be "))
+    return InvalidInput(name, first["input"], allowed(first))
+
+
+def allowed(error: Mapping[str, Any]) -> str:
+    """What a value should have been, in words that need no Python; ``error`` is one of a ``ValidationError``'s."""
+    if error["type"] in OBJECTS:
+        return "an object"
+    if error["type"] == "too_short":
+        return f"a list of at least {error['ctx']['min_length']}"
+    message = str(error["msg"])
+    return (message[0].lower() + message[1:]).removeprefix("input should be ")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from cospec.errors import InvalidInput
+from cospec.errors import InvalidInput, is_text
 
 MAX_LOGPROBS = 20
 GREEDY_BELOW = 1e-5
@@ -59,9 +58,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        object.__setattr__(self, "stop", _listed("stop", stop, "a non-empty string or a list of them"))
+        ids = _listed("stop_token_ids", self.stop_token_ids or (), "a list of token ids")
+        object.__setattr__(self, "stop_token_ids", ids)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(name, getattr(self, name), "True or False")
         _whole("n", self.n, 1, 128)
         _number("temperature", self.temperature, 0, 100)
         _number("top_p", self.top_p, 0, 1, above=True)
@@ -86,8 +89,12 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise InvalidInput("stop", text, "a non-empty string or a list of them")
+            if not is_text(text):
+                raise InvalidInput("stop", text, "text of whole Unicode characters")
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0)
+        if not isinstance(self.logit_bias, Mapping | None):
+            raise InvalidInput("logit_bias", self.logit_bias, "an object from token id to a number")
         for token, bias in (self.logit_bias or {}).items():
             _whole("logit_bias", token, 0)
             _number(f"logit_bias[{token}]", bias, -100, 100)
@@ -129,6 +136,12 @@ class SamplingParams:
         return cls(**values)
 
 
+def _listed(name: str, given: object, allowed: str) -> tuple[Any, ...]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise InvalidInput(name, given, allowed)
+    return tuple(given)
+
+
 def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
     bounds = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
@@ -137,7 +150,7 @@ def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
 
 def _number(name: str, value: object, low: float, high: float, above: bool = False) -> None:
     bounds = f"a number {'above' if above else 'from'} {low} {'up ' if above else ''}to {high}"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(name, value, bounds)
-    if not low <= value <= high or (above and value == low):
+    if not low <= value <= high or (above and value == low):  # false of what is not a number, too
         raise InvalidInput(name, value, bounds)

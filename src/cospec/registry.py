@@ -38,10 +38,10 @@ class Table(Mapping[str, str]):
         module, _, attribute = self._entries[name].partition(":")
         return getattr(import_module(module), attribute)
 
-    def check(self, name: object, *also: str) -> None:
-        """Raise ``InvalidInput`` unless ``name`` is in the table or among ``also``."""
+    def check(self, name: object, *also: str, field: str | None = None) -> None:
+        """Raise ``InvalidInput``, about ``field`` or the table's own, unless ``name`` is in it or among ``also``."""
         if name not in self._entries and name not in also:
-            raise InvalidInput(self._field, name, "one of " + ", ".join([*self._entries, *also]))
+            raise InvalidInput(field or self._field, name, "one of " + ", ".join([*self._entries, *also]))
 
 
 DRAFTERS = Table(

@@ -6,6 +6,15 @@ import json
 
 import pytest
 
+from cospec.engine.requests import make_requests
+from cospec.engine.tokens import Tokens, load_tokenizer
+from cospec.params import SamplingParams
+from cospec.server.answers import CompletionShape
+from cospec.server.schemas import CompletionBody
+from cospec.server.service import Output
+from cospec.stats import TokenLogprobs
+from cospec.types import Event
+
 
 def texts(answer: dict) -> list[str]:
     return [choice["text"] for choice in answer["choices"]]
@@ -177,3 +186,17 @@ def test_every_sampling_key_is_taken(server):
     }  # fmt: skip
     response = server.post("/v1/completions", prompt="a", **body)
     assert response.status_code == 200, response.text
+
+
+def test_offsets_do_not_wait_for_text_that_is_held_back(tokenizer_folder):
+    tokens = Tokens(load_tokenizer(str(tokenizer_folder)), 256, 300)
+    body = CompletionBody(prompt=[[1]], logprobs=0)
+    (request,) = make_requests("r", (1,), SamplingParams(logprobs=0))
+    shape, output, offsets = CompletionShape(body, tokens), Output("", request), []
+    for text, ids in (("", tokens.encode("ab")), ("abc", tokens.encode("c"))):
+        entries = tuple(TokenLogprobs(id, -0.5, 1, ()) for id in ids)
+        event = Event("r-0", "r", 0, text, ids, ("target",) * len(ids), entries)
+        for choice in shape.chunks(0, output, event):
+            offsets += choice["logprobs"]["text_offset"]
+        output.take(event)
+    assert offsets == [0, 1, 2]

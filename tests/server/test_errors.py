@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import socket
 
 import pytest
 
@@ -49,9 +50,11 @@ def error_of(response, status: int) -> dict:
         ({"prompt": "x" * 100_000}, "prompt", "256 tokens"),
         ({"prompt": "REFUSE"}, "prompt", "another one"),
         ({"prompt": "\ud800"}, "prompt", "whole Unicode characters"),
-        ({"stop": "\ud800"}, None, "whole Unicode characters"),
-        ({"stop_token_ids": [2**70]}, None, "64 bits"),
-        ({"logit_bias": {str(2**70): 1}}, None, "64 bits"),
+        ({"stop": "\ud800"}, "stop", "whole Unicode characters"),
+        ({"stop_token_ids": [2**70]}, "stop_token_ids", "ids from 0 to"),
+        ({"logit_bias": {str(2**70): 1}}, "logit_bias", "ids from 0 to"),
+        ({"max_tokens": 2**70}, "max_tokens", "less than or equal to"),
+        ({"speculation": 5}, "speculation", "allowed is an object."),
         ({"\ud800": 1}, "body", "a JSON object"),
         ({"colour": "x" * 10_000}, "colour", " ... "),
     ],
@@ -122,3 +125,28 @@ def test_failure_inside_a_stream_is_told_in_the_stream(server):
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "told"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "1"),
+        ({"logprobs": True, "top_logprobs": 25}, "top_logprobs", "20"),
+        ({"messages": []}, "messages", "a list of at least 1"),
+        ({"messages": [5]}, "messages.0", "an object"),
+    ],
+)
+def test_chat_names_the_field_that_was_given(server, body, param, told):
+    given = {"messages": [{"role": "user", "content": "a"}], **body}
+    error = error_of(server.post("/v1/chat/completions", **given), 400)
+    assert error["param"] == param
+    assert error["message"].endswith(f"{told}.")
+
+
+def test_a_client_that_goes_away_while_it_sends_is_no_bug_of_the_server(server, caplog):
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as sender:
+        sender.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert server.http.get("/health").status_code == 200
+    assert server.post("/v1/completions", prompt="ab", max_tokens=1).status_code == 200
+    assert "Exception in ASGI application" not in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import json
 import time
@@ -11,6 +12,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import cospec
+from cospec.engine.tokens import Tokens
+from cospec.errors import InvalidInput
+from cospec.params import SamplingParams
+from cospec.server import errors
+from cospec.server.app import KeyCheck
+from cospec.server.errors import Overloaded
+from cospec.server.metrics import ServerMetrics
+from cospec.server.schemas import CompletionBody
+from cospec.server.service import Call, Service
 
 
 def wait_until(condition, seconds: float = 20.0) -> None:
@@ -175,3 +185,68 @@ def test_death_of_the_engine_ends_streams_and_health(own_server):
     for path in ("/health", "/ready", "/metrics"):
         assert own_server.http.get(path).status_code == 503
     assert own_server.post("/v1/completions", prompt="a").status_code == 503
+
+
+def test_every_answer_has_a_request_id(server):
+    body = {"prompt": "ab", "max_tokens": 2}
+    answer = server.post("/v1/completions", **body)
+    assert answer.headers["x-request-id"] == answer.json()["id"]
+    streamed = server.post("/v1/completions", **body, stream=True)
+    assert streamed.headers["x-request-id"] == json.loads(streamed.text.splitlines()[0].removeprefix("data: "))["id"]
+    first, second = (server.http.get("/nothing").headers["x-request-id"] for _ in range(2))
+    assert first != second
+    for given, kept in (("mine-7", True), ("x" * 200, False), ("a b", False)):
+        answer = server.http.post("/v1/completions", json=body, headers={"X-Request-Id": given})
+        assert (answer.headers.get_list("x-request-id") == [given]) is kept
+
+
+def test_health_answers_head(server):
+    for path in ("/health", "/ready"):
+        assert server.http.head(path).status_code == 200
+
+
+def test_limit_of_outputs_at_once(server):
+    service = Service(server.client, Tokens(None, 256, 300), ServerMetrics("fake"), limit=3)
+    body = CompletionBody(prompt=[[1]])
+
+    def call(n: int) -> Call:
+        return service.call("cmpl", body, [("", (1,))], SamplingParams(n=n))
+
+    assert len(call(3).requests) == 3
+    with pytest.raises(InvalidInput, match="n is giving 4 outputs; allowed is at most 3"):
+        call(4)
+    running = server.client.submit(call(2).requests)
+
+    async def begin() -> None:
+        await anext(running)
+
+    asyncio.run_coroutine_threadsafe(begin(), server.loop).result(30)
+    assert len(call(1).requests) == 1
+    with pytest.raises(Overloaded) as refused:
+        call(2)
+    assert errors.describe(refused.value)[0] == 429
+    answer = errors.response(str(refused.value), 429)
+    assert answer.headers["retry-after"] == "1"
+    assert json.loads(answer.body)["error"]["code"] == "rate_limit_exceeded"
+    asyncio.run_coroutine_threadsafe(running.aclose(), server.loop).result(30)
+    assert len(call(3).requests) == 3
+
+
+def test_a_key_may_have_any_characters(config):
+    async def app(scope, receive, send):
+        reached.append(scope["path"])
+
+    async def ask(key: bytes) -> list[dict]:
+        sent: list[dict] = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/v1/models", "headers": [(b"authorization", b"Bearer " + key)]}
+        await KeyCheck(app, "schl\u00fcssel")(scope, None, send)
+        return sent
+
+    reached: list[str] = []
+    assert asyncio.run(ask("schl\u00fcssel".encode())) == []
+    assert reached == ["/v1/models"]
+    assert asyncio.run(ask(b"schl"))[0]["status"] == 401

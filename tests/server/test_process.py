@@ -30,11 +30,15 @@ import sys
 sys.path.insert(0, {str(HERE)!r})
 from fake_engine import FakeEngine
 from cospec.config import EngineConfig
+from cospec.errors import EngineStopped
 from cospec.server.run import ServerSettings, run
 config = EngineConfig(model=sys.argv[3], tokenizer=sys.argv[1])
 settings = ServerSettings(port=0, drain_timeout=float(sys.argv[2]))
 print("starting", flush=True)
-run(config, settings, lambda url: print(url, flush=True), FakeEngine.build)
+try:
+    run(config, settings, lambda url: print(url, flush=True), FakeEngine.build)
+except EngineStopped:
+    sys.exit(1)
 """
 
 
@@ -141,6 +145,15 @@ def test_engine_ends_with_a_killed_server(served):
     wait_until(lambda: not any(alive(pid) for pid in engine))
 
 
+def test_server_ends_with_its_engine(served):
+    process, url = served(600)
+    thread, answers = begin(url, "FOREVER")
+    assert httpx.post(f"{url}/v1/completions", json={"prompt": "DIE"}, timeout=60).status_code == 503
+    thread.join(60)
+    assert (answers[0].status_code, "exit code 3" in answers[0].text) == (503, True)
+    assert process.wait(30) == 1
+
+
 def test_taken_port_is_told_before_a_model_is_loaded(server):
     port = int(server.url.rsplit(":", 1)[1])
     with pytest.raises(InvalidInput, match=f"127.0.0.1:{port}"):
@@ -235,7 +248,7 @@ def test_closed_client_takes_nothing(config):
 
 
 def test_refusal_carries_its_field(config, tokenizer_folder):
-    from cospec.server.tokens import Tokens, load_tokenizer
+    from cospec.engine.tokens import Tokens, load_tokenizer
 
     async def use(client: EngineClient) -> None:
         tokens = Tokens(load_tokenizer(str(tokenizer_folder)), 256, client.info.vocab_size)

@@ -36,6 +36,12 @@ WRONG_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 21}, "logprobs is 21; allowed is a whole number from 0 to 20."),
     ({"prompt_logprobs": -1}, "prompt_logprobs is -1; allowed is a whole number from 0 to 20."),
     ({"stop": [""]}, "stop is ''; allowed is a non-empty string or a list of them."),
+    ({"stop": 5}, "stop is 5; allowed is a non-empty string or a list of them."),
+    ({"stop": b"x"}, "stop is b'x'; allowed is a non-empty string or a list of them."),
+    ({"stop": "\ud800"}, "stop is '\\ud800'; allowed is text of whole Unicode characters."),
+    ({"stop_token_ids": 5}, "stop_token_ids is 5; allowed is a list of token ids."),
+    ({"ignore_eos": 1}, "ignore_eos is 1; allowed is True or False."),
+    ({"temperature": 10**400}, f"temperature is {10**400}; allowed is a number from 0 to 100."),
     ({"stop_token_ids": [-1]}, "stop_token_ids is -1; allowed is a whole number from 0 up."),
     ({"logit_bias": {"x": 1}}, "logit_bias is {'x': 1}; allowed is an object from token id to a number."),
     ({"logit_bias": {3: 101}}, "logit_bias[3] is 101.0; allowed is a number from -100 to 100."),
@@ -49,6 +55,17 @@ def test_sampling_parameters(given: dict[str, Any], sentence: str) -> None:
         SamplingParams.parse(given)
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
+
+
+def test_a_bias_that_is_no_object() -> None:
+    with pytest.raises(InvalidInput, match="logit_bias is 5; allowed is an object from token id to a number"):
+        SamplingParams(logit_bias=5)  # type: ignore[arg-type]
+
+
+def test_the_field_of_a_token_id_is_the_one_that_was_given() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        RESOLVER.resolve(request(logit_bias={12: 1.0}))
+    assert caught.value.field == "logit_bias"
 
 
 def test_good_sampling_parameters() -> None:
@@ -132,7 +149,7 @@ def request(prompt: tuple[int, ...] = (1, 2), speculation: Speculation = Specula
         (request(stop_token_ids=(11,)), "stop_token_ids token id is 11; allowed is a whole number from 0 to 9."),
         (request(logit_bias={12: 1.0}), "logit_bias token id is 12; allowed is a whole number from 0 to 9."),
         (request(speculation=Speculation(length=7)), "speculation.length is 7; allowed is a whole number from 0 to 6."),
-        (request(speculation=Speculation(rule="x")), "speculative_config.rule is 'x'; allowed is one of match, "),
+        (request(speculation=Speculation(rule="x")), "speculation.rule is 'x'; allowed is one of match, "),
         (request(min_tokens=1, stop_token_ids=tuple(range(8))), "stop_token_ids is every token; allowed is "),
     ],
 )

@@ -55,7 +55,7 @@ def test_none_runs_when_one_cannot() -> None:
             made.generate(prompts, SEEDED)
         assert not made.engine.has_work
         assert made._inboxes == {}
-    with pytest.raises(InvalidInput, match="sampling_params is '2 of them'; allowed is one, or one per prompt, here 1"):
+    with pytest.raises(InvalidInput, match="sampling_params is 2 of them; allowed is one, or one per prompt, here 1"):
         made.generate([[0]], [SEEDED, SEEDED])
     assert made.generate([], SEEDED) == []
 
@@ -90,7 +90,37 @@ def test_speculation_of_one_call() -> None:
     assert (plain.stats.drafted, drafted.stats.drafted > 0) == (0, True)
     with pytest.raises(InvalidInput, match=r"speculation.length is 65; allowed is a whole number from 0 to 64"):
         llm().generate([0, 1], SEEDED, Speculation(length=65))
-    with pytest.raises(
-        InvalidInput, match=r"speculative_config.rule is 'none'; allowed is one of match, rejection, .*auto"
-    ):
+    with pytest.raises(InvalidInput, match=r"speculation.rule is 'none'; allowed is one of match, rejection, .*auto"):
         llm().generate([0, 1], SEEDED, Speculation(rule="none"))
+
+
+def test_prompts_parameters_and_speculation_in_other_shapes() -> None:
+    made = llm()
+    (expected,) = made.generate([[0, 1]], SEEDED)
+    for prompts in ({"prompt_token_ids": [0, 1]}, ((0, 1),), iter([[0, 1]])):
+        (found,) = made.generate(prompts, iter([SEEDED]), {"length": 2})
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert sum((event.tokens for event in made.stream([0, 1], SEEDED, {"enabled": False})), ()) == (
+        expected.outputs[0].token_ids
+    )
+
+
+@pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [None], [5]])
+def test_what_are_no_sampling_parameters_is_told(params: object) -> None:
+    with pytest.raises(InvalidInput, match=r"^sampling_params is .*; allowed is a SamplingParams, or a list "):
+        llm().generate([[0, 1]], params)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"lenght": 2}, "speculation is {'lenght': 2}; allowed is a Speculation or a mapping with the keys enabled, "),
+        (5, "speculation is 5; allowed is a Speculation or "),
+        ({"length": "2"}, "speculation.length is '2'; allowed is a whole number from 0 to 64."),
+        ({"policy": "x"}, "speculation.policy is 'x'; allowed is one of fixed, "),
+    ],
+)
+def test_what_is_no_speculation_is_told(given: object, told: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        llm().generate([[0, 1]], SEEDED, given)  # type: ignore[arg-type]
+    assert str(caught.value).startswith(told)

@@ -53,7 +53,7 @@ class Batch:
     """
 
     def __init__(self, engine: Engine, params: SamplingParams, chat: bool, window: int) -> None:
-        from cospec.server.tokens import Tokens
+        from cospec.engine.tokens import Tokens
 
         self._engine = engine
         self._params = params

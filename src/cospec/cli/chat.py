@@ -11,8 +11,8 @@ from cospec.cli.options import present
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cospec.engine.tokens import Tokens
     from cospec.params import SamplingParams
-    from cospec.server.tokens import Tokens
     from cospec.stats import RequestStats
     from cospec.types import Event
 
@@ -60,7 +60,7 @@ class Talk:
     """One conversation: its messages, its statistics, its colours."""
 
     def __init__(self, llm: Any, params: SamplingParams, console: Console) -> None:
-        from cospec.server.tokens import Tokens
+        from cospec.engine.tokens import Tokens
 
         self._llm = llm
         self._params = params
@@ -112,20 +112,25 @@ class Talk:
             self._console.print(" (stopped)", style="dim", end="")
         except CospecError as error:
             self._console.print(f"{error} /reset forgets the conversation.", markup=False, end="")
-            messages = self._messages
+            written.clear()
         self._console.print()
-        if written:
-            messages = [*messages, {"role": "assistant", "content": "".join(written)}]
-        self._messages = messages
+        if written:  # a question without an answer is no part of the conversation
+            self._messages = [*messages, {"role": "assistant", "content": "".join(written)}]
 
     def _coloured(self, events: Iterator[Event]) -> Iterator[tuple[str, str]]:
-        """Pieces of text with the colour of the token that they begin in."""
+        """Pieces of text with the colour of the token that they begin in.
+
+        Raises:
+            CospecError: the answer failed.
+        """
+        from cospec.errors import CospecError
+
         pieces = Pieces(self._tokens)
         for event in events:
             if event.stats is not None:
                 self._stats.append(event.stats)
             if event.error is not None:
-                yield event.error, "red"
+                raise CospecError(event.error)
             for text, source in pieces.split(event):
                 yield text, self._colour(source)
 

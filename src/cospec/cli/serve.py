@@ -11,7 +11,7 @@ import typer
 from cospec.cli import options
 from cospec.cli.options import present
 
-SERVER_KEYS = ("host", "port", "api_key", "drain_timeout", "log_level")
+SERVER_KEYS = ("host", "port", "api_key", "max_concurrent_requests", "drain_timeout", "log_level")
 
 
 def serve(
@@ -23,6 +23,10 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
     port: Annotated[int | None, typer.Option(help="8000 unless given; 0 takes a free one.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="COSPEC_API_KEY", help="Asked of every client.")] = None,
+    max_concurrent_requests: Annotated[
+        int | None,
+        typer.Option(help="Outputs at once, waiting ones included; beyond it calls get 429."),
+    ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running requests get after SIGTERM; 30 unless given.")
     ] = None,
@@ -52,6 +56,7 @@ def serve(
         host=host,
         port=port,
         api_key=api_key,
+        max_concurrent_requests=max_concurrent_requests,
         drain_timeout=drain_timeout,
         log_level=log_level,
         served_model_name=served_model_name,

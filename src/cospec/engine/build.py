@@ -40,7 +40,7 @@ def build_parts(config: EngineConfig) -> Parts:
         return _ensemble_parts(config)
     path = resolve(config.model)
     options = load_options(config)
-    speculative = config.speculative_config or _default_speculation(config.model)
+    speculative = _speculation(config)
     _check(speculative)
     options = replace(options, budget=cache_budget([str(path), *_drafting(speculative, config.model)], options))
     target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
@@ -158,9 +158,24 @@ def load_options(config: EngineConfig) -> LoadOptions:
     )
 
 
-def _default_speculation(model: str) -> SpeculativeConfig:
-    """A zoo target comes with its drafter; any other model runs plain until it is told what drafts for it."""
-    return SpeculativeConfig(method="draft_model" if model in DEFAULT_DRAFTERS else "off")
+def _speculation(config: EngineConfig) -> SpeculativeConfig:
+    """What is configured, with the method that is meant where none is named.
+
+    A zoo target comes with its drafter, and who names a model means it as a drafter; any other model runs plain until
+    it is told what drafts for it.
+
+    Raises:
+        InvalidInput: there are options for a method that is not named and cannot be guessed.
+    """
+    given = config.speculative_config or SpeculativeConfig()
+    if "method" in given.model_fields_set:
+        return given
+    if config.model in DEFAULT_DRAFTERS or "model" in given.options:
+        return given.model_copy(update={"method": "draft_model"})
+    if given != SpeculativeConfig():
+        allowed = "one of " + ", ".join([*DRAFTERS, "off"])
+        raise InvalidInput("speculative_config.method", words("missing"), allowed)
+    return given
 
 
 def _check(speculative: SpeculativeConfig) -> None:

@@ -87,7 +87,7 @@ class Resolver:
             raise InvalidInput("stop_token_ids", words("every token"), "fewer, so that min_tokens can be reached")
         sampling = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit), stop_token_ids=stops)
         rule = request.speculation.rule or self.rule
-        RULES.check(rule, "auto")
+        RULES.check(rule, "auto", field="speculation.rule")
         if rule == "auto":
             matched = params.greedy or params.seed is not None or not self._judges(self.sampled_rule)
             rule = "match" if matched else self.sampled_rule
@@ -115,9 +115,11 @@ class Resolver:
         for field, tokens in ids.items():
             wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
             if wrong is not None:
-                raise InvalidInput(f"{field} token id", wrong, f"a whole number from 0 to {self.vocab_size - 1}")
+                refused = InvalidInput(f"{field} token id", wrong, f"a whole number from 0 to {self.vocab_size - 1}")
+                refused.field = field
+                raise refused
         self._check_choices(request.speculation)
-        if depth is not None and not 0 <= depth <= self.max_depth:
+        if depth is not None and not (type(depth) is int and 0 <= depth <= self.max_depth):
             raise InvalidInput("speculation.length", depth, f"a whole number from 0 to {self.max_depth}")
 
     def _judges(self, rule: str) -> bool:
@@ -139,7 +141,7 @@ class Resolver:
     def _check_choices(self, chosen: Speculation) -> None:
         """Raise ``InvalidInput`` for a policy that does not exist, or a choice that is not the request's to make."""
         if chosen.policy is not None:
-            POLICIES.check(chosen.policy)
+            POLICIES.check(chosen.policy, field="speculation.policy")
         self._check_drafters(chosen.drafters)
         made = {
             "off": None if chosen.enabled else False,

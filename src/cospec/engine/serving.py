@@ -134,10 +134,18 @@ class EngineClient:
         """Requests that have not finished."""
         return len(self._streams)
 
-    def check(self) -> None:
-        """Raises ``EngineStopped`` when new requests are not taken, with the reason."""
+    async def ended(self) -> None:
+        """Wait until the process has ended, for whatever reason."""
+        await self._dead.wait()
+
+    def check_alive(self) -> None:
+        """Raises ``EngineStopped`` when the process has ended."""
         if not self.alive:
             raise EngineStopped(self._epitaph())
+
+    def check(self) -> None:
+        """Raises ``EngineStopped`` when new requests are not taken, with the reason."""
+        self.check_alive()
         if self._draining:
             raise EngineStopped("The server is draining and takes no new requests.")
 

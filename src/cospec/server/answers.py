@@ -9,13 +9,14 @@ each token to every choice and chunk.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from cospec.engine.tokens import Tokens
 from cospec.server import logprobs
 from cospec.server.schemas import ChatBody, CompletionBody, Sampled
 from cospec.server.service import Call, Output
-from cospec.server.tokens import Tokens
 from cospec.stats import RequestStats
 from cospec.types import Event
 
@@ -41,11 +42,14 @@ class CompletionShape:
     def __init__(self, body: CompletionBody, tokens: Tokens) -> None:
         self._body = body
         self._tokens = tokens
+        # Characters of each choice's tokens so far, which are ahead of its text where some of that is held back.
+        self._characters: Counter[int] = Counter()
 
     def choice(self, index: int, output: Output) -> dict[str, Any]:
         """See ``Shape``."""
         text = (output.prompt if self._body.echo else "") + output.text
-        choice = {"index": index, "text": text, "logprobs": self._logprobs(output, output, 0, bool(self._body.echo))}
+        found = self._logprobs(index, output, output, bool(self._body.echo))
+        choice = {"index": index, "text": text, "logprobs": found}
         return choice | _ending(output) | _extensions(self._body, output, output, self._tokens)
 
     def chunks(self, index: int, output: Output, event: Event) -> list[dict[str, Any]]:
@@ -55,16 +59,17 @@ class CompletionShape:
         asked = self._body.logprobs is not None or self._body.return_token_ids or self._body.return_sources
         if not text and event.finish is None and not (asked and event.tokens):
             return []
-        offset = len(output.text) + (len(output.prompt) if self._body.echo and not echo else 0)
-        choice = {"index": index, "text": text, "logprobs": self._logprobs(event, output, offset, echo)}
+        choice = {"index": index, "text": text, "logprobs": self._logprobs(index, event, output, echo)}
         return [choice | _ending(event) | _extensions(self._body, event, output, self._tokens)]
 
-    def _logprobs(self, piece: Event | Output, output: Output, offset: int, echo: bool) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, piece: Event | Output, output: Output, echo: bool) -> dict[str, Any] | None:
         if self._body.logprobs is None:
             return None
         prompt = piece.prompt_logprobs or () if echo else ()
         ids = [*(output.request.prompt if prompt else ()), *piece.tokens]
-        return logprobs.completion([*prompt, *piece.logprobs], ids, offset, self._tokens)
+        found = logprobs.completion([*prompt, *piece.logprobs], ids, self._characters[index], self._tokens)
+        self._characters[index] += sum(logprobs.characters(id, self._tokens) for id in ids)
+        return found
 
 
 class ChatShape:

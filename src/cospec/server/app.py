@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import secrets
+import uuid
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request as HttpRequest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
@@ -22,6 +24,7 @@ from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, Sche
 from cospec.server.service import Call, Prompt, Service
 from cospec.server.streaming import respond
 
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 GUARDED = ("/v1/", "/tokenize", "/detokenize")
 
 
@@ -39,6 +42,7 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     _add_operations(app, service)
     if api_key is not None:
         app.add_middleware(KeyCheck, api_key=api_key)
+    app.add_middleware(RequestIds)
     return app
 
 
@@ -160,6 +164,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """200 while the engine's process lives."""
@@ -167,6 +172,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
             raise EngineStopped("The engine process has ended.")
         return Response()
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """200 while new requests are taken."""
@@ -208,9 +214,33 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
         if scope["type"] == "http" and scope["path"].startswith(GUARDED):
-            given = Headers(scope=scope).get("authorization", "").encode()
+            given = dict(scope["headers"]).get(b"authorization", b"")
             if not secrets.compare_digest(given, self._expected):
                 message = "Authorization is missing or wrong; allowed is 'Bearer' and the key of this server."
                 await errors.response(message, HTTPStatus.UNAUTHORIZED)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class RequestIds:
+    """ASGI middleware: every answer has ``X-Request-Id``: the sender's, or else the answer's own id, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and its answer back with the header."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if REQUEST_ID.fullmatch(given):
+                    headers["x-request-id"] = given
+                headers.setdefault("x-request-id", uuid.uuid4().hex)
+            await send(message)
+
+        await self._app(scope, receive, marked)

@@ -8,12 +8,15 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from cospec.engine.serving import RequestRefused
 from cospec.errors import CospecError, EngineStopped, InvalidInput
 
 MAX_MESSAGE = 2000
+CLIENT_GONE = 499  # nginx's number for a client that closed the connection
 
 
 class UnknownModel(CospecError):
@@ -21,6 +24,13 @@ class UnknownModel(CospecError):
 
     def __init__(self, given: str, allowed: str) -> None:
         super().__init__(f"model is {given!r}; allowed is {allowed!r}, the model that is served here.")
+
+
+class Overloaded(CospecError):
+    """More outputs are asked for at once than this server takes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The server writes {limit} outputs at once, as many as it may; try again later.")
 
 
 class EngineFailure(CospecError):
@@ -34,6 +44,8 @@ def body(message: str, status: int, param: str | None = None, code: str | None =
         kind, code = "authentication_error", "invalid_api_key"
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         kind = "service_unavailable"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        kind, code = "rate_limit_error", "rate_limit_exceeded"
     return {"error": {"message": _printable(message), "type": kind, "param": param and _printable(param), "code": code}}
 
 
@@ -47,7 +59,7 @@ def _printable(text: str) -> str:
 def response(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
     """An error as a response."""
     headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
-    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+    if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
         headers = {"Retry-After": "1"}
     return JSONResponse(body(message, status, param, code), status, headers=headers)
 
@@ -59,6 +71,8 @@ def describe(error: CospecError) -> tuple[int, str | None, str | None]:
             return HTTPStatus.BAD_REQUEST, error.field, None
         case UnknownModel():
             return HTTPStatus.NOT_FOUND, "model", "model_not_found"
+        case Overloaded():
+            return HTTPStatus.TOO_MANY_REQUESTS, None, None
         case EngineStopped():
             return HTTPStatus.SERVICE_UNAVAILABLE, None, None
         case _:
@@ -91,6 +105,10 @@ def install(app: FastAPI) -> None:
             answer = response(str(error.detail), error.status_code)
         answer.headers.update(error.headers or {})
         return answer
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(http: HttpRequest, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)  # while it still sent its body; nobody reads this
 
     @app.exception_handler(Exception)
     async def _bug(http: HttpRequest, error: Exception) -> JSONResponse:

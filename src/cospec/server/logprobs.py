@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cospec.server.tokens import Tokens
+from cospec.engine.tokens import Tokens
 from cospec.stats import TokenLogprobs
 
 LOWEST = -9999.0  # OpenAI's stand-in for minus infinity, which JSON has no word for
@@ -16,6 +16,11 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST)
 
 
+def characters(id: int, tokens: Tokens) -> int:
+    """How many whole characters a token stands for."""
+    return len(tokens.to_bytes(id).decode(errors="ignore"))
+
+
 def completion(
     entries: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int, tokens: Tokens
 ) -> dict[str, Any]:
@@ -24,13 +29,13 @@ def completion(
     Args:
         entries: ``[n]``; None for a first prompt token, which nothing comes before.
         ids: ``[n]``, the tokens themselves.
-        offset: characters of the choice's text before these tokens.
+        offset: characters of the choice's tokens before these.
     """
     texts = [tokens.to_text(id) for id in ids]
     offsets = []
     for id in ids:
         offsets.append(offset)
-        offset += len(tokens.to_bytes(id).decode(errors="ignore"))
+        offset += characters(id, tokens)
     return {
         "tokens": texts,
         "token_logprobs": [entry and finite(entry.logprob) for entry in entries],

@@ -17,12 +17,12 @@ from pydantic import Field
 from cospec.config import EngineConfig
 from cospec.engine.process import Build, build_engine
 from cospec.engine.serving import EngineClient
+from cospec.engine.tokens import Tokens, import_tokenizers, load_tokenizer
 from cospec.errors import InvalidInput, words
 from cospec.options import Options
 from cospec.server.app import create_app
 from cospec.server.metrics import ServerMetrics
 from cospec.server.service import Service
-from cospec.server.tokens import Tokens, import_tokenizers, load_tokenizer
 
 FLUSH_SECONDS = 5  # for answers on their way when the drain is over
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -34,6 +34,7 @@ class ServerSettings(Options):
     Attributes:
         port: 0 takes a free one.
         api_key: asked of every request that reaches the model; None for open access.
+        max_concurrent_requests: outputs that may be written or wait at once; calls beyond it get 429; None for any.
         drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
         log_level: uvicorn's.
     """
@@ -41,6 +42,7 @@ class ServerSettings(Options):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     api_key: str | None = Field(default=None, min_length=1)
+    max_concurrent_requests: int | None = Field(default=None, ge=1)
     drain_timeout: float = Field(default=30.0, ge=0)
     log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
 
@@ -57,7 +59,7 @@ def run(
         announce: called with the server's URL once it answers.
 
     Raises:
-        CospecError: the port is taken, or the engine cannot be built.
+        CospecError: the port is taken, the engine cannot be built, or its process ended by itself.
     """
     # The port comes first: loading a model only to find it taken would waste the user's time. Nothing is accepted
     # before the engine is ready, so a server that answers is one that serves.
@@ -73,7 +75,7 @@ class _Faces:
 
 async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
     client = EngineClient(faces.build)
-    loading = asyncio.create_task(load_app(client, config, settings.api_key))
+    loading = asyncio.create_task(load_app(client, config, settings.api_key, settings.max_concurrent_requests))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:
         loop.add_signal_handler(name, loading.cancel)
@@ -93,12 +95,23 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
         shutdown = _Shutdown(client, server, settings.drain_timeout)
         for name in SIGNALS:
             loop.add_signal_handler(name, shutdown.begin)
+        ending = asyncio.create_task(_end_with_engine(client, server))
         await server.serve(sockets=[listener])
+        ending.cancel()
+        client.check_alive()
     finally:
         await client.close()
 
 
-async def load_app(client: EngineClient, config: EngineConfig, api_key: str | None = None) -> FastAPI:
+async def _end_with_engine(client: EngineClient, server: uvicorn.Server) -> None:
+    """A server without its engine can do nothing: it ends, and whoever watches it starts another one."""
+    await client.ended()
+    server.should_exit = True
+
+
+async def load_app(
+    client: EngineClient, config: EngineConfig, api_key: str | None = None, limit: int | None = None
+) -> FastAPI:
     """Start the engine of ``client`` and put the application in front of it.
 
     Raises:
@@ -108,7 +121,7 @@ async def load_app(client: EngineClient, config: EngineConfig, api_key: str | No
     info, _ = await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
     tokens = Tokens(tokenizer, info.max_model_len, info.vocab_size)
-    return create_app(Service(client, tokens, ServerMetrics(info.model_name)), api_key)
+    return create_app(Service(client, tokens, ServerMetrics(info.model_name), limit), api_key)
 
 
 class _Server(uvicorn.Server):

@@ -9,16 +9,18 @@ import json
 import re
 from dataclasses import fields
 from itertools import takewhile
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
 
+from cospec import options
 from cospec.errors import InvalidInput, words
-from cospec.params import SamplingParams
+from cospec.params import MAX_LOGPROBS, SamplingParams
 from cospec.types import Speculation
 
 SchemaT = TypeVar("SchemaT", bound="Schema")
+Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what can be sent on to the engine
 MAX_BODY = 32 * 2**20  # bytes
 SAMPLING_FIELDS = frozenset(f.name for f in fields(SamplingParams))
 UNSUPPORTED = {
@@ -88,7 +90,7 @@ class Sampled(Schema):
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Whole | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
@@ -100,10 +102,10 @@ class Sampled(Schema):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
+    min_tokens: Whole | None = None
+    max_tokens: Whole | None = None
     prompt_logprobs: int | None = None
-    priority: int = 0
+    priority: Whole = 0
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # cospec's own
@@ -188,8 +190,8 @@ class ChatBody(Sampled):
 
     messages: list[Message] = Field(min_length=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    max_completion_tokens: Whole | None = Field(default=None, ge=1)
     add_generation_prompt: bool = True
 
     def check(self) -> None:
@@ -263,7 +265,5 @@ def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
         return refused
     if first["type"] == "missing":
         return InvalidInput(path, words("missing"), "a value")
-    message = first["msg"][0].lower() + first["msg"][1:]
     # A union's own messages name one member each; the first member, a string, is given the whole value.
-    allowed = UNIONS.get(str(parts[-1]), message.removeprefix("input should be "))
-    return InvalidInput(path, first["input"], allowed)
+    return InvalidInput(path, first["input"], UNIONS.get(str(parts[-1]), options.allowed(first)))

@@ -14,12 +14,12 @@ from starlette.requests import Request as HttpRequest
 
 from cospec.engine.requests import make_requests
 from cospec.engine.serving import EngineClient
-from cospec.errors import CospecError
+from cospec.engine.tokens import Tokens
+from cospec.errors import CospecError, InvalidInput, words
 from cospec.params import SamplingParams
-from cospec.server.errors import UnknownModel
+from cospec.server.errors import Overloaded, UnknownModel
 from cospec.server.metrics import ServerMetrics
 from cospec.server.schemas import Sampled
-from cospec.server.tokens import Tokens
 from cospec.stats import RequestStats, TokenLogprobs
 from cospec.types import Event, Finish, Request
 
@@ -78,10 +78,15 @@ class Output:
 
 
 class Service:
-    """The engine as the endpoints see it."""
+    """The engine as the endpoints see it.
 
-    def __init__(self, client: EngineClient, tokens: Tokens, metrics: ServerMetrics) -> None:
+    Args:
+        limit: outputs that may be written or wait at once; None for any number.
+    """
+
+    def __init__(self, client: EngineClient, tokens: Tokens, metrics: ServerMetrics, limit: int | None = None) -> None:
         self.client = client
+        self.limit = limit
         self.tokens = tokens
         self.metrics = metrics
         self.info = client.info
@@ -93,7 +98,15 @@ class Service:
             raise UnknownModel(name, self.info.model_name)
 
     def call(self, prefix: str, body: Sampled, prompts: Sequence[Prompt], params: SamplingParams) -> Call:
-        """Make the requests of a call: every prompt, ``params.n`` times."""
+        """Make the requests of a call: every prompt, ``params.n`` times.
+
+        Raises:
+            InvalidInput: a token id is outside the vocabulary, or the call alone is above the limit.
+            Overloaded: too much is under way.
+        """
+        self.tokens.known(params.stop_token_ids, "stop_token_ids")
+        self.tokens.known(tuple(params.logit_bias or ()), "logit_bias")
+        self._check_room(len(prompts) * params.n)
         id = f"{prefix}-{uuid.uuid4().hex}"
         now = time.monotonic()
         requests: list[Request] = []
@@ -102,6 +115,15 @@ class Service:
             requests.extend(dataclasses.replace(request, priority=body.priority, law=body.law) for request in made)
         texts = tuple(text for text, _ in prompts for _ in range(params.n))
         return Call(id, tuple(requests), texts, self.info.model_name, body)
+
+    def _check_room(self, outputs: int) -> None:
+        if self.limit is None:
+            return
+        if outputs > self.limit:
+            allowed = f"at most {self.limit} for all prompts together"
+            raise InvalidInput("n", words(f"giving {outputs} outputs"), allowed)
+        if self.client.active + outputs > self.limit:
+            raise Overloaded(self.limit)
 
     async def events(self, http: HttpRequest, call: Call) -> AsyncGenerator[tuple[int, Event], None]:
         """The events of a call with the index of their choice. A sender who goes away ends it and frees its memory."""

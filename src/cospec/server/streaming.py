@@ -29,7 +29,8 @@ async def respond(http: HttpRequest, service: Service, call: Call, shape: Shape)
     """
     events = service.events(http, call)
     if not call.body.stream:
-        return Response(_encode(await _gather(events, call, shape)), media_type="application/json")
+        whole = _encode(await _gather(events, call, shape))
+        return Response(whole, media_type="application/json", headers={"X-Request-Id": call.id})
     # The first event comes before the status line, so that a refused call is answered with an error status.
     try:
         first = await anext(events)
@@ -37,7 +38,7 @@ async def respond(http: HttpRequest, service: Service, call: Call, shape: Shape)
     except BaseException:
         await _close(events)
         raise
-    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "X-Request-Id": call.id}
     return StreamingResponse(_stream(first, events, call, shape), media_type="text/event-stream", headers=headers)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fake_engine import FakeEngine
 
 from cospec.cli.chat import Pieces
-from cospec.server.tokens import Tokens
+from cospec.engine.tokens import Tokens
 from cospec.types import Event
 
 
@@ -42,6 +44,19 @@ def test_too_long_a_conversation_is_told_and_survived(llm, cospec_command):
     assert "messages is" in out
     assert "/reset" in out
     assert "u: A" in out
+
+
+def test_a_failed_answer_is_told_and_is_no_part_of_the_conversation(llm, cospec_command, monkeypatch):
+    def failing(self, prompt, params):
+        self.prompts = [*getattr(self, "prompts", []), prompt]
+        yield event("half", [], [])
+        yield replace(event("", [], []), error="It broke.")
+
+    monkeypatch.setattr(llm, "stream", failing)
+    out = talk(cospec_command, "A", "A")
+    assert out.count("It broke. /reset forgets the conversation.") == 2
+    first, second = llm.made[0].prompts
+    assert first == second
 
 
 def test_wrong_options(llm, cospec_command):

@@ -1,4 +1,4 @@
-"""Text to tokens and back, as a server needs it: bounded prompts, chat templates, and the exact bytes of one token."""
+"""Text to tokens and back, as every face needs it: bounded prompts, chat templates, the exact bytes of one token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput, is_text, words
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -25,7 +25,7 @@ def load_tokenizer(path: str) -> Any:
 
 
 class Tokens:
-    """A tokenizer with the checks of a server.
+    """A tokenizer with the checks that every prompt goes through.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -42,17 +42,19 @@ class Tokens:
         """Token ids of ``text``.
 
         Raises:
-            InvalidInput: the text cannot fit into the context whatever its tokens are, or is no text.
+            InvalidInput: the text cannot fit into the context whatever its tokens are, is no text, or there is no
+                tokenizer.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidInput(field, words("holding half a character"), "text of whole Unicode characters") from None
+        if self._tokenizer is None:
+            raise InvalidInput(field, words("text, given to a model without a tokenizer"), "token ids")
+        if not is_text(text):
+            raise InvalidInput(field, words("holding half a character"), "text of whole Unicode characters")
         limit = self._max_model_len * self._longest
         if len(text) > limit:
             shown = words(f"{len(text)} characters long")
             raise InvalidInput(field, shown, f"at most {self._max_model_len} tokens, the context of the model")
-        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        # Without ``verbose`` the tokenizer would warn of what ``check`` refuses.
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
     def check(self, ids: Sequence[int], field: str = "prompt") -> tuple[int, ...]:
         """``ids`` as they are.
@@ -85,9 +87,9 @@ class Tokens:
         Raises:
             InvalidInput: the tokenizer has no template, or the template refuses the messages.
         """
-        if not self._tokenizer.chat_template:
+        if not getattr(self._tokenizer, "chat_template", None):
             shown = words("given to a model whose tokenizer has no chat template")
-            raise InvalidInput("messages", shown, "a prompt at /v1/completions")
+            raise InvalidInput("messages", shown, "a prompt without roles, such as /v1/completions takes")
         try:
             text = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
