@@ -32,7 +32,5 @@ def test_method(model: str, given: dict[str, Any] | None, method: str) -> None:
 
 def test_options_of_no_method_are_not_dropped() -> None:
     config = EngineConfig.build({"model": "folder", "speculative_config": {"num_speculative_tokens": 3}})
-    with pytest.raises(
-        InvalidInput, match=r"speculative_config.method is missing; allowed is one of .*off"
-    ):
+    with pytest.raises(InvalidInput, match=r"speculative_config.method is missing; allowed is one of .*off"):
         _speculation(config)
