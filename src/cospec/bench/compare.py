@@ -6,11 +6,14 @@ after the other, in an order drawn anew, after a warm-up of each. What is compar
 
 from __future__ import annotations
 
+import operator
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -50,12 +53,17 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One system's run of one piece in one turn."""
+    """One system's run of one piece in one turn.
+
+    Attributes:
+        counters: of this run alone, since two systems may be one server; None where it reports none.
+    """
 
     system: str
     piece: int
     repetition: int
     timings: tuple[Timing, ...]
+    counters: SpeculationCounters | None = None
 
     @property
     def ok(self) -> bool:
@@ -80,19 +88,19 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All observations; the first system is the baseline.
-
-    Attributes:
-        counters: per system, of everything that was counted in ``observations``; None where it reports none.
-    """
+    """All observations; the first system is the baseline."""
 
     systems: tuple[str, ...]
     observations: tuple[Observation, ...]
-    counters: Mapping[str, SpeculationCounters | None] = field(default_factory=dict)
 
     def of(self, system: str) -> list[Observation]:
         """One system's, in the order of turns."""
         return [one for one in self.observations if one.system == system]
+
+    def counters(self, system: str) -> SpeculationCounters | None:
+        """One system's, of all its runs; None where it reports none."""
+        told = [one.counters for one in self.of(system) if one.counters is not None]
+        return reduce(operator.add, told) if told else None
 
     def ratio(self, system: str, baseline: str, cost: str, seed: int = 0) -> Ratio | None:
         """How many times less ``system`` costs than ``baseline``; None when no turn has both. Turns in which a request
@@ -136,16 +144,15 @@ def compare(
             for number in range(schedule.warmups):
                 system.run(pieces[number % len(pieces)], params)
                 progress(system.name)
-        before = {system.name: system.counters() for system in systems}
         for repetition in range(schedule.repetitions):
             for number, piece in enumerate(pieces):
                 for system in shuffler.sample(systems, len(systems)):
+                    before = system.counters()
                     timings = counter.count(piece, system.run(piece, params))
-                    found.append(Observation(system.name, number, repetition, tuple(timings)))
+                    own = _between(before, system.counters())
+                    found.append(Observation(system.name, number, repetition, tuple(timings), own))
                     progress(system.name)
-        after = {system.name: system.counters() for system in systems}
-    own = {name: _between(before[name], after[name]) for name in before}
-    return Comparison(tuple(system.name for system in systems), tuple(found), own)
+    return Comparison(tuple(system.name for system in systems), tuple(found))
 
 
 def _between(before: SpeculationCounters | None, after: SpeculationCounters | None) -> SpeculationCounters | None:
@@ -153,19 +160,20 @@ def _between(before: SpeculationCounters | None, after: SpeculationCounters | No
 
 
 def report(comparison: Comparison, selection: Selection, seed: int = 0) -> dict[str, Any]:
-    """``runs``, the figures of each system, and ``ratios`` against the first one."""
+    """``runs``, the figures of each system, and ``ratios`` of each against all before it, the first one's first."""
     baseline = comparison.systems[0]
-    runs, ratios = list[dict[str, Any]](), list[dict[str, Any]]()
+    runs = list[dict[str, Any]]()
     for name in comparison.systems:
         own = comparison.of(name)
         timings = [timing for one in own for timing in one.timings]
-        run = figures(timings, sum(one.seconds for one in own), selection, comparison.counters.get(name))
+        run = figures(timings, sum(one.seconds for one in own), selection, comparison.counters(name))
         runs.append({"label": name, **run, "seconds": [one.seconds for one in own]})
-        if name == baseline:
-            continue
-        runs[-1]["same_text"] = comparison.same_text(name, baseline)
-        for cost in COSTS:
-            ratio = comparison.ratio(name, baseline, cost, seed)
-            if ratio is not None:
-                ratios.append({"system": name, "baseline": baseline, "cost": cost, **ratio.as_json()})
+        if name != baseline:
+            runs[-1]["same_text"] = comparison.same_text(name, baseline)
+    ratios = [
+        {"system": system, "baseline": first, "cost": cost, **ratio.as_json()}
+        for first, system in combinations(comparison.systems, 2)
+        for cost in COSTS
+        if (ratio := comparison.ratio(system, first, cost, seed)) is not None
+    ]
     return {"runs": runs, "ratios": ratios}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -23,7 +23,7 @@ GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounters:
-    """Sums since the system started; subtract two snapshots to get those of what ran between them.
+    """Sums since the system started; two snapshots subtracted are those of what ran between them, which add up.
 
     Attributes:
         accepted_per_pos: accepted draft tokens by their position in the draft.
@@ -38,17 +38,21 @@ class SpeculationCounters:
     generation_tokens: int = 0
 
     def __sub__(self, before: SpeculationCounters) -> SpeculationCounters:
-        pairs = zip_longest(self.accepted_per_pos, before.accepted_per_pos, fillvalue=0)
-        calls = None
-        if self.target_calls is not None and before.target_calls is not None:
-            calls = self.target_calls - before.target_calls
+        return self._with(before, int.__sub__)
+
+    def __add__(self, more: SpeculationCounters) -> SpeculationCounters:
+        return self._with(more, int.__add__)
+
+    def _with(self, other: SpeculationCounters, join: Callable[[int, int], int]) -> SpeculationCounters:
+        pairs = zip_longest(self.accepted_per_pos, other.accepted_per_pos, fillvalue=0)
+        known = self.target_calls is not None and other.target_calls is not None
         return SpeculationCounters(
-            self.drafts - before.drafts,
-            self.draft_tokens - before.draft_tokens,
-            self.accepted_tokens - before.accepted_tokens,
-            tuple(now - then for now, then in pairs),
-            calls,
-            self.generation_tokens - before.generation_tokens,
+            join(self.drafts, other.drafts),
+            join(self.draft_tokens, other.draft_tokens),
+            join(self.accepted_tokens, other.accepted_tokens),
+            tuple(join(own, its) for own, its in pairs),
+            join(self.target_calls or 0, other.target_calls or 0) if known else None,
+            join(self.generation_tokens, other.generation_tokens),
         )
 
     @property

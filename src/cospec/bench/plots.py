@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from cospec.bench.results import against_first
+
 Result = Mapping[str, Any]
 SIZE = (6.4, 3.8)  # inches
 
@@ -72,7 +74,7 @@ def throughput_by_system(result: Result) -> str | None:
 
 def ratios(result: Result) -> str | None:
     """How many times as fast as the baseline, with intervals."""
-    rows = [row for row in result.get("ratios", ()) if row["cost"] == "time_per_token" and row["low"] is not None]
+    rows = [row for row in against_first(result) if row["cost"] == "time_per_token" and row["low"] is not None]
     if not rows:
         return None
 

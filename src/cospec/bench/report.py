@@ -15,6 +15,7 @@ from rich.table import Table
 
 from cospec.bench.machine import describe
 from cospec.bench.plots import all_plots
+from cospec.bench.results import against_first
 
 Result = Mapping[str, Any]
 
@@ -94,7 +95,7 @@ def cells(result: Result) -> list[list[str]]:
 def remarks(result: Result) -> list[str]:
     """What a reader must know beside the table: ratios, saturation, failures, interruptions."""
     found: list[str] = []
-    for row in result.get("ratios", ()):
+    for row in against_first(result):
         if row["cost"] == "time_per_token":
             interval = f" (95% interval {row['low']:.2f} to {row['high']:.2f})" if row["low"] is not None else ""
             pairs = f", {row['pairs']} pairs"
@@ -142,7 +143,7 @@ def page(result: Result) -> str:
 def _ratios(result: Result) -> Iterator[str]:
     """How many times as fast each system is than the baseline, for every cost that is compared."""
     rows: dict[str, dict[str, str]] = {}
-    for row in result.get("ratios", ()):
+    for row in against_first(result):
         interval = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
         rows.setdefault(row["system"], {})[row["cost"]] = f"{row['ratio']:.2f}{interval}"
     if rows:

@@ -77,6 +77,12 @@ def by_load(loads: Seq[Load]) -> list[dict[str, float]]:
     return points
 
 
+def against_first(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The ratios of a comparison whose baseline is the first system."""
+    found: Seq[Mapping[str, Any]] = result.get("ratios", ())
+    return [row for row in found if row["baseline"] == found[0]["baseline"]]
+
+
 def detailed(timings: Seq[Timing]) -> dict[str, list[Any]]:
     """Every request's own figures, as ``--save-detailed`` stores them; times in seconds."""
     found = [latency(one) for one in timings]

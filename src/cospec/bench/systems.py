@@ -118,5 +118,6 @@ def _file(name: str, path: str) -> dict[str, Any]:
 
 
 def as_json(spec: SystemSpec) -> str:
-    """The spec as one line, for reports."""
-    return json.dumps({"system": spec.kind, **spec.options}, sort_keys=True)
+    """The spec as one line, for reports; without the key to somebody's server."""
+    shown = {key: "..." if key == "api_key" else value for key, value in spec.options.items()}
+    return json.dumps({"system": spec.kind, **shown}, sort_keys=True)

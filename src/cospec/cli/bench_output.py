@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ def command(arguments: list[str]) -> str:
         "..." if before == "--api-key" else "--api-key=..." if own.startswith("--api-key=") else own
         for before, own in zip(["", *arguments], arguments, strict=False)
     ]
-    return shlex.join(["cospec", *hidden])
+    return shlex.join(["cospec", *(re.sub(r'("api_key":\s*)"[^"]*"', r'\1"..."', word) for word in hidden)])
 
 
 def finish(kind: str, settings: Mapping[str, Any], measured: Mapping[str, Any], to: Path | None) -> None:

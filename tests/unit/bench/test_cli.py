@@ -72,6 +72,7 @@ def test_a_dying_server_leaves_a_report_and_a_failing_status(prompts: Path) -> N
 def test_the_key_to_a_server_is_not_written_down(prompts: Path) -> None:
     assert output.command(["bench", "--api-key", "secret", "--x"]) == "cospec bench --api-key ... --x"
     assert "secret" not in output.command(["--api-key=secret"])
+    assert "secret" not in output.command(['a={"url": "http://h", "api_key": "secret"}'])
 
 
 def test_compare_takes_systems_by_name(prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ import pytest
 from cospec.bench.compare import Comparison, Schedule, compare, report
 from cospec.bench.latency import Batches, Bench
 from cospec.bench.metrics import Selection
-from cospec.bench.systems import SYSTEMS, SystemSpec
+from cospec.bench.results import against_first
+from cospec.bench.systems import SYSTEMS, SystemSpec, as_json
 from cospec.bench.timing import Params, Prompt
 from cospec.bench.tokens import TokenCounter
 from cospec.errors import InvalidInput
@@ -78,6 +79,32 @@ def test_the_report_has_a_run_per_system_and_a_ratio_per_cost() -> None:
     assert set(fast["by_category"]) == {"code", "math"}
     assert fast["speculation"]["acceptance_per_position"] == [1.0, 1.0], "warm-ups are not counted"
     assert {row["cost"] for row in figures["ratios"]} == {"time_per_token", "ttft", "tpot", "e2el"}
+
+
+def test_two_systems_at_one_server_keep_their_counters_apart() -> None:
+    server = FakeSystem("server", repeat(1.0), [])
+    again = FakeSystem("again", repeat(1.0), [])
+    again.run, again.counters = server.run, server.counters  # type: ignore[method-assign]
+    found = run(Schedule(repetitions=2), server=server, again=again)
+    for name in ("server", "again"):
+        counters = found.counters(name)
+        assert counters is not None and counters.drafts == 8 and counters.target_calls == 8
+
+
+def test_every_system_is_compared_with_all_before_it_and_shown_beside_the_first() -> None:
+    fakes = {name: FakeSystem(name, repeat(seconds), []) for name, seconds in (("a", 4.0), ("b", 2.0), ("c", 1.0))}
+    figures = report(run(Schedule(repetitions=2), **fakes), Selection())
+    found = {
+        (row["system"], row["baseline"]): row["ratio"] for row in figures["ratios"] if row["cost"] == "time_per_token"
+    }
+    assert found == pytest.approx({("b", "a"): 2.0, ("c", "a"): 4.0, ("c", "b"): 2.0})
+    assert {row["system"] for row in against_first(figures)} == {"b", "c"}
+    assert all(row["baseline"] == "a" for row in against_first(figures))
+
+
+def test_the_key_to_a_server_is_not_stored() -> None:
+    spec = SystemSpec.parse('a={"system": "url", "url": "http://host:1", "api_key": "secret"}', "zoo")
+    assert "secret" not in as_json(spec)
 
 
 def test_systems_are_stopped_when_one_breaks() -> None:
