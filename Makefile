@@ -47,9 +47,9 @@ format: $(READY) ## put the code into its one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## measure speed on this machine and write benchmarks/results
+bench: $(READY) ## measure speed on this machine and write the figures of README and docs
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks --run $(ARGS)
 
 clean: ## remove the virtual environment and everything that was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,6 +1,6 @@
-"""``python -m benchmarks``: the measurements whose figures the README shows, one after the other."""
+"""``python -m benchmarks``: the figures that README and docs show."""
 
-from benchmarks import latency, overhead
+from benchmarks.tables import main
 
-latency.main()
-overhead.main()
+if __name__ == "__main__":
+    main()

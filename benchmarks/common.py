@@ -6,7 +6,9 @@ import datetime
 import json
 import platform
 import random
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -85,8 +87,15 @@ def alternate(systems: Mapping[str, Callable[[Any], object]], work: Sequence[Any
 
 
 def write(name: str, figures: Mapping[str, Any]) -> Path:
-    """Store figures beside the machine they were measured on."""
+    """Store figures beside the command that gave them and the machine they were measured on."""
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), **figures}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({"command": command(), "machine": machine(), **figures}, indent=1) + "\n", "utf-8")
     return path
+
+
+def command() -> str:
+    """This program's command line, as it can be repeated."""
+    module = Path(sys.argv[0]).resolve()
+    name = ".".join(module.relative_to(ROOT).with_suffix("").parts) if module.is_relative_to(ROOT) else module.stem
+    return shlex.join(["python", "-m", name, *sys.argv[1:]])

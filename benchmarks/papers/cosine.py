@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
+from benchmarks.papers.comparisons import COMPARED, over_plain
 from benchmarks.papers.pools import DOMAINS, POOL, Pool
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
@@ -74,13 +75,9 @@ def card(results: Results) -> Section:
 
 def offline(results: Results) -> Section:
     """Figure 6: throughput at fixed batch sizes."""
-    batches = {
-        1: Source("latency", "python -m benchmarks.latency"),
-        8: Source("latency_batch8", "python -m benchmarks.latency --batch 8 --name latency_batch8"),
-    }
     rows = [
-        results.row(f"One drafter over plain decoding, batch {batch}", "", source, vanilla)
-        for batch, source in batches.items()
+        results.row(f"One drafter over plain decoding, batch {batch}", "", source, over_plain)
+        for batch, source in COMPARED.items()
     ]
     rows += [
         results.row("fuse over union (SpecInfer), batch 8", "1.31 to 1.62×", POOL, lambda f: over(f, "union hedge")),
@@ -174,13 +171,6 @@ def on_card(found: Found, temperature: str, name: str) -> str:
         raise KeyError("agreement")
     domains = found["acceptance"][temperature][name]
     return ", ".join(f"{domain} {figures['acceptance_length']:.2f}" for domain, figures in domains.items())
-
-
-def vanilla(found: Found) -> str:
-    """The fastest fixed length over plain decoding."""
-    ratios = {name: pair for name, pair in found["ratios"].items() if name.endswith("/ off") and "draft_model" in name}
-    best = max(ratios, key=lambda name: ratios[name][0])
-    return "{:.2f}× ({:.2f} to {:.2f})".format(*ratios[best]) + f", {best.split(' / ')[0].removeprefix('draft_model ')}"
 
 
 def over(found: Found, other: str) -> str:

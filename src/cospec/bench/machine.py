@@ -7,11 +7,13 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from cospec.native import available, isa
+
 PACKAGES = ("cospec", "torch", "transformers")
 
 
 def describe() -> dict[str, str | int]:
-    """Processor, cores that may be used, operating system, versions, and the GPU where torch sees one."""
+    """Processor, cores that may be used, operating system, versions, native kernels, the GPU where torch sees one."""
     found: dict[str, str | int] = {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -24,7 +26,7 @@ def describe() -> dict[str, str | int]:
         except PackageNotFoundError:
             continue
     gpu = _gpu()
-    return found | ({"gpu": gpu} if gpu else {})
+    return found | {"kernels": isa() if available() else "none"} | ({"gpu": gpu} if gpu else {})
 
 
 def _processor() -> str:

@@ -19,10 +19,8 @@ def require() -> None:
     require()
 
 
-def tokenizer_of(named: str | None, served: str | None) -> Any | None:
-    """The tokenizer that was named, or the served model's where it is on this machine; None to trust the server."""
-    if named is not None:
-        return load_tokenizer(named)
+def tokenizer_of(served: str | None) -> Any | None:
+    """The served model's tokenizer where it is on this machine; None to trust the server."""
     try:
         return load_tokenizer(served or "none", download=False)
     except CospecError:

@@ -131,11 +131,12 @@ def serve(
     endpoint, sweep = server.endpoint(), pace.sweep()
     texts = prompts.take(num_prompts * len(sweep))
     stages = pace.stages(sweep, texts)
+    named = output.load_tokenizer(metrics.tokenizer) if metrics.tokenizer else None
     workload = load.Workload(stages, decoding.params(prompts.seed), pace.num_warmups, prompts.seed)
     with output.Bar(len(texts)) as bar:
         watch = load.Watch(bar.describe, lambda timing: bar.advance(failed=not timing.ok))
         endpoint, recordings = asyncio.run(load.record(endpoint, workload, watch))
-    counter = TokenCounter(output.tokenizer_of(metrics.tokenizer, endpoint.model))
+    counter = TokenCounter(named if metrics.tokenizer else output.tokenizer_of(endpoint.model))
     runs = [
         load.report(recording, stage, counter, selection, save_detailed)
         for recording, stage in zip(recordings, stages, strict=False)

@@ -133,20 +133,12 @@ def _show_rows(rows: Iterable[Row]) -> None:
 
 def _show_roof(about: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     speeds = f"memory {about['bytes_per_s'] / 1e9:.1f} GB/s, products {about['flops_per_s'] / 1e9:.0f} GFLOP/s"
-    head = (
-        "",
-        "MB / token",
-        "MFLOP / token",
-        "least ms / token",
-        "target's ms",
-        "all ms",
-        "share, target",
-        "share, all",
-    )
-    table = Table(*head, title=speeds)
+    table = Table(Column("per committed token", no_wrap=True), title=speeds)
+    for name in ("MB", "MFLOP", "least ms", "target's ms", "all ms", "share, target", "share, all"):
+        table.add_column(name, justify="right")
     keys = ("megabytes_per_token", "megaflop_per_token", "floor_ms_per_token", "target_ms_per_token", "ms_per_token")
     for run in runs:
         shares = (f"{run['share_of_target']:.0%}", f"{run['share_of_round']:.0%}")

@@ -1,0 +1,30 @@
+"""Reading ``cospec bench compare``: one drafter against no speculation, at a batch size and by domain."""
+
+from __future__ import annotations
+
+from benchmarks.papers.sources import Found, Source
+
+COMPARED = {
+    batch: Source(f"compare_batch{batch}", f"python -m benchmarks --run compare_batch{batch}") for batch in (1, 8)
+}
+PLAIN, DRAFTED = "off", "draft-4"
+
+
+def over_plain(found: Found) -> str:
+    """Time per token without speculation over that with four drafted tokens, and its interval.
+
+    Raises:
+        KeyError: the comparison has no such pair.
+    """
+    for row in found["ratios"]:
+        if (row["system"], row["baseline"], row["cost"]) == (DRAFTED, PLAIN, "time_per_token"):
+            return "{ratio:.2f}× ({low:.2f} to {high:.2f})".format_map(row)
+    raise KeyError(DRAFTED)
+
+
+def in_domain(found: Found, domain: str) -> str:
+    """The same of one domain's requests: mean seconds over mean seconds, as all write equally many tokens."""
+    runs = {run["label"]: run["by_category"][domain] for run in found["runs"]}
+    length = runs[DRAFTED]["speculation"]["mean_acceptance_length"]
+    ratio = runs[PLAIN]["mean_e2el_ms"] / runs[DRAFTED]["mean_e2el_ms"]
+    return f"{ratio:.2f}× (acceptance length {length:.2f})"

@@ -1,0 +1,164 @@
+"""The figures in README and docs, written from the stored results between two marks, and by nobody's hand.
+
+Run ``python -m benchmarks``; ``--run`` measures first, which takes a few minutes. A block begins with
+``<!-- figures: NAME -->``, where NAME is a file below ``benchmarks/results``, and ends with ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from benchmarks.common import ROOT
+
+Found = Mapping[str, Any]
+PAGES = ("README.md", "docs/benchmarks.md", "docs/peers.md")
+BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DATA = " ".join(f"--dataset-path examples/data/{name}.jsonl" for name in ("code", "math", "prose"))
+OURS = """'off={"speculative_config": {"method": "off"}}'
+'draft-4={"speculative_config": {"method": "draft_model", "num_speculative_tokens": 4}}'
+'ngram-4={"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}' auto=cospec"""
+ONE = f"generate=transformers assisted=transformers-assisted lookup=transformers-lookup {OURS}"
+EIGHT = f"generate=transformers batching=transformers-continuous {OURS}"
+COMMANDS = {
+    "compare_batch1": f"bench compare {ONE} {DATA} --num-prompts 9 --repetitions 2 --output-len 64",
+    "compare_batch8": f"bench compare {EIGHT} {DATA} --batch-size 8 --num-prompts 24 --output-len 64",
+    "roofline": "bench roofline zoo",
+    "roofline_fp32": "bench roofline zoo --dtype float32",
+}
+MODULES = {"overhead": "benchmarks.overhead", "overhead_fp32": "benchmarks.overhead --dtype float32"}
+# Systems that others are compared with, where a comparison has them.
+BASELINES = ("generate", "assisted", "batching", "llama", "vllm", "off")
+
+
+def compared(found: Found) -> Iterator[str]:
+    """Speeds, ratios to the baselines with their intervals, and how much was accepted."""
+    names = [run["label"] for run in found["runs"]]
+    against = [name for name in BASELINES if name in names]
+    ratios = {(row["system"], row["baseline"]): row for row in found["ratios"] if row["cost"] == "time_per_token"}
+    yield from _head("", "tokens/s", *(f"× {name}" for name in against), "acceptance length", "same text")
+    for run in found["runs"]:
+        cells = [_ratio(ratios.get((run["label"], name))) for name in against]
+        length = run["speculation"].get("mean_acceptance_length")
+        same = run.get("same_text")
+        yield _row(
+            f"`{run['label']}`",
+            f"{run['output_throughput']:.0f}",
+            *cells,
+            "" if length is None else f"{length:.2f}",
+            "" if same is None else f"{same:.0%}",
+        )
+
+
+def roofline(found: Found) -> Iterator[str]:
+    """Bytes and time per committed token, and the shares of what the device allows."""
+    device = found["roofline"]
+    speeds = (device["bytes_per_s"] / 1e9, device["flops_per_s"] / 1e9)
+    yield "Memory read at {:.0f} GB/s, products at {:.0f} GFLOP/s.\n".format(*speeds)
+    yield from _head("", "MB / token", "least ms / token", "ms / token", "share, forwards", "share, all")
+    for run in found["runs"]:
+        times = [run[key] for key in ("megabytes_per_token", "floor_ms_per_token", "ms_per_token")]
+        shares = [f"{run[key]:.0%}" for key in ("share_of_target", "share_of_round")]
+        yield _row(run["label"], *(f"{value:.2f}" for value in times), *shares)
+
+
+def forwards(found: Found) -> Iterator[str]:
+    """Our forward beside llama.cpp's."""
+    yield from _head("weights", "rows", "llama.cpp, ms", "cospec, ms", "times as fast")
+    for row in found["rows"]:
+        times = [f"{row[key]:.2f}" for key in ("theirs_ms", "ours_ms")]
+        yield _row(row["weights"], str(row["rows"]), *times, _ratio(row))
+
+
+def overhead(found: Found) -> Iterator[str]:
+    """What a round takes, and the part of it that is not the models' forwards."""
+    yield from _head("", "batch", "temperature", "ms / round", "engine", "share")
+    for row in found["rows"]:
+        times = [f"{row[key]:.2f}" for key in ("round_ms", "engine_ms")]
+        yield _row(row["system"], str(row["batch"]), str(row["temperature"]), *times, f"{row['share']:.1%}")
+
+
+TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
+    "compare": compared,
+    "servers": compared,
+    "roofline": roofline,
+    "llamacpp": forwards,
+    "overhead": overhead,
+}
+
+
+def block(name: str) -> str:
+    """The command, the table, and where and when it was measured."""
+    found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    machine = found["machine"]
+    date = (found.get("date") or machine["date"])[:10]
+    about = [f"{machine[key]} {key}" for key in ("cores", "threads") if key in machine]
+    about += [f"{key} {machine[key]}" for key in ("kernels", "torch") if key in machine]
+    lines = [*_wrapped(found["command"]), *TABLES[name.partition("_")[0]](found)]
+    return "\n".join([*lines, "", f"{machine['processor']}, {', '.join(about)}; {date}.", ""])
+
+
+def filled(text: str) -> str:
+    """The text with every block written anew."""
+    return BLOCK.sub(lambda found: found[1] + block(found[2]) + found[3], text)
+
+
+def measure(names: Seq[str]) -> None:
+    """Run the commands whose name has one of ``names`` in it; all for none."""
+    to = "--result-dir benchmarks/results --result-filename"
+    runs = {name: f"cospec {words} {to} {name}.json" for name, words in COMMANDS.items()}
+    runs |= {name: f"{words} --name {name}" for name, words in MODULES.items()}
+    for name, words in runs.items():
+        if not names or any(part in name for part in names):
+            subprocess.run([sys.executable, "-m", *shlex.split(words)], cwd=ROOT, check=True)
+
+
+def main() -> None:
+    """Measure where that is asked for, and write the figures into the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="measure first; none named: everything")
+    options = parser.parse_args()
+    if options.run is not None:
+        measure(options.run)
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _wrapped(command: str) -> Iterator[str]:
+    """A command as a code block, without where its result goes, an option and its value on one line."""
+    shown = re.sub(r" --result-(dir|filename) \S+", "", command)
+    lines = [""]
+    for part in re.split(r" (?=--)", shlex.join(shlex.split(shown))):
+        for word in [part] if part.startswith("--") else map(shlex.quote, shlex.split(part)):
+            if lines[-1] and len(lines[-1]) + len(word) > 112:
+                lines.append("   ")
+            lines[-1] += (" " if lines[-1] else "") + word
+    yield from ("", "```sh", " \\\n".join(lines), "```", "")
+
+
+def _head(*names: str) -> Iterator[str]:
+    yield _row(*names)
+    yield "| --- " * len(names) + "|"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _ratio(row: Found | None) -> str:
+    if row is None:
+        return ""
+    interval = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
+    return f"{row['ratio']:.2f}{interval}"
+
+
+if __name__ == "__main__":
+    main()
