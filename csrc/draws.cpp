@@ -41,26 +41,29 @@ inline void philox(const Stream& stream, uint64_t block, uint64_t* words) {
     words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
-// For each word the weight over -log of the uniform number that it stands for: log(m 2^e) through atanh of
-// (m - 1) / (m + 1).
+// -log(u) of a normal number: log(m 2^e) through atanh of (m - 1) / (m + 1).
+inline __attribute__((always_inline)) double minus_log(double u) {
+    int64_t bits;
+    memcpy(&bits, &u, 8);
+    // Shift so that the mantissa falls in [sqrt(1/2), sqrt(2)).
+    const int64_t shifted = bits - 0x3fe6a09e667f3bcdLL;
+    const int64_t mantissa = (shifted & 0xfffffffffffffLL) + 0x3fe6a09e667f3bcdLL;
+    const double e = (double)(shifted >> 52);
+    double m;
+    memcpy(&m, &mantissa, 8);
+    const double f = m - 1.0, s = f / (2.0 + f), z = s * s;
+    const double tail = z * (0x1.5555555555593p-1 + z * (0x1.999999997fa04p-2 + z * (0x1.2492494229359p-2 +
+                        z * (0x1.c71c51d8e78afp-3 + z * (0x1.7466496cb03dep-3 + z * (0x1.39a09d078c69fp-3 +
+                        z * 0x1.2f112df3e5244p-3))))));
+    const double half = 0.5 * f * f;
+    return -(e * 0x1.62e42feep-1 - ((half - (s * (half + tail) + e * 0x1.a39ef35793c76p-33)) - f));
+}
+
+// For each word the weight over -log of the uniform number that it stands for.
 CLONES void compete(const uint64_t* words, const double* weights, double* scores) {
     for (long i = 0; i < CHUNK; i++) {
         const double u = (double)(int64_t)(words[i] >> 12) * TO_UNIT + HALF_STEP;
-        int64_t bits;
-        memcpy(&bits, &u, 8);
-        // Shift so that the mantissa falls in [sqrt(1/2), sqrt(2)).
-        const int64_t shifted = bits - 0x3fe6a09e667f3bcdLL;
-        const int64_t mantissa = (shifted & 0xfffffffffffffLL) + 0x3fe6a09e667f3bcdLL;
-        const double e = (double)(shifted >> 52);
-        double m;
-        memcpy(&m, &mantissa, 8);
-        const double f = m - 1.0, s = f / (2.0 + f), z = s * s;
-        const double tail = z * (0x1.5555555555593p-1 + z * (0x1.999999997fa04p-2 + z * (0x1.2492494229359p-2 +
-                            z * (0x1.c71c51d8e78afp-3 + z * (0x1.7466496cb03dep-3 + z * (0x1.39a09d078c69fp-3 +
-                            z * 0x1.2f112df3e5244p-3))))));
-        const double half = 0.5 * f * f;
-        const double noise = -(e * 0x1.62e42feep-1 - ((half - (s * (half + tail) + e * 0x1.a39ef35793c76p-33)) - f));
-        scores[i] = weights[i] / noise;
+        scores[i] = weights[i] / minus_log(u);
     }
 }
 
@@ -119,8 +122,11 @@ inline double power(double x) {  // e^x for x <= 0
 
 }  // namespace
 
-CLONES double softmax(const float* logits, long vocab, double temperature, double* out) {
-    float most = logits[0];
+namespace {
+
+template <class T>
+inline __attribute__((always_inline)) double softmax_of(const T* logits, long vocab, double temperature, double* out) {
+    T most = logits[0];
     for (long i = 1; i < vocab; i++) most = logits[i] > most ? logits[i] : most;
     double part[LANES] = {0};
     long i = 0;
@@ -139,10 +145,36 @@ CLONES double softmax(const float* logits, long vocab, double temperature, doubl
     return factor;
 }
 
+}  // namespace
+
+CLONES double softmax(const float* logits, long vocab, double temperature, double* out) {
+    return softmax_of(logits, vocab, temperature, out);
+}
+
+CLONES double softmax(const double* logits, long vocab, double temperature, double* out) {
+    return softmax_of(logits, vocab, temperature, out);
+}
+
+CLONES void logarithm(double* x, long count) {
+    for (long i = 0; i < count; i++) {
+        const double value = x[i];
+        const double found = -minus_log(value);
+        x[i] = value > 0.0 ? found : value == 0.0 ? -INFINITY : NAN;
+    }
+}
+
 int team_for(long rows) { return rows > 1 ? pool_threads() : 1; }
 
 // For each row of logits [rows, vocab] the softmax at its temperature, in double precision.
 API void cospec_softmax(const float* logits, long rows, long vocab, const double* temperatures, double* out) {
+    in_parallel(team_for(rows), [&](const Team& team) {
+        for (long row = team.begin(rows); row < team.end(rows); row++)
+            softmax(logits + row * vocab, vocab, temperatures[row], out + row * vocab);
+    });
+}
+
+// The same for rows in double precision.
+API void cospec_softmax64(const double* logits, long rows, long vocab, const double* temperatures, double* out) {
     in_parallel(team_for(rows), [&](const Team& team) {
         for (long row = team.begin(rows); row < team.end(rows); row++)
             softmax(logits + row * vocab, vocab, temperatures[row], out + row * vocab);

@@ -176,7 +176,7 @@ void choose(const Rollout& r, long segments, long vocab, long step) {
     in_parallel(r.q || r.confidence ? team_for(segments) : 1, [&](const Team& team) {
         std::vector<double> spare(r.confidence ? vocab : 0);
         for (long s = team.begin(segments); s < team.end(segments); s++) {
-            const float* row = r.logits + s * vocab;
+            const float* row = r.logits + step * r.step_logits + s * vocab;
             long token = kernels().argmax(row, vocab);
             double most = 0.0;
             if (token >= 0 && r.temperatures[s] > 0) {
@@ -239,7 +239,7 @@ API void cospec_llama_rollout(Llama* model, const Batch* first, const Rollout* r
             write_at[s] = ++positions[s];
             visible[s] = positions[s] + 1;
         }
-        forward(model, next, rollout->logits);
+        forward(model, next, rollout->logits + step * rollout->step_logits);
         choose(*rollout, active, vocab, step);
     }
     pthread_mutex_unlock(&model->use);

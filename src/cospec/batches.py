@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cospec.draws import Floats, Stream
 
 
@@ -46,12 +49,14 @@ class Pick:
         stream: what the first token is drawn with; the position in it goes up by one with each token.
         depth: tokens to choose.
         confident: whether the confidences are wanted; where tokens are not drawn they cost a look at all logits.
+        logits: whether the logits are wanted, for somebody who reads more in them than the choice.
     """
 
     temperature: float
     stream: Stream
     depth: int
     confident: bool = False
+    logits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +69,10 @@ class Rolled:
         q: ``[S, depth, V]``, what they were drawn from, rows of drawn tokens only; None when none was drawn.
         confidence: ``[S, depth]``, the largest probability at each step, at temperature 1 where the likeliest token is
             taken; None when no pick asks for it.
+        logits: float32 ``[depth, S, V]``, what each token was chosen by; None when no pick asks for them.
     """
 
     tokens: list[list[int]]
     q: Floats | None
     confidence: Floats | None = None
+    logits: NDArray[np.float32] | None = None

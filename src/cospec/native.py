@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,8 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_rms_norm": ([c_void_p, c_void_p, c_float, c_long, c_long, c_void_p], None),
     "cospec_argmax": ([c_void_p, c_long, c_long, POINTER(c_int64)], None),
     "cospec_softmax": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_softmax64": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_mix": ([c_void_p, c_void_p, c_long, c_long, c_long, c_void_p], None),
     "cospec_race": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
 }
 
@@ -136,11 +138,30 @@ def argmax_rows(logits: Tensor) -> list[int]:
 
 
 def softmax_rows(logits: Tensor, temperatures: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The softmax of each row at its own temperature ``[R]``, in double precision; float32 ``[R, V]`` on the CPU."""
+    """The softmax of each row at its own temperature ``[R]``, in double precision.
+
+    Args:
+        logits: ``[R, V]`` on the CPU, of single or double precision.
+    """
     logits = logits.contiguous()
     rows, width = logits.shape
     result = np.empty((rows, width))
-    library().cospec_softmax(logits.data_ptr(), rows, width, temperatures.ctypes.data, result.ctypes.data)
+    softmax = library().cospec_softmax if logits.itemsize == 4 else library().cospec_softmax64
+    softmax(logits.data_ptr(), rows, width, temperatures.ctypes.data, result.ctypes.data)
+    return result
+
+
+def mix_rows(logits: Sequence[Tensor], weights: Sequence[float]) -> NDArray[np.float64]:
+    """``log sum_m weights[m] softmax(logits[m])``, ``[R, V]``; of float32 ``[R, V]`` on the CPU.
+
+    Rows of which a model's are no numbers are none.
+    """
+    held = [rows.contiguous() for rows in logits]
+    count, width = held[0].shape
+    result = np.empty((count, width))
+    pointers = (c_void_p * len(held))(*(rows.data_ptr() for rows in held))
+    factors = (c_double * len(held))(*weights)
+    library().cospec_mix(pointers, factors, len(held), count, width, result.ctypes.data)
     return result
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cospec.batches import Pick, Rolled, TokenBatch
 from cospec.draws import Draws, Purpose
-from cospec.stats import RoundInfo, RoundStats, RoundTimes
+from cospec.stats import Call, RoundInfo, RoundStats, RoundTimes
 from cospec.types import Budget, Commit, Context, Draft, Load, Outcome, Plan, PlanEntry, Scores, Sequence, Verdict
 
 Clock = Callable[[], float]
@@ -282,8 +282,11 @@ class Caster(Protocol):
     def casting(self) -> Casting:
         """For the next turn."""
 
-    def timed(self, model: int, seconds: float) -> None:
-        """A call of the model took so long, its share of choosing and judging included."""
+    def timed(self, model: int, call: Call, seconds: float) -> None:
+        """A call of the model took so long."""
+
+    def ran(self, turns: int, seconds: float) -> None:
+        """A round took so long outside of the models, for so many turns."""
 
     def judged(self, author: int, accepted: bool) -> None:
         """A proposal of the model was judged."""

@@ -79,8 +79,18 @@ def softmax(logits: Tensor, temperatures: Seq[float]) -> Floats:
     return np.asarray(torch.softmax(logits.double() / scale[:, None], -1).cpu().numpy())
 
 
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities ``[R, V]`` in double precision."""
+    if not _native(logits):
+        return torch.log_softmax(logits.double(), -1)
+    wide = logits.double()
+    with np.errstate(divide="ignore"):  # what is not likelier than nothing at all is no number, and stays so
+        most = np.log(softmax(wide, [1.0] * len(wide)).max(-1))
+    return wide - (wide.amax(-1) - torch.from_numpy(most))[:, None]
+
+
 def _native(logits: Tensor) -> bool:
-    return logits.dtype == torch.float32 and logits.device.type == "cpu" and native.available()
+    return logits.dtype in (torch.float32, torch.float64) and logits.device.type == "cpu" and native.available()
 
 
 def _spans(blocks: Seq[Block]) -> Iterator[slice]:
@@ -100,8 +110,12 @@ def likeliest(logits: Tensor) -> list[int | None]:
     """The first of the largest logits of each row; None for a row that is not made of numbers."""
     if not len(logits):
         return []
-    if _native(logits):
+    if _native(logits) and logits.dtype == torch.float32:
         return [None if token < 0 else token for token in native.argmax_rows(logits)]
+    if logits.device.type == "cpu":
+        found = logits.numpy()
+        first = found.argmax(-1)
+        return [token if math.isfinite(row[token]) else None for row, token in zip(found, first.tolist(), strict=True)]
     best = logits.max(-1)
     values, tokens = best.values.tolist(), best.indices.tolist()
     return [token if math.isfinite(value) else None for value, token in zip(values, tokens, strict=True)]

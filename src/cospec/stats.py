@@ -39,6 +39,16 @@ class RequestStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a model: a pass over ``rows`` tokens of ``sequences``, and as many more over one token of each as
+    make ``passes``."""
+
+    rows: int
+    sequences: int
+    passes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class RoundTimes:
     """Seconds that a round spent proposing and verifying."""
 

@@ -16,7 +16,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.types import Request, Speculation
-from harness.ensembles import Blended, Mix, adaptive, contrastive, ensemble_engine, powers, toys, weighted
+from harness.ensembles import Blended, Mix, adaptive, contrastive, ensemble_engine, powers, rolling, toys, weighted
 from harness.oracle import total_variation
 from harness.reference import joint_law
 from harness.toys import (
@@ -61,7 +61,8 @@ def error(
 ) -> float:
     """Total variation between what the engine writes and the blend by the book."""
     count, law, mix = BLENDS[name]
-    models = toys(count, vocab)
+    change = more.pop("change", lambda model: model)
+    models = [change(model) for model in toys(count, vocab)]
     engine = ensemble_engine(models, law, proposal, gamma, **more)
     prompt = PROMPT[:2]
     found = enumerated_law(engine, prompt, params, length)
@@ -79,6 +80,34 @@ def test_every_blend_and_length(name: str, proposal: str) -> None:
     """Four tokens: the first comes with the prompt, from the law itself."""
     for gamma in (1, 2, 3, 4):
         assert error(name, proposal, gamma, SHORT, length=4, rule="rejection") < EXACT, gamma
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate"])
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_models_with_a_loop_of_their_own(rule: str, proposal: str) -> None:
+    """The proposals of a loop follow the law too, with greedy neighbours and parameters that it cannot draw by."""
+    params = SamplingParams(max_tokens=5, temperature=0.8)
+    for name, gamma in (("weighted", [3, 2]), ("contrastive", [1, 4]), ("three", [2, 3, 1])):
+        assert error(name, proposal, gamma, params, 2, 3, rule=rule, change=rolling) < EXACT, gamma
+    assert error("weighted", proposal, [2, 1], ALL, vocab=3, rule=rule, change=rolling) < EXACT
+
+
+@pytest.mark.parametrize("proposal", ["naive", "alternate"])
+@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+def test_a_loop_is_stepping(rule: str, proposal: str) -> None:
+    """The same tokens and calls, at different temperatures side by side."""
+    law = BLENDS["weighted"][1]
+    listed = [
+        replace(request, seed=n, sampling=replace(request.sampling, temperature=(1.0, 0.0, 0.7)[n % 3]))
+        for n, request in enumerate(requests(SamplingParams(max_tokens=30), 9, rule))
+    ]
+    found = []
+    for change in (rolling, lambda model: model):
+        engine = ensemble_engine([change(model) for model in members()], law, proposal, [3, 4])
+        events = run_all(engine, listed)
+        calls = {id: own[-1].stats.model_calls for id, own in events.items() if own[-1].stats}
+        found.append((tokens_of(events), calls))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("proposal", ["naive", "alternate"])

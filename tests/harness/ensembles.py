@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.batches import Pick, Rolled, Segment, TokenBatch
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.engine.build import Text
 from cospec.engine.collaboration import connect_ensemble
@@ -16,6 +18,8 @@ from cospec.engine.engine import Engine
 from cospec.engine.ensemble import Cast
 from cospec.models.toy import ToyModel
 from cospec.protocols import Drafter
+from cospec.rounds import proposing
+from harness.oracle import BranchingDraws
 from harness.reference import normalised
 
 Mix = Callable[[Sequence[Sequence[float]]], list[float]]
@@ -25,6 +29,35 @@ Mix = Callable[[Sequence[Sequence[float]]], list[float]]
 def toys(count: int, vocab: int = 3, order: int = 2, sharpness: float = 1.0) -> tuple[ToyModel, ...]:
     """Different models of one vocabulary."""
     return tuple(ToyModel(vocab, order=order, seed=seed, sharpness=sharpness) for seed in range(1, count + 1))
+
+
+def rolling(model: ToyModel) -> ToyModel:
+    """The model with a loop of its own, as native ones have; its draws are the enumeration's too."""
+
+    def rollout(batch: TokenBatch, picks: Sequence[Pick]) -> Rolled:
+        segments, tokens, depth = list(batch.segments), [list[int]() for _ in picks], picks[0].depth
+        rows, q = [], np.zeros((len(picks), depth, model.vocab_size))
+        for step in range(depth):
+            rows.append(model.forward(TokenBatch(tuple(segments))).numpy())
+            for place, pick in enumerate(picks):
+                token = int(rows[-1][place].argmax())
+                if pick.temperature:
+                    law = torch.softmax(torch.from_numpy(rows[-1][place]) / pick.temperature, -1)
+                    q[place, step] = law.numpy()
+                    (token,) = proposing.race(q[place, step : step + 1], [_ahead(pick.stream, step)])
+                tokens[place].append(token)
+                end = segments[place].start + len(segments[place].tokens)
+                segments[place] = Segment(segments[place].id, end, (token,))
+        return Rolled(tokens, q if any(pick.temperature for pick in picks) else None, None, np.stack(rows))
+
+    model.rollout = rollout  # type: ignore[method-assign]
+    return model
+
+
+def _ahead(stream: Any, step: int) -> Any:
+    """What the token ``step`` places further on is drawn with."""
+    place = 1 if isinstance(stream[0], BranchingDraws) else 4
+    return (*stream[:place], stream[place] + step, *stream[place + 1 :])
 
 
 def ensemble_engine(

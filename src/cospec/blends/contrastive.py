@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cospec.errors import InvalidInput, words
 from cospec.options import Options
+from cospec.sampling import log_softmax
 
 
 class ContrastiveOptions(Options):
@@ -52,4 +53,4 @@ class Contrastive:
         if self._plausibility:
             least = strong.amax(-1, keepdim=True) + math.log(self._plausibility)
             result.masked_fill_(strong < least, -torch.inf)
-        return torch.log_softmax(result, -1)
+        return log_softmax(result)

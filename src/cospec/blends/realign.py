@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from cospec.blends.weights import WeightOptions, named
+from cospec.sampling import log_softmax
 
 
 class Realign:
@@ -37,4 +37,4 @@ class Realign:
         total = self._weights[0] * logits[0].double()
         for weight, rows in zip(self._weights[1:], logits[1:], strict=True):
             total += weight * rows.double()
-        return torch.log_softmax(total, -1)
+        return log_softmax(total)

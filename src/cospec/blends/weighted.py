@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec import native
 from cospec.blends.weights import WeightOptions, check_convex, named
 from cospec.sampling import softmax
 
@@ -40,6 +41,8 @@ class Weighted:
         """``log sum_i lambda_i softmax(l_i)``, ``[R, V]`` in double precision; rows that are no numbers stay so."""
         if len(self.members) == 1:
             return logits[0]
+        if native.available() and all(rows.dtype == torch.float32 and rows.device.type == "cpu" for rows in logits):
+            return torch.from_numpy(native.mix_rows(logits, self._weights))
         ones = [1.0] * len(logits[0])
         mixed = sum(weight * softmax(rows, ones) for weight, rows in zip(self._weights, logits, strict=True))
         with np.errstate(divide="ignore"):

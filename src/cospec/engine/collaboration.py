@@ -14,7 +14,7 @@ from cospec.engine.policy import build_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
 from cospec.errors import InvalidInput, words
-from cospec.policies.collaboration import Casting, Collaboration, rotations
+from cospec.policies.collaboration import Casting, Collaboration, Freedom, rotations
 from cospec.protocols import Crew, Drafter, Policy
 from cospec.registry import RULES
 from cospec.rounds.collaborative import Collaborative
@@ -80,7 +80,8 @@ def build_caster(options: CollaborationConfig, count: int, members: Seq[int]) ->
         order=rotations(count)[options.proposer or 0],
         alternate=options.proposal == "alternate",
     )
-    return Collaboration(casting, members, free=not quiet and gammas is None, pinned=options.proposer is not None)
+    free = Freedom(lengths=not quiet and gammas is None, proposer=options.proposer is None)
+    return Collaboration(casting, members, free)
 
 
 def _gammas(given: str | int | list[int], count: int) -> tuple[int, ...] | None:

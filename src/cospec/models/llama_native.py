@@ -56,8 +56,8 @@ class _Rollout(Structure):
 
     _fields_ = [
         *[(name, c_void_p) for name in ("temperatures", "streams", "depths")],
-        ("depth", c_long),
-        *[(name, c_void_p) for name in ("logits", "q", "tokens", "confidence")],
+        *[("depth", c_long), ("logits", c_void_p), ("step_logits", c_long)],
+        *[(name, c_void_p) for name in ("q", "tokens", "confidence")],
     ]
 
 
@@ -128,22 +128,23 @@ class NativeRunner:
 
     def rollout(self, batch: PackedBatch, layers: Sequence[LayerPages], picks: Sequence[Pick]) -> Rolled:
         """See ``protocols.Model.rollout``; ``batch`` reaches as far ahead as is fed and wants each last row."""
-        count, depth = len(picks), picks[0].depth
+        count, depth, kept = len(picks), picks[0].depth, any(pick.logits for pick in picks)
         depths = np.array([pick.depth for pick in picks], dtype=np.int64)
         temperatures = np.array([pick.temperature for pick in picks])
         streams = np.array([pick.stream for pick in picks], dtype=np.uint64)
         tokens = np.full((count, depth), -1, dtype=np.int64)
-        logits = np.empty((count, self._vocab_size), dtype=np.float32)
+        logits = np.empty((depth if kept else 1, count, self._vocab_size), dtype=np.float32)
         q = np.empty((count, depth, self._vocab_size)) if temperatures.any() else None
         confidence = np.empty((count, depth)) if any(pick.confident for pick in picks) else None
         k_pages, v_pages = self._pages(layers)
         job = _Rollout(
             temperatures.ctypes.data, streams.ctypes.data, depths.ctypes.data, depth,
-            logits.ctypes.data, None if q is None else q.ctypes.data, tokens.ctypes.data,
+            logits.ctypes.data, logits[0].size if kept else 0,
+            None if q is None else q.ctypes.data, tokens.ctypes.data,
             None if confidence is None else confidence.ctypes.data,
         )  # fmt: skip
         self._roll(self._handle, byref(_packed(batch, k_pages, v_pages)), byref(job))
-        return Rolled(tokens.tolist(), q, confidence)
+        return Rolled(tokens.tolist(), q, confidence, logits if kept else None)
 
     def _pages(self, layers: Sequence[LayerPages]) -> tuple[Any, Any]:
         keys = self._pointers(*(layer.keys.data_ptr() for layer in layers))

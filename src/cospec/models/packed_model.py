@@ -55,6 +55,11 @@ class PackedModel:
         self.states: Tensor | None = None
         self._forwards = forwards
 
+    @property
+    def native(self) -> bool:
+        """Whether a whole forward is one call into the kernels, with nothing left for torch."""
+        return self._forwards.roll is not None
+
     @torch.no_grad()
     def forward(self, batch: TokenBatch) -> Tensor:
         """Logits ``[R, V]``, float32, see ``Model.forward``.

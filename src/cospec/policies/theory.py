@@ -6,11 +6,14 @@ for one call over the scorer's. Factors are over standard collaborative decoding
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 State = tuple[tuple[int, ...], tuple[int, ...]]  # authors of the pending tokens; positions that each model has scored
 
 
@@ -45,6 +48,8 @@ class _Turn:
     tokens: int
     calls: tuple[int, ...]
     after: State
+    model: int
+    rows: int  # tokens that the first of the calls is over
 
 
 @dataclass(frozen=True)
@@ -67,18 +72,28 @@ class Process:
 
     def calls_per_token(self) -> tuple[float, ...]:
         """Calls of each model for one token, in the long run."""
+        return tuple(self._per_token(lambda turn: turn.calls).tolist())
+
+    def seconds_per_token(self, price: Callable[[int, int, int], float]) -> float:
+        """Where a turn of a model takes ``price(model, rows, passes)``: a call over rows, then others over one each."""
+        found = self._per_token(lambda turn: (price(turn.model, turn.rows, turn.calls[turn.model]),))
+        return float(found[0])
+
+    def _per_token(self, value: Callable[[_Turn], Seq[float]]) -> Floats:
+        """What turns are worth, for one token, in the long run."""
         states, turns = self._explore()
         n = len(states)
-        moves, tokens, calls = np.zeros((n, n)), np.zeros(n), np.zeros((n, len(self.alphas)))
+        moves, tokens, worth = np.zeros((n, n)), np.zeros(n), [0.0] * n
         for state, place in states.items():
-            for turn in turns[state]:
-                moves[place, states[turn.after]] += turn.probability
-                tokens[place] += turn.probability * turn.tokens
-                calls[place] += turn.probability * np.array(turn.calls)
+            each = [(turn.probability, turn) for turn in turns[state]]
+            for probability, turn in each:
+                moves[place, states[turn.after]] += probability
+                tokens[place] += probability * turn.tokens
+            worth[place] = sum(probability * np.array(value(turn)) for probability, turn in each)
         # the stationary distribution: pi (P - I) = 0 with pi summing to one
         system = np.vstack([moves.T - np.eye(n), np.ones(n)])
         share = np.linalg.lstsq(system, np.append(np.zeros(n), 1.0), rcond=None)[0]
-        return tuple((share @ calls / (share @ tokens)).tolist())
+        return np.asarray(share @ np.array(worth) / (share @ tokens))
 
     def factor(self, costs: Seq[float]) -> float:
         """Speed over standard collaborative decoding when a call of each model takes ``costs``."""
@@ -102,31 +117,33 @@ class Process:
         """One turn of one model, by how many proposals are accepted in it."""
         start: State = ((), (0,) * len(self.alphas))
         if not authors:
-            return [self._proposed(1.0, 0, start, self.default)]
+            return [self._proposed(1.0, 0, start, (self.default, 1))]
         members = self.members or tuple(range(len(self.alphas)))
         model = min(members, key=lambda m: (scored[m], (m - self.default) % len(scored)))
         looks_behind = self.alternate or authors[-1] not in members  # the last token is fed too
         counts = [len(authors) + looks_behind if m == model else count for m, count in enumerate(scored)]
         known = min(counts[m] for m in members)
         judged = min(known, len(authors))
-        once = tuple(int(m == model) for m in range(len(scored)))
+        once, rows = tuple(int(m == model) for m in range(len(scored))), counts[model] - scored[model]
         found, kept = [], 1.0
         for length in range(judged):
             alpha = self.alphas[authors[length]]
-            found.append(_Turn(kept * (1 - alpha), length + 1, once, start))
+            found.append(_Turn(kept * (1 - alpha), length + 1, once, start, model, rows))
             kept *= alpha
         after: State = (authors[judged:], tuple(max(0, count - judged) for count in counts))
         if known > len(authors):  # the law behind the last token is known too: a bonus
-            found.append(_Turn(kept, judged + 1, once, start))
+            found.append(_Turn(kept, judged + 1, once, start, model, rows))
         elif self.alternate:
-            found.append(self._proposed(kept, judged, after, model))
+            found.append(self._proposed(kept, judged, after, (model, rows)))
         else:
-            found.append(_Turn(kept, judged, once, after))
+            found.append(_Turn(kept, judged, once, after, model, rows))
         return [turn for turn in found if turn.probability > 0]
 
-    def _proposed(self, probability: float, tokens: int, state: State, model: int) -> _Turn:
-        """The model proposes; one call fed it what it had not seen, and gave its first token."""
+    def _proposed(self, probability: float, tokens: int, state: State, turn: tuple[int, int]) -> _Turn:
+        """The model proposes; one call over so many rows fed it what it had not seen, and gave its first token."""
+        model, rows = turn
         gamma = self.gammas[model]
         authors = state[0] + (model,) * gamma
         scored = tuple(len(authors) if m == model else count for m, count in enumerate(state[1]))
-        return _Turn(probability, tokens, tuple(gamma * (m == model) for m in range(len(scored))), (authors, scored))
+        calls = tuple(gamma * (m == model) for m in range(len(scored)))
+        return _Turn(probability, tokens, calls, (authors, scored), model, rows)

@@ -16,6 +16,7 @@ the last proposal is known, so the bonus token is legitimate there. A drafter th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import torch
@@ -24,10 +25,10 @@ from torch import Tensor
 from cospec.batches import Segment, TokenBatch
 from cospec.protocols import Blend, Crew, Members
 from cospec.rounds.lines import Proposal
-from cospec.rounds.proposing import Author, choose
+from cospec.rounds.proposing import Author, choose, pick, rolls, taken
 from cospec.rounds.sequential import context_of
 from cospec.rounds.work import Work
-from cospec.stats import RoundInfo, RoundTimes
+from cospec.stats import Call, RoundInfo, RoundTimes
 from cospec.tree import children
 from cospec.types import Commit, Outcome, Plan
 
@@ -42,11 +43,13 @@ class Collaborative:
         self.times = RoundTimes()
         self.info = RoundInfo("collaborative")
         self.calls: dict[str, int] = {}  # forward passes of each model so far, whatever their batch
-        self._proposing = 0.0  # seconds of this run
+        self._proposing = self._computing = 0.0  # seconds of this run: for proposals, and in the models
+        self._turns = 0
 
     def run(self, plan: Plan) -> list[Outcome]:
         """One outcome per entry, in order."""
-        started, self._proposing = self.crew.clock(), 0.0
+        started = self.crew.clock()
+        self._proposing, self._computing, self._turns = 0.0, 0.0, 0
         members = self._members
         works = [Work(entry, members.line(entry.sequence), members.blend(entry.sequence)) for entry in plan.entries]
         self._compute_prompts([work for work in works if not work.entry.reaches_end or work.wants_prompt_rows])
@@ -62,7 +65,9 @@ class Collaborative:
                     self._turn(model, group)
             waiting = [work for work in waiting if work.outcome is None and not work.kept]
         outcomes = [work.finish() for work in works]
-        self.times = RoundTimes(self._proposing, self.crew.clock() - started - self._proposing)
+        seconds = self.crew.clock() - started
+        members.policy.ran(self._turns, seconds - self._computing)
+        self.times = RoundTimes(self._proposing, seconds - self._proposing)
         return outcomes
 
     def commit(self, commits: Seq[Commit]) -> None:
@@ -103,19 +108,17 @@ class Collaborative:
     # ---- one turn
 
     def _turn(self, model: int, group: Seq[Work]) -> None:
-        clock, members = self.crew.clock, self._members
-        name = members.names[model]
-        started, before = clock(), self.calls.get(name, 0)
-        self._feed(model, group)
-        self._judge([work for work in group if work.judgeable])
-        proposing = [work for work in group if self._goes_on(work, model)]
-        scored = clock()
-        self._propose(model, proposing)
-        ended = clock()
-        self._proposing += ended - scored
-        calls = self.calls.get(name, 0) - before
-        if calls and all(work.entry.tokens == 1 for work in group):  # no prompts
-            members.policy.timed(model, (ended - started) / calls)
+        self._turns += 1
+        started = self.crew.clock()
+        beginning = all(self._may_begin(work, model) for work in group)  # otherwise one call scores for everybody
+        begun = self._begin(model, group) if beginning else set[str]()
+        scoring = self.crew.clock()
+        others = [work for work in group if work.id not in begun]
+        self._feed(model, others)
+        self._judge([work for work in others if work.judgeable])
+        scored = self.crew.clock()
+        self._propose(model, [work for work in others if self._goes_on(work, model)])
+        self._proposing += scoring - started + self.crew.clock() - scored
 
     def _feed(self, model: int, group: Seq[Work]) -> None:
         """Feed what the model has not seen of each sequence; its queues grow up to the last fed token's row."""
@@ -145,19 +148,43 @@ class Collaborative:
 
     def _forward(self, model: int, segments: Seq[Segment]) -> Tensor:
         members = self._members
-        name = members.names[model]
-        self.calls[name] = self.calls.get(name, 0) + 1
-        return members.models[model].forward(TokenBatch(tuple(segments)))
+        started = self.crew.clock()
+        logits = members.models[model].forward(TokenBatch(tuple(segments)))
+        self._called(model, segments, 1, started)
+        return logits
+
+    def _called(self, model: int, segments: Seq[Segment], passes: int, started: float) -> None:
+        name, seconds = self._members.names[model], self.crew.clock() - started
+        self.calls[name] = self.calls.get(name, 0) + passes
+        self._computing += seconds
+        self._members.policy.timed(model, Call(sum(len(s.tokens) for s in segments), len(segments), passes), seconds)
+
+    # ---- proposing
+
+    def _may_begin(self, work: Work, model: int) -> bool:
+        """Whether the model has nothing to judge in this turn, so that all of its proposal is one call."""
+        line, others = work.line, [member for member in work.blend.members if member != model]
+        known = all(line.scored(other) for other in others)  # then there is a law at the frontier to draw from
+        return not line.pending and not known and line.fed[model] < line.frontier and self._goes_on(work, model)
+
+    def _begin(self, model: int, group: Seq[Work]) -> set[str]:
+        """Feed what the model has not seen and let it propose behind that; returns the sequences that it could do."""
+        segments = {}
+        for work in group:
+            tokens = work.tokens(work.line.fed[model], work.line.frontier)
+            segments[work.id] = Segment(work.id, work.line.fed[model], tokens, logits_from=len(tokens) - 1)
+        gamma = self._members.policy.casting.gammas[model]
+        return self._roll(model, group, segments, {work.id: min(gamma, work.room) for work in group})
 
     def _propose(self, model: int, group: Seq[Work]) -> None:
-        """Extend each line by the model's own proposal, one token for all of them at a time."""
+        """Extend each line by the model's own proposal, whose first token it knows without another call."""
         members = self._members
         author, gamma = Author(model, members.names[model]), members.policy.casting.gammas[model]
         left = {work.id: min(gamma, work.room) for work in group}
         while group:
             lines = [(work.text, work.line, work.noise(members.rule)) for work in group]
             chosen = choose(author, torch.stack([work.line.last(model) for work in group]), lines)
-            longer = []
+            segments = {}
             for work, proposal in zip(group, chosen, strict=True):
                 if proposal is None:
                     work.muted = True  # the blend's own rows decide whether that is an error
@@ -165,12 +192,37 @@ class Collaborative:
                 work.line.pending.append(proposal)
                 left[work.id] -= 1
                 if left[work.id] > 0:
-                    longer.append(work)
-            if longer:
-                ends = [work.line.frontier + len(work.line.pending) for work in longer]
-                newest = [Segment(w.id, end - 1, w.tokens(end - 1, end)) for w, end in zip(longer, ends, strict=True)]
-                self._advance(model, longer, newest)
-            group = longer
+                    end = work.line.frontier + len(work.line.pending)
+                    segments[work.id] = Segment(work.id, end - 1, (proposal.token,))
+            group = [work for work in group if work.id in segments]
+            rolled = self._roll(model, group, segments, left)
+            group = [work for work in group if work.id not in rolled]
+            if group:
+                self._advance(model, group, [segments[work.id] for work in group])
+
+    def _roll(
+        self, model: int, group: Seq[Work], segments: Mapping[str, Segment], depths: Mapping[str, int]
+    ) -> set[str]:
+        """Feed segments and let the model write on, all of one depth in one call, where it can; who is done."""
+        members, done = self._members, set[str]()
+        author = Author(model, members.names[model])
+        able = [work for work in group if rolls(work.text)]
+        for depth in {depths[work.id] for work in able}:
+            works = [work for work in able if depths[work.id] == depth]
+            picks = [pick(work.text, work.line, work.noise(members.rule), depth) for work in works]
+            fed, started = [segments[work.id] for work in works], self.crew.clock()
+            rolled = members.models[model].rollout(TokenBatch(tuple(fed)), picks)
+            if rolled is None:
+                break
+            self._called(model, fed, depth, started)
+            for place, (work, segment) in enumerate(zip(works, fed, strict=True)):
+                proposals, rows = taken(author, rolled, place, (work.text, work.noise(members.rule)))
+                work.line.advance(model, segment.start + len(segment.tokens) + len(rows) - 1, rows)
+                work.line.pending += proposals
+                work.muted = work.muted or len(proposals) < depth
+                work.count(author.name, depth)
+                done.add(work.id)
+        return done
 
     # ---- judging
 

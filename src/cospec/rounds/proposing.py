@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from cospec.draws import Draws, Purpose, race
+from cospec.batches import Pick, Rolled
+from cospec.draws import Draws, Purpose, Stream, race
 from cospec.rounds.lines import Line, Proposal
 from cospec.sampling import Block, History, laws, likeliest
 from cospec.types import Sequence
@@ -33,15 +35,41 @@ def choose(author: Author, logits: Tensor, lines: Seq[tuple[Sequence, Line, Purp
     drawing = [row for row, (sequence, _, _) in enumerate(lines) if best[row] is not None and not _plain(sequence)]
     if drawing:
         q = laws(logits[drawing], [_block(*lines[row][:2]) for row in drawing])
-        streams = []
-        for row in drawing:
-            sequence, line, noise = lines[row]
-            position = line.frontier + len(line.pending)
-            streams.append(Draws(sequence.request.seed, line.frontier).stream(position, noise))
+        streams = [_stream(*lines[row]) for row in drawing]
         for place, (row, token) in enumerate(zip(drawing, race(q, streams), strict=True)):
             kept = q[place] if lines[row][2] is Purpose.DRAFT else None
             made[row] = Proposal(token, author.model, author.name, kept)
     return made
+
+
+def rolls(sequence: Sequence) -> bool:
+    """Whether a model's own loop draws as the request asks for: by temperature alone."""
+    params = sequence.request.sampling
+    return not params.edits_logits and (params.greedy or not params.truncates)
+
+
+def pick(sequence: Sequence, line: Line, noise: Purpose, depth: int) -> Pick:
+    """How a model's own loop chooses what ``choose`` would; its logits are the others' to read."""
+    params = sequence.request.sampling
+    return Pick(0.0 if params.greedy else params.temperature, _stream(sequence, line, noise), depth, logits=True)
+
+
+def taken(author: Author, rolled: Rolled, place: int, line: tuple[Sequence, Purpose]) -> tuple[list[Proposal], Tensor]:
+    """What a loop chose for the sequence at ``place``, up to where its logits were no numbers, and those logits."""
+    (sequence, noise), tokens = line, rolled.tokens[place]
+    count = tokens.index(-1) if -1 in tokens else len(tokens)
+    kept = rolled.q if noise is Purpose.DRAFT and not sequence.request.sampling.greedy else None
+    proposals = [
+        Proposal(token, author.model, author.name, None if kept is None else kept[place, step])
+        for step, token in enumerate(tokens[:count])
+    ]
+    assert rolled.logits is not None, "the picks asked for them"
+    return proposals, torch.from_numpy(rolled.logits[: count + 1, place])
+
+
+def _stream(sequence: Sequence, line: Line, noise: Purpose) -> Stream:
+    """What the next proposal of a line is drawn with."""
+    return Draws(sequence.request.seed, line.frontier).stream(line.frontier + len(line.pending), noise)
 
 
 def _plain(sequence: Sequence) -> bool:

@@ -82,9 +82,9 @@ class Work:
         noise: Purpose = rule(self.entry.sequence).noise
         return noise
 
-    def count(self, name: str) -> None:
+    def count(self, name: str, calls: int = 1) -> None:
         """A model was called for this sequence."""
-        self.calls[name] = self.calls.get(name, 0) + 1
+        self.calls[name] = self.calls.get(name, 0) + calls
 
     def case(self) -> tuple[PlanEntry, Draft | None]:
         """What is to be judged: the entry as it stands now, and the proposals that all members have scored."""

@@ -10,11 +10,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cospec import native
+from cospec.batches import Pick, Segment, TokenBatch
 from cospec.drafters.model import ModelDrafter
-from cospec.draws import Purpose
+from cospec.draws import Draws, Purpose, race
 from cospec.models.loading import LoadOptions, load_model
 from cospec.params import SamplingParams
 from cospec.protocols import Model
+from cospec.sampling import softmax
 from cospec.types import Budget, Commit, Context, Draft
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
@@ -147,3 +149,35 @@ def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.M
     (draft,) = drafter.propose(asked, budgets)
     assert draft.id == "s1" and draft.tokens == whole[1].tokens[:2]
     assert draft.q is not None and len(draft.q) == 2
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int) -> None:
+    """Bit for bit, behind backlogs of different lengths; a greedy and two drawing sequences."""
+    rolls, steps = model(folder, True), model(folder, True)
+    temperatures, backlogs = (0.0, 0.9, 1.4), (3, 1, 9)
+    known = {f"s{n}": tuple((5 * n + 3 * i) % 300 for i in range(4 + count)) for n, count in enumerate(backlogs)}
+    for made in (rolls, steps):
+        for id, tokens in known.items():
+            assert made.pages.attach(id, tokens) == 0 and made.pages.reserve(id, len(tokens) + depth)
+            made.forward(TokenBatch((Segment(id, 0, tokens[:4], (), 4),)))
+    segments = [Segment(id, 4, tokens[4:], (), len(tokens) - 5) for id, tokens in known.items()]
+    streams = [Draws(n, 20).stream(len(tokens), Purpose.DRAFT) for n, tokens in enumerate(known.values())]
+    picks = [Pick(t, stream, depth, logits=True) for t, stream in zip(temperatures, streams, strict=True)]
+    rolled = rolls.rollout(TokenBatch(tuple(segments)), picks)
+    assert rolled is not None and rolled.logits is not None and rolled.q is not None
+    assert rolled.logits.shape == (depth, 3, 300)
+    for step in range(depth):
+        logits = steps.forward(TokenBatch(tuple(segments)))
+        assert rolled.logits[step].tobytes() == logits.numpy().tobytes()
+        for n, t in enumerate(temperatures):
+            token = int(logits[n].argmax())
+            if t:
+                q = softmax(logits[n : n + 1], [t])
+                assert rolled.q[n, step].tobytes() == q.tobytes()
+                position = len(known[f"s{n}"]) + step
+                (token,) = race(q, [Draws(n, 20).stream(position, Purpose.DRAFT)])
+            assert rolled.tokens[n][step] == token
+            segments[n] = Segment(segments[n].id, segments[n].start + len(segments[n].tokens), (token,))
+    plain = rolls.rollout(TokenBatch(tuple(segments)), [Pick(0.0, stream, 1) for stream in streams])
+    assert plain is not None and plain.logits is None

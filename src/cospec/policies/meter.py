@@ -1,0 +1,52 @@
+"""What the calls of one model take, learned from the calls themselves.
+
+A profile would say it before the first one, but for a model that runs alone: models that take turns read each other's
+weights out of the cache, and threads fall asleep between them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from cospec.policies.cost import ForwardCost, Sample, fit
+from cospec.stats import Call
+
+KEPT = 9  # times of each kind of call
+FEWEST = 3  # of a kind, and kinds, before they are believed
+PRIOR = ForwardCost(slopes=(0.1,), fixed=0.9)  # a shape to begin with: some more rows for a tenth of a pass each
+
+
+class Meter:
+    """Seconds of calls by their rows, sequences and passes; of each kind the median counts, as some are disturbed."""
+
+    def __init__(self) -> None:
+        self._times: dict[Call, deque[float]] = {}
+        self._cost = PRIOR
+
+    def read(self, call: Call, seconds: float) -> None:
+        """A call took so long."""
+        times = self._times.get(call)
+        if times is None:
+            times = self._times[call] = deque(maxlen=KEPT)
+        times.append(seconds)
+
+    def learn(self) -> None:
+        """Take what was read into account."""
+        firm = [_sample(call, times) for call, times in self._times.items() if len(times) >= FEWEST]
+        if len(firm) >= FEWEST:
+            self._cost = fit(firm, knees=())
+        elif samples := [_sample(call, times) for call, times in self._times.items()]:
+            self._cost = PRIOR.scaled(median(sample.seconds / PRIOR.predict(sample) for sample in samples))
+
+    def price(self, call: Call) -> float:
+        """Seconds of a call."""
+        more = call.passes - 1
+        later = more * self._cost.each(0, call.sequences, call.sequences) if more else 0.0
+        return self._cost.seconds(0, call.rows, call.sequences) + later
+
+
+def _sample(call: Call, times: deque[float]) -> Sample:
+    """All passes as alike, each over the mean number of rows."""
+    rows = (call.rows + (call.passes - 1) * call.sequences) / call.passes
+    return Sample(0, rows, call.sequences, median(times), call.passes)
