@@ -56,7 +56,9 @@ class _Rollout(Structure):
 
     _fields_ = [
         *[(name, c_void_p) for name in ("temperatures", "streams", "depths")],
-        *[("depth", c_long), ("logits", c_void_p), ("step_logits", c_long)],
+        ("depth", c_long),
+        ("logits", c_void_p),
+        ("step_logits", c_long),
         *[(name, c_void_p) for name in ("q", "tokens", "confidence")],
     ]
 

@@ -83,13 +83,13 @@ class Process:
         """What turns are worth, for one token, in the long run."""
         states, turns = self._explore()
         n = len(states)
-        moves, tokens, worth = np.zeros((n, n)), np.zeros(n), [0.0] * n
+        moves, tokens, worth = np.zeros((n, n)), np.zeros(n), [np.zeros(0)] * n
         for state, place in states.items():
             each = [(turn.probability, turn) for turn in turns[state]]
             for probability, turn in each:
                 moves[place, states[turn.after]] += probability
                 tokens[place] += probability * turn.tokens
-            worth[place] = sum(probability * np.array(value(turn)) for probability, turn in each)
+            worth[place] = np.sum([probability * np.array(value(turn)) for probability, turn in each], axis=0)
         # the stationary distribution: pi (P - I) = 0 with pi summing to one
         system = np.vstack([moves.T - np.eye(n), np.ones(n)])
         share = np.linalg.lstsq(system, np.append(np.zeros(n), 1.0), rcond=None)[0]
