@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
@@ -14,7 +15,10 @@ SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddi
 ROLES = {
     "target": "target, whose law outputs follow",
     "drafter": "drafter of zoo:target",
+    "heads": "Medusa heads on zoo:target",
 }
+FILES = ("config.json", "adapter_config.json", "heads.json")  # one of them makes a folder a member
+WIDTH = 140  # of the table where nobody's terminal says
 
 
 def models() -> None:
@@ -28,16 +32,18 @@ def models() -> None:
     if not rows:
         print("The zoo has no models: this installation of cospec came without them.")
         return
-    table = Table(*HEAD, box=None)
+    table = Table(box=None)
+    for name in HEAD:
+        table.add_column(name, no_wrap=name == "model")  # a name that is cut off cannot be used
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
 
 
 def members(zoo: Path) -> list[tuple[str, ...]]:
     """One row of text per model, under ``HEAD``; the target comes first."""
     card = _card(zoo)
-    found = {path.parent for name in ("config.json", "adapter_config.json") for path in zoo.glob(f"*/{name}")}
+    found = {path.parent for name in FILES for path in zoo.glob(f"*/{name}")}
     ordered = sorted(found, key=lambda folder: (folder.name != "target", folder.name))
     return [_row(folder, card.get(folder.name, {})) for folder in ordered]
 
@@ -58,7 +64,7 @@ def _row(folder: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
     from cospec.models.folder import read_config
 
     name, whole = folder.name, base_folder(folder)  # an adapter is merged: it has its base's shape and size
-    shape = read_config(whole)
+    shape = read_config(whole) if (whole / "config.json").exists() else {}
     role = str(about.get("role", ROLES.get(name, name)))
     trained = f"{about['tokens'] / 1e6:.1f}M" if "tokens" in about else "-"
     sizes = [str(shape.get(key, "-")) for key in SIZES]

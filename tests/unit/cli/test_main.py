@@ -129,6 +129,16 @@ def test_models_are_counted_from_their_weights(tmp_path):
     assert second[-1] == "-"
 
 
+def test_every_member_is_listed_by_its_whole_name(cospec_command):
+    from cospec.models.folder import ZOO
+
+    if not (ZOO / "target" / "config.json").exists():
+        pytest.skip("the zoo's weights are not installed")
+    out = cospec_command("models").output
+    for folder in ("target", "drafter", "code", "math", "prose", "target-prose", "target-code", "heads"):
+        assert f"zoo:{folder} " in out
+
+
 def test_models_command(cospec_command):
     result = cospec_command("models")
     assert result.exit_code == 0
