@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -151,7 +152,17 @@ def _build(speculative: SpeculativeConfig, host: EngineHost) -> Drafter:
     common = {
         key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
     }
+    _check_keys(speculative, cls)
     given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
     options = parse(cls.Options, given, "speculative_config.")
     drafter: Drafter = cls.build(options, host)
     return drafter
+
+
+def _check_keys(speculative: SpeculativeConfig, cls: type[Any]) -> None:
+    """Refuse a key that neither the method nor every configuration has; the sentence names all of both."""
+    own = {name: field.alias or name for name, field in cls.Options.model_fields.items()}
+    known = sorted({*own.values(), *SpeculativeConfig.model_fields} - {"options"})
+    for key, value in speculative.options.items():
+        if key not in own and key not in known:
+            raise InvalidInput(f"key speculative_config.{key}", value, "one of " + ", ".join(known))
