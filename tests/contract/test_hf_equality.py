@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -47,7 +47,28 @@ SLIDING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {
+        "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 1.3},
+    "longrope": {
+        "factor": 1.0, "short_factor": [1.5] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": 128,
+    },
+}  # fmt: skip
+
+
+def rope(kind: str) -> Any:
+    return transformers.LlamaConfig(**COMMON, rope_parameters={"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]})
+
+
 CONFIGS: dict[str, Callable[[], Any]] = {
+    **{f"llama-{kind}": partial(rope, kind) for kind in ROPES},
+    "llama-one-kv-head": lambda: transformers.LlamaConfig(**{**COMMON, "num_key_value_heads": 1}, head_dim=24),
+    "llama-biased": lambda: transformers.LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True),
+    "llama-odd-vocabulary": lambda: transformers.LlamaConfig(**{**COMMON, "vocab_size": 97}),
     "llama": lambda: transformers.LlamaConfig(**COMMON),
     "llama-tied": lambda: transformers.LlamaConfig(**COMMON, tie_word_embeddings=True),
     "mistral": lambda: transformers.MistralConfig(**COMMON, sliding_window=None),
@@ -82,7 +103,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "starcoder2": lambda: transformers.Starcoder2Config(**COMMON),
 }
 BACK_ENDS = [("torch", "sdpa"), ("mkldnn", "sdpa"), ("native", "native")]
-FUSED = ["llama", "llama-tied", "mistral", "mistral-window", "qwen2", "qwen3"]
+FUSED = [
+    "llama", "llama-tied", "mistral", "mistral-window", "qwen2", "qwen3", "llama-linear", "llama-llama3", "llama-yarn",
+    "llama-one-kv-head", "llama-biased", "llama-odd-vocabulary",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
