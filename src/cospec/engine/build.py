@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from cospec.engine.scheduler import Limits, Scheduler
 from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, words
 from cospec.models.adapters import base_folder
+from cospec.models.folder import read_object
 from cospec.models.loading import LoadOptions, cache_budget, load_model, load_tokenizer, resolve
 from cospec.policies.round_cost import Costs
 from cospec.profiling.start import costs_at_start
@@ -239,7 +239,7 @@ def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     for name in ("generation_config.json", "config.json"):
         file = path / name
         if file.exists():
-            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            value = read_object(file).get("eos_token_id")
             found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         found.add(tokenizer.eos_token_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from cospec import native
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.vocabulary import MappedVocabulary, SharedVocabulary
 from cospec.errors import InvalidInput, words
+from cospec.models.folder import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.options import parse
 from cospec.protocols import Drafter, Facts, Handle, Model, Vocabulary
@@ -137,7 +137,7 @@ def same_tokens(first: Path, second: Path) -> bool:
     files = [folder / "tokenizer.json" for folder in (first, second)]
     if not all(file.exists() for file in files):
         return True
-    vocabularies = [json.loads(file.read_text(encoding="utf-8"))["model"]["vocab"] for file in files]
+    vocabularies = [read_object(file).get("model", {}).get("vocab") for file in files]
     return bool(vocabularies[0] == vocabularies[1])
 
 

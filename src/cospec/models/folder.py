@@ -83,16 +83,26 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         ModelError: it is missing, or holds no JSON object.
     """
-    path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(folder / "config.json")
     except OSError:
         raise ModelError(f"The folder {folder} is not a model: it has no readable config.json.") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model's folder.
+
+    Raises:
+        OSError: it cannot be read.
+        ModelError: it holds something else.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
-        config = None
-    if not isinstance(config, dict):
+        found = None
+    if not isinstance(found, dict):
         raise ModelError(f"The file {path} is not a model's configuration: it does not hold a JSON object.")
-    return config
+    return found
 
 
 def weight_files(folder: Path) -> list[Path]:

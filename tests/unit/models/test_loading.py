@@ -14,6 +14,8 @@ import torch
 import transformers
 
 from cospec.batches import Segment, TokenBatch
+from cospec.engine.build import _eos_ids
+from cospec.engine.drafters import same_tokens
 from cospec.errors import CospecError, ModelError
 from cospec.models import folder as folders
 from cospec.models import hf, loading, native
@@ -277,6 +279,16 @@ def test_tokenizer(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path).encode("b a c") == [1, 0, 2]
     with pytest.raises(ModelError, match="has no tokenizer that can be read"):
         load_tokenizer(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_broken_side_files_are_told_in_a_sentence(saved: Path, text: str) -> None:
+    (saved / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"generation_config\.json is not a model's configuration: it does not hold"):
+        _eos_ids(saved, None)
+    (saved / "tokenizer.json").write_text(text)
+    with pytest.raises(ModelError, match=r"tokenizer\.json is not"):
+        same_tokens(saved, saved)
 
 
 @pytest.mark.parametrize("nested", [False, True])
