@@ -47,6 +47,7 @@ SLIDING: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 
+WINDOWED: dict[str, Any] = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
     "dynamic": {"factor": 2.0},
@@ -101,6 +102,43 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "olmo2": lambda: transformers.Olmo2Config(**COMMON),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON),
     "starcoder2": lambda: transformers.Starcoder2Config(**COMMON),
+    "cohere2": lambda: transformers.Cohere2Config(**COMMON, **WINDOWED),
+    "olmo3": lambda: transformers.Olmo3Config(**COMMON, **WINDOWED),
+    "mixtral-window": lambda: transformers.MixtralConfig(**COMMON, sliding_window=4, num_local_experts=4),
+    "phi3-partial": lambda: transformers.Phi3Config(
+        **COMMON, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    ),
+    "opt-post-norm": lambda: transformers.OPTConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        ffn_dim=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        word_embed_proj_dim=32,
+        do_layer_norm_before=False,
+    ),
+    "gpt2-layer-scale": lambda: transformers.GPT2Config(
+        vocab_size=VOCAB,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=128,
+        bos_token_id=1,
+        eos_token_id=2,
+        scale_attn_by_inverse_layer_idx=True,
+    ),
+    "granite-factors": lambda: transformers.GraniteConfig(
+        **COMMON, attention_multiplier=0.3, residual_multiplier=0.5, embedding_multiplier=3.0
+    ),
+    "gemma3-two-ropes": lambda: transformers.Gemma3TextConfig(
+        **GEMMA,
+        **SLIDING,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
+        },
+    ),
 }
 BACK_ENDS = [("torch", "sdpa"), ("mkldnn", "sdpa"), ("native", "native")]
 FUSED = [
@@ -308,6 +346,12 @@ REFUSED: dict[str, Callable[[], Any]] = {
     ),
     "GPTJForCausalLM": lambda: transformers.GPTJConfig(
         vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, rotary_dim=16, n_positions=128
+    ),
+    "GPTNeoForCausalLM": lambda: transformers.GPTNeoConfig(
+        vocab_size=VOCAB, hidden_size=64, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+    ),
+    "DeepseekV3ForCausalLM": lambda: transformers.DeepseekV3Config(
+        **COMMON, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_group=1, topk_group=1
     ),
     "MptForCausalLM": lambda: transformers.MptConfig(vocab_size=VOCAB, d_model=64, n_layers=2, n_heads=4),
     "GptOssForCausalLM": lambda: transformers.GptOssConfig(
