@@ -88,6 +88,27 @@ def test_compare_takes_systems_by_name(prompts: Path, monkeypatch: pytest.Monkey
     assert {row["pairs"] for row in ratios} == {12}
 
 
+def test_a_server_that_dies_in_a_comparison_leaves_what_was_measured(prompts: Path) -> None:
+    streams = {f"p{number}": STREAM for number in range(12)}
+    with StubServer(streams) as whole, StubServer(streams, die_after=4) as dying:
+        done = run(
+            *("compare", f"a={whole.url}", f"b={dying.url}", "--dataset-path", prompts, "--tokenizer", "none"),
+            *("--num-prompts", 6, "--repetitions", 1, "--result-dir", prompts.parent, "--result-filename", "r"),
+        )
+    assert done.exit_code == 1 and "FAILED" in done.output and "Traceback" not in done.output
+    result = stored(prompts.parent)
+    assert [one["completed"] for one in result["runs"]] == [6, 3], "the warm-up took one of the four"
+    assert {row["pairs"] for row in result["ratios"]} == {3}
+
+
+def test_nothing_is_measured_whose_result_cannot_be_kept_or_counted(prompts: Path) -> None:
+    with StubServer({}) as server:
+        for arguments in (("--result-dir", prompts, "--result-filename", "r"), ("--tokenizer", prompts.parent)):
+            done = run("serve", "--dataset-path", prompts, "--base-url", server.url, *arguments)
+            assert done.exit_code == 1 and "allowed is" in done.output, done.output
+        assert not server.bodies
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
