@@ -78,7 +78,7 @@ def test_requests_choose_what_they_may() -> None:
     open_ = toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)))
     run_all(open_, [request(policy="off")])
     assert sum(open_.metrics().draft_tokens.values()) == 0
-    with pytest.raises(InvalidInput, match=r"speculative_config.policy is 'best'"):
+    with pytest.raises(InvalidInput, match=r"^speculation.policy is 'best'"):
         open_.add(request(policy="best"))
     shut = replace(open_.parts.resolver, may_choose=frozenset({"length"}))
     shut.resolve(request(length=2))
