@@ -37,6 +37,10 @@ class Device:
     bytes_per_s: float
     flops_per_s: float
 
+    def best(self, other: Device) -> Device:
+        """What was reached in either measurement; one before and one after hold against a machine that changes."""
+        return Device(max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s))
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -111,20 +115,20 @@ def _cache_bytes(folder: Path, width: int) -> float:
     return float(2 * layers * (config.get("num_key_value_heads") or heads) * size * width)
 
 
-def measure(config: EngineConfig, texts: Seq[str], max_tokens: int, device: Device) -> dict[str, Any]:
-    """All ``texts`` at once, greedily; figures of the rounds that only wrote, prompts left out."""
-    engine, watch = watched_engine(config)
+def watch(config: EngineConfig, texts: Seq[str], max_tokens: int) -> tuple[Cost, list[RoundStats]]:
+    """All ``texts`` at once, greedily: what the model costs, and the rounds that only wrote, prompts left out."""
+    engine, seen = watched_engine(config)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     for turn in range(2):  # the first one warms up
-        watch.clear()
+        seen.clear()
         for number, text in enumerate(texts):
             (request,) = make_requests(f"roof-{turn}-{number}", engine.tokenizer.encode(text)[:128], params)
             engine.add(request)
         while engine.has_work:
             engine.step()
-    writing = [one for one in watch.rounds if one.batched_tokens - one.proposed == one.sequences == len(texts)]
+    writing = [one for one in seen.rounds if one.batched_tokens - one.proposed == one.sequences == len(texts)]
     cuda = config.device != "cpu" and torch.cuda.is_available()
-    return figures(cost_of(config.model, config.dtype, config.quantization, cuda), writing, device)
+    return cost_of(config.model, config.dtype, config.quantization, cuda), writing
 
 
 def figures(cost: Cost, rounds: Seq[RoundStats], device: Device) -> dict[str, Any]:

@@ -79,15 +79,15 @@ def roofline(
     }
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
-    found = roof.measure_device("cuda" if engine.device != "cpu" and torch.cuda.is_available() else "cpu")
-    runs = [
-        {
-            "label": f"{name}, {size} at once",
-            **roof.measure(config, [TEXTS[number % len(TEXTS)] for number in range(size)], output_len, found),
-        }
+    kind = "cuda" if engine.device != "cpu" and torch.cuda.is_available() else "cpu"
+    before = roof.measure_device(kind)
+    taken = {
+        f"{name}, {size} at once": roof.watch(config, [TEXTS[n % len(TEXTS)] for n in range(size)], output_len)
         for name, config in configs.items()
         for size in batch_size
-    ]
+    }
+    found = before.best(roof.measure_device(kind))
+    runs = [{"label": label, **roof.figures(cost, rounds, found)} for label, (cost, rounds) in taken.items()]
     points = [{"name": run["label"], "intensity": run["intensity"], "flops_per_s": run["flops_per_s"]} for run in runs]
     about = {"bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s, "points": points}
     _show_roof(about, runs)

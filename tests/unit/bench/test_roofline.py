@@ -60,3 +60,7 @@ def test_the_device_is_measured() -> None:
     assert 0.1 < bandwidth(8 << 20) < 10_000
     assert 1e8 < flop_rate() < 1e15
     torch.set_num_threads(before)
+
+
+def test_the_better_of_two_measurements_of_a_device_counts() -> None:
+    assert Device(1.0, 5.0).best(Device(2.0, 4.0)) == Device(2.0, 5.0)
