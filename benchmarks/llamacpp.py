@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("binary", type=Path, help="llama-bench")
     parser.add_argument("--pair", nargs=3, action="append", required=True, metavar=("DIR", "GGUF", "DTYPE"))
     parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=9, help="samples in a turn")
     options = parser.parse_args()
     table = Table("weights", "rows", "llama.cpp, ms", "cospec, ms", "times as fast (95% interval)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,7 @@ def verify(
     from cospec.bench.verify import ladder
     from cospec.config import read_json
 
+    _check(json_file)
     started = time.monotonic()
     speculative = None if speculative_config is None else read_json(speculative_config, "speculative_config")
     given = present(device=device, dtype=dtype, threads=threads)
@@ -51,6 +53,14 @@ def verify(
         _write(json_file, {"model": model, "speculative_config": speculative, "quick": quick}, checks, seconds)
     if not all(check.passed for check in checks):
         raise typer.Exit(1)
+
+
+def _check(path: Path | None) -> None:
+    """Before the climb, whose result would be lost."""
+    from cospec.errors import InvalidInput
+
+    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise InvalidInput("json", str(path), "a file that can be written")
 
 
 def _print(console: Console, checks: list[Check], seconds: float) -> None:

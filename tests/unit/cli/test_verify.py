@@ -59,3 +59,4 @@ def test_wrong_input_is_one_sentence(cospec_command, climbing, tmp_path: Path):
     assert (result.exit_code, result.stderr.startswith("cospec: speculative_config is")) == (1, True)
     result = cospec_command("verify", "zoo", "--json", tmp_path / "no" / "such" / "file")
     assert (result.exit_code, "cospec: json is" in result.stderr) == (1, True)
+    assert "model" not in climbing, "the file is looked at before anything is tried"
