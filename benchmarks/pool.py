@@ -8,7 +8,8 @@ Figures, with 95% bootstrap intervals over the prompts:
 - acceptance: mean acceptance length, 1 + accepted / drafts.
 - tokens per call: committed tokens per forward of the target, for one request.
 - verified: target tokens computed per committed token, drafts included.
-- tokens/s: of the whole batch, the median over the repeats and their range.
+- tokens/s: of the whole batch, the median over all batches of all repeats and its interval.
+- hedge: how the acceptance that ``hedge`` reaches compares with the best drafter in hindsight, and with other routings.
 - own: share of the rounds' time that the pool spends in combining, weighting and routing.
 """
 
@@ -53,7 +54,7 @@ class Runs:
             for name in ("accepted", "drafts", "drafted", "target_calls")
         } | {"tokens": np.array(self.tokens, dtype=np.float64)}
         found: dict[str, Any] = {name: interval(columns, ratio) for name, ratio in RATIOS.items()}
-        found["tokens_per_s"] = (statistics.median(self.speeds), min(self.speeds), max(self.speeds))
+        found["tokens_per_s"] = spread(self.speeds)
         found["own_share"] = statistics.median(self.own) if self.own else None
         return found
 
@@ -74,6 +75,30 @@ def interval(columns: Mapping[str, Any], ratio: Callable[[Mapping[str, Any]], fl
     return ratio({name: column.sum() for name, column in columns.items()}), float(low), float(high)
 
 
+def spread(values: Sequence[float], draws: int = 2000) -> Interval:
+    """The median and its 95% bootstrap interval."""
+    picks = np.random.default_rng(0).choice(np.array(values), size=(draws, len(values)))
+    low, high = np.quantile(np.median(picks, axis=1), [0.025, 0.975])
+    return statistics.median(values), float(low), float(high)
+
+
+def hedged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Acceptance lengths by ``hedge`` as ratios to the best drafter in hindsight and to the other routings."""
+    found = {(row["system"], row["workload"], row["temperature"]): row["acceptance"][0] for row in rows}
+    ratios = []
+    for (system, workload, temperature), reached in found.items():
+        if not system.endswith(" hedge") or system[0].isdigit():
+            continue
+        combiner, alone = system.split()[0], [found.get((name, workload, temperature), 0.0) for name in DRAFTERS]
+        others = {other: found.get((f"{combiner} {other}", workload, temperature)) for other in ("all", "explore")}
+        ratios.append(
+            {"combiner": combiner, "workload": workload, "temperature": temperature}
+            | ({"best alone": reached / max(alone)} if max(alone) else {})
+            | {other: reached / value for other, value in others.items() if value}
+        )
+    return ratios
+
+
 def member(name: str) -> dict[str, Any]:
     """One drafter of the zoo, or prompt lookup."""
     if name == "copy":
@@ -90,9 +115,11 @@ def shipped(name: str) -> bool:
     return True
 
 
-def pool(combiner: str, routing: str, names: Sequence[str]) -> dict[str, Any]:
+def pool(combiner: str, routing: str, names: Sequence[str], at_most: int | None = None) -> dict[str, Any]:
     """A pool of drafters of the zoo."""
-    return {"method": "pool", "combiner": combiner, "routing": routing, "drafters": [member(name) for name in names]}
+    found: dict[str, Any] = {"method": "pool", "combiner": combiner, "routing": routing}
+    bound = {} if at_most is None else {"at_most": at_most}
+    return found | bound | {"drafters": [member(name) for name in names]}
 
 
 def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str, Any]]:
@@ -104,8 +131,10 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
     for combiner in ("union", "vote", "fuse", "mix"):
         found[f"{combiner} hedge"] = pool(combiner, "hedge", (*names, "copy"))
     found["mix block"] = pool("mix", "hedge", (*names, "copy")) | {"rule": "block"}
-    for routing in ("all", "explore"):
-        found[f"fuse {routing}"] = pool("fuse", routing, (*names, "copy"))
+    for combiner in ("fuse", "vote", "union"):
+        for routing in ("all", "explore"):
+            found[f"{combiner} {routing}"] = pool(combiner, routing, (*names, "copy"))
+    found["vote hedge, one"] = pool("vote", "hedge", (*names, "copy"), at_most=1)
     for count in (count for count in (1, 2, 4) if count <= len(names)):
         some = names[:count]
         found[f"{count}: fuse hedge"] = pool("fuse", "hedge", some)
@@ -125,30 +154,33 @@ def workloads(count: int) -> dict[str, list[str]]:
     return found | {MIXED: turns[:count]}
 
 
-def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs) -> None:
-    """One repeat: all prompts at once, as many of them in a batch as the engine takes."""
+def run(llm: LLM, texts: Sequence[str], params: SamplingParams, batch: int, runs: Runs) -> None:
+    """One repeat: batch after batch, so that there is a speed for each."""
     drafter = llm.engine.round.crew.drafter  # type: ignore[attr-defined]
-    own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else None
-    before = llm.engine.metrics().round_seconds
-    outputs = llm.generate(list(texts), params)
-    taken = llm.engine.metrics().round_seconds - before
+    outputs = []
+    for first in range(0, len(texts), batch):
+        own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
+        before = llm.engine.metrics().round_seconds
+        written = llm.generate(list(texts[first : first + batch]), params)
+        taken = llm.engine.metrics().round_seconds - before
+        runs.speeds.append(sum(len(output.outputs[0].token_ids) for output in written) / taken)
+        if isinstance(drafter, PoolDrafter):
+            runs.own.append((drafter.seconds.own - own) / taken)
+        outputs += written
     runs.stats = [output.stats for output in outputs]
     runs.tokens = [len(output.outputs[0].token_ids) for output in outputs]
-    runs.speeds.append(sum(runs.tokens) / taken)
-    if own is not None:
-        runs.own.append((drafter.seconds.own - own) / taken)
 
 
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="zoo")
-    parser.add_argument("--prompts", type=int, default=24, help="of each workload")
-    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=int, default=12, help="of each workload")
+    parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--length", type=int, default=4, help="tokens of the longest path")
     parser.add_argument("--nodes", type=int, default=8, help="tokens of a tree")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=None, help="systems by name")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--name", default="pool")
@@ -166,13 +198,13 @@ def main() -> None:
             cells = {each: Runs() for each in work}
             for _ in range(options.repeats):
                 for each, texts in work.items():
-                    run(llm, texts, params, cells[each])
+                    run(llm, texts, params, options.batch, cells[each])
             rows += [
                 {"system": name, "workload": each, "temperature": temperature, **cell.figures()}
                 for each, cell in cells.items()
             ]
     show(rows)
-    print("written to", write(options.name, {"options": vars(options), "rows": rows}))
+    print("written to", write(options.name, {"options": vars(options), "rows": rows, "hedge": hedged(rows)}))
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -185,6 +217,11 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
                 own = "" if row["own_share"] is None else f"{row['own_share']:.1%}"
                 table.add_row(row["system"], *cells, "{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"]), own)
         Console(width=150).print(f"{workload}, temperature {temperature}", table)
+    table = Table("hedge, as a ratio of acceptance lengths", "workload", "temperature", "best alone", "all", "explore")
+    for ratio in hedged(rows):
+        values = [f"{ratio[name]:.3f}" if name in ratio else "" for name in ("best alone", "all", "explore")]
+        table.add_row(ratio["combiner"], ratio["workload"], str(ratio["temperature"]), *values)
+    Console(width=150).print(table)
 
 
 if __name__ == "__main__":

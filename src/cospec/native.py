@@ -42,6 +42,8 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_softmax64": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_mix": ([c_void_p, c_void_p, c_long, c_long, c_long, c_void_p], None),
     "cospec_race": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_guesses": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
+    "cospec_chances": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
 }
 
 
@@ -178,3 +180,30 @@ def race_rows(weights: NDArray[np.float64], streams: Sequence[Sequence[int]]) ->
     library().cospec_race(weights.ctypes.data, rows, width, keyed.ctypes.data, winners.ctypes.data)
     found: list[int] = winners.tolist()
     return found
+
+
+def guess_rows(
+    logits: Tensor, temperatures: Sequence[float], streams: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Two tokens for each row of float32 ``[R, V]`` on the CPU and their probabilities, both ``[R][2]``.
+
+    At temperature 0 the likeliest ones, with their probabilities at temperature 1; otherwise the winner of the row's
+    race, and who wins it among the others that are not hopeless. -1 where there is none.
+    """
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    heat, keyed = np.array(temperatures, dtype=np.float64), np.array(streams, dtype=np.uint64)
+    tokens, chances = np.empty((rows, 2), dtype=np.int64), np.empty((rows, 2))
+    library().cospec_guesses(
+        logits.data_ptr(), rows, width, heat.ctypes.data, keyed.ctypes.data, tokens.ctypes.data, chances.ctypes.data
+    )
+    return tokens.tolist(), chances.tolist()
+
+
+def chance_rows(logits: Tensor, tokens: Sequence[int]) -> NDArray[np.float64]:
+    """The probability of ``tokens [R]`` behind each row of float32 ``[R, V]`` on the CPU, at temperature 1."""
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    asked, chances = np.array(tokens, dtype=np.int64), np.empty(rows)
+    library().cospec_chances(logits.data_ptr(), rows, width, asked.ctypes.data, chances.ctypes.data)
+    return chances

@@ -10,8 +10,14 @@ import pytest
 import torch
 
 from cospec import native
+from cospec.drafters import looking
+from cospec.drafters.combiners import reading
+from cospec.drafters.combiners.reading import guesses
+from cospec.drafters.looking import chances
 from cospec.draws import Draws, Purpose
 from cospec.errors import InvalidInput
+from cospec.params import SamplingParams
+from cospec.types import Context
 
 built = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
 
@@ -96,3 +102,33 @@ def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert "not built" in native._load.__wrapped__().reason
     (tmp_path / "_native.so").write_bytes(b"no library")
     assert "cannot be loaded" in native._load.__wrapped__().reason
+
+
+@built
+def test_guesses_are_what_numpy_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First and next best tokens and their probabilities, greedy rows and drawn ones, in one call."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(12, 700, generator=generator) * 3
+    params = [SamplingParams(temperature=0.0 if row % 3 else 0.8) for row in range(12)]
+    contexts = [Context(str(row), [1, 2, 3], 1, each, row, Purpose.TARGET) for row, each in enumerate(params)]
+    paths = [[5] * (row % 4) for row in range(12)]
+    compiled = guesses(logits, contexts, paths)
+    monkeypatch.setattr(reading, "reads_natively", lambda _: False)
+    for ours, reference in zip(compiled, guesses(logits, contexts, paths), strict=True):
+        assert ours is not None and reference is not None and ours.second is not None and reference.second is not None
+        assert (ours.token, ours.second[0]) == (reference.token, reference.second[0])
+        assert ours.confidence == pytest.approx(reference.confidence, abs=1e-12)
+        assert ours.second[1] == pytest.approx(reference.second[1], abs=1e-12)
+    assert compiled[1] != compiled[2]
+    logits[0, 3] = torch.nan
+    assert native.guess_rows(logits[:1], [0.0], [(1, 0, 0, 0, 3, 3)])[0][0][0] == -1
+
+
+@built
+def test_chances_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(9, 300, generator=torch.Generator().manual_seed(1)) * 2
+    tokens = [row * 31 for row in range(9)]
+    wanted = torch.softmax(logits.double(), -1)[range(9), tokens].numpy()
+    assert chances(logits, tokens) == pytest.approx(wanted, abs=1e-12)
+    monkeypatch.setattr(looking, "reads_natively", lambda _: False)
+    assert chances(logits, tokens) == pytest.approx(wanted, abs=1e-12)

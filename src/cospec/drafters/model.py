@@ -17,6 +17,7 @@ from cospec.batches import Pick, Rolled, Segment, TokenBatch
 from cospec.drafters.branching import Tree, branches, grow
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.following import Follower
+from cospec.drafters.looking import Look, look
 from cospec.drafters.stepping import ModelStepper, Stepper
 from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.draws import Draws, Floats, Purpose, Stream, race
@@ -111,6 +112,10 @@ class ModelDrafter:
     def stepper(self) -> Stepper | None:
         """Leads the model token by token in the target's ids; None where it has others."""
         return ModelStepper(self.model) if self._vocabulary.same else None
+
+    def look(self, contexts: Seq[Context]) -> dict[str, Look]:
+        """How likely it finds the latest known tokens, see ``drafters.looking``."""
+        return look(self.model, self._follower, contexts) if self._vocabulary.same else {}
 
     def _score(self, batch: TokenBatch) -> Tensor:
         """Rows over the target's ids."""

@@ -6,21 +6,18 @@ then fed one token after the other, which somebody else chose. What it was fed m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from cospec.batches import Segment, TokenBatch
 from cospec.drafters.following import Follower
+from cospec.drafters.looking import Look, look
 from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.protocols import Model
-from cospec.sampling import likeliest
 from cospec.types import Budget, Commit, Context
-
-LOOKBACK = 32  # known tokens at the end of a backlog that the drafter's own choice is compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +27,10 @@ class Opening:
     Attributes:
         ids: the sequences that it has room for, in the order they were given.
         logits: ``[len(ids), V]``.
-        agreed: for sequences where it read known tokens that it had not guessed at before, how many of them are its
-            likeliest, and of how many. It comes with catching up, so it costs no forward of its own.
     """
 
     ids: tuple[str, ...]
     logits: Tensor
-    agreed: Mapping[str, tuple[int, int]]
 
 
 class Stepper(Protocol):
@@ -75,18 +69,14 @@ class ModelStepper:
         fitting = [context for context, depth in zip(contexts, depths, strict=True) if self._fits(context, depth)]
         if not fitting:
             return None
-        segments = [_looking_back(segment) for segment in self._follower.backlog(fitting).segments]
-        logits = self.model.forward(TokenBatch(tuple(segments)))
-        last, first = [], 0
-        for segment in segments:
-            first += len(segment.tokens) - segment.logits_from
-            last.append(first - 1)
+        logits = self.model.forward(self._follower.backlog(fitting))
         for context in fitting:
             self._follower.keep(context, (), ())
-        ids = tuple(context.id for context in fitting)
-        if len(last) == len(logits):
-            return Opening(ids, logits, {})
-        return Opening(ids, logits[last], _agreement(segments, likeliest(logits)))
+        return Opening(tuple(context.id for context in fitting), logits)
+
+    def look(self, contexts: Seq[Context]) -> dict[str, Look]:
+        """How likely the model finds the latest known tokens, see ``drafters.looking``."""
+        return look(self.model, self._follower, contexts)
 
     def feed(self, ids: Seq[str], tokens: Seq[int]) -> Tensor:
         """One forward of one token for each sequence."""
@@ -107,19 +97,3 @@ class ModelStepper:
         """Whether there is room for all of the spine; a drafter that cannot go all the way does not begin."""
         budget = self._follower.open(context, Budget(depth, depth))
         return budget is not None and budget.depth == depth
-
-
-def _looking_back(segment: Segment) -> Segment:
-    return replace(segment, logits_from=max(0, len(segment.tokens) - 1 - LOOKBACK))
-
-
-def _agreement(segments: Seq[Segment], best: Seq[int | None]) -> dict[str, tuple[int, int]]:
-    """How many known tokens were the likeliest behind the row before them, and of how many."""
-    found, first = {}, 0
-    for segment in segments:
-        known = segment.tokens[segment.logits_from + 1 :]
-        if known:
-            chosen = best[first : first + len(known)]
-            found[segment.id] = (sum(map(int.__eq__, known, (-1 if x is None else x for x in chosen))), len(known))
-        first += len(known) + 1
-    return found

@@ -46,6 +46,11 @@ class _Fusion:
             if voice.guess.token != best.guess.token:
                 # Right only where the spine is wrong, so never likelier than that.
                 self._leaf(parent, voice, min(confidence, 1.0 - chance), before)
+        for _, voice in heard:
+            second = voice.guess.second
+            if second is not None and second[0] != best.guess.token:
+                confidence = min(job.trust(voice.member, second[1], 1), 1.0 - chance)
+                self.tree.put(parent, second[0], voice.member, before * confidence, confidence)
         line.advance(best.guess.token, chance)
         if self.tree.outranked(self.node) >= job.budget.max_nodes:
             line.going = False  # what comes behind a node that is cut would be cut too

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
@@ -15,8 +14,12 @@ from cospec.types import Budget, Context, Draft
 
 UNKNOWN = 0.5  # the raw confidence of a drafter that gives none
 
-Trust = Callable[[int, float], float]
-"""(drafter, raw confidence) to the calibrated chance that its token is committed when the one before it was."""
+
+class Trust(Protocol):
+    """What a drafter's confidence is worth."""
+
+    def __call__(self, member: int, raw: float, rank: int = 0) -> float:
+        """The calibrated chance that its token is committed when the one before it was; rank 1: its next best one."""
 
 
 class Slate(Protocol):
@@ -56,7 +59,7 @@ class Job:
         """The calibrated confidences of a whole draft's nodes."""
         draft = self.drafts[member]
         if draft.confidence is None:
-            return [self.trust(member, UNKNOWN)] * len(draft)
+            return [self.trust(member, UNKNOWN)] * len(draft.tokens)
         return [self.trust(member, raw) for raw in draft.confidence.tolist()]
 
 
@@ -77,7 +80,7 @@ class Combiner(Protocol):
         """One draft for each job that anybody had something for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftSlate:
     """A whole draft."""
 
@@ -120,7 +123,7 @@ class DraftSlate:
 
     def _raw(self) -> list[float]:
         draft = self.draft
-        return [UNKNOWN] * len(draft) if draft.confidence is None else draft.confidence.tolist()
+        return [UNKNOWN] * len(draft.tokens) if draft.confidence is None else draft.confidence.tolist()
 
 
 class Guess(NamedTuple):
@@ -129,11 +132,13 @@ class Guess(NamedTuple):
     Attributes:
         confidence: raw.
         q: ``[V]``, where it gives a distribution rather than one token.
+        second: its next best token, and how sure it is of that one.
     """
 
     token: int
     confidence: float
     q: Floats | None = None
+    second: tuple[int, float] | None = None
 
     def value(self, committed: int) -> float:
         """How right it was."""
@@ -157,9 +162,11 @@ class StepSlate:
         agreed, most = 0, min(len(self.spine), len(committed))
         while agreed < most and self.spine[agreed] == committed[agreed]:
             agreed += 1
-        known = zip(self.guesses[: agreed + 1], committed, strict=False)
+        known = list(zip(self.guesses[: agreed + 1], committed, strict=False))
         lessons = [(guess.confidence, guess.value(token)) for guess, token in known]
-        return Judged(sum([value for _, value in lessons]), len(lessons), len(self.guesses), lessons)
+        pairs = [(guess.second, token) for guess, token in known if guess.second is not None]
+        seconds = tuple([(second[1], float(second[0] == token)) for second, token in pairs])
+        return Judged(sum([value for _, value in lessons]), len(lessons), len(self.guesses), lessons, seconds)
 
 
 def confidence_of(draft: Draft, node: int) -> float:

@@ -7,17 +7,22 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from cospec import native
 from cospec.drafters.combiners.job import Guess
-from cospec.draws import Draws, Floats, race
+from cospec.drafters.looking import reads_natively
+from cospec.draws import Draws, Floats, Stream, race
 from cospec.sampling import Block, History, edit, laws, likeliest, softmax
 from cospec.types import Context
 
+HOPELESS = 1e-3  # a less likely token is not worth a place as next best; as in ``csrc/guesses.cpp``
+
 
 def guesses(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> list[Guess | None]:
-    """The token that a drafter chooses behind each row, and its probability.
+    """The token that a drafter chooses behind each row and its probability, and the same of the next best one.
 
     Greedy requests take the likeliest token, with its probability at temperature 1; others race with the noise that
-    their rule asks for, in which all drafters of a sequence see the same numbers.
+    their rule asks for, in which all drafters of a sequence see the same numbers. The next best one is who wins among
+    the others that are not hopeless. One native call where no row has to be edited or truncated.
 
     Args:
         logits: ``[R, V]``.
@@ -27,22 +32,40 @@ def guesses(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> lis
     Returns:
         ``[R]``; None for a row that is not made of numbers.
     """
-    best = likeliest(logits)
-    found: list[Guess | None] = [None] * len(best)
-    rows = [row for row, token in enumerate(best) if token is not None]
-    greedy = [row for row in rows if contexts[row].sampling.greedy]
-    if greedy:
-        edited = _edited(_take(logits, greedy), [contexts[row] for row in greedy], [paths[row] for row in greedy])
-        top = edited.max(-1)
-        confident = (top.values - edited.logsumexp(-1)).exp().tolist()
-        for row, token, chance in zip(greedy, top.indices.tolist(), confident, strict=True):
-            found[row] = Guess(token, chance)
-    drawing = [row for row in rows if not contexts[row].sampling.greedy]
-    if drawing:
-        q = laws(_take(logits, drawing), [_block(contexts[row], paths[row]) for row in drawing])
-        tokens = draw(q, [contexts[row] for row in drawing], [len(paths[row]) for row in drawing])
-        for place, (row, token) in enumerate(zip(drawing, tokens, strict=True)):
-            found[row] = Guess(token, float(q[place, token]))
+    params = [context.sampling for context in contexts]
+    plain = not any([each.edits_logits or (each.truncates and not each.greedy) for each in params])
+    if plain and reads_natively(logits):
+        heat = [0.0 if each.greedy else each.temperature for each in params]
+        streams = [_stream(context, len(path)) for context, path in zip(contexts, paths, strict=True)]
+        found = zip(*native.guess_rows(logits, heat, streams), strict=True)
+        return [_guess(tokens, chances) for tokens, chances in found]
+    return _guesses(logits, contexts, paths)
+
+
+def _guess(tokens: Seq[int], chances: Seq[float]) -> Guess | None:
+    if tokens[0] < 0:
+        return None
+    return Guess(tokens[0], chances[0], second=None if tokens[1] < 0 else (tokens[1], chances[1]))
+
+
+def _guesses(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> list[Guess | None]:
+    """The same in numpy and torch, for rows of every kind."""
+    found: list[Guess | None] = [None] * len(contexts)
+    for row, guess in enumerate(distributions(logits, contexts, paths)):
+        if guess is None or guess.q is None:
+            continue
+        rest, tokens = guess.q.copy(), [guess.token]
+        if not contexts[row].sampling.greedy:
+            tokens = draw(rest[None], [contexts[row]], [len(paths[row])])
+        rest[tokens[0]] = 0.0
+        if contexts[row].sampling.greedy:
+            tokens.append(int(rest.argmax()))
+        else:
+            rest[rest < HOPELESS] = 0.0
+            tokens += draw(rest[None], [contexts[row]], [len(paths[row])]) if rest.any() else [-1]
+        if not rest.any():
+            tokens[1] = -1
+        found[row] = _guess(tokens, [float(guess.q[token]) for token in tokens])
     return found
 
 
@@ -71,11 +94,12 @@ def distributions(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) 
 
 def draw(weights: Floats, contexts: Seq[Context], ahead: Seq[int]) -> list[int]:
     """A token from each row of ``weights [R, V]``, with the noise of its sequence's rule ``ahead`` places from now."""
-    streams = []
-    for context, places in zip(contexts, ahead, strict=True):
-        base = len(context.tokens)
-        streams.append(Draws(context.seed, base).stream(base + places, context.noise))
-    return race(weights, streams)
+    return race(weights, [_stream(context, places) for context, places in zip(contexts, ahead, strict=True)])
+
+
+def _stream(context: Context, ahead: int) -> Stream:
+    base = len(context.tokens)
+    return Draws(context.seed, base).stream(base + ahead, context.noise)
 
 
 def _block(context: Context, path: Seq[int]) -> Block:

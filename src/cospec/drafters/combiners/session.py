@@ -38,7 +38,6 @@ class Session:
         steppers: by drafter.
         led: by drafter, what guards its calls.
         reading: seconds spent on reading logits, which every drafter does for itself where it drafts alone.
-        looks: what drafters found when they caught up, by seat: known tokens guessed right, and of how many.
     """
 
     steppers: Mapping[int, Stepper]
@@ -46,7 +45,6 @@ class Session:
     vocab_size: int
     clock: Clock
     reading: float = 0.0
-    looks: dict[Seat, tuple[int, int]] = field(default_factory=dict)
     _rows: dict[int, tuple[list[Seat], Tensor]] = field(default_factory=dict)  # by drafter: where it stands, logits
     _ids: list[str] = field(default_factory=list)
 
@@ -64,8 +62,6 @@ class Session:
                 continue
             number = {self._ids[job]: job for job in jobs}
             self._rows[member] = ([Seat(number[id], member) for id in opening.ids], opening.logits)
-            for id, look in opening.agreed.items():
-                self.looks[Seat(number[id], member)] = look
 
     def feed(self, tokens: Mapping[int, int]) -> None:
         """Go on: the next token by job. Jobs that are not named are led no further."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from cospec.drafters.looking import Look, Looks
 from cospec.drafters.stepping import Stepper, Steps
 from cospec.errors import CospecError
 from cospec.protocols import Clock, Drafter, Future
@@ -87,6 +88,16 @@ class Member:
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """Whole drafts; none when it fails."""
         return self.call(self.drafter.propose, contexts, budgets) or []
+
+    @property
+    def looks(self) -> bool:
+        """Whether it can tell what it makes of known tokens."""
+        return isinstance(self._state, Looks)
+
+    def look(self, contexts: Seq[Context]) -> dict[str, Look]:
+        """What it makes of the latest known tokens; nothing when it fails, or cannot tell."""
+        state = self._state
+        return (self.call(state.look, contexts) or {}) if isinstance(state, Looks) else {}
 
     def start(self, contexts: Seq[Context], budgets: Seq[Budget]) -> Future | None:
         """Ask for whole drafts that come later; None when it is not that kind, or fails."""

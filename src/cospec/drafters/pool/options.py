@@ -26,6 +26,8 @@ class PoolOptions(Options):
         routing: who works for which request.
         drafters: each with a ``name``, a ``method`` and that method's own options.
         deadline: seconds that a round waits for a drafter; None waits.
+        at_most: drafters that take part for a request in a round, those that cost nothing not counted, unless the
+            policy says how many; None leaves it to the routing.
     """
 
     combiner: str = "fuse"
@@ -34,6 +36,7 @@ class PoolOptions(Options):
         default=[{"name": "model", "method": "draft_model"}, {"name": "copy", "method": "ngram"}], min_length=1
     )
     deadline: float | None = Field(default=None, gt=0, strict=False)
+    at_most: int | None = Field(default=None, ge=1)
 
 
 @dataclass(frozen=True, slots=True)

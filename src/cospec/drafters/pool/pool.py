@@ -27,6 +27,8 @@ from cospec.protocols import Clock, Host
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.types import Budget, Commit, Context, Draft, Offer
 
+LOOK_AGAIN = 16  # rounds between the first two looks; the time doubles
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSetting:
@@ -34,10 +36,12 @@ class PoolSetting:
 
     Attributes:
         vocab_size: of the target.
+        at_most: drafters that take part, where the policy does not say how many; None leaves it to the routing.
     """
 
     vocab_size: int
     clock: Clock = time.monotonic
+    at_most: int | None = None
 
 
 @dataclass(slots=True)
@@ -77,9 +81,12 @@ class PoolDrafter:
         )
         self.prior = Prior(len(self.members))
         # Greedy requests and those that draw are apart: a probability means something else for each.
-        self.calibrations = {greedy: [Calibration() for _ in self.members] for greedy in (True, False)}
+        self.calibrations = {
+            greedy: [[Calibration() for _ in self.members] for _ in range(2)] for greedy in (True, False)
+        }
         self.seconds = PoolSeconds()
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
+        self._silent = frozenset(n for n, each in enumerate(self.members) if not (each.free or each.looks))
         self._records: dict[str, Record] = {}
 
     @classmethod
@@ -91,7 +98,7 @@ class PoolDrafter:
             check_distributions(drafters, options.combiner)
         clock = time.monotonic
         members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
-        return cls(members, combiner, routing, PoolSetting(host.target.vocab_size, clock))
+        return cls(members, combiner, routing, PoolSetting(host.target.vocab_size, clock, options.at_most))
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """One combined draft for each context that any of its drafters has something for."""
@@ -101,6 +108,8 @@ class PoolDrafter:
             member.begin_round()
         present = [number for number, member in enumerate(self.members) if not member.rest]
         pairs = zip(contexts, budgets, strict=True)
+        if self.routing.looks:
+            self._look(contexts, budgets, present)
         jobs = [job for context, budget in pairs if (job := self._job(context, budget, present))]
         drafts: list[Draft] = []
         if jobs:
@@ -155,9 +164,7 @@ class PoolDrafter:
             able = [number for number in present if self.names[number] in context.drafters]
         if not able or min(budget.depth, budget.max_nodes) < 1 or context.noise not in self.noises:
             return None
-        record = self._records.get(context.id)
-        if record is None:
-            record = self._records[context.id] = Record(Standing.fresh(len(self.members)))
+        record = self._record(context.id)
         standing = record.standing
         weights, odds = standing.estimate(self.prior)
         chosen = self._chosen(standing, able, weights, context, budget)
@@ -170,6 +177,25 @@ class PoolDrafter:
         record.trust = Trust(self.calibrations[context.sampling.greedy], odds)
         return Job(context, budget, shares, steppers, record.trust)
 
+    def _record(self, id: str) -> Record:
+        record = self._records.get(id)
+        if record is None:
+            record = self._records[id] = Record(Standing.fresh(len(self.members)))
+        return record
+
+    def _look(self, contexts: Seq[Context], budgets: Seq[Budget], present: Seq[int]) -> None:
+        """Have drafters that can look at known tokens do so where it is time for that."""
+        due = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            standing = self._record(context.id).standing
+            if standing.rounds >= standing.look_at and budget.depth > 0 and context.noise in self.noises:
+                standing.look_at += LOOK_AGAIN + standing.look_at
+                due.append(context)
+        for number in present if due else ():
+            looks = self.members[number].look(due)
+            for id, (chance, tokens) in looks.items():
+                self._records[id].standing.look(number, chance, tokens)
+
     def _chosen(
         self, standing: Standing, able: Seq[int], weights: Seq[float], context: Context, budget: Budget
     ) -> list[int]:
@@ -177,14 +203,15 @@ class PoolDrafter:
         chosen = [number for number in able if self.members[number].free]
         priced = tuple([number for number in able if not self.members[number].free])
         if priced:
-            choice = Choice(priced, budget.drafters, weights, context.seed, len(context.tokens))
+            count = self.setting.at_most if budget.drafters is None else budget.drafters
+            choice = Choice(priced, count, weights, context.seed, len(context.tokens), self._silent)
             chosen += self.routing.route(standing, choice)
         return chosen
 
     def _ask(self, jobs: Seq[Job]) -> None:
         """Whole drafts, each drafter once for all of its sequences; those that answer later are asked first."""
         asked = {}
-        parts = [self._part(job.budget) for job in jobs]
+        parts = self._parts(jobs)
         for number, member in enumerate(self.members):
             if member.stepper is None:
                 seats = [(job, part) for job, part in zip(jobs, parts, strict=True) if job.weights[number] > 0]
@@ -200,6 +227,14 @@ class PoolDrafter:
         for number, future in futures.items():
             if future is not None:
                 self._take(number, asked[number][0], self.members[number].collect(future, started))
+
+    def _parts(self, jobs: Seq[Job]) -> list[Budget]:
+        """What a drafter is asked for, job by job; neighbours mostly have the same budget."""
+        parts: list[Budget] = []
+        for number, job in enumerate(jobs):
+            same = number and job.budget is jobs[number - 1].budget
+            parts.append(parts[-1] if same else self._part(job.budget))
+        return parts
 
     def _part(self, budget: Budget) -> Budget:
         """What one drafter is asked for: a tree where the policy says how to branch and the combiner takes one."""
@@ -224,8 +259,6 @@ class PoolDrafter:
         for job in jobs:
             record = self._records[job.context.id]
             record.base, record.slates = job.base, job.slates
-        for seat, (hits, seen) in session.looks.items():
-            self._records[jobs[seat.job].context.id].standing.saw(seat.member, hits, seen)
 
     def _forget_lost(self) -> None:
         """A drafter that raised forgets everything: nobody can tell what state it is in."""

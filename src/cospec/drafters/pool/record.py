@@ -15,21 +15,21 @@ from cospec.types import Commit
 EDGE = 0.01  # no confidence is nearer to 0 or 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Trust:
     """Calibrated confidence, moved by how much better or worse a drafter does for one request than it usually does.
 
     Attributes:
-        calibrations: ``[M]``, for requests of this kind: greedy, or drawn.
+        calibrations: ``[2][M]``, of first and of next best guesses, for requests of this kind: greedy, or drawn.
         odds: ``[M]``, what the odds are multiplied by.
     """
 
-    calibrations: Seq[Calibration]
+    calibrations: Seq[Seq[Calibration]]
     odds: Seq[float]
 
-    def __call__(self, member: int, raw: float) -> float:
-        """The chance that a token is committed when the one before it was."""
-        chance = self.calibrations[member].read(raw)
+    def __call__(self, member: int, raw: float, rank: int = 0) -> float:
+        """The chance that a token is committed when the one before it was; ``rank`` 1: of a next best guess."""
+        chance = self.calibrations[rank][member].read(raw)
         if chance < EDGE:
             chance = EDGE
         elif chance > 1.0 - EDGE:
@@ -67,5 +67,7 @@ class Record:
         found = {member: slate.judge(commit.tokens) for member, slate in slates.items()}
         for member, part in found.items():
             self.standing.saw(member, part.hits, part.seen)
-            trust.calibrations[member].learn(part.lessons)
+            trust.calibrations[0][member].learn(part.lessons)
+            if part.seconds:
+                trust.calibrations[1][member].learn(part.seconds)
         return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from cospec.drafters.calibration import Lesson
@@ -12,14 +11,14 @@ from cospec.drafters.routing.standing import Standing
 from cospec.draws import Draws, Floats, Purpose
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Who can be chosen for one sequence in one round.
 
     Attributes:
         able: drafters that may take part, by number; never empty. Those that cost nothing are not among them.
         count: how many to choose at most, as the policy says; None leaves it to the routing.
         weights: ``[M]``, of the request, see ``Standing.weights``.
+        silent: those of ``able`` that nothing is known of but what they drafted, because they cannot look.
         seed, base: of the sequence, and its committed tokens.
     """
 
@@ -28,6 +27,7 @@ class Choice:
     weights: Seq[float]
     seed: int
     base: int
+    silent: frozenset[int] = frozenset()
 
     def uniforms(self, count: int) -> Floats:
         """``[count]`` numbers between 0 and 1 that only this choice draws."""
@@ -45,18 +45,21 @@ class Judged(NamedTuple):
         hits, seen: positions that it guessed right, and those where that can be told.
         proposed: positions that it guessed at.
         lessons: one for each guess that can be told right or wrong.
+        seconds: the same of its next best guesses.
     """
 
     hits: float
     seen: int
     proposed: int
     lessons: Seq[Lesson]
+    seconds: Seq[Lesson] = ()
 
 
 class Routing(Protocol):
     """Chooses drafters; what it learns of a request stands in the request's ``Standing``."""
 
     name: ClassVar[str]
+    looks: ClassVar[bool]  # whether drafters are to look at known tokens
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """At least one of ``choice.able``."""

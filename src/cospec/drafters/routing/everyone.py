@@ -13,6 +13,7 @@ class Everyone:
     """Routing ``all``: the ablation "no routing" of CoSine section 6.4. A policy's count keeps the heaviest."""
 
     name: ClassVar[str] = "all"
+    looks: ClassVar[bool] = False
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """As many as the policy lets."""

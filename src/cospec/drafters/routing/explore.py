@@ -25,6 +25,7 @@ class Explore:
     """Routing ``explore``: half of the drafters, or as many as the policy says."""
 
     name: ClassVar[str] = "explore"
+    looks: ClassVar[bool] = False
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The best or random ones, by draws of this round."""

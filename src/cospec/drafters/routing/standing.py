@@ -1,9 +1,10 @@
 """How well each drafter of a pool has done for one request, and the weights that follow from it.
 
-Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): a drafter's weight is the exponential of the
-tokens it would have got right. Of the committed tokens a drafter has been seen to guess some: those its draft came to,
-and those it read when it caught up. For the others its own rate so far is taken, so that nobody loses weight by not
-having been asked. Plain lists: a pool has a handful of drafters, and does this for every sequence in every round.
+Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): a drafter's weight is the exponential of what
+it has gained. It gains by two things. One is the tokens that it guessed right while it took part; where it did not, its
+rate so far is taken, so that nobody loses weight by not having been asked. The other is how likely it found known
+tokens when it looked at them (``drafters/looking.py``), which tells drafters of one request apart before any of them
+has drafted. Plain lists: a pool has a handful of drafters, and does this for every sequence in every round.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from math import exp
 
 LEARNING_RATE = 0.3  # eta, per token guessed right
+LOOK_RATE = 1.5  # the same, per unit of probability given to a known token
+LOOK_MEMORY = 0.5  # what the looks before are worth at the next one
 MEMORY = 0.98  # what a token's evidence is worth one committed token later
 PRIOR_TOKENS = 4.0  # how many seen tokens the prior is worth
 EDGE = 0.02  # rates are kept this far from 0 and 1 where odds are made of them
@@ -39,6 +42,8 @@ class Standing:
 
     Attributes:
         hits, seen: ``[M]``, known tokens that a drafter guessed right, and those it was seen to guess; both fade.
+        chance, looked: ``[M]``, probability that it gave to known tokens it looked at, and how many; both fade.
+        look_at: the round before which drafters look again.
         idle: ``[M]``, rounds since a drafter took part.
         rounds: in which the pool drafted for the request.
         accepted: tokens accepted in the latest round.
@@ -47,7 +52,10 @@ class Standing:
 
     hits: list[float]
     seen: list[float]
+    chance: list[float]
+    looked: list[float]
     idle: list[int]
+    look_at: int = 0
     rounds: int = 0
     accepted: int = 0
     scores: list[float] = field(default_factory=list)
@@ -55,7 +63,7 @@ class Standing:
     @classmethod
     def fresh(cls, members: int) -> Standing:
         """Of a request that nobody has drafted for."""
-        return cls([0.0] * members, [0.0] * members, [0] * members)
+        return cls([0.0] * members, [0.0] * members, [0.0] * members, [0.0] * members, [0] * members)
 
     def rates(self, prior: Prior) -> list[float]:
         """``[M]``, the estimated chance that a drafter guesses the next token right."""
@@ -75,7 +83,18 @@ class Standing:
 
     def _weights(self, rates: list[float]) -> list[float]:
         best, scale = max(rates), LEARNING_RATE * (max(self.seen) + PRIOR_TOKENS)
-        raised = [exp(scale * (rate - best)) for rate in rates]
+        gains = [scale * (rate - best) for rate in rates]
+        most = max(self.looked)
+        if most:
+            means = [chance / count if count else -1.0 for chance, count in zip(self.chance, self.looked, strict=True)]
+            top = max(means)
+            gains = [
+                gain if mean < 0.0 else gain + LOOK_RATE * most * (mean - top)
+                for gain, mean in zip(gains, means, strict=True)
+            ]
+            top = max(gains)
+            gains = [gain - top for gain in gains]
+        raised = [exp(gain) for gain in gains]
         total = sum(raised)
         return [each / total for each in raised]
 
@@ -89,6 +108,11 @@ class Standing:
         """A drafter guessed ``hits`` of ``seen`` known tokens right."""
         self.hits[member] += hits
         self.seen[member] += seen
+
+    def look(self, member: int, chance: float, tokens: int) -> None:
+        """A drafter gave ``tokens`` known tokens ``chance`` of probability in all."""
+        self.chance[member] = LOOK_MEMORY * self.chance[member] + chance
+        self.looked[member] = LOOK_MEMORY * self.looked[member] + tokens
 
     def took_part(self, members: Seq[int]) -> None:
         """A round was drafted by ``members``."""

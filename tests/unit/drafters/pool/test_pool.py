@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 
 from cospec.config import EngineConfig
+from cospec.drafters.looking import LOOKBACK
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.options import PoolOptions
 from cospec.drafters.pool.pool import PoolDrafter
@@ -249,6 +251,14 @@ def test_the_policy_says_how_many_take_part() -> None:
             assert len(pool._records[f"s{count}"].slates) == count, combiner
 
 
+def test_a_pool_may_bound_how_many_take_part_and_a_policy_overrules_it() -> None:
+    pool = build(at_most=1, drafters=[{"name": f"m{n}", "method": "draft_model", "model": "toy"} for n in range(3)])
+    assert pool.setting.at_most == 1
+    for count, wanted in ((None, 1), (2, 2)):
+        pool.propose([context([1, 2, 3], f"s{count}")], [Budget(2, 8, drafters=count)])
+        assert len(pool._records[f"s{count}"].slates) == wanted
+
+
 def test_weights_follow_the_drafter_that_is_right_and_new_requests_know() -> None:
     """One drafter is the target itself."""
     drafters = {"wrong": ModelDrafter(ToyModel(V, order=1, seed=9)), "right": ModelDrafter(target())}
@@ -257,28 +267,45 @@ def test_weights_follow_the_drafter_that_is_right_and_new_requests_know() -> Non
         assert pool.weights() == pytest.approx({"wrong": 0.5, "right": 0.5})
         engine = pool_engine(target(), pool)
         run_all(engine, [make_request(f"a{n}", (n, 2), GREEDY) for n in range(5)])
-        assert pool.weights()["right"] > 0.52, combiner
+        assert pool.weights()["right"] > 0.505, combiner
         metrics = engine.metrics()
         assert metrics.accepted_tokens["right"] > 5 * metrics.accepted_tokens.get("wrong", 0)
 
 
-def test_a_drafter_that_sat_out_learns_how_it_would_have_done() -> None:
-    """Catching up, it compares its own choice with every token that was committed meanwhile."""
+@pytest.mark.parametrize("led", [True, False])
+def test_a_drafter_looks_at_known_tokens_and_has_caught_up(led: bool) -> None:
+    """How likely it finds each of the latest ones, by hand; afterwards it drafts as if it had been asked all along."""
     model = target()
-    stepper = ModelStepper(model)
+    drafter: ModelStepper | ModelDrafter = ModelStepper(model) if led else ModelDrafter(model)
+    tokens = [0, 1, 4, 2, 2, 3]
+    for _ in range(2):
+        found = drafter.look([context(tokens)])["s"]
+        rows = [torch.softmax(model.logits(tokens[:n]), -1) for n in range(1, len(tokens))]
+        wanted = [float(row[token]) for row, token in zip(rows, tokens[1:], strict=True)]
+        assert found.tokens == min(LOOKBACK, len(wanted))
+        assert found.chance == pytest.approx(sum(wanted[-LOOKBACK:]))
+        tokens += [1, 3, 0] * 15
+    tokens = tokens[:-45]
+    if isinstance(drafter, ModelStepper):
+        opening = drafter.open([context(tokens)], [1])
+        assert opening is not None
+        assert opening.logits[0].tolist() == model.logits(tokens).tolist()
+    else:
+        (draft,) = drafter.propose([context(tokens)], [Budget(1, 1)])
+        assert draft.tokens == (int(model.logits(tokens).argmax()),)
+
+
+def test_hedge_lets_drafters_look_first_and_asks_those_that_know_the_text() -> None:
+    drafters = {"wrong": ModelDrafter(ToyModel(V, order=1, seed=9)), "right": ModelDrafter(target())}
     tokens = [0, 1]
-    opening = stepper.open([context(tokens)], [1])
-    assert opening is not None
-    assert opening.ids == ("s",)
-    assert set(opening.agreed) == {"s"}  # the prompt
-    written = []
-    for _ in range(6):
-        written.append(int(model.logits(tokens + written).argmax()))
-    tokens += [*written[:5], (written[5] + 1) % V]
-    opening = stepper.open([context(tokens)], [1])
-    assert opening is not None
-    assert opening.agreed == {"s": (4, 5)}  # the first of the six it reads without having guessed it
-    assert opening.logits[0].tolist() == model.logits(tokens).tolist()
+    for _ in range(30):
+        tokens.append(int(target().logits(tokens).argmax()))
+    for combiner in COMBINERS:
+        for routing, wanted in (("hedge", {"right"}), ("all", {"wrong", "right"})):
+            pool = pool_of(drafters, combiner, routing, V)
+            pool.propose([context(tokens, f"{combiner} {routing}")], [Budget(2, 8)])
+            asked = pool._records[f"{combiner} {routing}"].slates
+            assert {pool.names[number] for number in asked} == wanted, combiner
 
 
 def test_a_led_model_continues_from_what_it_is_fed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -24,8 +26,8 @@ def standing(rates: tuple[float, ...], seen: float = 40.0) -> Standing:
     return made
 
 
-def choice(weights: list[float], count: int | None = None, seed: int = 0) -> Choice:
-    return Choice(tuple(range(len(weights))), count, weights, seed, 7)
+def choice(weights: list[float], count: int | None = None, seed: int = 0, silent: Sequence[int] = ()) -> Choice:
+    return Choice(tuple(range(len(weights))), count, weights, seed, 7, frozenset(silent))
 
 
 def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
@@ -72,15 +74,38 @@ def test_a_new_request_starts_with_what_others_taught() -> None:
     assert unseen.rates == pytest.approx([0.5] * 3)
 
 
-def test_hedge_hears_everybody_first_then_the_heaviest() -> None:
+def test_hedge_takes_the_heaviest() -> None:
     hedge, made = Hedge(), standing((0.8, 0.5, 0.2))
-    assert sorted(hedge.route(Standing.fresh(3), choice([0.5, 0.3, 0.2]))) == [0, 1, 2]
     assert hedge.route(made, choice([0.9, 0.07, 0.03])) == [0]
     assert hedge.route(made, choice([0.5, 0.1, 0.4])) == [0, 2]
     assert hedge.route(made, choice([0.4, 0.35, 0.25], count=2)) == [0, 1]
-    made.idle[2] = PATIENCE
-    assert hedge.route(made, choice([0.9, 0.07, 0.03])) == [0, 2]
-    assert hedge.route(made, choice([0.9, 0.07, 0.03], count=1)) == [2]
+
+
+def test_hedge_hears_those_that_cannot_look_first_and_again() -> None:
+    hedge, made = Hedge(), standing((0.8, 0.5, 0.2))
+    assert hedge.route(Standing.fresh(3), choice([0.9, 0.07, 0.03], silent=[1, 2])) == [0, 1, 2]
+    assert hedge.route(made, choice([0.9, 0.07, 0.03], silent=[2])) == [0]
+    made.idle[1] = made.idle[2] = PATIENCE
+    assert hedge.route(made, choice([0.9, 0.07, 0.03], silent=[2])) == [0, 2]
+    assert hedge.route(made, choice([0.9, 0.07, 0.03], count=1, silent=[2])) == [2]
+
+
+def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
+    made = Standing.fresh(3)
+    for member, chance in enumerate((16.0, 8.0)):
+        made.look(member, chance, 32)
+    weights = made.weights(PRIOR)
+    assert weights[0] > 0.45
+    assert weights[1] < 0.01
+    assert weights[2] == pytest.approx(weights[0]), "who cannot look loses nothing"
+    for _ in range(3):
+        for member, chance in enumerate((4.0, 16.0)):
+            made.look(member, chance, 32)
+    assert made.weights(PRIOR)[1] > 0.45 > 0.01 > made.weights(PRIOR)[0], "what was found later counts for more"
+    late = Standing.fresh(2)
+    late.look(0, 16.0, 32)
+    late.look(1, 8.0, 16)
+    assert late.weights(Prior(2)) == pytest.approx([0.5, 0.5]), "means are compared"
 
 
 def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
@@ -131,8 +156,11 @@ def test_confidence_becomes_the_observed_acceptance() -> None:
 
 
 def test_trust_is_between_its_bounds_and_moves_with_the_odds() -> None:
-    trust = Trust([Calibration(), Calibration()], [1.0, 3.0])
+    trust = Trust([[Calibration(), Calibration()], [Calibration(), Calibration()]], [1.0, 3.0])
     assert trust(0, 0.5) == pytest.approx(0.5)
     assert trust(1, 0.5) == pytest.approx(0.75)
     assert trust(0, 1.0) == pytest.approx(1 - EDGE)
     assert trust(0, 0.0) == pytest.approx(EDGE)
+    trust.calibrations[1][0].learn([(0.5, 0.0)] * 100)
+    assert trust(0, 0.5, 1) < 0.05, "next best guesses have a calibration of their own"
+    assert trust(0, 0.5) == pytest.approx(0.5)
