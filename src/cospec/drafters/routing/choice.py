@@ -16,14 +16,14 @@ class Choice(NamedTuple):
 
     Attributes:
         able: drafters that may take part, by number; never empty. Those that cost nothing are not among them.
-        count: how many to choose at most, as the policy says; None leaves it to the routing.
+        most: how many to choose at most, as the policy says; None leaves it to the routing.
         weights: ``[M]``, of the request, see ``Standing.weights``.
         silent: those of ``able`` that nothing is known of but what they drafted, because they cannot look.
         seed, base: of the sequence, and its committed tokens.
     """
 
     able: tuple[int, ...]
-    count: int | None
+    most: int | None
     weights: Seq[float]
     seed: int
     base: int

@@ -17,7 +17,7 @@ class Everyone:
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """As many as the policy lets."""
-        return choice.heaviest()[: choice.count]
+        return choice.heaviest()[: choice.most]
 
     def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:
         """Nothing to learn."""

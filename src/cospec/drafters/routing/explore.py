@@ -29,7 +29,7 @@ class Explore:
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The best or random ones, by draws of this round."""
-        count = (len(choice.able) + 1) // 2 if choice.count is None else choice.count
+        count = (len(choice.able) + 1) // 2 if choice.most is None else choice.most
         count = min(max(1, count), len(choice.able))
         scores = standing.scores or [0.5] * len(choice.weights)
         uniforms = choice.uniforms(1 + count)

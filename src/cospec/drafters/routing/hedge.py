@@ -28,12 +28,12 @@ class Hedge:
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The heaviest, and whoever has not been heard of for long."""
         order, weights = choice.heaviest(), choice.weights
-        most = len(order) if choice.count is None else max(1, choice.count)
+        most = len(order) if choice.most is None else max(1, choice.most)
         wanted, held, chosen = SHARE * sum([weights[member] for member in order]), 0.0, []
         for member in order[:most]:
             chosen.append(member)
             held += weights[member]
-            if held >= wanted and choice.count is None:
+            if held >= wanted and choice.most is None:
                 break
         if not choice.silent:
             return chosen
