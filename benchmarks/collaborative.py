@@ -2,7 +2,7 @@
 
 Run ``python -m benchmarks.collaborative``. For every setting, batch, temperature and domain all systems write the same
 number of tokens on the same prompts in one process, in random order: ``standard`` asks every model for every token,
-``plain`` lets the last model of the setting draft for the blend of all, ``naive`` lets it propose as a member, and
+``plain`` lets a small drafter that is no member draft for the blend of all, ``naive`` lets it propose as a member, and
 ``alternate`` lets all propose. Predictions stand beside what was measured: CoS's theorems 3.1 and 3.6 from the observed
 acceptance and cost, and the exact process of CoS's rounds. ``--sweeps`` adds speed against gamma, lambda and mu
 (figures 4 to 6).
@@ -114,7 +114,7 @@ def theory(engines: Mapping[str, LLM], setting: Setting, samples: Samples) -> di
     naive, alternating = caster(engines["naive"]), caster(engines["alternate"])
     first = naive.casting.order[0]
     scorers = sum(naive.costs) - naive.costs[first]
-    c, gamma, alpha = naive.costs[first] / scorers, naive.casting.gammas[first], naive.alphas[first]
+    c, gamma, alpha = naive.costs[first] / scorers, max(1, naive.casting.gammas[first]), naive.alphas[first]
     proposer, scorer = alternating.casting.order[0], alternating.casting.order[-1]
     their_c = alternating.costs[proposer] / (sum(alternating.costs) - alternating.costs[proposer])
     weights = setting.law.get("weights")
@@ -130,9 +130,9 @@ def theory(engines: Mapping[str, LLM], setting: Setting, samples: Samples) -> di
         "theorem 3.6": round(
             alternate_factor(
                 alternating.alphas[proposer],
-                alternating.casting.gammas[proposer],
+                max(1, alternating.casting.gammas[proposer]),
                 their_c,
-                alternating.casting.gammas[scorer],
+                max(1, alternating.casting.gammas[scorer]),
                 alternating.alphas[scorer],
             ),
             2,
@@ -199,7 +199,7 @@ def plot(sweeps: Mapping[str, Mapping[str, Any]], name: str) -> None:
 def systems(setting: Setting, options: argparse.Namespace) -> dict[str, LLM]:
     """The engines by name."""
     last = len(setting.models) - 1
-    draft = {"method": "draft_model", "model": setting.models[last]}
+    draft = {"method": "draft_model", "model": "zoo:drafter"}
     found = {
         "standard": engine(setting, options, {"proposal": "standard"}),
         "plain": engine(setting, options, {"proposal": "standard"}, speculative_config=draft),
