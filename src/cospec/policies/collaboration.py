@@ -131,11 +131,11 @@ class Collaboration:
             self._look()
 
     def _look(self) -> None:
-        if not self._free.lengths:
-            return
         for meter in self._meters:
             meter.learn()
         self._turn = median(self._turns) if self._turns else 0.0
+        if not self._free.lengths:
+            return
         basis = (float(self._batch), self._turn, *self.costs, *(alpha / (1.02 - alpha) for alpha in self.alphas))
         if not self._basis or any(abs(new - old) > CHANGE * old for new, old in zip(basis, self._basis, strict=True)):
             self._basis = basis
