@@ -1,18 +1,16 @@
-// Drawing tokens from rows of logits.
+// Drawing tokens from rows of logits, by the kernels of this processor.
 #pragma once
-#include <stdint.h>
+#include "dispatch.h"
 
-// Key and counter of the generator; word 2 of the counter is the token's position in its sequence.
-struct Stream {
-    uint64_t key[2], counter[4];
-};
-
-// The softmax of one row at a temperature, in double precision; returns its largest entry.
-double softmax(const float* logits, long vocab, double temperature, double* out);
-double softmax(const double* logits, long vocab, double temperature, double* out);
-// The natural logarithm of each, in place; of 0 minus infinity. Not for subnormal numbers.
-void logarithm(double* x, long count);
-// The first token with the largest weight / exponential; -1 when no weight is positive.
-long race(const double* weights, long vocab, const Stream& stream);
+inline double softmax(const float* logits, long vocab, double temperature, double* out) {
+    return kernels().softmax(logits, vocab, temperature, out);
+}
+inline double softmax(const double* logits, long vocab, double temperature, double* out) {
+    return kernels().softmax64(logits, vocab, temperature, out);
+}
+inline void logarithm(double* x, long count) { kernels().logarithm(x, count); }
+inline long race(const double* weights, long vocab, const Stream& stream) {
+    return kernels().race(weights, vocab, stream);
+}
 // Threads worth using for so many rows.
 int team_for(long rows);

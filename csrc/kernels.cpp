@@ -1,6 +1,7 @@
 // The kernels, compiled once for each instruction set with COSPEC_ISA naming it.
 #include "kernels.h"
 #include "attention_kernel.h"
+#include "draws_kernel.h"
 #include "linear_kernel.h"
 #include "rows_kernel.h"
 
@@ -11,4 +12,5 @@
 
 extern const Kernels TABLE(COSPEC_ISA) = {
     NAME(COSPEC_ISA), linear, linear_scratch, attend, attend_scratch, rms_norm, rotate, widen, argmax,
+    softmax<float>, softmax<double>, logarithm, race, first_uniform, surplus,
 };

@@ -45,6 +45,11 @@ struct AttentionJob {
     long segments;
 };
 
+// Key and counter of the generator; word 2 of the counter is the token's position in its sequence.
+struct Stream {
+    uint64_t key[2], counter[4];
+};
+
 struct Kernels {
     const char* name;
     // The share `part` of `parts` of a product; `scratch` holds linear_scratch() floats.
@@ -57,6 +62,17 @@ struct Kernels {
     void (*rotate)(float* x, const float* cos, const float* sin, long dim);
     void (*widen)(const uint16_t* bf16, long n, float* y);
     long (*argmax)(const float* x, long n);
+    // The softmax of one row at a temperature, in double precision; returns its largest entry.
+    double (*softmax)(const float* logits, long vocab, double temperature, double* out);
+    double (*softmax64)(const double* logits, long vocab, double temperature, double* out);
+    // The natural logarithm of each, in place; of 0 minus infinity. Not for subnormal numbers.
+    void (*logarithm)(double* x, long count);
+    // The first token with the largest weight / exponential; -1 when no weight is positive.
+    long (*race)(const double* weights, long vocab, const Stream& stream);
+    // The number between 0 and 1 that the first word `block` blocks behind the stream's start stands for.
+    double (*uniform)(const Stream& stream, uint64_t block);
+    // out = max(0, scale law - q), all [n]; returns its sum.
+    double (*surplus)(const double* law, const double* q, double scale, long n, double* out);
 };
 
 extern const Kernels kernels_base;

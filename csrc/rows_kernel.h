@@ -40,19 +40,30 @@ static void widen(const uint16_t* bf16, long n, float* y) {
 
 // The first of the largest; -1 when that is infinite, or something is not a number.
 static long argmax(const float* x, long n) {
-    bool odd = false;
-    for (long j = 0; j < n; j++) odd |= x[j] != x[j];
-    if (odd) return -1;
-    V top[4];
-    for (int j = 0; j < 4; j++) top[j] = splat(x[0]);
+    constexpr long STEP = 64;
+    V top[4], odd[4];
+    for (int j = 0; j < 4; j++) top[j] = splat(x[0]), odd[j] = zero();
     long i = 0;
-    for (; i + 64 <= n; i += 64)
-        UNROLL for (int j = 0; j < 4; j++) top[j] = larger(load(x + i + 16 * j), top[j]);
+    for (; i + STEP <= n; i += STEP)
+        UNROLL for (int j = 0; j < 4; j++) {
+            const V value = load(x + i + 16 * j);
+            top[j] = larger(value, top[j]);
+            odd[j] = odd[j] + value * zero();  // stays 0 while all are finite
+        }
     float most = largest(larger(larger(top[0], top[1]), larger(top[2], top[3])));
-    for (; i < n; i++)
+    bool finite = sum((odd[0] + odd[1]) + (odd[2] + odd[3])) == 0.0f;
+    for (; i < n; i++) {
         if (x[i] > most) most = x[i];
+        finite &= x[i] * 0.0f == 0.0f;
+    }
+    for (long j = 0; !finite && j < n; j++)
+        if (x[j] != x[j]) return -1;
     if (__builtin_isinf(most)) return -1;
-    for (i = 0; i < n; i++)
+    for (i = 0; i + STEP <= n; i += STEP) {  // skip what holds smaller ones only
+        UNROLL for (int j = 0; j < 4; j++) top[j] = load(x + i + 16 * j);
+        if (largest(larger(larger(top[0], top[1]), larger(top[2], top[3]))) == most) break;
+    }
+    for (; i < n; i++)
         if (x[i] == most) return i;
     return -1;
 }

@@ -44,6 +44,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_race": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_guesses": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
     "cospec_chances": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_judge": ([c_void_p, c_long, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
 }
 
 

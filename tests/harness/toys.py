@@ -19,7 +19,7 @@ from cospec.types import Budget, Commit, Context, Draft, Event, Request, Specula
 from harness.oracle import BranchingDraws, Law, Trace, branching_race, enumerate_runs
 
 DRAWING_MODULES = (
-    "cospec.engine.verifier.Draws",
+    "cospec.engine.judging.Draws",
     "cospec.drafters.model.Draws",
     "cospec.drafters.branching.Draws",
     "cospec.rounds.proposing.Draws",
@@ -36,7 +36,7 @@ def drawing(draws: Callable[[int, int], Draws | BranchingDraws]) -> Iterator[Non
             stack.enter_context(patch(name, draws))
         stack.enter_context(patch("cospec.drafters.model.race", branching_race))
         stack.enter_context(patch("cospec.drafters.branching.race", branching_race))
-        stack.enter_context(patch("cospec.engine.verifier.race", branching_race))
+        stack.enter_context(patch("cospec.engine.judging.race", branching_race))
         stack.enter_context(patch("cospec.rounds.proposing.race", branching_race))
         stack.enter_context(patch("cospec.drafters.combiners.reading.race", branching_race))
         yield

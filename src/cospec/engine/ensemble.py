@@ -14,7 +14,8 @@ from torch import Tensor
 
 from cospec.blends.build import build_blend
 from cospec.blends.single import Single
-from cospec.engine.verifier import Task, Verifier
+from cospec.engine.judging import Task
+from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput
 from cospec.policies.collaboration import Collaboration
 from cospec.protocols import Blend, Case, Model, Pages, Rule

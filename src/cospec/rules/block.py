@@ -47,4 +47,4 @@ def _chance(weight: float, law: Floats, draft: Draft, length: int) -> float:
     if weight == 0.0:
         return 0.0
     mass = float(surplus(law[length], draft, length, weight).sum())
-    return mass / (mass + 1.0 - weight) if mass > 0.0 else 0.0
+    return mass / (mass + (1.0 - weight)) if mass > 0.0 else 0.0  # a mass of rounding must not vanish beside a 1

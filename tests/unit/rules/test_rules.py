@@ -48,6 +48,13 @@ def test_a_drafter_that_draws_from_the_law_is_always_kept(name: str) -> None:
         assert verdict.token == Draws(seed, 6).token(law[3], 9, Purpose.TARGET)
 
 
+def test_a_surplus_of_mere_rounding_is_no_error() -> None:
+    law = np.array([[0.5, 0.5], [0.5, 0.5 + 2.0**-53], [1.0, 0.0]])
+    q = np.array([[0.5, 0.5], [0.5, 0.5]])
+    verdict = RULES.load("block")().judge(draft((0, 1), q=q), Scores(law=law), Draws(1, 6))
+    assert verdict == Verdict((0, 1), 0, bonus=True)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_rules_are_pure(name: str) -> None:
     generator = np.random.default_rng(1)

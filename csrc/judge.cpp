@@ -1,0 +1,229 @@
+// The law of rows of logits, and drafts judged by it: what cospec.sampling and cospec.rules do, as one call for all
+// sequences of a round.
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "draws.h"
+#include "ops.h"
+
+namespace {
+
+enum Rule { MATCH = 0, REJECTION = 1, BLOCK = 2 };
+enum Purpose { TARGET = 0, ACCEPT = 2, RECOVER = 3 };  // see cospec.draws.Purpose
+
+// How the law of a sequence follows from its logits; a temperature of 0 is a point mass on the likeliest token.
+struct Shape {
+    double temperature, top_p, min_p;
+    int64_t top_k;
+};
+
+// One sequence; its rows of logits, and a draft whose nodes stand at `place` of the tokens and parents of all.
+struct Case {
+    int64_t first, row, count;  // rows [first, row) need only be numbers; [row, row + count) are judged by
+    int64_t rule, place, nodes;
+    const double* q;  // [nodes, vocabulary], or null for point masses
+    uint64_t seed, base;
+    Shape shape;
+};
+
+// `path` nodes are accepted and `token` comes after them; -1 where no row says which.
+struct Verdict {
+    int64_t path, token, bonus, broken;
+};
+
+struct Draft {
+    const int64_t *tokens, *parents;
+    int64_t* path;
+};
+
+void renormalise(double* probs, long vocab) {
+    double sum = 0.0;
+    for (long i = 0; i < vocab; i++) sum += probs[i];
+    for (long i = 0; i < vocab; i++) probs[i] /= sum;
+}
+
+void keep_above(double* probs, long vocab, double least) {
+    for (long i = 0; i < vocab; i++) probs[i] = probs[i] < least ? 0.0 : probs[i];
+    renormalise(probs, vocab);
+}
+
+// Equal probabilities are kept or dropped together, so that no order of ties matters.
+void truncate(const Shape& shape, long vocab, double* probs) {
+    std::vector<double> heap;
+    auto likeliest_first = [&] { heap.assign(probs, probs + vocab), std::make_heap(heap.begin(), heap.end()); };
+    auto next = [&] {
+        std::pop_heap(heap.begin(), heap.end());
+        const double value = heap.back();
+        return heap.pop_back(), value;
+    };
+    if (shape.top_k > 0 && shape.top_k < vocab) {
+        likeliest_first();
+        double least = 0.0;
+        for (long i = 0; i < shape.top_k; i++) least = next();
+        keep_above(probs, vocab, least);
+    }
+    if (shape.top_p < 1.0) {
+        likeliest_first();
+        double least = next();
+        for (double sum = least; sum < shape.top_p && !heap.empty(); sum += least) least = next();
+        keep_above(probs, vocab, least);
+    }
+    if (shape.min_p > 0.0) keep_above(probs, vocab, shape.min_p * *std::max_element(probs, probs + vocab));
+}
+
+// The law of one row, [vocab]; false, and any law, where the row is not made of numbers.
+bool law_of(const float* logits, long vocab, const Shape& shape, double* out) {
+    if (shape.temperature > 0.0) {
+        const double most = softmax(logits, vocab, shape.temperature, out);
+        if (most > 0.0) {
+            truncate(shape, vocab, out);
+            return true;
+        }
+    } else {
+        const long token = kernels().argmax(logits, vocab);
+        if (token >= 0) {
+            memset(out, 0, sizeof(double) * vocab);
+            out[token] = 1.0;
+            return true;
+        }
+    }
+    std::fill(out, out + vocab, 1.0 / vocab);
+    return false;
+}
+
+struct Judge {
+    const float* logits;  // of row 0 of the case
+    long vocab;
+    const Case& c;
+    const Draft& draft;
+    double* laws;   // [nodes + 1, vocab], filled as far as rows are looked at
+    double* spare;  // [vocab]
+    std::vector<bool> numbers;
+
+    double* law(long row) const { return laws + row * vocab; }
+
+    const double* read(long row) {
+        numbers[row] = law_of(logits + row * vocab, vocab, c.shape, law(row));
+        return law(row);
+    }
+
+    long draw(const double* weights, uint64_t position, Purpose purpose) const {
+        const uint64_t base = purpose == TARGET ? 0 : c.base;  // the target's noise is the same in every round
+        return race(weights, vocab, {{c.seed, purpose}, {0, 0, position, base}});
+    }
+
+    // The target's own token behind `accepted` nodes; -1 where the law is not known.
+    long own(long row, long accepted) {
+        if (row >= c.count) return -1;
+        if (c.shape.temperature > 0.0) return draw(read(row), c.base + accepted, TARGET);
+        const long token = kernels().argmax(logits + row * vocab, vocab);
+        numbers[row] = token >= 0;
+        return token < 0 ? 0 : token;
+    }
+
+    double uniform(long node) const {
+        return kernels().uniform({{c.seed, ACCEPT}, {c.base, 0, 0, c.base}}, node);
+    }
+
+    double drawn_with(long node) const { return c.q ? c.q[node * vocab + draft.tokens[node]] : 1.0; }
+
+    // What a draft token leaves of the law, into `spare`; returns its sum.
+    double surplus(long node, double scale) const {
+        if (c.q) return kernels().surplus(law(node), c.q + node * vocab, scale, vocab, spare);
+        std::fill(spare, spare + vocab, 0.0);
+        spare[draft.tokens[node]] = 1.0;
+        return kernels().surplus(law(node), spare, scale, vocab, spare);
+    }
+
+    // The law itself where rounding leaves nothing of it.
+    long recovered(long node, double scale) const {
+        const double left = surplus(node, scale);
+        return draw(left > 0.0 ? spare : law(node), c.base + node, RECOVER);
+    }
+
+    Verdict chain(long kept, long token, bool bonus) const {
+        for (long node = 0; node < kept; node++) draft.path[node] = node;
+        return {kept, token, bonus};
+    }
+
+    Verdict match() {
+        for (long node = -1, length = 0;; length++) {
+            const long token = own(node + 1, length);
+            long follower = -1;
+            bool offered = false;
+            for (long child = node + 1; child < c.nodes && follower < 0; child++)
+                if (draft.parents[child] == node) {
+                    offered = true;
+                    if (draft.tokens[child] == token) follower = child;
+                }
+            if (follower < 0) return {length, token, !offered && c.nodes > 0};
+            draft.path[length] = node = follower;
+        }
+    }
+
+    Verdict rejection() {
+        for (long node = 0; node < c.nodes; node++)
+            if (!(uniform(node) * drawn_with(node) < read(node)[draft.tokens[node]]))
+                return chain(node, recovered(node, 1.0), false);
+        return chain(c.nodes, own(c.nodes, c.nodes), true);
+    }
+
+    Verdict block() {
+        double weight = 1.0, kept_weight = 1.0;
+        long kept = 0;
+        read(0);
+        for (long length = 1; length <= c.nodes; length++) {
+            const long node = length - 1;
+            weight = std::min(1.0, weight * law(node)[draft.tokens[node]] / drawn_with(node));
+            if (weight == 0.0) break;  // no longer prefix can be kept
+            double chance = weight;
+            if (length < c.nodes) {
+                read(length);
+                const double mass = surplus(length, weight);
+                chance = mass > 0.0 ? mass / (mass + (1.0 - weight)) : 0.0;
+            }
+            if (uniform(node) < chance) kept = length, kept_weight = weight;
+        }
+        if (kept == c.nodes) return chain(kept, own(kept, kept), true);
+        return chain(kept, recovered(kept, kept_weight), false);
+    }
+
+    Verdict decide() {
+        numbers.assign(c.count + 1, true);
+        Verdict v = {0, -1, 0, 0};
+        if (c.count > 0) v = c.nodes == 0 || c.rule == MATCH ? match() : c.rule == REJECTION ? rejection() : block();
+        v.broken = !numbers[0];
+        for (long i = 0; i < v.path; i++) v.broken |= draft.path[i] + 1 < c.count && !numbers[draft.path[i] + 1];
+        return v;
+    }
+};
+
+// Numbers that a case has to look at, a drawn one counted as often as it costs more than a compared one.
+long work(const Case& c, long vocab) { return c.count * vocab * (c.shape.temperature > 0.0 ? 20 : 1); }
+
+constexpr long WORTH_WAKING = 200000;  // some 50 microseconds of work
+
+}  // namespace
+
+// Judge every case by its rows of logits [.., vocab]. tokens, parents: of the nodes of all drafts; path: as long as they,
+// each case's at its own place. Rows that are no numbers count only where the verdict rests on them.
+API void cospec_judge(const float* logits, long vocab, const Case* cases, long count, const int64_t* tokens,
+                      const int64_t* parents, int64_t* path, Verdict* verdicts) {
+    std::atomic<long> next{0};
+    long all = 0;
+    for (long i = 0; i < count; i++) all += work(cases[i], vocab);
+    in_parallel(all < WORTH_WAKING ? 1 : team_for(count), [&](const Team&) {
+        for (long i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
+            const Case& c = cases[i];
+            const Draft draft = {tokens + c.place, parents + c.place, path + c.place};
+            double* laws = (double*)own_scratch().reserve(2 * (c.nodes + 2) * vocab);
+            verdicts[i] = Judge{logits + c.row * vocab, vocab, c, draft, laws + vocab, laws, {}}.decide();
+            for (long row = c.first; row < c.row; row++)
+                verdicts[i].broken |= kernels().argmax(logits + row * vocab, vocab) < 0;
+        }
+    });
+}

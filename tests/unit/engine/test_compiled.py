@@ -1,0 +1,166 @@
+"""The compiled judge decides what the rules decide, case by case and bit by bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cospec import native
+from cospec.engine import compiled, judging
+from cospec.engine.judging import Task
+from cospec.params import SamplingParams
+from cospec.protocols import Rule
+from cospec.registry import RULES
+from cospec.rules.rejection import Rejection
+from cospec.types import Budget, Draft, PlanEntry, Sequence
+from harness.toys import make_request
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+KNOWN = ("match", "rejection", "block")
+
+
+@dataclass
+class Round:
+    """Tasks of many sequences under construction, and the logits that they are judged by."""
+
+    vocab: int
+    generator: np.random.Generator
+
+    def __post_init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.rules: list[Rule] = []
+        self.logits: list[np.ndarray] = []
+
+    def add(self, params: SamplingParams, rule: str, nodes: int, agreeing: float, drawn: bool, tree: bool) -> None:
+        """One sequence with a draft that stands near its law: ``agreeing`` 0 is far off, 1 the law itself."""
+        rng, number, tree = self.generator, len(self.tasks), tree and RULES.load(rule).trees
+        prompt = rng.integers(0, self.vocab, 5).tolist()
+        sequence = Sequence(make_request(f"s{number}", prompt, params), prompt, computed=4)
+        rows = rng.normal(size=(nodes + 1, self.vocab)).astype(np.float32) * 3
+        temperature = params.temperature or 1.0
+        mixed = rows[:-1].astype(np.float64) * agreeing + rng.normal(size=(nodes, self.vocab)) * 3 * (1 - agreeing)
+        weights = np.exp((mixed - mixed.max(-1, keepdims=True)) / temperature)
+        q = weights / weights.sum(-1, keepdims=True)
+        chosen = [int(rng.choice(self.vocab, p=row)) if drawn else int(row.argmax()) for row in q]
+        parents = [int(rng.integers(-1, node)) if tree else node - 1 for node in range(nodes)]
+        draft = Draft(
+            sequence.id, 5, tuple(chosen), tuple(parents), ("d",) * nodes, q if drawn and not tree else None
+        )
+        last = self.tasks[-1].last if self.tasks else 0
+        known = int(rng.integers(0, 2))
+        self.logits += [rng.normal(size=(known, self.vocab)).astype(np.float32), rows]
+        entry = PlanEntry(sequence, 1, Budget(nodes, nodes))
+        task = Task(entry, draft if nodes else None, last, last + known + nodes + 1, nodes + 1)
+        self.tasks.append(task)
+        self.rules.append(RULES.load(rule)())
+
+    @property
+    def rows(self) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(self.logits))
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.5])),
+        top_k=draw(st.sampled_from([0, 0, 1, 3, 40])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.4])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.7])),
+        logit_bias=draw(st.sampled_from([None, None, {1: 2.5}])),
+        max_tokens=9,
+        seed=draw(st.integers(0, 2**64 - 1)),
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    vocab=st.sampled_from([5, 33, 64, 300]),
+    seed=st.integers(0, 10**9),
+    cases=st.lists(
+        st.tuples(
+            parameters(),
+            st.sampled_from(KNOWN),
+            st.integers(0, 6),
+            st.sampled_from([0.0, 0.9, 1.0]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_the_compiled_judge_decides_as_the_rules_do(
+    vocab: int, seed: int, cases: list[tuple[SamplingParams, str, int, float, bool, bool]]
+) -> None:
+    made = Round(vocab, np.random.default_rng(seed))
+    for params, rule, nodes, agreeing, drawn, tree in cases:
+        made.add(params, rule, nodes, agreeing, drawn, tree)
+    assert compiled.reads(made.rows, made.rules)
+    before = made.rows.clone()
+    found = compiled.judge(made.tasks, made.rules, made.rows)
+    assert found == judging.judge(made.tasks, made.rules, made.rows)
+    assert torch.equal(made.rows, before)
+
+
+@pytest.mark.parametrize("rule", KNOWN)
+@pytest.mark.parametrize("isa", native.ISAS)
+def test_every_path_is_taken(rule: str, isa: str) -> None:
+    """Drafts near their laws: every accepted length occurs, with every instruction set, as the rules have it."""
+    best = native.isa()
+    if native.ISAS.index(isa) > native.ISAS.index(best):
+        pytest.skip(f"this processor has no {isa}")
+    made = Round(200, np.random.default_rng(3))
+    for seed in range(150):
+        made.add(SamplingParams(temperature=0.8, seed=seed, max_tokens=9), rule, 3, 0.97, seed % 2 == 0, False)
+    native.set_isa(isa)
+    try:
+        found = compiled.judge(made.tasks, made.rules, made.rows)
+    finally:
+        native.set_isa(best)
+    assert found == judging.judge(made.tasks, made.rules, made.rows)
+    assert {len(verdict.path) for verdict in found if verdict} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("rule", KNOWN)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_rows_that_are_no_numbers_count_where_the_verdict_rests_on_them(
+    rule: str, temperature: float, odd: float
+) -> None:
+    made = Round(50, np.random.default_rng(4))
+    for seed in range(60):
+        made.add(SamplingParams(temperature=temperature, seed=seed, max_tokens=9), rule, 3, 0.7, True, False)
+    rows = made.rows.clone()
+    for number, task in enumerate(made.tasks):
+        rows[task.first + number % (task.last - task.first), 7] = odd
+    found = compiled.judge(made.tasks, made.rules, rows)
+    wanted = judging.judge(made.tasks, made.rules, rows)
+    assert [verdict is None for verdict in found] == [verdict is None for verdict in wanted]
+    assert 0 < sum(verdict is None for verdict in found) < len(found)
+
+
+def test_a_last_row_may_be_missing() -> None:
+    made = Round(30, np.random.default_rng(5))
+    for seed in range(40):
+        made.add(SamplingParams(temperature=0.9, seed=seed, max_tokens=9), KNOWN[seed % 3], 2, 1.0, True, False)
+    short = [Task(t.entry, t.draft, t.first, t.last - 1, t.count - 1) for t in made.tasks]
+    found = compiled.judge(short, made.rules, made.rows)
+    assert found == judging.judge(short, made.rules, made.rows)
+    assert any(verdict is not None and verdict.token is None for verdict in found)
+
+
+def test_what_the_library_does_not_have_is_left_to_the_rules() -> None:
+    class Own(Rejection):
+        """A rule of somebody else's, which must not be taken for the one it is made from."""
+
+    rows = torch.zeros(1, 5)
+    assert compiled.reads(rows, [RULES.load(name)() for name in KNOWN])
+    assert not compiled.reads(rows.double(), [Rejection()])
+    assert not compiled.reads(rows, [Rejection(), Own()])
+    assert not compiled.reads(rows, [RULES.load("typical")()])
