@@ -72,7 +72,9 @@ class Follower:
         if place is None:
             attached = self.model.pages.attach(context.id, own[: len(own) - context.assumed])
             place = self._places[context.id] = _Place(fed=attached)
-        fitting = replace(budget, depth=depth, max_nodes=nodes)
+        fitting = budget
+        if (depth, nodes) != (budget.depth, budget.max_nodes):
+            fitting = replace(budget, depth=depth, max_nodes=nodes)
         if not self.model.pages.reserve(context.id, len(own) + room(fitting)):
             self.free([context.id])  # no room: this sequence goes without drafts until there is
             return None

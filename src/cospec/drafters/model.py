@@ -42,7 +42,7 @@ class _Chain:
     depth: int
     confident: bool = False  # whether the confidences are wanted
     tokens: list[int] = field(default_factory=list)
-    q: list[Floats] = field(default_factory=list)
+    q: Floats | list[Floats] = field(default_factory=list)  # of each token, where they are drawn
     confidence: list[float] = field(default_factory=list)
 
 
@@ -175,7 +175,7 @@ class ModelDrafter:
         ):
             return None
         picks = [
-            Pick(0.0 if p.greedy else p.temperature, _stream(chain), chain.depth, chain.confident)
+            Pick(0.0 if p.greedy else p.temperature, _stream(chain), chain.depth, chain.confident or _drawn(chain))
             for p, chain in zip(params, chains, strict=True)
         ]
         return self.model.rollout(self._follower.backlog([chain.context for chain in chains]), picks)
@@ -198,8 +198,8 @@ class ModelDrafter:
 
     def _close(self, chain: _Chain) -> Draft:
         context, n = chain.context, len(chain.tokens)
-        q = np.stack(chain.q) if chain.q else None
-        confidence = np.array(chain.confidence) if chain.confident else None if q is None else q.max(-1)
+        q = np.asarray(chain.q) if len(chain.q) else None
+        confidence = np.array(chain.confidence) if chain.confidence else None
         names, parents = (self.name,) * n, tuple(range(-1, n - 1))
         return Draft(context.id, len(context.tokens), tuple(chain.tokens), parents, names, q, confidence)
 
@@ -217,9 +217,10 @@ def _extend(chains: Seq[_Chain], logits: Tensor) -> None:
         tokens = race(q, [_stream(chain) for _, chain in drawing])
         for place, (row, chain) in enumerate(drawing):
             best[row] = tokens[place]
-            if chain.context.noise is Purpose.DRAFT:
-                chain.q.append(q[place])
-            if chain.confident and not chain.context.sampling.greedy:
+            own = _drawn(chain)
+            if own:
+                chain.q = [*chain.q, q[place]]
+            if own or (chain.confident and not chain.context.sampling.greedy):
                 chain.confidence.append(float(q[place].max()))
     for row, (token, chain) in enumerate(zip(best, chains, strict=True)):
         if token is None:
@@ -235,11 +236,15 @@ def _take(chains: Seq[_Chain], rolled: Rolled) -> None:
     for row, chain in enumerate(chains):
         chosen = rolled.tokens[row]
         chain.tokens = chosen[: chosen.index(-1)] if -1 in chosen else chosen
-        if rolled.confidence is not None:
+        if rolled.confidence is not None and (chain.confident or _drawn(chain)):
             chain.confidence = rolled.confidence[row, : len(chain.tokens)].tolist()
-        context = chain.context
-        if rolled.q is not None and context.noise is Purpose.DRAFT and not context.sampling.greedy:
-            chain.q = list(rolled.q[row, : len(chain.tokens)])
+        if rolled.q is not None and _drawn(chain):
+            chain.q = rolled.q[row, : len(chain.tokens)]
+
+
+def _drawn(chain: _Chain) -> bool:
+    """Whether tokens come from a q of their own, whose largest entry costs nothing to tell."""
+    return chain.context.noise is Purpose.DRAFT and not chain.context.sampling.greedy
 
 
 def _sure(logits: Tensor, chain: _Chain) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -64,9 +64,10 @@ class Committer:
     def _commit(self, outcome: Outcome, now: float) -> tuple[Commit, Event | None]:
         sequence, draft, verdict = outcome.entry.sequence, outcome.draft, outcome.verdict
         sequence.stats.target_calls += 1
-        for name, calls in outcome.model_calls.items():
-            sequence.stats.model_calls[name] = sequence.stats.model_calls.get(name, 0) + calls
-        sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
+        if outcome.model_calls:
+            _add(sequence.stats.model_calls, outcome.model_calls)
+        if outcome.prompt_logprobs:
+            sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
         if outcome.error is not None:
             return self._fail(sequence, outcome.error, now)
         base = len(sequence.tokens)
@@ -84,16 +85,18 @@ class Committer:
         sequence.tokens.extend(tokens)
         sequence.computed = base + min(len(path), ending.count - 1)
         sequence.finish = ending.finish
-        sequence.logprobs.extend(outcome.logprobs[: ending.count])
+        if outcome.logprobs:
+            sequence.logprobs.extend(outcome.logprobs[: ending.count])
+        sources = _sources(draft, verdict, path, len(tokens))
         self._count(sequence, draft, verdict, path)
-        _tally(sequence.stats.tokens_by_source, _sources(draft, verdict, path, len(tokens)))
+        _tally(sequence.stats.tokens_by_source, sources)
         _note_times(sequence, now)
         rejected = draft is not None and not verdict.bonus and len(path) == len(verdict.path) < len(tokens)
         nodes = len(draft) if draft else 0
         commit = Commit(
             sequence.id, base, tokens, path, sequence.computed, nodes, ending.finish, rejected, outcome.state
         )
-        event = self._event(outcome, commit, ending, text.release(ending.finish is not None))
+        event = self._event(outcome, commit, ending, sources, text.release(ending.finish is not None))
         return commit, event
 
     def _ending(self, sequence: Sequence, new: Seq[int], text: TextStream) -> _Ending:
@@ -120,11 +123,10 @@ class Committer:
         stats.drafted += len(draft)
         stats.accepted += len(path)
         stats.rejections += not verdict.bonus and len(path) == len(verdict.path)
-        _tally(stats.accepted_by_drafter, [draft.drafters[node] for node in path])
+        _tally(stats.accepted_by_drafter, (draft.drafters[node] for node in path))
 
-    def _event(self, outcome: Outcome, commit: Commit, ending: _Ending, text: str) -> Event:
-        sequence, draft, verdict = outcome.entry.sequence, outcome.draft, outcome.verdict
-        assert verdict is not None
+    def _event(self, outcome: Outcome, commit: Commit, ending: _Ending, sources: tuple[str, ...], text: str) -> Event:
+        sequence = outcome.entry.sequence
         request = sequence.request
         first = len(sequence.tokens) - len(commit.tokens) == sequence.prompt_len
         wants_prompt = request.sampling.prompt_logprobs is not None and first
@@ -134,7 +136,7 @@ class Committer:
             index=request.index,
             text=text,
             tokens=commit.tokens,
-            sources=_sources(draft, verdict, commit.path, len(commit.tokens)),
+            sources=sources,
             logprobs=outcome.logprobs[: ending.count],
             prompt_logprobs=(None, *sequence.prompt_logprobs) if wants_prompt else None,
             finish=ending.finish,
@@ -186,6 +188,11 @@ def _sources(draft: Draft | None, verdict: Verdict, path: Seq[int], count: int) 
     if len(sources) < count:
         sources.append("bonus" if verdict.bonus else "target")
     return tuple(sources)
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
 
 
 def _tally(counts: dict[str, int], names: Iterable[str]) -> None:

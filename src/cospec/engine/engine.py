@@ -164,16 +164,23 @@ class Engine:
     def _observe(
         self, plan: Plan, outcomes: list[Outcome], commits: list[Commit], contexts: int, seconds: float
     ) -> None:
-        proposed = sum(commit.drafted for commit in commits)
+        known = proposed = accepted = committed = depth = 0
+        for outcome, commit in zip(outcomes, commits, strict=True):
+            known += outcome.entry.tokens
+            proposed += commit.drafted
+            accepted += len(commit.path)
+            committed += len(commit.tokens)
+            if outcome.draft is not None:
+                depth = max(depth, outcome.draft.depth)
         stats = RoundStats(
             step=plan.step,
             sequences=len(outcomes),
-            batched_tokens=sum(outcome.entry.tokens for outcome in outcomes) + proposed,
+            batched_tokens=known + proposed,
             context_tokens=contexts,
-            depth=max((outcome.draft.depth for outcome in outcomes if outcome.draft), default=0),
+            depth=depth,
             proposed=proposed,
-            accepted=sum(len(commit.path) for commit in commits),
-            committed=sum(len(commit.tokens) for commit in commits),
+            accepted=accepted,
+            committed=committed,
             times=self.round.times,
             total=seconds,
         )

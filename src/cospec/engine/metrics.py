@@ -59,8 +59,9 @@ class Counters:
             self.generated += len(commit.tokens)
             if outcome.draft is not None:
                 names = outcome.draft.drafters
-                self.drafts.update(set(names))
-                self.draft_tokens.update(names)
+                for name in set(names):
+                    self.drafts[name] += 1
+                    self.draft_tokens[name] += names.count(name)
                 for depth, node in enumerate(commit.path):
                     self.accepted[names[node]] += 1
                     self.per_position[names[node]][depth] += 1

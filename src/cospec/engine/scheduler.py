@@ -88,8 +88,15 @@ class Scheduler:
 
     def _budgets(self) -> dict[str, Budget]:
         """Draft budgets of the sequences that have one token left to compute, within what each may still write."""
-        ready = [s for s in self.running if len(s.tokens) - s.computed == 1 and s.request.speculation.enabled]
-        behind = sum(len(s.tokens) - s.computed for s in self.running if len(s.tokens) - s.computed > 1)
+        ready, behind = [], 0
+        for sequence in self.running:
+            left = len(sequence.tokens) - sequence.computed
+            if left > 1:
+                behind += left
+            elif sequence.request.speculation.enabled:
+                ready.append(sequence)
+        if not ready:
+            return {}
         coming = sum(len(s.tokens) for s in self.waiting[: self.limits.max_num_seqs - len(self.running)])
         tokens = self.limits.max_num_batched_tokens
         room = int(self.pages.capacity * (1.0 - self.pages.usage))
@@ -106,7 +113,9 @@ class Scheduler:
                 widths = () if chain else budget.widths[:depth]
                 most = depth if chain else level_nodes(widths, depth) if widths else budget.max_nodes
                 nodes = min(budget.max_nodes, most)
-                budgets[sequence.id] = replace(budget, depth=depth, max_nodes=nodes, widths=widths)
+                if (depth, nodes, widths) != (budget.depth, budget.max_nodes, budget.widths):
+                    budget = replace(budget, depth=depth, max_nodes=nodes, widths=widths)
+                budgets[sequence.id] = budget
             elif budget.release:
                 budgets[sequence.id] = budget
         return budgets
@@ -115,14 +124,14 @@ class Scheduler:
         """This sequence's share, after making room for it; None when it had to give way itself."""
         tokens = min(len(sequence.tokens) - sequence.computed, left)
         end = sequence.computed + tokens
-        if budget.max_nodes > left - tokens or not self.pages.reserve(sequence.id, end + budget.max_nodes):
-            budget = NO_DRAFT
+        if budget.max_nodes <= left - tokens and self.pages.reserve(sequence.id, end + budget.max_nodes):
+            return PlanEntry(sequence, tokens, budget)
         while not self.pages.reserve(sequence.id, end):
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
                 return None
-        return PlanEntry(sequence, tokens, budget)
+        return PlanEntry(sequence, tokens, NO_DRAFT)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -48,9 +48,7 @@ class Round:
         q = weights / weights.sum(-1, keepdims=True)
         chosen = [int(rng.choice(self.vocab, p=row)) if drawn else int(row.argmax()) for row in q]
         parents = [int(rng.integers(-1, node)) if tree else node - 1 for node in range(nodes)]
-        draft = Draft(
-            sequence.id, 5, tuple(chosen), tuple(parents), ("d",) * nodes, q if drawn and not tree else None
-        )
+        draft = Draft(sequence.id, 5, tuple(chosen), tuple(parents), ("d",) * nodes, q if drawn and not tree else None)
         last = self.tasks[-1].last if self.tasks else 0
         known = int(rng.integers(0, 2))
         self.logits += [rng.normal(size=(known, self.vocab)).astype(np.float32), rows]
