@@ -205,7 +205,7 @@ struct Judge {
 // Numbers that a case has to look at, a drawn one counted as often as it costs more than a compared one.
 long work(const Case& c, long vocab) { return c.count * vocab * (c.shape.temperature > 0.0 ? 20 : 1); }
 
-constexpr long WORTH_WAKING = 200000;  // some 50 microseconds of work
+constexpr long WORTH_WAKING = 1000000;  // a quarter of a millisecond of work: threads that sleep take as long to come
 
 }  // namespace
 
