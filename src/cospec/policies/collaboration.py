@@ -1,5 +1,8 @@
-"""Who proposes how much when several models speak as one (CoS 3.2 to 3.4), from what calls cost and how often
-proposals are accepted."""
+"""Who proposes how much when several models speak as one (CoS 3.2 to 3.4): what theory says, and then what time says.
+
+From what calls cost and how often proposals are accepted follows how quick each casting should be; ``policies.trials``
+tries what looks best, and standard decoding beside it, and keeps what took the least time per token.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,16 @@ from statistics import median
 
 from cospec.policies.meter import Meter
 from cospec.policies.theory import Process
+from cospec.policies.trials import Trials
 from cospec.stats import Call, RoundStats
 from cospec.types import Budget, Commit, Draft, Load
 
-LONGEST = 8  # tokens of one proposal that a free choice goes up to
+LENGTHS = (1, 2, 3, 5, 8)  # tokens of a proposal that a free choice is among
+LONGEST = LENGTHS[-1]
 PRIOR, PRIOR_WEIGHT = 0.7, 4.0  # acceptance before anything was seen, in proposals
 FORGET = 0.998  # per judged token, so that acceptance follows the text
 TURNS = 15  # rounds that the time outside of the models is the median of
-CHANGE = 0.1  # relative change of an estimate that is worth another look
-FIRST_LOOK, LOOK_EVERY = 6, 16  # rounds
-PROBE_EVERY = 64  # rounds in which nobody proposes
-WORTH = 1.05  # predicted speed over standard decoding from which on proposals are made: predictions err
+LOOK_EVERY = 64  # rounds; and at powers of two below
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +70,37 @@ class Collaboration:
 
     def __init__(self, casting: Casting, members: Seq[int], free: Freedom = Freedom()) -> None:
         count = len(casting.gammas)
-        self._begun, self._members, self._free = casting, tuple(members), free
-        self._chosen = casting
+        self._members, self._free = tuple(members), free
+        self.castings = _castings(casting, free)
+        ways = [(each.proposes, each.order, each.alternate) for each in self.castings]
+        self._first = ways.index((True, casting.order, casting.alternate)) if free.lengths else 0
+        self._trials: dict[int, Trials] = {}  # by the batch size in binary places
+        self._latest: Casting | None = None  # of the last round
         self._accepted, self._judged = [PRIOR * PRIOR_WEIGHT] * count, [PRIOR_WEIGHT] * count
         self._meters = [Meter() for _ in range(count)]
         self._turns: deque[float] = deque(maxlen=TURNS)
         self._turn = 0.0  # seconds of a turn outside of the models
         self._batch = 1
-        self._basis: tuple[float, ...] = ()
-        self._rounds = self._quiet = 0
+        self._predicted = False
+        self._rounds = 0
 
     @property
     def casting(self) -> Casting:
-        """For the next round; now and then one with proposals where there are none, to see whether they would pay."""
-        probing = self._free.lengths and not self._chosen.proposes and self._quiet % PROBE_EVERY == PROBE_EVERY - 1
-        return self._begun if probing else self._chosen
+        """For the next round."""
+        return self.castings[self._trial.now]
+
+    @property
+    def best(self) -> Casting:
+        """The casting that proved the quickest at the present batch size, whether or not another is being tried."""
+        return self.castings[self._trial.best]
+
+    @property
+    def _trial(self) -> Trials:
+        places = self._batch.bit_length()
+        if places not in self._trials:
+            self._trials[places] = Trials(len(self.castings), self._first)
+            self._predicted = False
+        return self._trials[places]
 
     @property
     def alphas(self) -> tuple[float, ...]:
@@ -96,10 +114,8 @@ class Collaboration:
 
     def plan(self, load: Load) -> list[Budget]:
         """Room for what may stand ahead of the last committed token within a round."""
-        if load.ready and len(load.ready) != self._batch:
+        if load.ready:
             self._batch = len(load.ready)
-            if self._rounds >= FIRST_LOOK:
-                self._look()
         longest = LONGEST if self._free.lengths else 0
         most = 2 * sum(max(longest, gamma) for gamma in self.casting.gammas) if self.casting.proposes else 0
         return [Budget(depth=most, max_nodes=most)] * len(load.ready)
@@ -124,25 +140,30 @@ class Collaboration:
         self._judged[author] = FORGET * self._judged[author] + 1
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
-        """Now and then, think again."""
+        """Time the round, and now and then predict anew."""
         self._rounds += 1
-        self._quiet += not self._chosen.proposes
-        if self._rounds % LOOK_EVERY == 0 or self._rounds == FIRST_LOOK:
+        if self._rounds % LOOK_EVERY == 0 or (self._rounds < LOOK_EVERY and self._rounds.bit_count() == 1):
             self._look()
+        if not self._free.lengths:
+            return
+        casting, trial = self.casting, self._trial
+        if not self._predicted:
+            self._predict()
+        prompts = stats.batched_tokens - stats.proposed > stats.sequences
+        if stats.committed and stats.total > 0 and not prompts:
+            trial.ran(stats.total, stats.committed, casting == self._latest)
+        self._latest = casting
 
     def _look(self) -> None:
         for meter in self._meters:
             meter.learn()
         self._turn = median(self._turns) if self._turns else 0.0
-        if not self._free.lengths:
-            return
-        basis = (float(self._batch), self._turn, *self.costs, *(alpha / (1.02 - alpha) for alpha in self.alphas))
-        if not self._basis or any(abs(new - old) > CHANGE * old for new, old in zip(basis, self._basis, strict=True)):
-            self._basis = basis
-            turns = rotations(len(self._meters)) if self._free.proposer else [self._begun.order]
-            forms = {False, self._begun.alternate}
-            begun = [replace(self._begun, order=order, alternate=form) for order in turns for form in forms]
-            self._chosen = best_casting(begun, self)
+        self._predicted = False
+
+    def _predict(self) -> None:
+        """How quick every casting should be, at the present batch size."""
+        self._trial.expect([self.seconds(casting) / self._batch for casting in self.castings])
+        self._predicted = True
 
     def seconds(self, casting: Casting) -> float:
         """Predicted, for one token of every sequence of the present batch."""
@@ -161,7 +182,7 @@ class Collaboration:
 
     def gauges(self) -> Mapping[str, float]:
         """The default proposer's length."""
-        return {"speculation_length": self._chosen.gammas[self._chosen.order[0]]}
+        return {"speculation_length": self.best.gammas[self.best.order[0]]}
 
 
 def rotations(count: int) -> list[tuple[int, ...]]:
@@ -169,27 +190,15 @@ def rotations(count: int) -> list[tuple[int, ...]]:
     return [tuple((first + turn) % count for turn in range(count)) for first in range(count)]
 
 
-def best_casting(begun: Seq[Casting], seen: Collaboration) -> Casting:
-    """The lengths, and the one of ``begun``, with the highest predicted speed under what was seen."""
-    found = [_climb(casting, seen) for casting in begun]
-    best, speed = max(found, key=lambda each: each[1])
-    return best if speed >= WORTH else replace(best, gammas=(0,) * len(best.gammas))
-
-
-def _climb(casting: Casting, seen: Collaboration) -> tuple[Casting, float]:
-    """Make one length longer at a time, from all ones, as long as it helps."""
-    count = len(casting.gammas)
-    authors = range(count) if casting.alternate else casting.order[:1]
-    best = replace(casting, gammas=tuple(int(model in authors) for model in range(count)))
-    speed = seen.predicted(best)
-    while True:
-        tried = [
-            replace(best, gammas=tuple(gamma + (model == author) for model, gamma in enumerate(best.gammas)))
-            for author in authors
-            if best.gammas[author] < LONGEST
-        ]
-        speeds = [seen.predicted(each) for each in tried]
-        if not speeds or max(speeds) <= speed:
-            return best, speed
-        speed = max(speeds)
-        best = tried[speeds.index(speed)]
+def _castings(begun: Casting, free: Freedom) -> list[Casting]:
+    """What the choice is among, standard decoding first: one model proposes at length, the others by ones or not."""
+    if not free.lengths:
+        return [begun]
+    count = len(begun.gammas)
+    found = [replace(begun, gammas=(0,) * count)]
+    for order in rotations(count) if free.proposer else [begun.order]:
+        for alternate in sorted({False, begun.alternate}):
+            for length in LENGTHS:
+                gammas = tuple(length if model == order[0] else int(alternate) for model in range(count))
+                found.append(Casting(gammas, order, alternate))
+    return found
