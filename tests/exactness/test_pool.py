@@ -73,7 +73,7 @@ def error(
         engine = pool_engine(target(), pool_of(toy_drafters(2, names), *pool, 2), "auto", k, 2 * k)
         output: tuple[int, ...] = ()
         with drawing(real), ExitStack() as stack:
-            for module in ("model", "combiners.reading"):
+            for module in ("model", "branching", "combiners.reading"):
                 stack.enter_context(patch(f"cospec.drafters.{module}.Draws", own))
             for each in (beside, watched):
                 engine.add(each)

@@ -1,8 +1,9 @@
 """One shared spine of the most confident tokens, other drafters' tokens as leaves beside it (CoSine 4.2, eq. 4).
 
 The paper continues from the fused token and from each drafter's own, so its branches double at every step. Here all
-drafters continue from the fused token alone; what the others proposed stays as a leaf beside it, and a whole draft that
-the spine has left keeps its tail. The tree is cut to the node budget by path probability.
+drafters continue from the fused token alone; what the others proposed stays as a leaf beside it, and so does the next
+best token of whose token was fused. A whole draft that the spine has left keeps its tail. The tree is cut to the node
+budget by path probability.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cospec.types import Draft
 
 
 @dataclass(slots=True)
-class _Fusion:
+class Fusion:
     """The tree around one spine."""
 
     line: Line
@@ -46,11 +47,10 @@ class _Fusion:
             if voice.guess.token != best.guess.token:
                 # Right only where the spine is wrong, so never likelier than that.
                 self._leaf(parent, voice, min(confidence, 1.0 - chance), before)
-        for _, voice in heard:
-            second = voice.guess.second
-            if second is not None and second[0] != best.guess.token:
-                confidence = min(job.trust(voice.member, second[1], 1), 1.0 - chance)
-                self.tree.put(parent, second[0], voice.member, before * confidence, confidence)
+        if best.guess.second is not None:
+            token, raw = best.guess.second
+            confidence = min(job.trust(best.member, raw, 1), 1.0 - chance)
+            self.tree.put(parent, token, best.member, before * confidence, confidence)
         line.advance(best.guess.token, chance)
         if self.tree.outranked(self.node) >= job.budget.max_nodes:
             line.going = False  # what comes behind a node that is cut would be cut too
@@ -89,12 +89,12 @@ class Fuse:
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
         """A tree for each job."""
-        fusions = [_Fusion(Line(job)) for job in jobs]
+        fusions = [Fusion(Line(job)) for job in jobs]
         lead(fusions, session, guesses, _advance)
         drafts = [fusion.finish(names) for fusion in fusions]
         return [draft for draft in drafts if draft is not None]
 
 
-def _advance(fusions: Seq[_Fusion]) -> None:
+def _advance(fusions: Seq[Fusion]) -> None:
     for fusion in fusions:
         fusion.advance()

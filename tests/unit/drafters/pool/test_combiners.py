@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from cospec.drafters.combiners.fuse import Fusion
 from cospec.drafters.combiners.growing import Growing
 from cospec.drafters.combiners.job import DraftSlate, Guess, Job, StepSlate
 from cospec.drafters.combiners.leading import Line
@@ -85,6 +86,20 @@ def test_fuse_puts_the_most_confident_token_on_the_spine_and_the_others_beside_i
     leaf = draft.tokens.index(5)
     assert draft.confidence[leaf] == pytest.approx(0.2)  # no likelier than that the spine is wrong
     assert draft.drafters[draft.tokens.index(7)] == "b"
+
+
+def test_fuse_puts_the_next_best_token_of_whoever_wins_beside_the_spine_and_nobody_else_s() -> None:
+    context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
+    line = Line(Job(context, Budget(1, 8), [0.5, 0.5], (0, 1), lambda member, raw, rank=0: raw / (1 + rank)))
+    line.hear(0, Guess(5, 0.6, second=(6, 0.3)))
+    line.hear(1, Guess(7, 0.5, second=(8, 0.4)))
+    fusion = Fusion(line)
+    fusion.advance()
+    draft = fusion.finish(NAMES)
+    assert draft is not None and draft.confidence is not None
+    assert dict(zip(draft.tokens, draft.drafters, strict=True)) == {5: "a", 7: "b", 6: "a"}
+    assert draft.confidence.tolist() == pytest.approx([0.6, 0.4, 0.15])  # each next best one has its own calibration
+    assert line.spine == [5]
 
 
 def test_fuse_keeps_to_its_nodes_by_path_probability() -> None:
