@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import ROOT
 
 Found = Mapping[str, Any]
-PAGES = ("README.md", "docs/benchmarks.md", "docs/peers.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/collaborative.md", "docs/peers.md")
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DATA = " ".join(f"--dataset-path examples/data/{name}.jsonl" for name in ("code", "math", "prose"))
 OURS = """'off={"speculative_config": {"method": "off"}}'
@@ -85,12 +85,34 @@ def overhead(found: Found) -> Iterator[str]:
         yield _row(row["system"], str(row["batch"]), str(row["temperature"]), *times, f"{row['share']:.1%}")
 
 
+def collaborative(found: Found) -> Iterator[str]:
+    """Speeds over standard collaborative decoding on all domains; then predictions beside what was measured."""
+    rows = [(name, row) for name, rows in found["settings"].items() for row in rows]
+    methods = [name for name in rows[0][1]["over_standard"] if name != "standard"]
+    yield from _head("", "batch", "T", *(f"`{name}`" for name in methods))
+    for name, row in rows:
+        if row["domain"] == "all":
+            ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row["over_standard"][method]) for method in methods]
+            yield _row(f"`{name}`", str(row["batch"]), f"{row['temperature']:g}", *ratios)
+    yield "\nOne request at a time, predicted and measured:\n"
+    kinds = (("naive", "theorem 3.1"), ("alternate", "theorem 3.6"))
+    heads = [head for kind, theorem in kinds for head in (theorem, f"`{kind}`, process", "measured")]
+    yield from _head("", "T", "domain", "α of each", "bound", *heads)
+    for name, row in rows:
+        if row["batch"] == 1 and (said := row.get("theory")):
+            values = [said[key] for kind, theorem in kinds for key in (theorem, f"{kind} process", f"{kind} measured")]
+            alphas, bound = (", ".join(f"{x:.2f}" for x in said.get(key, ())) for key in ("alpha", "bound"))
+            cells = [f"{value:.2f}" for value in values]
+            yield _row(f"`{name}`", f"{row['temperature']:g}", row["domain"], alphas, bound, *cells)
+
+
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "compare": compared,
     "servers": compared,
     "roofline": roofline,
     "llamacpp": forwards,
     "overhead": overhead,
+    "collaborative": collaborative,
 }
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.papers.sources import Found, Source
 
-COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative --sweeps --parallel")
+COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative")
+SWEEPS = Source("collaborative_sweeps", "python -m benchmarks.collaborative_sweeps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Collaborations:
 
     def theory(self, kind: str, theorem: str, temperature: float) -> tuple[str, str]:
         """What the theorem predicts for each domain, and the exact process and the measurement beside it."""
-        rows = self.rows(temperature, 1)
+        rows = [row for row in self.rows(temperature, 1) if "theory" in row]
         said = ", ".join(f"{row['domain']} {row['theory'][theorem]:.2f}×" for row in rows)
         ours = ", ".join(
             "{} {:.2f}× (process {:.2f}×)".format(
@@ -49,7 +50,7 @@ class Collaborations:
 
     def calls(self, method: str, temperature: float) -> str:
         """Calls of all models for a committed token."""
-        rows = self.rows(temperature, 1)
+        rows = [row for row in self.rows(temperature, 1) if "calls_per_token" in row]
         return ", ".join(f"{row['domain']} {sum(row['calls_per_token'][method].values()):.2f}" for row in rows)
 
     def sweep(self, value: str) -> str:

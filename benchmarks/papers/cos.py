@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.papers.collaborations import COLLABORATIVE, Collaborations
+from benchmarks.papers.collaborations import COLLABORATIVE, SWEEPS, Collaborations
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Row, Section
 from benchmarks.papers.sources import Found, Results, Source
@@ -51,7 +51,7 @@ SETTINGS = (
         "Figure 8: a small share of a small model",
         2,
         (1.0,),
-        {"naive": "", "alternate": "rises with λ"},
+        {"parallel": "", "plain": "", "naive": "", "alternate": "rises with λ"},
     ),
     Setting(
         "contrastive",
@@ -179,6 +179,7 @@ def sweeps(results: Results) -> Section:
     """Figures 4 to 6."""
     papers = {
         ("weighted-two", "lambda"): "at least 1.5× for every λ (figure 4)",
+        ("weighted-small", "lambda"): "rises with λ (figure 8)",
         ("contrastive", "mu"): "faster than standard for every μ (figure 5)",
         ("weighted-two", "gamma"): "flat, since both models cost the same (figure 6a)",
         ("contrastive", "gamma"): "rises, then falls (figure 6b)",
@@ -187,7 +188,7 @@ def sweeps(results: Results) -> Section:
         results.row(
             f"{value}, {name}",
             paper,
-            COLLABORATIVE,
+            SWEEPS,
             lambda found, name=name, value=value: Collaborations(found, name).sweep(value),
         )
         for (name, value), paper in papers.items()

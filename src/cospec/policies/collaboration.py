@@ -73,8 +73,8 @@ class Collaboration:
         self._members, self._free = tuple(members), free
         self.castings = _castings(casting, free)
         ways = [(each.proposes, each.order, each.alternate) for each in self.castings]
-        self._first = ways.index((True, casting.order, casting.alternate)) if free.lengths else 0
-        self._trials: dict[int, Trials] = {}  # by the batch size in binary places
+        first = ways.index((True, casting.order, casting.alternate)) if free.lengths else 0
+        self._trials = {1: Trials(len(self.castings), first)}  # by the batch size in binary places
         self._latest: Casting | None = None  # of the last round
         self._accepted, self._judged = [PRIOR * PRIOR_WEIGHT] * count, [PRIOR_WEIGHT] * count
         self._meters = [Meter() for _ in range(count)]
@@ -96,11 +96,7 @@ class Collaboration:
 
     @property
     def _trial(self) -> Trials:
-        places = self._batch.bit_length()
-        if places not in self._trials:
-            self._trials[places] = Trials(len(self.castings), self._first)
-            self._predicted = False
-        return self._trials[places]
+        return self._trials[self._batch.bit_length()]
 
     @property
     def alphas(self) -> tuple[float, ...]:
@@ -112,10 +108,18 @@ class Collaboration:
         """Seconds of a pass of each model over one token of each sequence of the present batch."""
         return tuple(meter.price(Call(self._batch, self._batch)) for meter in self._meters)
 
+    def serve(self, batch: int) -> None:
+        """So many sequences at once; costs, predictions and the choice are for them."""
+        begin = self._trial.best
+        self._batch = batch
+        if batch.bit_length() not in self._trials:  # what was best so far is where to begin
+            self._trials[batch.bit_length()] = Trials(len(self.castings), begin)
+            self._predicted = False
+
     def plan(self, load: Load) -> list[Budget]:
         """Room for what may stand ahead of the last committed token within a round."""
         if load.ready:
-            self._batch = len(load.ready)
+            self.serve(len(load.ready))
         longest = LONGEST if self._free.lengths else 0
         most = 2 * sum(max(longest, gamma) for gamma in self.casting.gammas) if self.casting.proposes else 0
         return [Budget(depth=most, max_nodes=most)] * len(load.ready)

@@ -14,8 +14,10 @@ from math import inf, sqrt
 TRIAL = 5  # rounds of a trial
 OPTIMISM = 0.3  # share by which a way is judged too quick before its first round; falls with the root of its rounds
 DOUBT = 2.0  # rounds that a prediction counts for beside measured ones
-IDLE, MOST = 0.998, 64.0  # what a round's evidence keeps per later round, and the rounds of evidence that are kept
-BETTER = 0.97  # of the time per token of the way in use that another has to stay below to take its place
+IDLE, MOST = 0.999, 200.0  # what a round's evidence keeps per later round, and the rounds of evidence that are kept
+WORTH = 0.95  # of the basic way's time per token that another has to stay below: batches thin out less evenly with it
+CAUTION = 0.3  # share by which a way is judged too slow when it is to take another's place; falls likewise
+TINY = 1e-12  # seconds; predictions may be 0 on a virtual clock
 OUTLIER = 3.0  # times the expected duration that a disturbed round counts as
 LOSSES, START = 0.01, 12.0  # what trials may lose: a share of all time, and rounds of the basic way to begin with
 
@@ -56,7 +58,7 @@ class Trials:
 
     def expect(self, seconds: Seq[float]) -> None:
         """Predicted seconds per token of every way; their common error is learned."""
-        self._expected = list(seconds)
+        self._expected = [max(time, TINY) for time in seconds]
 
     def ran(self, seconds: float, tokens: int, settled: bool) -> None:
         """A round took so long for so many tokens; unless ``settled``, it went on with what another way had begun."""
@@ -77,22 +79,22 @@ class Trials:
             self._choose()
 
     def _choose(self) -> None:
-        times = self._estimates()
+        times, basic = self._estimates(), self._tallies[0]
+        margins = [1 / sqrt(1 + tally.rounds) for tally in self._tallies]
+        sure = [time * (1 + CAUTION * margin) for time, margin in zip(times, margins, strict=True)]
+        hopes = [time * (1 - OPTIMISM * margin) for time, margin in zip(times, margins, strict=True)]
         measured = [way for way, tally in enumerate(self._tallies) if tally.rounds >= 1]
-        quickest = min(measured or [self._now], key=lambda way: times[way])
-        if self._best not in measured or times[quickest] < BETTER * times[self._best]:
+        quickest = min(measured or [self._now], key=lambda way: sure[way])
+        if self._best not in measured or sure[quickest] < times[self._best]:
             self._best = quickest
+        if 0 in measured and times[self._best] > WORTH * times[0]:
+            self._best = 0
         self._now, self._left = self._best, 1
-        if not self._tallies[0].rounds:
-            self._now, self._left = 0, TRIAL
-            return
-        hopes = [
-            time * (1 - OPTIMISM / sqrt(1 + tally.rounds)) for time, tally in zip(times, self._tallies, strict=True)
-        ]
         tried = min(range(len(hopes)), key=lambda way: hopes[way])
-        basic = self._tallies[0]
-        allowed = LOSSES * self._spent + START * basic.seconds / basic.rounds
-        if tried != self._best and hopes[tried] < times[self._best] and self._lost < allowed:
+        allowed = LOSSES * self._spent + START * basic.seconds / max(basic.rounds, 1.0)
+        if not basic.rounds:
+            self._now, self._left = 0, TRIAL
+        elif tried != self._best and hopes[tried] < times[self._best] and self._lost < allowed:
             self._now, self._left = tried, TRIAL
 
     def _estimates(self) -> list[float]:

@@ -37,7 +37,7 @@ def test_noise_costs_little(seed: int) -> None:
     times, trials = [1.0, 1.1, 1.2, 1.3, 1.15], Trials(5, 1)
     trials.expect(WRONG)
     play(trials, times, 300, 0.4, seed)
-    assert play(trials, times, 3000, 0.4, seed + 1) < 1.05
+    assert play(trials, times, 3000, 0.4, seed + 1) < 1.03
 
 
 def test_what_trials_lose_is_bounded() -> None:

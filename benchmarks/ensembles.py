@@ -1,0 +1,91 @@
+"""Settings and systems of the benchmarks of several models that speak as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.common import Samples, alternate, prompts
+from cospec import LLM, SamplingParams
+from cospec.policies.collaboration import Collaboration
+
+Ids = list[list[int]]
+Law = Mapping[str, Any]
+PROMPT = 192  # tokens of a prompt that are kept
+PLAIN = {"method": "draft_model", "model": "zoo:drafter"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Models and their blend."""
+
+    models: tuple[str, ...]
+    law: Law
+
+
+SETTINGS = {
+    "weighted-two": Setting(("zoo", "zoo:target-prose"), {"blend": "weighted", "weights": [0.5, 0.5]}),
+    "weighted-three": Setting(("zoo", "zoo:target-prose", "zoo:target-code"), {"blend": "weighted"}),
+    "weighted-small": Setting(("zoo", "zoo:drafter"), {"blend": "weighted", "weights": [0.7, 0.3]}),
+    "contrastive": Setting(("zoo", "zoo:drafter"), {"blend": "contrastive", "mu": 0.1}),
+}
+
+
+@dataclass
+class Writer:
+    """Writes with one engine, and counts the models' calls and the tokens."""
+
+    llm: LLM
+    calls: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+
+    def write(self, ids: Ids, chosen: SamplingParams, law: Law | None = None) -> None:
+        """All prompts at once."""
+        for output in self.llm.generate(ids, chosen, law=law):
+            self.calls.update(output.stats.model_calls)
+            self.tokens += len(output.outputs[0].token_ids)
+
+    def calls_per_token(self) -> dict[str, float]:
+        """Of each model, prompts' calls included; counts anew."""
+        found = {name: round(count / self.tokens, 3) for name, count in sorted(self.calls.items())}
+        self.calls, self.tokens = Counter(), 0
+        return found
+
+    @property
+    def caster(self) -> Collaboration:
+        """Who decides in this engine who proposes how much."""
+        found: Collaboration = self.llm.engine.round.crew.members.policy  # type: ignore[attr-defined]
+        return found
+
+
+def writer(setting: Setting, collaboration: Law, batch: int, **more: Any) -> Writer:
+    """An engine of the setting with the given way of proposing, for so many requests at once."""
+    models, law = setting.models, setting.law
+    room: dict[str, Any] = {"max_num_seqs": batch, "kv_cache_memory_bytes": 256 << 20}
+    return Writer(LLM(models=models, law=law, collaboration=collaboration, **room, **more))
+
+
+def time_writers(
+    writers: Mapping[str, Writer], work: Sequence[Ids], chosen: SamplingParams, repeats: int, law: Law | None = None
+) -> Samples:
+    """Seconds of each writer for each piece of work, alternating in random order."""
+    timed = {name: lambda ids, one=one: one.write(ids, chosen, law) for name, one in writers.items()}
+    return alternate(timed, work, repeats)
+
+
+def batches(llm: LLM, domain: str, batch: int, count: int) -> list[Ids]:
+    """``count`` groups of prompts that run at once."""
+    ids = [llm.encode(text)[:PROMPT] for text in prompts(domain, count * batch)]
+    return [ids[start : start + batch] for start in range(0, len(ids), batch)]
+
+
+def params(temperature: float, tokens: int) -> SamplingParams:
+    """To a fixed length; without a seed, so that sampled proposals are judged by their probabilities."""
+    return SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
+
+
+def rounded(ratio: Sequence[float]) -> list[float]:
+    """A ratio and its interval."""
+    return [round(value, 2) for value in ratio]
