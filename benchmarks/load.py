@@ -1,9 +1,10 @@
 """Does speculation ever slow a loaded engine down: latency by request rate, ``auto`` against off and fixed lengths.
 
-Run ``python -m benchmarks.load``. Requests of three domains come at Poisson times. At every rate each configuration
-serves the same requests at the same times, one configuration after the other in a new order, each in an engine of its
-own that stays warm. Latency counts from when a request was due, as a user sees it, so a queue shows. Beside the figures
-it writes the plot of SmartSpec's figure 11 for these models.
+Run ``python -m benchmarks.load``. Requests of three domains come at Poisson times. At every rate all configurations
+serve the same requests at the same times, in short turns: one configuration after the other in a new order each turn,
+so that a machine which is slower for a minute is slower for all of them. Each has an engine of its own that stays warm.
+Latency counts from when a request was due, as a user sees it, so a queue shows. Ratios are of what the same requests
+took, their intervals from drawing turns again. Beside the figures it writes the plot of SmartSpec's figure 11.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -30,6 +31,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "off": {"method": "off"},
     **{f"k={k}": {"method": "draft_model", "model": "zoo:drafter", "num_speculative_tokens": k} for k in (1, 3, 5)},
 }
+MEASURES: Mapping[str, Callable[[Any], Any]] = {"mean": np.mean, "p99": lambda x: np.quantile(x, 0.99)}
 _numbers = count()
 
 
@@ -74,25 +76,37 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
     return [ends[id] - job.due for id, job in zip(ids, jobs, strict=True)]
 
 
-def figures(latencies: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+Turns = Mapping[str, Sequence[Sequence[float]]]
+"""Latencies by configuration and turn; requests of one place are the same ones."""
+
+
+def figures(turns: Turns) -> dict[str, dict[str, float]]:
     """Mean and p99 by configuration, in seconds."""
     return {
-        name: {"mean": float(np.mean(values)), "p99": float(np.quantile(values, 0.99))}
-        for name, values in latencies.items()
+        name: {each: float(measure(np.concatenate(found))) for each, measure in MEASURES.items()}
+        for name, found in turns.items()
     }
 
 
-def against_best(latencies: Mapping[str, Sequence[float]], statistic: str, seed: int = 0) -> dict[str, float | str]:
-    """``auto`` over the best of the others, with a 95% interval from resampling the requests in pairs."""
-    measure = {"mean": lambda x: x.mean(-1), "p99": lambda x: np.quantile(x, 0.99, axis=-1)}[statistic]
-    arrays = {name: np.array(values) for name, values in latencies.items()}
-    others = {name: float(measure(values)) for name, values in arrays.items() if name != "auto"}
-    best = min(others, key=lambda name: others[name])
-    draws = np.random.default_rng(seed).integers(0, len(arrays["auto"]), (1000, len(arrays["auto"])))
-    ratios = measure(arrays["auto"][draws]) / measure(arrays[best][draws])
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    value = float(measure(arrays["auto"])) / others[best]
-    return {"best": best, "ratio": value, "low": float(low), "high": float(high)}
+def ratio(turns: Turns, other: str, statistic: str, seed: int = 0) -> dict[str, float]:
+    """``auto`` over another configuration, with a 95% interval from drawing turns, and requests in them, again."""
+    ours, theirs = ([np.array(turn) for turn in turns[name]] for name in ("auto", other))
+    generator, found = np.random.default_rng(seed), []
+    for _ in range(1000):
+        chosen = generator.integers(0, len(ours), len(ours))
+        places = [generator.integers(0, len(ours[turn]), len(ours[turn])) for turn in chosen]
+        pair = (np.concatenate([x[t][at] for t, at in zip(chosen, places, strict=True)]) for x in (ours, theirs))
+        found.append(MEASURES[statistic](next(pair)) / MEASURES[statistic](next(pair)))
+    low, high = np.quantile(found, [0.025, 0.975])
+    whole = [float(MEASURES[statistic](np.concatenate(x))) for x in (ours, theirs)]
+    return {"ratio": whole[0] / whole[1], "low": float(low), "high": float(high)}
+
+
+def against_best(turns: Turns, statistic: str) -> dict[str, float | str]:
+    """``auto`` over the best of the others, see ``ratio``."""
+    values = {name: MEASURES[statistic](np.concatenate(found)) for name, found in turns.items() if name != "auto"}
+    best = min(values, key=lambda name: float(values[name]))
+    return {"best": best, **ratio(turns, best, statistic)}
 
 
 def plot(rows: Sequence[Mapping[str, Any]], name: str) -> None:
@@ -115,16 +129,16 @@ def plot(rows: Sequence[Mapping[str, Any]], name: str) -> None:
         axis.grid(alpha=0.3)
     axes[0].legend()
     figure.tight_layout()
-    figure.savefig(ROOT / "benchmarks" / "results" / f"{name}.png", dpi=110)
+    figure.savefig(ROOT / "docs" / "images" / f"{name}.png", dpi=110)
 
 
 def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rates", type=float, nargs="+", default=[1, 2, 4, 8, 16, 24, 32, 40, 56])
-    parser.add_argument("--seconds", type=float, default=6.0, help="of arrivals in one run")
-    parser.add_argument("--fewest", type=int, default=24, help="requests in one run")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1, 2, 4, 6, 8, 12, 16, 24, 32])
+    parser.add_argument("--seconds", type=float, default=2.5, help="of arrivals in one turn")
+    parser.add_argument("--fewest", type=int, default=5, help="requests in one turn")
+    parser.add_argument("--turns", type=int, default=4, help="of every configuration at every rate")
     parser.add_argument("--tokens", type=int, default=64, help="mean length of an output")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--name", default="load")
@@ -136,21 +150,33 @@ def main() -> None:
     ]
     for llm in llms.values():
         serve(llm.engine, poisson(8, 24, texts, options.tokens, 99), options.temperature)  # warm, and learnt a little
-    shuffler, rows = random.Random(0), []
-    for rate in options.rates:
-        latencies: dict[str, list[float]] = {name: [] for name in CONFIGS}
-        for repeat in range(options.repeats):
-            jobs = poisson(rate, max(options.fewest, int(rate * options.seconds)), texts, options.tokens, repeat)
+    shuffler = random.Random(0)
+    found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in CONFIGS} for rate in options.rates}
+    for turn in range(options.turns):
+        for rate, turns in found.items():
+            jobs = poisson(rate, max(options.fewest, int(rate * options.seconds)), texts, options.tokens, turn)
             for name in shuffler.sample(list(CONFIGS), len(CONFIGS)):
-                latencies[name] += serve(llms[name].engine, jobs, options.temperature)
-        row = {
-            "rate": rate,
-            "requests": len(latencies["auto"]),
-            "latency": figures(latencies),
-            "auto_over_best": {statistic: against_best(latencies, statistic) for statistic in ("mean", "p99")},
-        }
-        rows.append(row)
-        print(f"{rate:g} requests/s:", {name: round(f["mean"], 4) for name, f in row["latency"].items()}, flush=True)
+                turns[name].append(serve(llms[name].engine, jobs, options.temperature))
+        print(f"turn {turn + 1} of {options.turns}", flush=True)
+    rows = [row_of(rate, turns) for rate, turns in found.items()]
+    show(rows)
+    print("written to", write(options.name, {"options": vars(options), "rows": rows}))
+    plot(rows, options.name)
+
+
+def row_of(rate: float, turns: Turns) -> dict[str, Any]:
+    """All figures of one rate."""
+    return {
+        "rate": rate,
+        "requests": sum(map(len, turns["auto"])),
+        "latency": figures(turns),
+        "auto_over_best": {statistic: against_best(turns, statistic) for statistic in MEASURES},
+        "auto_over_off": {statistic: ratio(turns, "off", statistic) for statistic in MEASURES},
+    }
+
+
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a row for each rate."""
     table = Table("requests/s", *(f"{name} mean / p99 ms" for name in CONFIGS), "auto / best: mean", "p99")
     for row in rows:
         cells = [f"{1e3 * f['mean']:.0f} / {1e3 * f['p99']:.0f}" for f in row["latency"].values()]
@@ -159,8 +185,6 @@ def main() -> None:
         ]
         table.add_row(f"{row['rate']:g}", *cells, *ratios)
     Console(width=200).print(table)
-    print("written to", write(options.name, {"options": vars(options), "rows": rows}))
-    plot(rows, options.name)
 
 
 if __name__ == "__main__":

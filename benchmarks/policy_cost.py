@@ -103,9 +103,10 @@ def measured(step: int, budgets: list[Budget]) -> RoundStats:
     n, proposed, depth = len(budgets), sum(b.max_nodes for b in budgets), max(b.depth for b in budgets)
     assert COSTS.target is not None and COSTS.draft is not None
     target = COSTS.target.seconds(200 * n, n + proposed, n)
-    draft = depth * COSTS.draft.seconds(200 * n, proposed / depth, n) if depth else 0.0
+    drafts = sum(b.depth > 0 for b in budgets)
+    draft = COSTS.draft.seconds(200 * n, proposed / depth, drafts, depth) if depth else 0.0
     times = RoundTimes(draft, target)
-    return RoundStats(step, n, n + proposed, 200 * n, depth, proposed, 0, n, times, draft + target)
+    return RoundStats(step, n, n + proposed, 200 * n, depth, proposed, 0, n, times, draft + target, drafts)
 
 
 if __name__ == "__main__":

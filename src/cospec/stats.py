@@ -72,6 +72,7 @@ class RoundStats:
         batched_tokens: tokens that the target computed, drafts included.
         context_tokens: tokens that stood in the target's cache for the round's sequences before it.
         depth: the longest draft, in tokens: how often the drafter stepped.
+        drafts: how many sequences had one.
     """
 
     step: int
@@ -84,3 +85,4 @@ class RoundStats:
     committed: int
     times: RoundTimes
     total: float
+    drafts: int = 0

@@ -13,7 +13,7 @@ from cospec.policies.menu import tree_tokens
 from cospec.policies.round_cost import Costs
 from cospec.protocols import Policy
 from cospec.stats import RoundStats, RoundTimes
-from cospec.types import Budget, Commit, Load, Request, Sequence
+from cospec.types import Budget, Commit, Load, Offer, Request, Sequence
 
 # About a target of 22M parameters and its drafter on two cores, and an accelerator's flat start.
 CPU = Costs(ForwardCost(1e-7, (3e-5, 1.6e-4), (24,), 1e-5, 1.2e-3), ForwardCost(1e-8, (1.5e-5,), (), 0, 2e-4))
@@ -39,6 +39,7 @@ class World:
     seed: int = 0
     noise: float = 0.0  # standard deviation of the log of measured times
     catching_up: int = 0
+    offer: Offer = Offer()
     lengths: list[list[int]] = field(default_factory=list)  # chosen, by round
     tokens: float = 0.0
     seconds: float = 0.0
@@ -84,13 +85,26 @@ class World:
         draft = 0.0
         if depth:
             width = proposed / depth
-            draft = depth * self.costs.draft.seconds(context / n * width, width, width)
+            drafts = sum(budget.depth > 0 for budget in budgets)
+            passes, width = (1, proposed) if self.offer.at_once else (depth, width)
+            draft = self.costs.draft.seconds(context / n * width, width, drafts, passes)
+            draft *= not self.offer.free
             draft *= np.exp(self.noise * chance.standard_normal())
         committed = sum(len(commit.tokens) for commit in commits)
         accepted = sum(len(commit.path) for commit in commits)
         total = draft + target + 1e-5 * (n + 1)
         return RoundStats(
-            step, n, tokens, context, depth, proposed, accepted, committed, RoundTimes(draft, target), total
+            step,
+            n,
+            tokens,
+            context,
+            depth,
+            proposed,
+            accepted,
+            committed,
+            RoundTimes(draft, target),
+            total,
+            sum(budget.depth > 0 for budget in budgets),
         )
 
 

@@ -183,6 +183,7 @@ class Engine:
             committed=committed,
             times=self.round.times,
             total=seconds,
+            drafts=sum(1 for commit in commits if commit.drafted),
         )
         self.scheduler.policy.observe(stats, commits)
         self.counters.observe(outcomes, commits, stats)

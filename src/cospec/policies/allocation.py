@@ -107,7 +107,12 @@ def _order(steps: Steps, given: Round, goodput: float) -> Ints:
     that a token can cost, is in no best choice.
     """
     slope = float(np.diff(given.verified[:2]).sum()) if len(given.verified) > 1 else 0.0
+    gained = np.cumsum(steps.gains, axis=1)
+    together = gained / (np.cumsum(steps.costs + steps.sizes * slope, axis=1) + 1e-12)
     worth = steps.gains / (steps.costs + steps.sizes * slope + 1e-12)
+    # A draft's first step bears what it takes to begin one, so the first steps are worth what they are together.
+    best = together.argmax(axis=1)[:, None]
+    worth = np.where(np.arange(worth.shape[1]) <= best, np.take_along_axis(together, best, 1), worth)
     np.minimum.accumulate(worth, axis=1, out=worth)
     flat = worth.ravel()
     least = float(np.diff(given.verified).min()) if len(given.verified) > 1 else 0.0

@@ -42,7 +42,7 @@ class ForwardCost:
         context: per token that stands in the cache, α_M.
         slopes: per token computed, γ_M, one for each piece between the knees.
         knees: numbers of tokens where the slope changes, rising.
-        sequence: per sequence.
+        sequence: per sequence of a call, however many passes it makes.
         fixed: of every pass, δ_M.
         start: of every call, where one call makes several passes, as a drafter does for all of a draft.
     """
@@ -63,13 +63,13 @@ class ForwardCost:
             seconds, start = seconds + slope * (end - start), end
         return seconds
 
-    def each(self, context: float, tokens: float, sequences: float) -> float:
-        """Of a pass over ``tokens`` of ``sequences`` that have ``context`` tokens in the cache."""
-        return self.context * context + self.tokens(tokens) + self.sequence * sequences + self.fixed
+    def each(self, context: float, tokens: float) -> float:
+        """Of a pass over ``tokens``, whose sequences have ``context`` tokens in the cache."""
+        return self.context * context + self.tokens(tokens) + self.fixed
 
     def seconds(self, context: float, tokens: float, sequences: float, passes: float = 1.0) -> float:
         """Of a call that makes so many passes alike."""
-        return self.start + passes * self.each(context, tokens, sequences)
+        return self.start + self.sequence * sequences + passes * self.each(context, tokens)
 
     def table(self, most: int) -> Floats:
         """``[most + 1]``: ``tokens(n)`` for n from 0 on."""
@@ -98,6 +98,16 @@ class ForwardCost:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def coefficients(self) -> Floats:
+        """``[J]``, in the order of ``columns``."""
+        return np.array([self.context, *self.slopes, self.sequence, self.fixed, self.start])
+
+    def with_coefficients(self, values: Seq[float]) -> ForwardCost:
+        """The same knees with other ``coefficients``."""
+        context, *slopes, sequence, fixed, start = map(float, values)
+        return ForwardCost(context, tuple(slopes), self.knees, sequence, fixed, start)
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> ForwardCost:
@@ -130,6 +140,13 @@ def fit(samples: Seq[Sample], knees: Seq[float] | None = None) -> ForwardCost:
     return best
 
 
+def columns(data: Floats, knees: Seq[float]) -> Floats:
+    """``[S, J]``: what each coefficient is multiplied by; ``data [S, 5]`` are samples."""
+    context, tokens, sequences, _, passes = data.T
+    pieces = _pieces(tokens, knees) * passes[:, None]
+    return np.column_stack([context * passes, pieces, sequences, passes, np.ones(len(data))])
+
+
 def _pieces(tokens: Floats, knees: Seq[float]) -> Floats:
     """``[S, len(knees) + 1]``: how many of each row's tokens lie in each piece."""
     edges = np.array([0.0, *knees, np.inf])
@@ -138,14 +155,10 @@ def _pieces(tokens: Floats, knees: Seq[float]) -> Floats:
 
 def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardCost, float]:
     """The fit with given knees, and its residual: the root mean square of relative errors."""
-    columns = np.column_stack([data[:, 0], _pieces(data[:, 1], knees), data[:, 2], np.ones(len(data))]) * data[:, 4:5]
-    several = np.ptp(data[:, 4]) > 0  # otherwise a call and its passes cannot be told apart
-    columns = np.column_stack([columns, np.full(len(data), float(several))])
-    weighted = columns / data[:, 3:4]
+    weighted = columns(data, knees) / data[:, 3:4]
+    if np.ptp(data[:, 4]) == 0:
+        weighted[:, -1] = 0.0  # a call and its passes cannot be told apart
     size = np.maximum(np.abs(weighted).max(axis=0), 1e-30)  # columns of one size, for the solver's sake
     found, residual = nnls(weighted / size, np.ones(len(data)))
-    context, *slopes, sequence, fixed, start = (float(x) for x in found / size)
-    cost = ForwardCost(
-        context, tuple(slopes), tuple(float(knee) for knee in knees), sequence, fixed, start if several else 0.0
-    )
-    return cost, float(residual) / len(data) ** 0.5
+    shape = ForwardCost(slopes=(0.0,) * (len(knees) + 1), knees=tuple(float(knee) for knee in knees))
+    return shape.with_coefficients(found / size), float(residual) / len(data) ** 0.5

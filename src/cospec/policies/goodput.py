@@ -33,10 +33,10 @@ Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.03  # root mean square change of the rates that makes a decision old
-DECIDING = 0.01  # share of the time that decisions may take
+DECIDING = 0.008  # share of the time that learning and deciding may take
 SUDDEN = 1.5  # times as many sequences, or as few: decided anew whatever that takes
-SOON = 4  # rounds, where little is known of the drafters at work
-KEEP = 32  # rounds that a decision is kept at most
+SOON = 4  # rounds between two looks at what was observed
+KEEP = 32  # rounds that a decision is kept at most, and that are noted before they are learned from
 
 
 class GoodputOptions(Options):
@@ -84,7 +84,8 @@ class Goodput:
         self._given: dict[str, Budget] = {}
         self._choice: Choice | None = None
         self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
-        self._age = 0
+        self._age = self._unread = 0  # rounds since the decision, and since what was observed was learned from
+        self._seen: list[tuple[RoundStats, Seq[Commit], Mapping[str, Budget]]] = []
         self._clock = setting.clock or (lambda: 0.0)
         self._allowance = 0.0  # seconds that may go into deciding; below 0 they are owed
 
@@ -98,14 +99,18 @@ class Goodput:
         if not load.ready:
             return []
         ids = [sequence.request.id for sequence in load.ready]
-        changed, before = ids != self._ids, len(self._rates)
+        changed, before = ids != self._ids, len(self._ids)
         self._age += 1
+        self._unread += 1
         self.residents.tick()
-        sudden = not before or not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
-        if sudden or (self._allowance >= 0 and (changed or self._age > KEEP or self._is_old(load))):
+        sudden = changed and not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
+        due = changed or self._unread >= SOON or self._is_other(load)
+        if sudden or (due and self._allowance >= 0):
             began = self._clock()
-            self._ids = ids
-            self._decide(self.acceptance.rates(ids), load)
+            self.learn()
+            if changed or self._age > KEEP or self._is_old(load):
+                self._ids = ids
+                self._decide(self.acceptance.rates(ids), load)
             self._allowance = min(self._allowance, 0.0) - (self._clock() - began)
         elif changed:
             self._carry_over(ids, load)
@@ -116,20 +121,25 @@ class Goodput:
         return drafts
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
-        """Judgements to the rates, times to the costs."""
-        self.acceptance.observe(commits, self._given)
-        if self.members.most > 1:
-            self.members.observe(commits, self._given)
-        self.cost.observe(stats)
-        self.probes.accrue(stats.total)
+        """Only note the round, so that it costs next to nothing: ``learn`` is called when a decision may be due."""
+        self._seen.append((stats, commits, self._given))
         self._allowance += DECIDING * stats.total
-        for commit in commits:
-            if commit.finish is not None:
-                self.residents.forget(commit.id)
-                self._given.pop(commit.id, None)
+        if len(self._seen) >= KEEP:
+            self.learn()
+
+    def learn(self) -> None:
+        """Judgements of the rounds that were observed to the rates, times to the costs."""
+        seen, self._seen, self._unread = self._seen, [], 0
+        for stats, commits, given in seen:
+            self.acceptance.observe(commits, given)
+            if self.members.most > 1:
+                self.members.observe(commits, given)
+            self.cost.observe(stats, fed=self.residents.observe(commits))
+            self.probes.accrue(stats.total)
 
     def gauges(self) -> Mapping[str, float]:
         """The latest decision and how well the time model predicts."""
+        self.learn()
         length = sum(budget.depth for budget in self._budgets) / max(1, len(self._budgets))
         expected = self._choice.goodput if self._choice else 0.0
         rate = self.acceptance.everybody
@@ -143,9 +153,13 @@ class Goodput:
         target = self.cost.target
         return (self._choice.goodput if self._choice else 0.0) * (target.tokens(tokens + 1) - target.tokens(tokens))
 
+    def _is_other(self, load: Load) -> bool:
+        """Whether the round has other known tokens to compute than the decision was made for."""
+        others = self._made[1]
+        return abs(load.catching_up - others) > 16 + others // 8
+
     def _is_old(self, load: Load) -> bool:
-        costs, others = self._made
-        if costs != self.cost.changed or abs(load.catching_up - others) > 16 + others // 8:
+        if self._made[0] != self.cost.changed or self._is_other(load):
             return True
         moved = self.acceptance.rates(self._ids) - self._rates
         return float(moved @ moved) > len(moved) * DRIFT**2

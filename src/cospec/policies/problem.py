@@ -16,8 +16,6 @@ from cospec.types import Budget, Load
 
 Solve = Callable[[Steps, Round], Choice]
 
-SPREAD = 3  # steps that the cost of catching up is spread over, so that menus keep bringing less with each
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -55,7 +53,7 @@ class Problem:
         self._table = np.zeros(0)
         self._of: ForwardCost | None = None
 
-    def situation(self, load: Load, lengths: Seq[int], backlog: Ints | None) -> Situation:
+    def situation(self, load: Load, lengths: Seq[int], backlog: Floats | None) -> Situation:
         """What the load leaves for drafts; M_max is the room in the cache."""
         n = len(lengths)
         room = min(load.tokens - n - load.catching_up, load.room - n - load.catching_up)
@@ -92,9 +90,10 @@ class Problem:
         """What each sequence may take."""
         gains, sizes = self.menu.gains[rows], self.menu.sizes[rows]
         costs = np.asarray(sizes * self.token_cost(situation), dtype=np.float64)
+        if not self.cost.offer.free:
+            costs[:, :1] += self.cost.draft.sequence
         if situation.backlog is not None:
-            width = min(SPREAD, costs.shape[1])
-            costs[:, :width] += (situation.backlog / width)[:, None]
+            costs[:, :1] += situation.backlog[:, None]
         return Steps(gains, sizes, self.menu.depths[rows], costs)
 
     def round(self, situation: Situation) -> Round:
@@ -109,7 +108,9 @@ class Problem:
             self._table, self._of = target.table(2 * (base + most)), target
         others = float(self._table[base] - self._table[n])
         verified = self._table[base : base + min(most, situation.room) + 1] - others
-        seconds = target.fixed + target.context * situation.context * n + target.sequence * n + self.cost.rest(n)
+        rest, context = self.cost.rest, target.context * situation.context * n
+        verified = verified + rest.slopes[0] * np.arange(len(verified))
+        seconds = target.start + target.fixed + context + target.sequence * n + rest.seconds(0.0, 0.0, n)
         deepest = int(self.menu.depths.max())
         per_level = 0.0 if offer.free else self.cost.draft.fixed
         levels = np.asarray(np.arange(deepest + 1) * per_level, dtype=np.float64)
@@ -120,7 +121,7 @@ class Problem:
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
         return Round(n, seconds, verified, levels, limit, self.cost.overlap)
 
-    def feeding(self, tokens: Ints) -> Floats:
+    def feeding(self, tokens: Floats | Ints) -> Floats:
         """``[n]``: seconds of feeding the drafter so many tokens of each sequence."""
         each = 0.0 if self.cost.offer.free else self.cost.draft.slopes[-1]
         return np.asarray(tokens * each, dtype=np.float64)
@@ -132,4 +133,4 @@ class Problem:
             return 0.0
         if offer.at_once:
             return draft.tokens(n) / n
-        return draft.context * situation.context + draft.tokens(n) / n + draft.sequence
+        return draft.context * situation.context + draft.tokens(n) / n

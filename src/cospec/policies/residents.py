@@ -7,16 +7,18 @@ pays for the whole of its text again, it is drafted for again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cospec.policies.allocation import Ints
-from cospec.types import Budget, Sequence
+from cospec.policies.allocation import Floats, Ints
+from cospec.types import Budget, Commit, Sequence
 
 KEPT = 0.95  # weight of the past in the share of rounds without a draft, per round
 BEARING = 64  # a cost that serves many rounds is charged to so many of them at most
+PER_ROUND = 2.0  # tokens that a sequence with drafts is taken to gain in a round
 USUAL = 16  # tokens behind that any drafted sequence may be; catching up with them is part of a step
 
 
@@ -40,9 +42,9 @@ class Residents:
         """A round goes by with the latest budgets."""
         self._round += 1
 
-    def backlog(self, sequences: Seq[Sequence], lengths: Seq[int]) -> Ints:
+    def backlog(self, sequences: Seq[Sequence], lengths: Seq[int]) -> Floats:
         """``[n]``: tokens to feed before each can be drafted for, as far as this round should bear them."""
-        return np.array([self._owed(s, n) for s, n in zip(sequences, lengths, strict=True)], dtype=np.int64)
+        return np.array([self._owed(s, n) for s, n in zip(sequences, lengths, strict=True)])
 
     def behind(self, sequences: Seq[Sequence]) -> Ints:
         """``[n]``: tokens of each that the drafter has not been fed."""
@@ -59,22 +61,29 @@ class Residents:
             weight = KEPT ** (self._round - one.round)
             one.idle = one.idle * weight + (0.0 if one.drafted else 1.0 - weight)
             one.round, one.drafted = self._round, found[place].depth > 0
-            if one.drafted:
-                one.fed = lengths[place]
-            elif one.fed and one.idle > self._above:
+            if not one.drafted and one.fed and one.idle > self._above:
                 one.fed = 0
                 found[place] = replace(found[place], release=True)
         return found
 
-    def forget(self, id: str) -> None:
-        """A sequence is gone."""
-        self._all.pop(id, None)
+    def observe(self, commits: Seq[Commit]) -> bool:
+        """Note what a round fed to the drafter; True where that was much for some sequence."""
+        much = False
+        for commit in commits:
+            one = self._all.get(commit.id)
+            if one is not None:
+                if commit.drafted:
+                    much |= commit.base_len - one.fed > USUAL
+                    one.fed = commit.base_len + len(commit.path)
+                if commit.finish is not None:
+                    del self._all[commit.id]
+        return much
 
-    def _owed(self, sequence: Sequence, length: int) -> int:
+    def _owed(self, sequence: Sequence, length: int) -> float:
         one = self._all.get(sequence.request.id)
         behind = length - one.fed if one is not None else length
         if behind <= USUAL:
-            return 0
+            return 0.0
         most = sequence.request.sampling.max_tokens
-        left = BEARING if most is None else most - length + len(sequence.request.prompt)
-        return behind // max(1, min(BEARING, left))
+        left = math.inf if most is None else most - length + len(sequence.request.prompt)
+        return behind / max(1.0, min(BEARING, left / PER_ROUND))

@@ -1,32 +1,34 @@
 """What a round takes, corrected while rounds are measured (SmartSpec section 4.3, equations 4 to 7).
 
-T_round = T_draft + T_target + rest, or max(T_draft, T_target) + rest where the rounds show that the two overlap. A
-measured fit says how the parts grow; a factor for each part follows the machine's present speed. A fit that stays wrong
-by more than a fifth is made anew from the latest rounds.
+T_round = T_draft + T_target + rest, or max(T_draft, T_target) + rest where the rounds show that the two overlap. Each
+part is a fit that follows the rounds. One that stays wrong by more than a fifth is made anew from the latest of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from statistics import median
 
-from cospec.policies.cost import ForwardCost, Sample, fit
+import numpy as np
+
+from cospec.policies.cost import Floats, ForwardCost
+from cospec.policies.tracking import Tracked
 from cospec.stats import RoundStats
 from cospec.types import Offer
 
 # Shapes to begin with where nobody measured: a target that reads its weights once, and a drafter an eighth of it. The
-# factors bring them to the machine's speed within some rounds, a refit to its shape.
+# rounds bring them to the machine's speed, a refit to its shape.
 UNMEASURED_TARGET = ForwardCost(context=1e-7, slopes=(1e-4,), sequence=1e-4, fixed=5e-3)
 UNMEASURED_DRAFT = UNMEASURED_TARGET.scaled(1 / 8)
+UNMEASURED_REST = ForwardCost(slopes=(1e-6,), sequence=2e-5, fixed=4e-5)  # tokens are draft tokens
 
-FOLLOW = 0.05  # share of a new measurement in each factor
-WINDOW = 96  # rounds that errors are judged over and refits are made from
-PATIENCE = 32  # rounds between two looks at the errors
+FOLLOW = 0.05  # share of a round in what is known of overlap
+PATIENCE = 32  # rounds between two looks at the errors, and rounds that are kept before they are learned from
+LOOKS = 9  # latest predictions that the error is taken of
 TOLERATED = 0.2  # median relative error
-ANCHOR = 8  # points of the old fit that a refit keeps, for what the latest rounds do not show
+CHANGED = 0.03  # relative change of a typical round that makes plans old
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Costs:
 
 
 class RoundCost:
-    """Predicts rounds and learns from them. Cheap: it is asked and told every round."""
+    """Predicts rounds and learns from them. A round is only noted when it is observed; ``learn`` does the rest."""
 
     def __init__(self, costs: Costs, offer: Offer = Offer()) -> None:
         self.offer = offer
@@ -46,13 +48,16 @@ class RoundCost:
         self.changed = 0  # goes up when the costs moved enough that plans made with them are old
         self.error = 0.0  # median over the window
         self.predicted = 0.0  # seconds of the latest round
-        self._target = _Part(costs.target or UNMEASURED_TARGET)
+        self._target = Tracked(costs.target or UNMEASURED_TARGET)
+        self.rest = UNMEASURED_REST  # of a round outside of drafting and verification
+        self._outside = 1.0  # as many times as long as unmeasured
         whole, self.drafters = costs.draft or UNMEASURED_DRAFT, offer.members
-        self._drafts = [_Part(whole.scaled(max(1, m) / offer.members)) for m in range(offer.members + 1)]
-        self._rest = 0.0  # seconds per sequence and round outside of both
+        self._drafts = [Tracked(whole.scaled(max(1, m) / offer.members)) for m in range(offer.members + 1)]
         self._hidden = 0.0  # share of the shorter of both that passes beside the longer one
-        self._errors: deque[float] = deque(maxlen=WINDOW)
+        self._errors: deque[float] = deque(maxlen=LOOKS)
+        self._seen: list[tuple[RoundStats, bool, int]] = []  # with the drafters at work
         self._rounds = 0
+        self._usual = (0.0, 0.0)  # a typical round by the costs that the latest plans were made with
 
     @property
     def target(self) -> ForwardCost:
@@ -69,47 +74,78 @@ class RoundCost:
         """Whether drafting and verification go on at the same time."""
         return self._hidden > 0.5
 
-    def rest(self, sequences: int) -> float:
-        """Seconds of a round outside of drafting and verification."""
-        return self._rest * (sequences + 1)
-
-    def drafting(self, depth: float, tokens: float, context: float) -> float:
-        """Seconds for ``tokens`` drafted in ``depth`` steps, each over ``context`` tokens of cache."""
+    def drafting(self, depth: float, tokens: float, context: float, drafts: float) -> float:
+        """Seconds for ``tokens`` of so many ``drafts``, made in ``depth`` steps over ``context`` tokens of cache."""
         if self.offer.free or depth <= 0:
             return 0.0
         if self.offer.at_once:
-            return self.draft.start + self.draft.fixed + self.draft.tokens(tokens)
-        return self.draft.seconds(context, tokens / depth, tokens / depth, depth)
+            return self.draft.seconds(0.0, tokens, drafts)
+        return self.draft.seconds(context, tokens / depth, drafts, depth)
 
-    def observe(self, stats: RoundStats) -> None:
-        """Learn from a measured round."""
-        times = stats.times
+    def predict(self, stats: RoundStats) -> float:
+        """Seconds of a round like ``stats``, whatever it took."""
         target = self.target.seconds(stats.context_tokens, stats.batched_tokens, stats.sequences)
-        draft = self.drafting(stats.depth, stats.proposed, stats.context_tokens) if stats.depth else 0.0
-        rest = self.rest(stats.sequences)
-        self.predicted = (max(draft, target) if self.overlap else draft + target) + rest
-        if stats.total > 0:
-            self._errors.append(abs(self.predicted - stats.total) / stats.total)
-        moved = self._target.follow(
-            Sample(stats.context_tokens, stats.batched_tokens, stats.sequences, times.target), target
-        )
-        if stats.depth and not self.offer.free:
-            width = stats.proposed / stats.depth
-            proposal = Sample(stats.context_tokens, width, width, times.draft, stats.depth)
-            moved |= self._drafts[self.drafters].follow(proposal, draft)
-        shorter = min(times.draft, times.target)
-        if shorter > 0:
-            hidden = min(1.0, max(0.0, (times.draft + times.target - stats.total) / shorter))
-            self._hidden += FOLLOW * (hidden - self._hidden)
-        spent = max(times.draft, times.target) if self.overlap else times.draft + times.target
-        self._rest += FOLLOW * (max(0.0, stats.total - spent) / (stats.sequences + 1) - self._rest)
-        self.changed += moved
-        self._rounds += 1
-        if self._rounds % PATIENCE == 0:
+        draft = self.drafting(stats.depth, stats.proposed, stats.context_tokens, stats.drafts)
+        rest = self.rest.seconds(0.0, stats.proposed, stats.sequences)
+        return (max(draft, target) if self.overlap else draft + target) + rest
+
+    def observe(self, stats: RoundStats, fed: bool = False) -> None:
+        """A measured round; ``fed``: the drafter was given texts that were new to it, which is no part of a step."""
+        self._seen.append((stats, fed, self.drafters))
+        if len(self._seen) >= PATIENCE:
+            self.learn()
+
+    def learn(self) -> None:
+        """Learn from the rounds that were observed."""
+        if not self._seen:
+            return
+        seen, self._seen = self._seen, []
+        last = seen[-1][0]
+        self.predicted = self.predict(last)  # before anything is learned from it
+        if last.total > 0:
+            self._errors.append(abs(self.predicted - last.total) / last.total)
+        rounds = np.array([_row(*each) for each in seen], dtype=np.float64)
+        self._follow_rest(rounds)
+        context, tokens, sequences, depth, proposed, drafts, draft, target, _, fed, members = rounds.T
+        self._target.follow(np.stack([context, tokens, sequences, target, np.ones(len(seen))], 1)[target > 0])
+        drafted = (depth > 0) & (fed == 0) & (draft > 0)
+        if drafted.any() and not self.offer.free:
+            passes = np.ones(len(seen)) if self.offer.at_once else np.maximum(depth, 1.0)
+            known = context * (not self.offer.at_once)
+            proposals = np.stack([known, proposed / passes, drafts, draft, passes], 1)
+            for m in set(members[drafted].tolist()):
+                self._drafts[int(m)].follow(proposals[drafted & (members == m)])
+        self._compare(last)
+        before, self._rounds = self._rounds, self._rounds + len(seen)
+        if before // PATIENCE != self._rounds // PATIENCE:
             self._judge()
+
+    def _follow_rest(self, rounds: Floats) -> None:
+        """How far drafting and verification overlap, and how long everything else takes."""
+        _, _, sequences, _, proposed, _, draft, target, total, *_ = rounds.T
+        shorter, keep = np.minimum(draft, target), (1.0 - FOLLOW) ** len(rounds)
+        if (shorter > 0).any():
+            hidden = np.clip((draft + target - total)[shorter > 0] / shorter[shorter > 0], 0.0, 1.0)
+            keep_hidden = (1.0 - FOLLOW) ** len(hidden)
+            self._hidden += (1.0 - keep_hidden) * (float(hidden.mean()) - self._hidden)
+        spent = np.maximum(draft, target) if self.overlap else draft + target
+        usual = sum(UNMEASURED_REST.seconds(0.0, m, n) for n, m in zip(sequences, proposed, strict=True))
+        factor = max(0.0, float((total - spent).sum())) / usual
+        self._outside += (1.0 - keep) * (factor - self._outside)
+        self.rest = UNMEASURED_REST.scaled(self._outside)
+
+    def _compare(self, last: RoundStats) -> None:
+        """Whether a round like the last one costs so much more or less than it did that plans are old."""
+        usual = (
+            self.target.seconds(last.context_tokens, last.batched_tokens, last.sequences),
+            self.draft.seconds(0, 1, 1),
+        )
+        if any(abs(now - before) > CHANGED * before for now, before in zip(usual, self._usual, strict=True)):
+            self.changed, self._usual = self.changed + 1, usual
 
     def gauges(self) -> Mapping[str, float]:
         """For the metrics."""
+        self.learn()
         return {
             "predicted_round_seconds": self.predicted,
             "prediction_error": self.error,
@@ -118,7 +154,7 @@ class RoundCost:
 
     def _judge(self) -> None:
         self.error = median(self._errors) if self._errors else 0.0
-        if self.error > TOLERATED and len(self._errors) == WINDOW:
+        if self.error > TOLERATED and len(self._errors) == LOOKS:
             for part in (self._target, *self._drafts):
                 part.refit()
             self._errors.clear()
@@ -126,43 +162,10 @@ class RoundCost:
             self.changed += 1
 
 
-class _Part:
-    """One fit, its factor and the rounds it was last seen in."""
-
-    def __init__(self, fitted: ForwardCost) -> None:
-        self.fitted = self.cost = fitted
-        self._factor = self._used = 1.0
-        self._seen: deque[Sample] = deque(maxlen=WINDOW)
-
-    def follow(self, sample: Sample, predicted: float) -> bool:
-        """Move the factor towards a measurement; True when plans made before are old."""
-        if sample.seconds <= 0 or predicted <= 0:
-            return False
-        self._seen.append(sample)
-        ratio = min(4.0, max(0.25, sample.seconds / (predicted * self._factor / self._used)))
-        self._factor *= float(ratio) ** FOLLOW
-        if abs(self._factor / self._used - 1.0) < 0.05:
-            return False
-        self._used = self._factor
-        self.cost = self.fitted.scaled(self._factor)
-        return True
-
-    def refit(self) -> None:
-        """A new fit from what was seen; the old one answers for what was not."""
-        if len(self._seen) < WINDOW // 2:
-            return
-        seen = list(self._seen)
-        self.fitted = self.cost = fit([*seen, *_anchors(self.cost, seen)])
-        self._factor = self._used = 1.0
-
-
-def _anchors(cost: ForwardCost, seen: Seq[Sample]) -> list[Sample]:
-    """Points of a fit around those that were seen, corrected by how wrong it was there."""
-    off = median(sample.seconds / cost.predict(sample) for sample in seen)
-    *centre, _, passes = [median(column) for column in zip(*seen, strict=True)]
-    found = []
-    for n in range(ANCHOR):
-        context, tokens, sequences = (x * (0.25 if n >> bit & 1 else 4.0) for bit, x in enumerate(centre))
-        seconds = off * cost.seconds(context, tokens, sequences, passes)
-        found.append(Sample(context, tokens, sequences, seconds, passes))
-    return found
+def _row(stats: RoundStats, fed: bool, members: int) -> tuple[float, ...]:
+    times = stats.times
+    drafts = stats.drafts or stats.sequences
+    return (
+        stats.context_tokens, stats.batched_tokens, stats.sequences, stats.depth, stats.proposed, drafts,
+        times.draft, times.target, stats.total, fed, members,
+    )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 
 from cospec.policies.cost import ForwardCost
 
-FORMAT = 1  # goes up when what is measured changes, so that older files are not read
+FORMAT = 2  # goes up when what is measured changes, so that older files are not read
 
 _log = logging.getLogger(__name__)
 

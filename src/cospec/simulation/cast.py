@@ -90,11 +90,11 @@ class SimulatedDrafter:
         for each in contexts:
             self._fed[each.id] = each.committed
         new = sum(len(each.tokens) for each in contexts) - sum(fed)
-        total = self._cost.start + self._cost.each(sum(fed), new, len(contexts))
+        total = self._cost.seconds(sum(fed), new, len(contexts))
         depths = sorted(budget.depth for budget in budgets)
         for step in range(1, depths[-1]):
             active = sum(depth > step for depth in depths)
-            total += self._cost.each(context * active / len(depths), active, active)
+            total += self._cost.each(context * active / len(depths), active)
         return total
 
     def drafts(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:

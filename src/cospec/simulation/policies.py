@@ -34,8 +34,8 @@ class Oracle:
             kept = sum(min(each, length) for each in right)
             active = sum(each >= length for each in right) if length else 0
             if active and not self._drafter.offer.free:
-                drafting += self._draft.each(context * active / count, active, active)
-                drafting += self._draft.start if length == 1 else 0.0
+                drafting += self._draft.each(context * active / count, active)
+                drafting += self._draft.start + self._draft.sequence * active if length == 1 else 0.0
             seconds = drafting + self._target.seconds(context, kept + count + load.catching_up, count) - prompts
             speed = (kept + count) / seconds
             if speed > best:

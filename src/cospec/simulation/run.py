@@ -148,6 +148,13 @@ def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
 
 
 def run(world: World, load: float) -> dict[str, Any]:
+    """One variant at one load, as ``results.summary`` puts it."""
+    found, replicas = serve_all(world, load)
+    busy = sum(each.judge.busy for each in replicas), sum(_drafting(each) for each in replicas)
+    return summary(found, [each.rounds for each in replicas], busy)
+
+
+def serve_all(world: World, load: float) -> tuple[Outcomes, list[Replica]]:
     """One variant at one load, to the end of its requests."""
     replicas = [world.replica() for _ in range(world.scenario.target.replicas)]
     coming, found, last = jobs(world.scenario, load, world.folder), Outcomes(), 0.0
@@ -173,8 +180,7 @@ def run(world: World, load: float) -> dict[str, Any]:
         last = max(last, behind.clock.now)
         assert behind.clock.now > began or behind.held != before, "time stands still"
     found.end, found.presence = last, sum(each.presence for each in replicas)
-    busy = sum(each.judge.busy for each in replicas), sum(_drafting(each) for each in replicas)
-    return summary(found, [each.rounds for each in replicas], busy)
+    return found, replicas
 
 
 def _drafting(replica: Replica) -> float:

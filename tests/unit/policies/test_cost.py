@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cospec.policies.cost import ForwardCost, Sample, fit
-from cospec.policies.round_cost import WINDOW, Costs, RoundCost
+from cospec.policies.round_cost import Costs, RoundCost
+from cospec.policies.tracking import WINDOW
 from cospec.stats import RoundStats, RoundTimes
 from cospec.types import Offer
 
@@ -65,7 +66,8 @@ def test_a_slower_machine_is_followed() -> None:
         cost.observe(stats(TRUE.scaled(1.6), 8 + n % 40, rest=3e-4))
     assert cost.target.fixed == pytest.approx(1.6 * TRUE.fixed, rel=0.06)
     assert cost.gauges()["prediction_error"] < 0.1
-    assert cost.rest(8) == pytest.approx(3e-4, rel=0.05)
+    cost.learn()
+    assert cost.rest.seconds(0, 0, 8) == pytest.approx(3e-4, rel=0.05)
     assert cost.changed > 0
 
 
@@ -87,9 +89,11 @@ def test_overlap_shows_in_the_rounds() -> None:
     assert not cost.overlap
     for _ in range(60):
         cost.observe(RoundStats(0, 8, 40, 2000, 4, 32, 8, 16, RoundTimes(2e-3, 3e-3), 3.1e-3))
+    cost.learn()
     assert cost.overlap
     for _ in range(60):
         cost.observe(RoundStats(0, 8, 40, 2000, 4, 32, 8, 16, RoundTimes(2e-3, 3e-3), 5.1e-3))
+    cost.learn()
     assert not cost.overlap
 
 
@@ -97,6 +101,6 @@ def test_what_drafting_costs_depends_on_the_drafter() -> None:
     usual, heads, lookup = (
         RoundCost(Costs(TRUE, TRUE), offer) for offer in (Offer(), Offer(at_once=True), Offer(free=True))
     )
-    assert usual.drafting(4, 8, 100) == pytest.approx(4 * TRUE.seconds(100, 2, 2))
-    assert heads.drafting(4, 8, 100) == heads.drafting(1, 8, 100) > 0
-    assert lookup.drafting(4, 8, 100) == usual.drafting(0, 0, 0) == 0
+    assert usual.drafting(4, 8, 100, 2) == pytest.approx(TRUE.seconds(100, 2, 2, 4))
+    assert heads.drafting(4, 8, 100, 2) == heads.drafting(1, 8, 100, 2) > 0
+    assert lookup.drafting(4, 8, 100, 2) == usual.drafting(0, 0, 0, 0) == 0

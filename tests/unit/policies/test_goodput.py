@@ -103,10 +103,10 @@ def test_no_probes_where_no_rate_would_pay() -> None:
 
 
 def test_look_ups_are_drafted_longer_than_models() -> None:
-    usual, free, heads = (World(CPU, steady(*[0.5] * 8), 8) for _ in range(3))
-    usual.play(policy(), 300)
-    free.play(policy(offer=Offer(free=True)), 300)
-    heads.play(policy(offer=Offer(at_once=True)), 300)
+    offers = Offer(), Offer(free=True), Offer(at_once=True)
+    usual, free, heads = worlds = [World(CPU, steady(*[0.5] * 8), 8, offer=offer) for offer in offers]
+    for world in worlds:
+        world.play(policy(offer=world.offer), 300)
     assert np.mean(free.lengths[100:]) > np.mean(usual.lengths[100:])
     assert np.mean(heads.lengths[100:]) > np.mean(usual.lengths[100:])
 
@@ -173,6 +173,6 @@ def test_finished_sequences_are_forgotten() -> None:
 
     ends = [Commit(f"s{n}", 200, (1,), (), 200, finish=Finish.STOP) for n in range(2)]
     made.observe(RoundStats(0, 2, 2, 400, 0, 0, 0, 2, RoundTimes(), 1e-3), ends)
+    made.learn()
     assert not made.residents._all
     assert not made.acceptance._counts
-    assert not made._given

@@ -1,0 +1,87 @@
+"""A time model that follows the rounds: least squares with the measured fit as prior, and a new fit where it is wrong.
+
+The coefficients are those that explain the latest rounds, each drawn towards its share in the fit that was measured
+before, at the machine's present speed. So rounds of the kind that are run correct the shape as well as the level, and
+those of another kind keep what was measured: what a round without drafts takes is known while drafts are made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Seq
+from statistics import median
+
+import numpy as np
+
+from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
+
+MEMORY = 0.985  # weight of what is known, per round
+PRIOR = 0.1  # rounds that each coefficient of the measured fit counts for
+LEAST = 0.1  # share of a typical call that a coefficient of 0 may yet turn out to have
+ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
+SPAN = (0.25, 4.0, 20.0)  # between which shares of its prior a coefficient may lie, and how many units above
+WINDOW = 96  # rounds that a new fit is made from
+ANCHOR = 8  # points of the old fit that a new one keeps, for what the latest rounds do not show
+
+
+class Tracked:
+    """One fit and what became of it; ``cost`` is the present one."""
+
+    def __init__(self, fitted: ForwardCost) -> None:
+        self._seen: deque[Floats] = deque(maxlen=WINDOW)
+        self._start(fitted)
+
+    def _start(self, fitted: ForwardCost) -> None:
+        self.fitted = self.cost = fitted
+        size = len(fitted.coefficients)
+        self._unit: Floats | None = None  # seconds that each unknown is counted in
+        self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
+        self._rounds = self._level = 0.0
+
+    def follow(self, data: Floats) -> None:
+        """Learn from measured calls ``[S, 5]``, columns as in ``Sample``, the oldest first."""
+        if not len(data):
+            return
+        self._seen.extend(data)
+        x = columns(data, self.fitted.knees)
+        known, present = self.fitted.coefficients, self.cost.coefficients
+        expected = x @ known
+        if self._unit is None:
+            usual = x.mean(axis=0)
+            least = np.divide(LEAST * expected.mean(), usual, out=np.zeros_like(known), where=usual > 0)
+            self._unit = np.maximum(known, least)
+            if not data[:, 4].max() > 1 and known[-1] == 0:
+                self._unit[-1] = 0.0  # one pass a call: its start is in what a pass takes
+        predicted = np.maximum(x @ present, 1e-12)
+        ratio = np.clip(data[:, 3] / predicted, 1 / ODD, ODD)
+        z = x * self._unit / predicted[:, None]
+        keep = MEMORY ** len(data)
+        self._matrix = keep * self._matrix + z.T @ z
+        self._vector = keep * self._vector + z.T @ ratio
+        self._rounds = keep * self._rounds + len(data)
+        self._level = keep * self._level + float((ratio * predicted / np.maximum(expected, 1e-12)).sum())
+        prior = (
+            self._level / self._rounds * np.divide(known, self._unit, out=np.zeros_like(known), where=self._unit > 0)
+        )
+        solved = np.linalg.solve(self._matrix + PRIOR * np.eye(len(prior)), self._vector + PRIOR * prior)
+        low, high, above = SPAN
+        self.cost = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
+
+    def refit(self) -> None:
+        """A new fit from what was seen; the old one answers for what was not."""
+        if len(self._seen) < WINDOW // 2:
+            return
+        seen = [Sample(*row.tolist()) for row in self._seen]
+        self._start(fit([*seen, *_anchors(self.cost, seen)]))
+
+
+def _anchors(cost: ForwardCost, seen: Seq[Sample]) -> list[Sample]:
+    """Points of a fit around those that were seen, corrected by how wrong it was there."""
+    off = median(sample.seconds / cost.predict(sample) for sample in seen)
+    *centre, _, passes = [median(column) for column in zip(*seen, strict=True)]
+    found = []
+    for n in range(ANCHOR):
+        context, tokens, sequences = (x * (0.25 if n >> bit & 1 else 4.0) for bit, x in enumerate(centre))
+        seconds = off * cost.seconds(context, tokens, sequences, passes)
+        found.append(Sample(context, tokens, sequences, seconds, passes))
+    return found

@@ -1,0 +1,59 @@
+"""Time models from the rounds of a running engine: what a simulation needs to take as long as the engine did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from cospec.policies.cost import ForwardCost, Sample, fit
+from cospec.stats import RoundStats
+
+KNEES = (2.0, 6.0, 16.0)  # tokens; rounds spread too unevenly over their numbers for a search
+MOST = 2000  # rounds that a fit is made from, evenly taken
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One round of an engine.
+
+    Attributes:
+        fed: the drafter was given a text that was new to it, which its steps do not explain.
+    """
+
+    stats: RoundStats
+    fed: bool = False
+
+
+def fit_rounds(rounds: Seq[Measured], of: Seq[Measured]) -> tuple[ForwardCost, ForwardCost]:
+    """What verification, with all else outside of drafting, and drafting take.
+
+    Args:
+        rounds: that show the shape.
+        of: that show the level; a fit of relative errors is below the mean where some rounds take much longer.
+
+    Raises:
+        ValueError: no rounds, or no draft among them.
+    """
+    return (
+        _fit([_verification(one.stats) for one in rounds], [_verification(one.stats) for one in of], KNEES),
+        _fit(_drafts(rounds), _drafts(of) or _drafts(rounds), ()),
+    )
+
+
+def _verification(stats: RoundStats) -> Sample:
+    seconds = stats.total - stats.times.draft
+    return Sample(stats.context_tokens, stats.batched_tokens, stats.sequences, seconds)
+
+
+def _drafts(rounds: Seq[Measured]) -> list[Sample]:
+    stats = [one.stats for one in rounds if one.stats.depth and one.stats.drafts and not one.fed]
+    return [Sample(s.context_tokens, s.proposed / s.depth, s.drafts, s.times.draft, s.depth) for s in stats]
+
+
+def _fit(samples: Seq[Sample], of: Seq[Sample], knees: Seq[float]) -> ForwardCost:
+    every = max(1, len(samples) // MOST)
+    found = fit(samples[::every], knees)
+    predicted = sum(found.predict(sample) for sample in of)
+    return found.scaled(float(np.sum([sample.seconds for sample in of])) / predicted)

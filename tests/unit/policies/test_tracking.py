@@ -1,0 +1,67 @@
+"""Following a time model: its shape where rounds are run, what was measured where they are not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cospec.policies.cost import Floats, ForwardCost
+from cospec.policies.tracking import Tracked
+
+TRUE = ForwardCost(context=2e-7, slopes=(5e-5, 3e-4), knees=(4.0,), sequence=8e-5, fixed=1e-3)
+
+
+def rounds(cost: ForwardCost, sequences: int, tokens: int, count: int = 8, passes: float = 1.0) -> Floats:
+    row = (100.0 * sequences, tokens, sequences, cost.seconds(100 * sequences, tokens, sequences, passes), passes)
+    return np.array([row] * count)
+
+
+def off(cost: ForwardCost, sequences: int, tokens: int) -> float:
+    return cost.seconds(100 * sequences, tokens, sequences) / TRUE.seconds(100 * sequences, tokens, sequences)
+
+
+def test_a_fit_that_is_right_stays_as_it_is() -> None:
+    tracked = Tracked(TRUE)
+    for _ in range(20):
+        tracked.follow(rounds(TRUE, 2, 10))
+    assert tracked.cost.coefficients == pytest.approx(TRUE.coefficients)
+
+
+def test_a_slower_machine_is_slower_also_for_rounds_that_are_not_run() -> None:
+    tracked = Tracked(TRUE)
+    for _ in range(40):
+        tracked.follow(rounds(TRUE.scaled(1.5), 1, 5))
+    for sequences, tokens in ((1, 1), (1, 5), (8, 8), (8, 40)):
+        assert off(tracked.cost, sequences, tokens) == pytest.approx(1.5, rel=0.02)
+
+
+def test_the_shape_is_learned_where_rounds_differ() -> None:
+    """With a factor alone the marginal token would stay half as dear as it is."""
+    tracked = Tracked(ForwardCost(2e-7, (5e-5, 1.5e-4), (4.0,), 8e-5, 1e-3))
+    for _ in range(40):
+        for sequences, tokens in ((1, 5), (4, 8), (4, 16), (8, 8)):
+            tracked.follow(rounds(TRUE, sequences, tokens, 2))
+    assert off(tracked.cost, 4, 24) == pytest.approx(1.0, rel=0.05)
+    assert tracked.cost.slopes[1] == pytest.approx(3e-4, rel=0.1)
+
+
+def test_calls_that_take_far_too_long_count_for_little() -> None:
+    tracked = Tracked(TRUE)
+    for _ in range(40):
+        odd = rounds(TRUE, 2, 10, 20)
+        odd[0, 3] *= 50
+        tracked.follow(odd)
+    assert off(tracked.cost, 2, 10) == pytest.approx(1.0, abs=0.12)
+
+
+def test_what_a_draft_begins_with_is_told_from_its_steps() -> None:
+    """Nothing of it is in the measured fit."""
+    true = ForwardCost(slopes=(2e-5,), sequence=8e-5, fixed=3e-5, start=3e-4)
+    tracked = Tracked(ForwardCost(slopes=(2e-5,), fixed=3e-5, start=1e-4))
+    for _ in range(60):
+        for drafts, passes in ((1, 1), (1, 4), (4, 2), (4, 4), (8, 1)):
+            seconds = true.seconds(0, drafts, drafts, passes)
+            tracked.follow(np.array([(0.0, drafts, drafts, seconds, passes)] * 2))
+    for drafts, passes in ((1, 2), (4, 3), (8, 4)):
+        found = tracked.cost.seconds(0, drafts, drafts, passes)
+        assert found == pytest.approx(true.seconds(0, drafts, drafts, passes), rel=0.12)

@@ -1,0 +1,48 @@
+"""Time models from rounds: the mean is met where some rounds take much longer, and both parts are told apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cospec.policies.cost import ForwardCost
+from cospec.profiling.rounds import Measured, fit_rounds
+from cospec.stats import RoundStats, RoundTimes
+
+TARGET = ForwardCost(2e-7, (5e-5, 3e-4), (6.0,), 8e-5, 1e-3)
+DRAFT = ForwardCost(slopes=(3e-5,), sequence=8e-5, start=3e-4)
+
+
+def served(count: int) -> list[Measured]:
+    """Rounds of 1 to 6 sequences with 0 to 4 draft tokens; every tenth takes three times as long."""
+    chance, found = np.random.default_rng(0), []
+    for step in range(count):
+        n, k = int(chance.integers(1, 7)), int(chance.integers(0, 5))
+        slow = 3.0 if step % 10 == 0 else 1.0
+        target = slow * TARGET.seconds(100 * n, n * (1 + k), n)
+        draft = slow * DRAFT.seconds(0, n, n, k) if k else 0.0
+        times = RoundTimes(draft, target)
+        stats = RoundStats(step, n, n * (1 + k), 100 * n, k, n * k, 0, n, times, draft + target, n if k else 0)
+        found.append(Measured(stats))
+    return found
+
+
+def test_totals_are_met() -> None:
+    rounds = served(600)
+    target, draft = fit_rounds(rounds, rounds)
+    stats = [one.stats for one in rounds]
+    verified = sum(target.seconds(s.context_tokens, s.batched_tokens, s.sequences) for s in stats)
+    drafted = sum(draft.seconds(s.context_tokens, s.proposed / s.depth, s.drafts, s.depth) for s in stats if s.depth)
+    assert verified == pytest.approx(sum(s.times.target for s in stats))
+    assert drafted == pytest.approx(sum(s.times.draft for s in stats))
+    assert target.seconds(300, 3, 3) / target.seconds(300, 15, 3) == pytest.approx(
+        TARGET.seconds(300, 3, 3) / TARGET.seconds(300, 15, 3), rel=0.1
+    )
+
+
+def test_texts_that_were_new_to_the_drafter_do_not_count() -> None:
+    rounds = served(300)
+    fed = [Measured(one.stats, fed=True) for one in served(300)]
+    assert fit_rounds([*rounds, *fed], rounds)[1].seconds(0, 2, 2, 3) == pytest.approx(
+        fit_rounds(rounds, rounds)[1].seconds(0, 2, 2, 3), rel=1e-6
+    )
