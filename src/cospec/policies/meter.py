@@ -42,7 +42,7 @@ class Meter:
     def price(self, call: Call) -> float:
         """Seconds of a call."""
         more = call.passes - 1
-        later = more * self._cost.each(0, call.sequences, call.sequences) if more else 0.0
+        later = more * self._cost.each(0, call.sequences) if more else 0.0
         return self._cost.seconds(0, call.rows, call.sequences) + later
 
 

@@ -17,7 +17,7 @@ from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
 
 MEMORY = 0.985  # weight of what is known, per round
 PRIOR = 0.1  # rounds that each coefficient of the measured fit counts for
-LEAST = 0.1  # share of a typical call that a coefficient of 0 may yet turn out to have
+LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
 SPAN = (0.25, 4.0, 20.0)  # between which shares of its prior a coefficient may lie, and how many units above
 WINDOW = 96  # rounds that a new fit is made from
