@@ -76,6 +76,15 @@ class ForwardCost:
         pieces = _pieces(np.arange(most + 1.0), self.knees)
         return np.asarray(pieces @ np.array(self.slopes))
 
+    def at_knees(self, knees: Seq[float]) -> ForwardCost:
+        """The same seconds at 0 and at each of other ``knees``, straight between them."""
+        edges = (0.0, *knees, 2.0 * max((1.0, *knees, *self.knees)))
+        seconds = [self.tokens(edge) for edge in edges]
+        slopes = np.diff(seconds) / np.diff(edges)
+        return ForwardCost(
+            self.context, tuple(slopes.tolist()), tuple(map(float, knees)), self.sequence, self.fixed, self.start
+        )
+
     def scaled(self, factor: float) -> ForwardCost:
         """The same machine, ``factor`` times as slow."""
         return ForwardCost(

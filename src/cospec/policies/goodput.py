@@ -85,7 +85,8 @@ class Goodput:
         self._choice: Choice | None = None
         self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
         self._age = self._unread = 0  # rounds since the decision, and since what was observed was learned from
-        self._seen: list[tuple[RoundStats, Seq[Commit], Mapping[str, Budget]]] = []
+        self._seen: list[tuple[RoundStats, Seq[Commit], Mapping[str, Budget], bool]] = []
+        self._decided: tuple[list[Budget], dict[str, Budget]] | None = None  # what a round without drafts interrupts
         self._clock = setting.clock or (lambda: 0.0)
         self._allowance = 0.0  # seconds that may go into deciding; below 0 they are owed
 
@@ -100,14 +101,17 @@ class Goodput:
             return []
         ids = [sequence.request.id for sequence in load.ready]
         changed, before = ids != self._ids, len(self._ids)
+        if self._decided is not None:
+            self._budgets, self._given = self._decided
+            self._decided = None
         self._age += 1
         self._unread += 1
         self.residents.tick()
         sudden = changed and not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
         due = changed or self._unread >= SOON or self._is_other(load)
         if sudden or (due and self._allowance >= 0):
-            began = self._clock()
             self.learn()
+            began = self._clock()
             if changed or self._age > KEEP or self._is_old(load):
                 self._ids = ids
                 self._decide(self.acceptance.rates(ids), load)
@@ -121,21 +125,28 @@ class Goodput:
         return drafts
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
-        """Only note the round, so that it costs next to nothing: ``learn`` is called when a decision may be due."""
-        self._seen.append((stats, commits, self._given))
+        """Only note the round, so that it costs next to nothing: ``learn`` is called when a decision may be due.
+
+        Its times are noted while there is time to learn from them.
+        """
+        self._seen.append((stats, commits, self._given, self._allowance >= 0))
         self._allowance += DECIDING * stats.total
         if len(self._seen) >= KEEP:
             self.learn()
 
     def learn(self) -> None:
         """Judgements of the rounds that were observed to the rates, times to the costs."""
+        began = self._clock()
         seen, self._seen, self._unread = self._seen, [], 0
-        for stats, commits, given in seen:
+        for stats, commits, given, timed in seen:
             self.acceptance.observe(commits, given)
             if self.members.most > 1:
                 self.members.observe(commits, given)
-            self.cost.observe(stats, fed=self.residents.observe(commits))
+            fed = self.residents.observe(commits)
+            if timed:
+                self.cost.observe(stats, fed)
             self.probes.accrue(stats.total)
+        self._allowance -= self._clock() - began
 
     def gauges(self) -> Mapping[str, float]:
         """The latest decision and how well the time model predicts."""
@@ -190,6 +201,9 @@ class Goodput:
             budgets = self.residents.settle(self._ids, budgets, lengths)
         self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
         self._rates, self._made = now, (self.cost.changed, load.catching_up)
+        if self._choice.counts.min() > 0 and self.probes.plain(self._choice, self._problem.round(situation)):
+            self._decided = self._budgets, self._given
+            self._budgets, self._given = [Budget()] * len(budgets), {}
 
     def _with_members(self, rates: Floats, situation: Situation, solve: Solver) -> tuple[Floats, Choice, list[Budget]]:
         """The best lengths with the best number of drafters among the present one and its neighbours."""

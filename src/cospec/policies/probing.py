@@ -1,8 +1,9 @@
-"""Looking again at sequences that are not drafted for.
+"""Looking again at what is not done: sequences that are not drafted for, rounds without drafts.
 
 A rate that is not observed is not known: text grows easy, drafters learn, and a sequence may be unlike the others. So a
 small share of the time goes into drafts that are not expected to pay. What a probe loses is set against that allowance,
-so that many sequences are looked at where that is cheap and few, or none for long, where it is dear.
+so that many sequences are looked at where that is cheap and few, or none for long, where it is dear. In the same way a
+round without drafts is run now and then, since what it takes is not known from rounds with drafts.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from cospec.policies.allocation import Floats, Ints, Round
+from cospec.policies.allocation import Choice, Floats, Ints, Round
 
 LENGTH = 2
 EVERY = 16  # rounds between two looks
+PLAIN = 16  # rounds between two without drafts, at least
+DEAR = 4.0  # as much as it loses is taken from the allowance for one of them
 
 
 class Probes:
@@ -23,7 +26,7 @@ class Probes:
     def __init__(self, share: float) -> None:
         self._share = share
         self._seconds = 0.0
-        self._rounds = 0
+        self._rounds = self._since_plain = 0
         self._turn = 0
 
     @property
@@ -35,6 +38,16 @@ class Probes:
         """A round took so long."""
         self._seconds = min(self._seconds + self._share * seconds, 256 * self._share * seconds)
         self._rounds += 1
+        self._since_plain += 1
+
+    def plain(self, choice: Choice, given: Round) -> bool:
+        """Whether this round should be one without drafts, although ``choice`` is expected to bring more."""
+        lost = DEAR * max(0.0, given.seconds + float(given.verified[0]) - given.tokens / choice.goodput)
+        if self._since_plain < PLAIN or lost > self._seconds:
+            return False
+        self._seconds -= lost
+        self._since_plain = 0
+        return True
 
     def choose(self, idle: Ints, costs: Floats, given: Round, drafted: int, rate: float) -> Seq[int]:
         """Who of the ``idle`` is drafted for in this round, as many as the allowance covers.

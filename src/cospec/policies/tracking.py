@@ -3,6 +3,8 @@
 The coefficients are those that explain the latest rounds, each drawn towards its share in the fit that was measured
 before, at the machine's present speed. So rounds of the kind that are run correct the shape as well as the level, and
 those of another kind keep what was measured: what a round without drafts takes is known while drafts are made.
+
+A short measurement tells badly where the slope changes, so here it may change at every doubling of the tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
 
 MEMORY = 0.985  # weight of what is known, per round
 PRIOR = 0.1  # rounds that each coefficient of the measured fit counts for
+LINK = 1.0  # rounds that it counts for when neighbouring slopes are off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
+NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then
+KNEES = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # tokens
+SLOPES = slice(1, -3)  # of a fit's coefficients
 SPAN = (0.25, 4.0, 20.0)  # between which shares of its prior a coefficient may lie, and how many units above
 WINDOW = 96  # rounds that a new fit is made from
 ANCHOR = 8  # points of the old fit that a new one keeps, for what the latest rounds do not show
@@ -32,11 +38,13 @@ class Tracked:
         self._start(fitted)
 
     def _start(self, fitted: ForwardCost) -> None:
-        self.fitted = self.cost = fitted
-        size = len(fitted.coefficients)
+        self.fitted = self.cost = fitted.at_knees(sorted({*KNEES, *fitted.knees}))
+        size = len(self.cost.coefficients)
         self._unit: Floats | None = None  # seconds that each unknown is counted in
         self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
         self._rounds = self._level = 0.0
+        steps = np.diff(np.eye(size)[SLOPES], axis=0)
+        self._links = steps.T @ steps
 
     def follow(self, data: Floats) -> None:
         """Learn from measured calls ``[S, 5]``, columns as in ``Sample``, the oldest first."""
@@ -52,18 +60,21 @@ class Tracked:
             self._unit = np.maximum(known, least)
             if not data[:, 4].max() > 1 and known[-1] == 0:
                 self._unit[-1] = 0.0  # one pass a call: its start is in what a pass takes
+            self._unit[SLOPES] = self._unit[SLOPES].max()
         predicted = np.maximum(x @ present, 1e-12)
         ratio = np.clip(data[:, 3] / predicted, 1 / ODD, ODD)
         z = x * self._unit / predicted[:, None]
+        weight = NEAR / np.maximum(NEAR, np.abs(ratio - 1.0))
         keep = MEMORY ** len(data)
-        self._matrix = keep * self._matrix + z.T @ z
-        self._vector = keep * self._vector + z.T @ ratio
-        self._rounds = keep * self._rounds + len(data)
-        self._level = keep * self._level + float((ratio * predicted / np.maximum(expected, 1e-12)).sum())
+        self._matrix = keep * self._matrix + (weight * z.T) @ z
+        self._vector = keep * self._vector + z.T @ (weight * ratio)
+        self._rounds = keep * self._rounds + float(weight.sum())
+        self._level = keep * self._level + float(weight @ (ratio * predicted / np.maximum(expected, 1e-12)))
         prior = (
             self._level / self._rounds * np.divide(known, self._unit, out=np.zeros_like(known), where=self._unit > 0)
         )
-        solved = np.linalg.solve(self._matrix + PRIOR * np.eye(len(prior)), self._vector + PRIOR * prior)
+        trust = PRIOR * np.eye(len(prior)) + LINK * self._links
+        solved = np.linalg.solve(self._matrix + trust, self._vector + trust @ prior)
         low, high, above = SPAN
         self.cost = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
 
@@ -72,7 +83,7 @@ class Tracked:
         if len(self._seen) < WINDOW // 2:
             return
         seen = [Sample(*row.tolist()) for row in self._seen]
-        self._start(fit([*seen, *_anchors(self.cost, seen)]))
+        self._start(fit([*seen, *_anchors(self.cost, seen)], self.cost.knees))
 
 
 def _anchors(cost: ForwardCost, seen: Seq[Sample]) -> list[Sample]:

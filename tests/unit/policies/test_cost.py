@@ -71,11 +71,19 @@ def test_a_slower_machine_is_followed() -> None:
     assert cost.changed > 0
 
 
-def test_a_wrong_shape_is_fitted_anew_and_said() -> None:
+def test_a_wrong_shape_is_learned() -> None:
     wrong, chance = ForwardCost(0.0, (1e-3,), (), 0.0, 1e-5), np.random.default_rng(0)
     cost = RoundCost(Costs(wrong, wrong))
     for _ in range(4 * WINDOW):
         cost.observe(stats(TRUE, int(chance.integers(8, 200))))
+    assert cost.gauges()["prediction_error"] < 0.1
+
+
+def test_a_fit_that_stays_wrong_is_made_anew_and_said() -> None:
+    """Sixty times as slow at once, as where a laptop falls asleep: too far to follow step by step."""
+    cost, chance = RoundCost(Costs(TRUE, TRUE)), np.random.default_rng(0)
+    for n in range(12 * WINDOW):
+        cost.observe(stats(TRUE.scaled(1.0 if n < 2 * WINDOW else 60.0), int(chance.integers(8, 200))))
     assert cost.gauges()["cost_refits"] >= 1
     assert cost.gauges()["prediction_error"] < 0.1
     right = RoundCost(Costs(TRUE, TRUE))

@@ -24,7 +24,8 @@ def test_a_fit_that_is_right_stays_as_it_is() -> None:
     tracked = Tracked(TRUE)
     for _ in range(20):
         tracked.follow(rounds(TRUE, 2, 10))
-    assert tracked.cost.coefficients == pytest.approx(TRUE.coefficients)
+    for sequences, tokens in ((1, 1), (1, 5), (8, 8), (8, 40), (8, 400)):
+        assert off(tracked.cost, sequences, tokens) == pytest.approx(1.0)
 
 
 def test_a_slower_machine_is_slower_also_for_rounds_that_are_not_run() -> None:
@@ -42,7 +43,27 @@ def test_the_shape_is_learned_where_rounds_differ() -> None:
         for sequences, tokens in ((1, 5), (4, 8), (4, 16), (8, 8)):
             tracked.follow(rounds(TRUE, sequences, tokens, 2))
     assert off(tracked.cost, 4, 24) == pytest.approx(1.0, rel=0.05)
-    assert tracked.cost.slopes[1] == pytest.approx(3e-4, rel=0.1)
+    dearer = tracked.cost.tokens(16) - tracked.cost.tokens(8)
+    assert dearer == pytest.approx(8 * 3e-4, rel=0.1)
+
+
+def test_a_knee_that_was_not_measured_is_found() -> None:
+    """Rounds without drafts beside rounds with them: what decides whether drafts pay."""
+    tracked = Tracked(ForwardCost(2e-7, (0.0, 3e-4), (8.0,), 8e-5, 1.6e-3))
+    for _ in range(60):
+        for sequences, tokens in ((4, 4), (4, 12), (4, 12), (4, 13), (4, 16)):
+            tracked.follow(rounds(TRUE, sequences, tokens, 2))
+    for sequences, tokens in ((4, 4), (4, 12), (4, 16)):
+        assert off(tracked.cost, sequences, tokens) == pytest.approx(1.0, rel=0.06)
+
+
+def test_a_machine_that_stalls_now_and_then_is_known_by_its_usual_rounds() -> None:
+    tracked, chance = Tracked(TRUE), np.random.default_rng(0)
+    for _ in range(60):
+        data = rounds(TRUE, 2, 10, 10)
+        data[:, 3] *= np.where(chance.random(10) < 0.2, 3.0, 1.0)
+        tracked.follow(data)
+    assert off(tracked.cost, 2, 10) == pytest.approx(1.0, abs=0.06), "the mean is 1.4"
 
 
 def test_calls_that_take_far_too_long_count_for_little() -> None:
