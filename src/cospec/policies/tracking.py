@@ -19,7 +19,7 @@ from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
 
 MEMORY = 0.985  # weight of what is known, per round
 PRIOR = 0.1  # rounds that each coefficient of the measured fit counts for
-LINK = 1.0  # rounds that it counts for when neighbouring slopes are off by the same
+LINK = 0.3  # rounds that it counts for when neighbouring slopes are off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
 NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then

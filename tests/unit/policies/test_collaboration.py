@@ -68,7 +68,7 @@ class Machine:
 
     def price(self, model: int, rows: int, passes: int) -> float:
         first = self.cost.seconds(0, rows * self.batch, self.batch)
-        later = (passes - 1) * self.cost.each(0, self.batch, self.batch)
+        later = (passes - 1) * self.cost.each(0, self.batch)
         return self.turn + self.scales[model] * (first + later)
 
     def time(self, casting: Casting) -> float:
