@@ -3,8 +3,9 @@
 Run ``python benchmarks/guard.py``; exit status 1 when something costs more than it did. ``--update`` stores what is
 found, which is right after a change that is worth its cost. Fixed requests run on toy models, and on a tiny Llama for
 what its cache moves. Counted are rounds of the target per token, forwards of target and drafter per round, tensor
-operations per commit, and calls of this package's own Python functions per round. Functions of the native library and
-those that stand in for it are left out, so that it does not matter whether it was built.
+operations per commit, and calls of this package's own Python functions per round, a pool's own among them by
+themselves. Functions of the native library and those that stand in for it are left out, so that it does not matter
+whether it was built.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,6 +31,8 @@ from cospec.bench.verify.enumeration import ChosenDrafter
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.pool.member import Member
+from cospec.drafters.pool.pool import PoolDrafter, PoolSetting
 from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
@@ -35,10 +40,20 @@ from cospec.models.loading import LoadOptions, load_model
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter, Model
+from cospec.registry import COMBINERS, ROUTINGS
 
 STORED = Path(__file__).with_name("guard.json")
+POOLING = (
+    "cospec.drafters.combiners",
+    "cospec.drafters.pool",
+    "cospec.drafters.routing",
+    "cospec.drafters.calibration",
+)
 LEFT_OUT = ("cospec.native", "cospec.draws", "cospec.models.toy")
-SLACK = {"python_calls_per_round": 1.1}  # by how much a cost may grow; 1 where it is not named
+SLACK = {
+    "python_calls_per_round": 1.1,
+    "pooling_calls_per_round": 1.1,
+}  # by how much a cost may grow; 1 where it is not named
 REQUESTS, TOKENS, LENGTH, VOCAB = 6, 40, 3, 5
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS)
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=TOKENS)
@@ -47,9 +62,10 @@ Costs = dict[str, dict[str, float]]
 
 @dataclass(slots=True)
 class Counter:
-    """How often something happened."""
+    """How often something happened, and how much of that was a pool's own work: combining, weighting, routing."""
 
     count: int = 0
+    pooling: int = 0
 
 
 @contextmanager
@@ -59,7 +75,9 @@ def python_calls(counter: Counter) -> Iterator[None]:
     def seen(frame: FrameType, event: str, _: Any) -> None:
         name = frame.f_globals.get("__name__", "")
         if event == "call" and name.startswith("cospec.") and not name.startswith(LEFT_OUT):
-            counter.count += not frame.f_code.co_name.startswith("<")
+            named = not frame.f_code.co_name.startswith("<")
+            counter.count += named
+            counter.pooling += named and name.startswith(POOLING)
 
     before = sys.getprofile()
     sys.setprofile(seen)
@@ -107,16 +125,30 @@ def on_toys(drafter: Callable[[], Drafter | None], params: SamplingParams) -> di
     with python_calls(calls):
         drive(engine, params, VOCAB)
     metrics = engine.metrics()
-    return {
+    found = {
         "target_calls_per_token": metrics.target_calls / metrics.generation_tokens,
         "forwards_per_round": (_forwards(target, made) - begun) / metrics.rounds,
         "python_calls_per_round": calls.count / metrics.rounds,
     }
+    return found | ({"pooling_calls_per_round": calls.pooling / metrics.rounds} if calls.pooling else {})
 
 
 def _forwards(target: ToyModel, drafter: Drafter | None) -> int:
-    own = getattr(drafter, "model", None)
-    return target.calls + (own.calls if own is not None else 0)
+    drafters = [each.drafter for each in drafter.members] if isinstance(drafter, PoolDrafter) else [drafter]
+    models = [own for each in drafters if (own := getattr(each, "model", None)) is not None]
+    return target.calls + sum(model.calls for model in models)
+
+
+def pool_of(combiner: str) -> PoolDrafter:
+    """Two models and prompt lookup, routed by ``hedge``."""
+    drafters: dict[str, Drafter] = {
+        "first": ModelDrafter(ToyModel(VOCAB, order=1, seed=1, sharpness=2.0)),
+        "second": ModelDrafter(ToyModel(VOCAB, order=1, seed=2, sharpness=2.0)),
+        "copy": NgramDrafter(1, 3),
+    }
+    made = COMBINERS.load(combiner)()
+    members = [Member.of(name, each, time.monotonic, made.steps) for name, each in drafters.items()]
+    return PoolDrafter(members, made, ROUTINGS.load("hedge")(), PoolSetting(VOCAB))
 
 
 def on_a_llama(folder: Path, drafter: Drafter) -> dict[str, float]:
@@ -164,6 +196,8 @@ def measure() -> Costs:
         "draft_model, sampled": on_toys(model, SAMPLED),
         "ngram, greedy": on_toys(lambda: NgramDrafter(1, 3), GREEDY),
     }
+    for combiner in COMBINERS:
+        found[f"pool, {combiner}"] = on_toys(partial(pool_of, combiner), GREEDY)
     with tempfile.TemporaryDirectory() as name:
         write_llama(Path(name))
         found["chain, cache"] = on_a_llama(Path(name), ChosenDrafter((0, 1, 2), (-1, 0, 1)))

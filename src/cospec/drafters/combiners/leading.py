@@ -43,6 +43,7 @@ class Line:
         voices: heard at the present position.
         slates: of the drafters that are led.
         follows: the node of each whole draft that the spine has come to, while it goes that way.
+        depth: of the longest spine.
     """
 
     job: Job
@@ -52,16 +53,13 @@ class Line:
     voices: list[Voice] = field(default_factory=list)
     slates: dict[int, StepSlate] = field(default_factory=dict)
     follows: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
 
     def __post_init__(self) -> None:
         self.follows = dict.fromkeys(self.job.drafts, -1)
         self.slates = {member: StepSlate(self.spine) for member in self.job.steppers}
         self.job.slates.update(self.slates)
-
-    @property
-    def depth(self) -> int:
-        """The longest spine."""
-        return min(self.job.budget.depth, self.job.budget.max_nodes)
+        self.depth = min(self.job.budget.depth, self.job.budget.max_nodes)
 
     def hear(self, member: int, guess: Guess) -> None:
         """A drafter that is led; what it says is kept for later."""
@@ -118,7 +116,8 @@ def lead(growers: Seq[GrowerT], session: Session, read: Read, advance: Callable[
                     lines[seat.job].hear(seat.member, guess)
         for line in lines:
             if line.going:
-                line.hear_drafts()
+                if line.follows:
+                    line.hear_drafts()
                 line.going = bool(line.voices)
         advance([grower for grower in growers if grower.line.going])
         fed = {number: line.spine[-1] for number, line in enumerate(lines) if line.going}

@@ -32,10 +32,11 @@ def guesses(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> lis
     Returns:
         ``[R]``; None for a row that is not made of numbers.
     """
-    params = [context.sampling for context in contexts]
-    plain = not any([each.edits_logits or (each.truncates and not each.greedy) for each in params])
+    params = {id(context.sampling): context.sampling for context in contexts}  # requests mostly share them
+    heats = {key: 0.0 if each.greedy else each.temperature for key, each in params.items()}
+    plain = not any([each.edits_logits or (each.truncates and heats[key]) for key, each in params.items()])
     if plain and reads_natively(logits):
-        heat = [0.0 if each.greedy else each.temperature for each in params]
+        heat = [heats[id(context.sampling)] for context in contexts]
         streams = [_stream(context, len(path)) for context, path in zip(contexts, paths, strict=True)]
         found = zip(*native.guess_rows(logits, heat, streams), strict=True)
         return [_guess(tokens, chances) for tokens, chances in found]

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from cospec.drafters.stepping import Steps
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput, ModelError, words
 from cospec.options import Options, parse
 from cospec.protocols import Drafter, Host
 from cospec.registry import DRAFTERS
@@ -52,6 +52,7 @@ def build_drafters(options: PoolOptions, host: Host) -> list[Named]:
 
     Raises:
         InvalidInput: one sentence that says which drafter is wrong.
+        ModelError: a drafter's model cannot be loaded; the sentence says whose.
     """
     built: list[Named] = []
     for number, given in enumerate(options.drafters):
@@ -65,6 +66,8 @@ def build_drafters(options: PoolOptions, host: Host) -> list[Named]:
             built.append(Named(name, _build(given, host)))
         except InvalidInput as error:
             raise error.within(f"{where} {name!r}") from None
+        except ModelError as error:
+            raise ModelError(f"{where} {name!r}: {error}") from None
     return built
 
 

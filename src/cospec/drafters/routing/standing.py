@@ -26,14 +26,14 @@ class Prior:
 
     def __init__(self, members: int, start: float = 0.5) -> None:
         self.rates = [start] * members
-        self.odds = [_odds(start)] * members
+        self.odds = _odds(self.rates)
 
     def learn(self, standing: Standing) -> None:
         """Move a tenth towards a finished request's rates, less where little was seen."""
         for member, rate in enumerate(standing.rates(self)):
             step = 0.1 * min(1.0, standing.seen[member] / 20.0)
             self.rates[member] += step * (rate - self.rates[member])
-        self.odds = [_odds(rate) for rate in self.rates]
+        self.odds = _odds(self.rates)
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Standing:
     def estimate(self, prior: Prior) -> tuple[list[float], list[float]]:
         """``weights``, and by which factor the odds of each drafter's guesses are better here than usually, ``[M]``."""
         rates = self.rates(prior)
-        return self._weights(rates), [_odds(own) / usual for own, usual in zip(rates, prior.odds, strict=True)]
+        return self._weights(rates), [own / usual for own, usual in zip(_odds(rates), prior.odds, strict=True)]
 
     def weights(self, prior: Prior) -> list[float]:
         """``[M]``, positive, summing to 1."""
@@ -122,9 +122,6 @@ class Standing:
             self.idle[member] = 0
 
 
-def _odds(rate: float) -> float:
-    if rate < EDGE:
-        rate = EDGE
-    elif rate > 1.0 - EDGE:
-        rate = 1.0 - EDGE
-    return rate / (1.0 - rate)
+def _odds(rates: Seq[float]) -> list[float]:
+    kept = [EDGE if rate < EDGE else 1.0 - EDGE if rate > 1.0 - EDGE else rate for rate in rates]
+    return [rate / (1.0 - rate) for rate in kept]

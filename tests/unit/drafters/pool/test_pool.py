@@ -19,7 +19,8 @@ from cospec.drafters.routing.standing import Standing
 from cospec.drafters.stepping import ModelStepper
 from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.draws import Purpose
-from cospec.errors import InvalidInput
+from cospec.errors import InvalidInput, ModelError
+from cospec.models.folder import resolve
 from cospec.models.toy import ToyModel
 from cospec.options import parse
 from cospec.params import SamplingParams
@@ -99,6 +100,15 @@ def test_wrong_options_are_one_sentence_that_names_the_drafter(given: dict[str, 
         build(**given)
     assert str(caught.value).startswith(sentence)
     assert str(caught.value).endswith(".")
+
+
+def test_a_model_that_is_not_there_is_told_with_the_drafter_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Host, "load_drafter", lambda host, name: resolve(name))
+    monkeypatch.setattr(Host, "load_translated", lambda host, name: resolve(name))
+    with pytest.raises(
+        ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope', which"
+    ):
+        build(drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
 
 
 class Failing(ScriptedDrafter):
