@@ -105,9 +105,7 @@ def test_wrong_options_are_one_sentence_that_names_the_drafter(given: dict[str, 
 def test_a_model_that_is_not_there_is_told_with_the_drafter_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Host, "load_drafter", lambda host, name: resolve(name))
     monkeypatch.setattr(Host, "load_translated", lambda host, name: resolve(name))
-    with pytest.raises(
-        ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope', which"
-    ):
+    with pytest.raises(ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope', which"):
         build(drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
 
 
