@@ -19,7 +19,7 @@ WORTH = 0.95  # of the basic way's time per token that another has to stay below
 CAUTION = 0.3  # share by which a way is judged too slow when it is to take another's place; falls likewise
 TINY = 1e-12  # seconds; predictions may be 0 on a virtual clock
 OUTLIER = 3.0  # times the expected duration that a disturbed round counts as
-LOSSES, START = 0.01, 12.0  # what trials may lose: a share of all time, and rounds of the basic way to begin with
+LOSSES, START = 0.01, 6.0  # what trials may lose: a share of all time, and rounds of the basic way to begin with
 
 
 @dataclass(slots=True)
