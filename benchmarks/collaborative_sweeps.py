@@ -65,7 +65,7 @@ Ratio = Callable[[Writer, Law], list[float]]
 def against_gamma(setting: Setting, ratio: Ratio) -> Curve:
     """The last model proposes so many tokens, the others one."""
     last = len(setting.models) - 1
-    found = {}
+    found: Curve = {}
     for gamma in GAMMAS:
         gammas = [1] * last + [gamma]
         fixed = writer(setting, {"proposal": "alternate", "gamma": gammas, "proposer": last}, 1)
