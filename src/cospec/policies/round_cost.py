@@ -22,7 +22,7 @@ from cospec.types import Offer
 # rounds bring them to the machine's speed, a refit to its shape.
 UNMEASURED_TARGET = ForwardCost(context=1e-7, slopes=(1e-4,), sequence=1e-4, fixed=5e-3)
 UNMEASURED_DRAFT = UNMEASURED_TARGET.scaled(1 / 8)
-UNMEASURED_REST = ForwardCost(slopes=(1e-6,), sequence=2e-5, fixed=4e-5)  # tokens are draft tokens
+REST = ForwardCost(slopes=(1e-6,), sequence=2e-5, fixed=4e-5)  # the shape of everything else; tokens are draft tokens
 
 FOLLOW = 0.05  # share of a round in what is known of overlap
 PATIENCE = 32  # rounds between two looks at the errors, and rounds that are kept before they are learned from
@@ -49,8 +49,8 @@ class RoundCost:
         self.error = 0.0  # median over the window
         self.predicted = 0.0  # seconds of the latest round
         self._target = Tracked(costs.target or UNMEASURED_TARGET)
-        self.rest = UNMEASURED_REST  # of a round outside of drafting and verification
-        self._outside = 1.0  # as many times as long as unmeasured
+        self.rest = REST.scaled(0.0)  # of a round outside of drafting and verification
+        self._outside = 0.0  # as many times as long as unmeasured; rounds tell
         whole, self.drafters = costs.draft or UNMEASURED_DRAFT, offer.members
         self._drafts = [Tracked(whole.scaled(max(1, m) / offer.members)) for m in range(offer.members + 1)]
         self._hidden = 0.0  # share of the shorter of both that passes beside the longer one
@@ -129,10 +129,10 @@ class RoundCost:
             keep_hidden = (1.0 - FOLLOW) ** len(hidden)
             self._hidden += (1.0 - keep_hidden) * (float(hidden.mean()) - self._hidden)
         spent = np.maximum(draft, target) if self.overlap else draft + target
-        usual = sum(UNMEASURED_REST.seconds(0.0, m, n) for n, m in zip(sequences, proposed, strict=True))
+        usual = sum(REST.seconds(0.0, m, n) for n, m in zip(sequences, proposed, strict=True))
         factor = max(0.0, float((total - spent).sum())) / usual
         self._outside += (1.0 - keep) * (factor - self._outside)
-        self.rest = UNMEASURED_REST.scaled(self._outside)
+        self.rest = REST.scaled(self._outside)
 
     def _compare(self, last: RoundStats) -> None:
         """Whether a round like the last one costs so much more or less than it did that plans are old."""
