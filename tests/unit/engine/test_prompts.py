@@ -28,11 +28,11 @@ TOKENS = Tokens(None, 16, 10)
         ([torch.tensor([1]), torch.tensor([2])], [[1], [2]]),
         ({"prompt_token_ids": [1]}, [[1]]),
         ([{"prompt_token_ids": [1]}, [2]], [[1], [2]]),
-        ((ids for ids in ([1], [2])), [[1], [2]]),
+        (iter(([1], [2])), [[1], [2]]),
         ([], []),
         ([[]], [[]]),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_token_ids_of_every_kind(given: Any, prompts: list[list[int]]) -> None:
     found = [read(prompt, TOKENS) for prompt in each(given)]
