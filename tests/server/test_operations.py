@@ -208,9 +208,10 @@ def test_health_answers_head(server):
 def test_limit_of_outputs_at_once(server):
     service = Service(server.client, Tokens(None, 256, 300), ServerMetrics("fake"), limit=3)
     body = CompletionBody(prompt=[[1]])
+    slow = tuple(server.http.post("/tokenize", json={"prompt": "FOREVER"}).json()["tokens"])
 
     def call(n: int) -> Call:
-        return service.call("cmpl", body, [("", (1,))], SamplingParams(n=n))
+        return service.call("cmpl", body, [("", slow)], SamplingParams(n=n, max_tokens=100))
 
     assert len(call(3).requests) == 3
     with pytest.raises(InvalidInput, match="n is giving 4 outputs; allowed is at most 3"):
