@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import ROOT
 
 Found = Mapping[str, Any]
-PAGES = ("README.md", "docs/benchmarks.md", "docs/collaborative.md", "docs/peers.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/collaborative.md", "docs/peers.md", "docs/policies.md")
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DATA = " ".join(f"--dataset-path examples/data/{name}.jsonl" for name in ("code", "math", "prose"))
 OURS = """'off={"speculative_config": {"method": "off"}}'
@@ -106,12 +106,26 @@ def collaborative(found: Found) -> Iterator[str]:
             yield _row(f"`{name}`", f"{row['temperature']:g}", row["domain"], alphas, bound, *cells)
 
 
+def load(found: Found) -> Iterator[str]:
+    """Latency by request rate, and that of ``auto`` over the best other configuration's and over ``off``'s."""
+    names = list(found["rows"][0]["latency"])
+    over = ("over the best", "p99", "over `off`", "p99")
+    yield from _head("requests/s", *(f"`{name}` mean / p99, ms" for name in names), *over)
+    for row in found["rows"]:
+        latencies = ["{mean:.0f} / {p99:.0f}".format_map(_milliseconds(row["latency"][name])) for name in names]
+        ratios = [
+            _ratio(row[key][measure]) for key in ("auto_over_best", "auto_over_off") for measure in ("mean", "p99")
+        ]
+        yield _row(f"{row['rate']:g}", *latencies, *ratios)
+
+
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "compare": compared,
     "servers": compared,
     "roofline": roofline,
     "llamacpp": forwards,
     "overhead": overhead,
+    "load": load,
     "collaborative": collaborative,
 }
 
@@ -164,6 +178,10 @@ def _wrapped(command: str) -> Iterator[str]:
                 lines.append("   ")
             lines[-1] += (" " if lines[-1] else "") + word
     yield from ("", "```sh", " \\\n".join(lines), "```", "")
+
+
+def _milliseconds(seconds: Found) -> dict[str, float]:
+    return {key: 1e3 * value for key, value in seconds.items()}
 
 
 def _head(*names: str) -> Iterator[str]:
