@@ -134,8 +134,8 @@ class Engine:
         )
         return replace(
             counted,
-            policy=dict(scheduler.policy.gauges()),
-            drafter_weights=dict(self.parts.weights()),
+            policy={name: float(value) for name, value in scheduler.policy.gauges().items()},
+            drafter_weights={name: float(value) for name, value in self.parts.weights().items()},
             round_info={"round": self.round.info.name, "reason": self.round.info.reason},
         )
 

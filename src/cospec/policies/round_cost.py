@@ -129,7 +129,7 @@ class RoundCost:
             keep_hidden = (1.0 - FOLLOW) ** len(hidden)
             self._hidden += (1.0 - keep_hidden) * (float(hidden.mean()) - self._hidden)
         spent = np.maximum(draft, target) if self.overlap else draft + target
-        usual = sum(REST.seconds(0.0, m, n) for n, m in zip(sequences, proposed, strict=True))
+        usual = float(sum(REST.seconds(0.0, m, n) for n, m in zip(sequences, proposed, strict=True)))
         factor = max(0.0, float((total - spent).sum())) / usual
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)

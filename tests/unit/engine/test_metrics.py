@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+import msgspec
 import pytest
 
+from cospec import LLM
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
@@ -62,3 +66,14 @@ def test_the_present_load() -> None:
     assert metrics.kv_cache_usage > 0
     engine.abort(["r0", "r2"])
     assert engine.metrics().requests_finished == {"abort": 2}
+
+
+def test_they_can_be_sent_whatever_the_policy_has_learned() -> None:
+    """Numbers of the policy's arithmetic stay within the engine's process: its encoder knows plain ones only."""
+    llm = LLM("zoo", enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    llm.generate(["It was a dark night, and", "def add(", "Question: Tom has 3 apples"], params)
+    metrics = llm.engine.metrics()
+    assert metrics.rounds > 32, "after which costs are learned"
+    assert msgspec.msgpack.encode(asdict(metrics))
+    assert {type(value) for value in metrics.policy.values()} == {float}
