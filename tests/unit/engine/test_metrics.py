@@ -72,8 +72,8 @@ def test_they_can_be_sent_whatever_the_policy_has_learned() -> None:
     """Numbers of the policy's arithmetic stay within the engine's process: its encoder knows plain ones only."""
     llm = LLM("zoo", enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
-    llm.generate(["It was a dark night, and", "def add(", "Question: Tom has 3 apples"], params)
+    while llm.engine.metrics().rounds < 200:  # costs are learned every 32, and predictions made with them later
+        llm.generate(["It was a dark night, and", "def add(", "Question: Tom has 3 apples"], params)
     metrics = llm.engine.metrics()
-    assert metrics.rounds > 32, "after which costs are learned"
     assert msgspec.msgpack.encode(asdict(metrics))
     assert {type(value) for value in metrics.policy.values()} == {float}
