@@ -48,7 +48,7 @@ def test_the_shape_is_learned_where_rounds_differ() -> None:
 
 
 def test_a_knee_that_was_not_measured_is_found() -> None:
-    """Rounds without drafts beside rounds with them: what decides whether drafts pay. The measured fit is a fifth off."""
+    """Rounds without drafts beside rounds with them decide whether drafts pay; the measured fit is a fifth off."""
     tracked = Tracked(ForwardCost(2e-7, (0.0, 3e-4), (8.0,), 8e-5, 1.6e-3))
     for _ in range(60):
         for sequences, tokens in ((4, 4), (4, 12), (4, 12), (4, 13), (4, 16)):
