@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from dataclasses import fields, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from cospec.config import EngineConfig, SpeculativeConfig
@@ -17,14 +19,14 @@ from cospec.engine.engine import Engine
 from cospec.engine.prompts import Message, Prompt, conversations, each, read, text
 from cospec.engine.requests import make_requests
 from cospec.engine.tokens import Tokens
-from cospec.errors import InvalidInput, words
+from cospec.errors import EngineStopped, InvalidInput, words
 from cospec.outputs import OutputBuilder, RequestOutput
 from cospec.params import SamplingParams
 from cospec.types import Event, Request, Speculation
 
 
 class LLM:
-    """A model with its drafters, ready to write.
+    """A model with its drafters, ready to write; ``close`` or the end of a ``with`` block gives back what it holds.
 
     Args:
         model: ``zoo``, ``zoo:NAME``, a folder or a hub name.
@@ -46,10 +48,55 @@ class LLM:
         **options: Any,
     ) -> None:
         given = {"model": str(model), "models": models, "law": law, "speculative_config": speculative_config}
-        config = EngineConfig.build(given | options)
-        self.engine = Engine.build(config)
+        self._open(Engine.build(EngineConfig.build(given | options)))
+
+    @classmethod
+    def around(cls, engine: Engine) -> LLM:
+        """The offline face of an engine that is built already."""
+        made = cls.__new__(cls)
+        made._open(engine)
+        return made
+
+    def _open(self, engine: Engine) -> None:
+        self._engine: Engine | None = engine
         self._numbers = count()
         self._inboxes: dict[str, deque[Event]] = {}
+
+    def close(self) -> None:
+        """End what is under way, the drafters' threads and processes, and free models and caches.
+
+        Everything else then raises ``EngineStopped``; closing again does nothing. What nobody holds any more frees
+        itself as well, whenever Python comes to it.
+        """
+        engine, self._engine = self._engine, None
+        if engine is None:
+            return
+        for inbox in self._inboxes.values():
+            inbox.clear()
+        self._inboxes.clear()
+        self.__dict__.pop("_tokens", None)
+        engine.close()
+        del engine
+        gc.collect()  # models are parts of cycles, which would else wait for the collector
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that writes.
+
+        Raises:
+            EngineStopped: ``close`` was called.
+        """
+        if self._engine is None:
+            raise EngineStopped("This LLM is closed and writes no more; make a new one.")
+        return self._engine
 
     @property
     def model_path(self) -> Path | None:
@@ -154,7 +201,8 @@ class LLM:
                     missing.discard(event.id)
                 yield event
         finally:  # an interrupt, or a request that is refused, must not leave work behind
-            self.engine.abort(missing)
+            if self._engine is not None:
+                self._engine.abort(missing)
             for request in requests:
                 self._inboxes.pop(request.id, None)
 

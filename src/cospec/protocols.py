@@ -254,6 +254,9 @@ class Handle(Protocol):
     def submit(self, method: str, *args: Any) -> Future:
         """Have ``propose``, ``commit`` or ``free`` called."""
 
+    def close(self) -> None:
+        """End the thread or process that it works in; it is asked for nothing any more."""
+
 
 class Casting(Protocol):
     """Who proposes how much in a collaborative round, and whose turn comes when."""

@@ -44,9 +44,7 @@ def test_it_says_what_it_is(repeat: type[Any]) -> None:
 
 def test_it_drafts_and_changes_nothing(repeat: type[Any]) -> None:
     def written(drafter: object) -> tuple[tuple[int, ...], int]:
-        made = object.__new__(LLM)
-        made.engine, made._inboxes = toy_engine(ToyModel(5, seed=1), drafter), {}  # type: ignore[arg-type]
-        made._numbers = iter(range(9))  # type: ignore[assignment]
+        made = LLM.around(toy_engine(ToyModel(5, seed=1), drafter))  # type: ignore[arg-type]
         (found,) = made.generate([0, 1], SamplingParams(max_tokens=30, seed=4))
         return found.outputs[0].token_ids, found.stats.drafted
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from itertools import count
+import os
+import threading
+import weakref
+from typing import Any
 
 import pytest
 
 from cospec.drafters.model import ModelDrafter
-from cospec.errors import InvalidInput
+from cospec.errors import EngineStopped, InvalidInput
 from cospec.llm import LLM
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.types import Speculation
+from harness.ensembles import ensemble_engine, toys
 from harness.toys import toy_engine
 
 
 def llm() -> LLM:
     """An ``LLM`` around loaded parts."""
-    made = object.__new__(LLM)
-    made.engine = toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)))
-    made._numbers, made._inboxes = count(), {}
-    return made
+    return LLM.around(toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2))))
 
 
 SEEDED = SamplingParams(max_tokens=12, seed=4)
@@ -81,6 +82,64 @@ def test_a_stream_that_is_closed_ends_the_work() -> None:
     stream.close()  # type: ignore[attr-defined]
     assert not made.engine.has_work
     assert made.engine.metrics().kv_cache_usage == 0
+
+
+def test_a_closed_llm_says_so_in_one_sentence() -> None:
+    """Closing twice is fine, an open stream ends with the sentence, and the engine has let go of everything."""
+    with llm() as made:
+        engine = made.engine
+        stream = made.stream([0, 1], SamplingParams(max_tokens=100))
+        made.encode([0, 1])
+        next(stream)
+    made.close()
+    assert not engine.has_work
+    assert engine.metrics().kv_cache_usage == 0
+    for use in (
+        lambda: made.generate([0, 1], SEEDED),
+        lambda: made.chat([{"role": "user", "content": "x"}], SEEDED),
+        lambda: made.stream([0, 1], SEEDED),
+        lambda: made.encode([0, 1]),
+        lambda: next(stream),
+        lambda: made.engine,
+        lambda: made.tokenizer,
+        lambda: made.model_path,
+    ):
+        with pytest.raises(EngineStopped, match=r"^This LLM is closed and writes no more; make a new one\.$"):
+            use()
+
+
+def test_an_error_inside_a_with_block_is_told_and_closes_it() -> None:
+    with pytest.raises(InvalidInput, match="prompt"), llm() as made:
+        made.generate([], SEEDED)
+        made.generate([[]], SEEDED)
+    with pytest.raises(EngineStopped):
+        made.engine  # noqa: B018
+
+
+@pytest.mark.parametrize("options", [{"round": "pipelined"}, {"drafting": "process"}], ids=["thread", "process"])
+def test_closing_ends_what_drafts_and_frees_the_models(options: dict[str, Any]) -> None:
+    threads = set(threading.enumerate())
+    config = {"num_speculative_tokens": 3, **options}
+    made = LLM(speculative_config=config, measure_at_start=False, kv_cache_memory_bytes=1 << 22)
+    handle = made.engine.round.crew.handle if "drafting" in options else None  # type: ignore[attr-defined]
+    model = weakref.ref(made.engine.parts.model)
+    made.generate("It was a dark night, and", SamplingParams(max_tokens=8))
+    assert handle is not None or set(threading.enumerate()) - threads
+    made.close()
+    assert model() is None
+    assert not set(threading.enumerate()) - threads
+    if handle is not None:
+        with pytest.raises(ProcessLookupError):
+            os.kill(handle.pid, 0)
+
+
+def test_closing_ends_the_threads_of_models_that_score_at_once() -> None:
+    threads = set(threading.enumerate())
+    law = {"blend": "weighted", "weights": [0.6, 0.4]}
+    with LLM.around(ensemble_engine(toys(2, 5), law, proposal="parallel")) as made:
+        made.generate([[0, 1]], SEEDED)
+        assert set(threading.enumerate()) - threads
+    assert not set(threading.enumerate()) - threads
 
 
 def test_speculation_of_one_call() -> None:

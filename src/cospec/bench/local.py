@@ -81,6 +81,8 @@ class EngineSystem:
 
     def stop(self) -> None:
         """See ``systems.System``."""
+        if self._engine is not None:
+            self._engine.close()
         self._engine = None
         gc.collect()
 

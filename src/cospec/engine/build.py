@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,23 @@ from cospec.models.folder import read_object
 from cospec.models.loading import LoadOptions, cache_budget, load_model, load_tokenizer, resolve
 from cospec.policies.round_cost import Costs
 from cospec.profiling.start import costs_at_start
-from cospec.protocols import Crew, Drafter, Model
+from cospec.protocols import Crew, Drafter, Handle, Model
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
+from cospec.rounds.remote import RemoteDrafter
 from cospec.types import Offer
 
-DEFAULT_DRAFTERS = {"zoo": "zoo:drafter", "zoo:target": "zoo:drafter"}
 DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
+
+
+def default_drafter(model: str) -> str | None:
+    """The family's generic drafter for each of its targets: the one that is shipped whole and the adapters on it.
+
+    Raises:
+        ModelError: the zoo has no such member.
+    """
+    if model != "zoo" and not model.startswith("zoo:"):
+        return None
+    return "zoo:drafter" if base_folder(resolve(model)) == resolve("zoo") else None
 
 
 def build_parts(config: EngineConfig) -> Parts:
@@ -47,7 +58,7 @@ def build_parts(config: EngineConfig) -> Parts:
     options = replace(options, budget=cache_budget([str(path), *_drafting(speculative, config.model)], options))
     target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
-    host = EngineHost(target, path, DEFAULT_DRAFTERS.get(config.model), DEFAULT_HEADS.get(config.model), options)
+    host = EngineHost(target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options)
     drafter = build_drafter(speculative, host, config.threads)
     costs = _costs(target, drafter, path, speculative, config)
     text = Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer))
@@ -78,8 +89,8 @@ def _costs(
 
 def _ensemble_parts(config: EngineConfig) -> Parts:
     """Load and connect several models that speak as one; a law for a single model is over it and its own drafter."""
-    own = [DEFAULT_DRAFTERS[config.model]] if config.model in DEFAULT_DRAFTERS else []
-    given = config.models or [config.model, *own]
+    own = default_drafter(config.model)
+    given = config.models or [config.model, *([own] if own else [])]
     if len(given) < 2:
         raise InvalidInput("models", words(", ".join(given)), "two models or more")
     build_blend(config.law or DEFAULT_LAW, len(given))
@@ -95,10 +106,12 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
     cast = Cast(tuple(load_model(str(path), options) for path in paths), distinct(given))
     _leave_processors(cast.models)
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
-    host = EngineHost(cast.models[0], paths[0], DEFAULT_DRAFTERS.get(given[0]), None, options)
+    host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
     text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))
-    parts = connect_ensemble(cast, build_drafter(speculative, host, config.threads), config, text)
-    return replace(parts, model_paths=tuple(paths))
+    drafter = build_drafter(speculative, host, config.threads)
+    parts = connect_ensemble(cast, drafter, config, text)
+    elsewhere = drafter.handle if isinstance(drafter, RemoteDrafter) else None
+    return replace(parts, model_paths=tuple(paths), closers=(*parts.closers, *_closers(elsewhere)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +142,11 @@ def connect(
     blend = BLENDS.load("single")()
     verifier = Verifier(target, blend, rules)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
+    handle = handle_of(drafter, speculative.drafting, target.device)
     return Parts(
         model=target,
         scheduler=scheduler,
-        round=ROUNDS.load(speculative.round)(
-            Crew(drafter, verifier, policy, time.monotonic, handle_of(drafter, speculative.drafting, target.device))
-        ),
+        round=ROUNDS.load(speculative.round)(Crew(drafter, verifier, policy, time.monotonic, handle)),
         committer=Committer(backend, blend.name, text.eos, relaxed=relaxed),
         resolver=Resolver(
             target.vocab_size,
@@ -152,7 +164,12 @@ def connect(
         tokenizer=text.tokenizer,
         model_path=text.path,
         weights=getattr(drafter, "weights", dict),
+        closers=_closers(handle),
     )
+
+
+def _closers(handle: Handle | None) -> tuple[Callable[[], None], ...]:
+    return () if handle is None else (handle.close,)
 
 
 def load_options(config: EngineConfig) -> LoadOptions:
@@ -183,7 +200,7 @@ def _speculation(config: EngineConfig) -> SpeculativeConfig:
     given = config.speculative_config or SpeculativeConfig()
     if "method" in given.model_fields_set:
         return given
-    if config.model in DEFAULT_DRAFTERS or "model" in given.options:
+    if default_drafter(config.model) or "model" in given.options:
         return given.model_copy(update={"method": "draft_model"})
     if given != SpeculativeConfig():
         allowed = "one of " + ", ".join([*DRAFTERS, "off"])
@@ -226,7 +243,7 @@ def _reads_states(speculative: SpeculativeConfig) -> bool:
 def _drafting(speculative: SpeculativeConfig, target: str) -> list[str]:
     """The models that will draft, each with a KV cache of its own."""
     named = [
-        options.get("model") or DEFAULT_DRAFTERS.get(target)
+        options.get("model") or default_drafter(target)
         for method, options in _methods(speculative)
         if getattr(DRAFTERS.load(method), "keeps_cache", False)
     ]

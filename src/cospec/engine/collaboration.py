@@ -62,6 +62,7 @@ def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, 
         law=laws.default.name,
         tokenizer=text.tokenizer,
         model_path=text.path,
+        closers=(members.close,),
     )
 
 

@@ -34,6 +34,7 @@ class Parts:
     clock: Clock = time.monotonic
     model_paths: tuple[Path, ...] = ()  # of all models, where several speak as one
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
+    closers: tuple[Callable[[], None], ...] = ()  # what ends the threads and processes of the parts
 
 
 class Engine:
@@ -138,6 +139,12 @@ class Engine:
             drafter_weights={name: float(value) for name, value in self.parts.weights().items()},
             round_info={"round": self.round.info.name, "reason": self.round.info.reason},
         )
+
+    def close(self) -> None:
+        """Abort everything and end threads and processes; the engine is of no use afterwards."""
+        self.abort(list(self._sequences))
+        for close in self.parts.closers:
+            close()
 
     def check_integrity(self) -> None:
         """Raise ``AssertionError`` when a sequence or a cache page was lost; costs too much for every round."""

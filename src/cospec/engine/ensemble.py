@@ -155,6 +155,11 @@ class Ensemble:
         for model in self.models:
             model.free(ids)
 
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
 
 def check_vocabularies(cast: Cast) -> None:
     """Raise ``InvalidInput`` unless all models have one vocabulary size."""

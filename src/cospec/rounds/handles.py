@@ -28,6 +28,9 @@ class Here:
         self.busy += self._clock() - started
         return future
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
 
 class Worker:
     """In one thread of its own, which starts with the first task.
@@ -53,6 +56,10 @@ class Worker:
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Queue a call; calls are made one at a time in their order."""
         return self._thread.submit(self._call, method, args)
+
+    def close(self) -> None:
+        """Wait for the call at work; those behind it are dropped."""
+        self._thread.shutdown(cancel_futures=True)
 
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         started = self._clock()

@@ -87,3 +87,6 @@ class Beside:
         heapq.heappush(self._free_at, done)
         self.busy += seconds
         return Promise(self._clock, done, self._worker.drafts(*args))
+
+    def close(self) -> None:
+        """There is nothing to end."""

@@ -8,9 +8,13 @@ import pytest
 
 from cospec.config import EngineConfig
 from cospec.drafters.ngram import NgramDrafter
-from cospec.engine.build import _speculation
-from cospec.engine.drafters import _check_keys
+from cospec.engine.build import _speculation, default_drafter
+from cospec.engine.drafters import _check_keys, same_tokens
 from cospec.errors import InvalidInput
+from cospec.llm import LLM
+from cospec.models.adapters import base_folder
+from cospec.models.folder import resolve, zoo_members
+from cospec.params import SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -21,6 +25,12 @@ from cospec.errors import InvalidInput
         ("zoo", {"num_speculative_tokens": 3}, "draft_model"),
         ("zoo", {"method": "off"}, "off"),
         ("zoo", {"method": "ngram"}, "ngram"),
+        ("zoo:target", None, "draft_model"),
+        ("zoo:target-prose", None, "draft_model"),
+        ("zoo:target-code", {"num_speculative_tokens": 3}, "draft_model"),
+        ("zoo:target-code", {"method": "off"}, "off"),
+        ("zoo:drafter", None, "off"),
+        ("zoo:math", None, "off"),
         ("folder", None, "off"),
         ("folder", {}, "off"),
         ("folder", {"model": "zoo:drafter"}, "draft_model"),
@@ -30,6 +40,24 @@ def test_method(model: str, given: dict[str, Any] | None, method: str) -> None:
     found = _speculation(EngineConfig.build({"model": model, "speculative_config": given}))
     assert found.method == method
     assert found.num_speculative_tokens == (given or {}).get("num_speculative_tokens", "auto")
+
+
+def test_every_target_of_the_zoo_has_the_familys_drafter_and_its_tokens() -> None:
+    """Its targets are the one that is shipped whole and every adapter on it; drafters have no drafter."""
+    targets = [member for member in zoo_members() if member.startswith("target")]
+    assert {"target", "target-prose", "target-code"} <= set(targets)
+    for member in zoo_members():
+        drafter = default_drafter(f"zoo:{member}")
+        assert drafter == ("zoo:drafter" if member in targets else None)
+        if drafter is not None:
+            assert same_tokens(base_folder(resolve(f"zoo:{member}")), resolve(drafter))
+
+
+def test_a_variant_of_the_target_is_drafted_for() -> None:
+    with LLM("zoo:target-prose", measure_at_start=False, kv_cache_memory_bytes=1 << 22) as llm:
+        (found,) = llm.generate("It was a dark night, and", SamplingParams(max_tokens=12, temperature=0))
+    assert found.stats.accepted_by_drafter == {"draft_model": found.stats.accepted}
+    assert found.stats.accepted > 0
 
 
 def test_options_of_no_method_are_not_dropped() -> None:

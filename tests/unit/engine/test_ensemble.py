@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +137,7 @@ def test_joint_pages_agree_on_a_prefix() -> None:
 def test_model_calls_add_up() -> None:
     """Every output's calls are its own, and the engine's are fewer where outputs share them."""
     engine = ensemble_engine(toys(2, 5), LAW, gamma=2)
-    made = object.__new__(LLM)
-    made.engine, made._numbers, made._inboxes = engine, count(), {}
-    (output,) = made.generate([[0, 1]], SamplingParams(max_tokens=20, n=3, seed=1))
+    (output,) = LLM.around(engine).generate([[0, 1]], SamplingParams(max_tokens=20, n=3, seed=1))
     assert output.law == "weighted(0.6, 0.4)"
     for name in ("m0", "m1"):
         own = [part.stats.model_calls[name] for part in output.outputs]
