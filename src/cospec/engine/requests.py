@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from cospec.draws import Purpose, derive
@@ -13,6 +14,18 @@ from cospec.errors import InvalidInput, words
 from cospec.params import SamplingParams
 from cospec.registry import POLICIES, RULES
 from cospec.types import Request, Speculation
+
+# What of the sampling parameters shapes the law, beside ``logit_bias``.
+SHAPING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+)
 
 
 def make_requests(
@@ -36,6 +49,20 @@ def make_requests(
         )
         for index in range(params.n)
     ]
+
+
+def own_seed(request: Request) -> int:
+    """The seed of a request whose drafts are drawn and tested: made of its seed, prompt, law and speculation.
+
+    What drafters and policies learn from one request goes into the next one's drafts. If users gave both one seed, the
+    numbers that made the first's output would test a draft that was chosen by that output, and the second would not
+    follow its law. So no two requests share numbers unless they ask for the same: that is then the same draw again.
+    """
+    params = request.sampling
+    shape = [getattr(params, name) for name in SHAPING]
+    bias = sorted((params.logit_bias or {}).items())
+    said = repr((request.prompt, shape, bias, request.speculation, request.law))
+    return derive(request.seed, int.from_bytes(blake2b(said.encode(), digest_size=8).digest()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +121,10 @@ class Resolver:
         elif request.speculation.enabled:
             self._check_rule("speculation.rule", rule)
         speculation = replace(request.speculation, rule=rule, enabled=request.speculation.enabled and self.drafts)
-        return replace(request, sampling=sampling, speculation=speculation, law_name=self._law_name(request))
+        resolved = replace(request, sampling=sampling, speculation=speculation, law_name=self._law_name(request))
+        # Drawn seeds differ anyway, and what the target's own noise decides is the same with and without drafts.
+        shared = params.seed is not None and speculation.enabled and RULES.load(rule).noise is not Purpose.TARGET
+        return replace(resolved, seed=own_seed(resolved)) if shared else resolved
 
     def _law_name(self, request: Request) -> str:
         """What the request's own law is declared as; empty where it has none."""
