@@ -23,7 +23,8 @@ LIBRARY = Path("src/cospec/_native.so")
 # No -ffast-math and no contraction: the order of every sum, and every rounding, is as written.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w"]
 AVX2 = ["-mavx2", "-mfma"]
-ISAS = {"avx2": AVX2, "avx512": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]}
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
+ISAS = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
 
 
 class BuildFailed(Exception):

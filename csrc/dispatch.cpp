@@ -12,8 +12,12 @@ const Kernels* best() {
     __builtin_cpu_init();
 #if defined(COSPEC_HAS_AVX512)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
+        __builtin_cpu_supports("avx512dq")) {
+#if defined(COSPEC_HAS_AVX512_BF16)
+        if (__builtin_cpu_supports("avx512bf16")) return &kernels_avx512_bf16;
+#endif
         return &kernels_avx512;
+    }
 #endif
 #if defined(COSPEC_HAS_AVX2)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernels_avx2;
@@ -22,7 +26,19 @@ const Kernels* best() {
     return &kernels_base;
 }
 
-int level(const Kernels* k) { return !strcmp(k->name, "avx512") ? 2 : !strcmp(k->name, "avx2") ? 1 : 0; }
+// From the least to the best.
+const Kernels* const offered[] = {
+    &kernels_base,
+#if defined(COSPEC_HAS_AVX2)
+    &kernels_avx2,
+#endif
+#if defined(COSPEC_HAS_AVX512)
+    &kernels_avx512,
+#endif
+#if defined(COSPEC_HAS_AVX512_BF16)
+    &kernels_avx512_bf16,
+#endif
+};
 
 std::atomic<const Kernels*> chosen{nullptr};
 
@@ -38,19 +54,13 @@ API const char* cospec_isa() { return kernels().name; }
 
 // Use a lower instruction set than the best one; 0 when the processor or this build does not have it.
 API int cospec_set_isa(const char* name) {
-    const Kernels* offered[] = {
-        &kernels_base,
-#if defined(COSPEC_HAS_AVX2)
-        &kernels_avx2,
-#endif
-#if defined(COSPEC_HAS_AVX512)
-        &kernels_avx512,
-#endif
-    };
-    for (const Kernels* k : offered)
-        if (!strcmp(k->name, name) && level(k) <= level(best())) {
+    const Kernels* const most = best();
+    for (const Kernels* k : offered) {
+        if (!strcmp(k->name, name)) {
             chosen.store(k);
             return 1;
         }
+        if (k == most) break;
+    }
     return 0;
 }

@@ -6,8 +6,8 @@
 enum Kind { FP32 = 0, BF16 = 1, INT8 = 2 };
 
 // A weight [outputs, inputs] in panels of 64 outputs: for each input, the weights of those outputs side by side.
-// The last panel is as wide as it needs to be, in steps of 32. In bf16 panels one 32-bit word holds the weights of
-// outputs j (low half) and j + 16 (high half) of a group of 32, so that one operation widens sixteen of them.
+// The last panel is as wide as it needs to be, in steps of 32. In bf16 panels one 32-bit word holds two inputs' weights
+// of an output, the earlier input in the lower half, and inputs are even in number: the last may be all 0.
 struct Linear {
     int kind;
     long outputs, inputs;
@@ -78,3 +78,4 @@ struct Kernels {
 extern const Kernels kernels_base;
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512_bf16;

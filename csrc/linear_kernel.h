@@ -1,7 +1,9 @@
-// y[m, o] = sum over k of x[m, k] * w[o, k]: a single chain of fused multiply-adds over ascending k for each output.
+// y[m, o] = sum over k of x[m, k] * w[o, k]: a single chain of fused multiply-adds for each output, in one order of k.
 //
 // The chain is the contract: it is the same for every number of rows, threads and instruction set. Tiles differ only in
 // which outputs they hold in registers at once, and where a chain is split over k it passes through memory unchanged.
+// The order is ascending. With bf16 weights the inputs are rounded to bf16 too and taken in pairs, the second of a pair
+// first: what processors with an instruction for it do, and what two fused multiply-adds do elsewhere, bit for bit.
 #pragma once
 #include "kernels.h"
 #include "simd.h"
@@ -16,33 +18,80 @@ constexpr int GROUP = 6;
 constexpr int tile_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #endif
 constexpr int PANEL = 64;       // outputs
-constexpr long DEPTH = 96;     // inputs taken at once where a panel's share, and the next one, have to stay in L1
+constexpr long DEPTH = 96;     // words of a column taken at once where a panel's share, and the next one, stay in L1
 constexpr long AHEAD = 2048;   // bytes fetched ahead of use where a panel is gone over once
 
-struct Fp32Weights {
-    typedef float Word;
-    static constexpr long words(long columns) { return columns; }
-    INLINE V load16(const Word* row, int v) { return load(row + 16 * v); }
+// How weights and inputs lie and meet. A word of a weight holds INPUTS inputs of one output, which take PARTS steps.
+template <class T> struct Single {
+    typedef T Word;
+    typedef float Input;
+    typedef V Weight;
+    static constexpr int INPUTS = 1, PARTS = 1;
+    INLINE V add(V weight, float x, V total) { return fma(weight, splat(x), total); }
+    // Interleave rows, so that a tile reads one stream: to[k, r]
+    static void pack(const float* x, long x_row, long rows, long inputs, float* to) {
+        for (long r = 0; r < rows; r++)
+            for (long k = 0; k < inputs; k++) to[k * rows + r] = x[r * x_row + k];
+    }
 };
+struct Fp32Weights : Single<float> {
+    INLINE V load16(const float* p, int) { return load(p); }
+};
+struct Int8Weights : Single<int8_t> {
+    INLINE V load16(const int8_t* p, int) { return from_int8(p); }
+};
+
+// To the nearest bf16, ties to even, as the upper half of a word. Subnormal numbers become 0, as in the instruction.
+INLINE uint32_t rounded(float x) {
+    uint32_t word;
+    memcpy(&word, &x, 4);
+    const uint32_t exponent = word & 0x7f800000u;
+    const uint32_t near = word + 0x7fffu + (word >> 16 & 1);
+    const uint32_t kept = x != x ? word | 0x400000u : near;
+    return (exponent ? kept : word & 0x80000000u) & 0xffff0000u;
+}
+
 struct Bf16Weights {
-    typedef uint32_t Word;
-    static constexpr long words(long columns) { return columns / 2; }
-    INLINE V load16(const Word* row, int v) { return v & 1 ? bf16_high(row + 8 * (v - 1)) : bf16_low(row + 8 * v); }
-};
-struct Int8Weights {
-    typedef int8_t Word;
-    static constexpr long words(long columns) { return columns; }
-    INLINE V load16(const Word* row, int v) { return from_int8(row + 16 * v); }
+    typedef uint32_t Word;  // input 2i in the lower half, 2i + 1 in the upper one
+    static constexpr int INPUTS = 2;
+#if defined(__AVX512BF16__)
+    typedef uint32_t Input;
+    typedef __m512i Weight;
+    static constexpr int PARTS = 1;
+    INLINE Weight load16(const Word* p, int) { return _mm512_loadu_si512(p); }
+    INLINE V add(Weight weight, uint32_t x, V total) {
+        return {_mm512_dpbf16_ps(total.r, (__m512bh)weight, (__m512bh)_mm512_set1_epi32((int)x))};
+    }
+    INLINE void put(Input* to, long, uint32_t even, uint32_t odd) { *to = even >> 16 | odd; }
+#else
+    typedef float Input;
+    typedef V Weight;
+    static constexpr int PARTS = 2;
+    INLINE V load16(const Word* p, int part) { return part ? bf16_low(p) : bf16_high(p); }
+    INLINE V add(V weight, float x, V total) { return fma(weight, splat(x), total); }
+    INLINE void put(Input* to, long rows, uint32_t even, uint32_t odd) {
+        memcpy(to, &odd, 4);
+        memcpy(to + rows, &even, 4);
+    }
+#endif
+    static void pack(const float* x, long x_row, long rows, long inputs, Input* to) {
+        for (long r = 0; r < rows; r++) {
+            const float* from = x + r * x_row;
+            for (long k = 0; k + 1 < inputs; k += 2)
+                put(to + k / 2 * PARTS * rows + r, rows, rounded(from[k]), rounded(from[k + 1]));
+            if (inputs % 2) put(to + inputs / 2 * PARTS * rows + r, rows, rounded(from[inputs - 1]), 0);
+        }
+    }
 };
 
 // One panel (or half of one) against a group of rows.
 template <class W> struct Block {
     const typename W::Word* weight;
-    long weight_row;   // words from one input to the next
+    long columns;      // words from one step of the weight to the next
     const char* next;  // what will be read next: the tiles of a block fetch a part of it each
-    const float* x;
-    long x_row, x_input;  // floats from one row, one input, to the next
-    long depth;
+    const typename W::Input* x;
+    long x_row;  // from one row to the next where rows are not packed
+    long depth;  // words of a column
     float* sums;  // [rows, PANEL]
     bool first;   // chains start here
 };
@@ -51,18 +100,18 @@ template <class W, int ROWS, int WIDTH, bool PACKED> static void tile(const Bloc
     V c[ROWS][WIDTH];
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int v = 0; v < WIDTH; v++) c[r][v] = b.first ? zero() : load(b.sums + r * PANEL + 16 * (v0 + v));
-    const typename W::Word* w = b.weight + (WIDTH == 1 ? 0 : W::words(16 * v0));
-    const float* x = b.x;
-    const long x_row = PACKED ? 1 : b.x_row, step = PACKED ? ROWS : 1;
-    constexpr long share = W::words(16 * WIDTH) * sizeof(*w);
+    const typename W::Word* w = b.weight + 16 * v0;
+    const typename W::Input* x = b.x;
+    const long x_row = PACKED ? 1 : b.x_row;
+    constexpr long step = PACKED ? ROWS : 1, share = 16 * WIDTH * sizeof(*w);
     const char* next = b.next + pass * b.depth * share;
-    for (long k = 0; k < b.depth; k++, w += b.weight_row, x += step, next += share) {
+    for (long i = 0; i < b.depth; i++, w += b.columns, next += share) {
         for (long line = 0; line < share; line += 64) __builtin_prefetch(next + line);
-        V weight[WIDTH];
-        UNROLL for (int v = 0; v < WIDTH; v++) weight[v] = W::load16(w, WIDTH == 1 ? v0 : v);
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            V value = splat(x[r * x_row]);
-            UNROLL for (int v = 0; v < WIDTH; v++) c[r][v] = fma(weight[v], value, c[r][v]);
+        UNROLL for (int part = 0; part < W::PARTS; part++, x += step) {
+            typename W::Weight weight[WIDTH];
+            UNROLL for (int v = 0; v < WIDTH; v++) weight[v] = W::load16(w + 16 * v, part);
+            UNROLL for (int r = 0; r < ROWS; r++)
+                UNROLL for (int v = 0; v < WIDTH; v++) c[r][v] = W::add(weight[v], x[r * x_row], c[r][v]);
         }
     }
     UNROLL for (int r = 0; r < ROWS; r++)
@@ -71,19 +120,10 @@ template <class W, int ROWS, int WIDTH, bool PACKED> static void tile(const Bloc
 
 template <class W, int ROWS, bool PACKED> static void tiles(const Block<W>& b, int width) {
     constexpr int most = tile_width(ROWS);
-    if constexpr (most == 1) {
-        for (int v = 0; v < width; v += 2) {
-            Block<W> pair = b;
-            pair.weight += W::words(16 * v);
-            pair.sums += 16 * v;
-            tile<W, ROWS, 1, PACKED>(pair, 0, v);
-            tile<W, ROWS, 1, PACKED>(pair, 1, v + 1);
-        }
-    } else if (width < most) {
-        tile<W, ROWS, 2, PACKED>(b, 0, 0);
-    } else {
+    if (width < most)
+        tile<W, ROWS, most < 2 ? 1 : 2, PACKED>(b, 0, 0);
+    else
         for (int v = 0; v < width; v += most) tile<W, ROWS, most, PACKED>(b, v, v / most);
-    }
 }
 
 template <class W, bool PACKED> static void group(const Block<W>& b, int rows, int width) {
@@ -102,21 +142,7 @@ static long chunk_rows(long rows, long inputs) {
 }
 
 static size_t linear_scratch(long rows, long inputs) {
-    long chunk = chunk_rows(rows, inputs);
-    return (size_t)chunk * PANEL + (rows > GROUP ? (size_t)chunk * inputs : 0);
-}
-
-INLINE long group_start(long rows, long groups, long g) { return rows * g / groups; }
-
-// Interleave the rows of each group, so that a tile reads one stream.
-static void pack_rows(const float* x, long x_row, long rows, long inputs, float* packed) {
-    const long groups = (rows + GROUP - 1) / GROUP;
-    for (long g = 0; g < groups; g++) {
-        const long first = group_start(rows, groups, g), n = group_start(rows, groups, g + 1) - first;
-        float* to = packed + first * inputs;
-        for (long r = 0; r < n; r++)
-            for (long k = 0; k < inputs; k++) to[k * n + r] = x[(first + r) * x_row + k];
-    }
+    return (size_t)chunk_rows(rows, inputs) * (PANEL + inputs + 1);
 }
 
 INLINE V finished(const Linear& l, V total, long column) {
@@ -159,34 +185,44 @@ static void finish(const LinearJob& job, const float* sums, long first, long row
     }
 }
 
-template <class W> static void chunk(const LinearJob& job, long first, long rows, long from, long to, float* scratch) {
+template <class W, bool PACKED>
+static void chunk(const LinearJob& job, long first, long rows, long from, long to, float* scratch) {
+    typedef typename W::Input Input;
     const Linear& l = *job.linear;
     const long all = (l.outputs + 31) / 32, groups = (rows + GROUP - 1) / GROUP;
-    const bool packed = rows > GROUP;
-    float *sums = scratch, *rows_of = scratch + chunk_rows(job.rows, l.inputs) * PANEL;
+    const long words = (l.inputs + W::INPUTS - 1) / W::INPUTS;  // of a column
     const float* x = job.x + first * job.x_row;
-    if (packed) pack_rows(x, job.x_row, rows, l.inputs, rows_of);
+    float* sums = scratch;
+    Input* packed = (Input*)(scratch + chunk_rows(job.rows, l.inputs) * PANEL);
+    const auto start = [&](long g) { return rows * g / groups; };
+    if constexpr (PACKED)
+        for (long g = 0; g < groups; g++)
+            W::pack(x + start(g) * job.x_row, job.x_row, start(g + 1) - start(g), l.inputs,
+                    packed + start(g) * words * W::PARTS);
     for (long u = from; u < to;) {  // in units of 32 outputs; a panel is two
         const long panel = u / 2, panel_units = all - 2 * panel < 2 ? 1 : 2;
         const int width = u % 2 == 0 && panel_units == 2 && u + 1 < to ? 4 : 2;
         Block<W> b;
-        b.weight_row = W::words(32 * panel_units);
+        b.columns = 32 * panel_units;
+        b.x_row = job.x_row;
         const typename W::Word* weight =
-            (const typename W::Word*)l.weight + W::words(PANEL) * panel * l.inputs + W::words(32) * (u % 2);
+            (const typename W::Word*)l.weight + PANEL * panel * words + 32 * (u % 2);
         // Tiles that go over a panel several times find it in L1 again.
-        const bool several = packed || tile_width((int)rows) < width;
-        const long depth = several ? DEPTH : l.inputs;
-        for (long k = 0; k < l.inputs; k += depth) {
-            b.weight = weight + k * b.weight_row;
-            b.depth = l.inputs - k < depth ? l.inputs - k : depth;
-            b.next = (const char*)(b.weight + (several ? b.depth * b.weight_row : 0)) + (several ? 0 : AHEAD);
-            b.first = k == 0;
+        const bool several = groups > 1 || tile_width((int)rows) < width;
+        const long depth = several ? DEPTH : words;
+        for (long i = 0; i < words; i += depth) {
+            b.weight = weight + i * b.columns;
+            b.depth = words - i < depth ? words - i : depth;
+            b.next = (const char*)(b.weight + (several ? b.depth * b.columns : 0)) + (several ? 0 : AHEAD);
+            b.first = i == 0;
             for (long g = 0; g < groups; g++) {
-                const long start = group_start(rows, groups, g), n = group_start(rows, groups, g + 1) - start;
-                b.sums = sums + start * PANEL;
-                b.x = packed ? rows_of + start * l.inputs + k * n : x + k;
-                b.x_row = job.x_row;
-                packed ? group<W, true>(b, (int)n, width) : group<W, false>(b, (int)n, width);
+                const long n = start(g + 1) - start(g);
+                b.sums = sums + start(g) * PANEL;
+                if constexpr (PACKED)
+                    b.x = packed + (start(g) * words + i * n) * W::PARTS;
+                else
+                    b.x = x + i;
+                group<W, PACKED>(b, (int)n, width);
             }
         }
         finish(job, sums, first, rows, 32 * u, width);
@@ -200,8 +236,15 @@ template <class W> static void share(const LinearJob& job, int part, int parts, 
     const long from = units * part / parts * unit, to = units * (part + 1) / parts * unit;
     if (from == to) return;
     const long step = chunk_rows(job.rows, job.linear->inputs);
-    for (long first = 0; first < job.rows; first += step)
-        chunk<W>(job, first, job.rows - first < step ? job.rows - first : step, from, to, scratch);
+    for (long first = 0; first < job.rows; first += step) {
+        const long rows = job.rows - first < step ? job.rows - first : step;
+        if constexpr (W::INPUTS == 1)
+            if (rows <= GROUP) {
+                chunk<W, false>(job, first, rows, from, to, scratch);
+                continue;
+            }
+        chunk<W, true>(job, first, rows, from, to, scratch);
+    }
 }
 
 static void linear(const LinearJob& job, int part, int parts, float* scratch) {

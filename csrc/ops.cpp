@@ -27,18 +27,21 @@ void* allocate(size_t bytes) {
 
 long rounded(long n, long to) { return (n + to - 1) / to * to; }
 
-template <class T> void pack(const Linear& l, const T* from) {
+template <class T> T kept(T weight) { return weight; }
+uint16_t kept(uint16_t bf16) { return bf16 & 0x7f80 ? bf16 : bf16 & 0x8000; }  // products take subnormal numbers for 0
+
+// `together` inputs of an output share a word.
+template <class T> void pack(const Linear& l, const T* from, long together) {
     T* to = (T*)l.weight;
-    const long all = rounded(l.outputs, 32);
+    const long all = rounded(l.outputs, 32), inputs = rounded(l.inputs, together);
     for (long panel = 0; panel < all; panel += PANEL) {
         const long width = all - panel < PANEL ? all - panel : PANEL;
-        T* p = to + panel * l.inputs;
+        T* p = to + panel * inputs;
         for (long j = 0; j < width; j++) {
-            // 16-bit weights j and j + 16 of a group of 32 share a word
-            const long column = l.kind == BF16 ? j / 32 * 32 + j % 16 * 2 + j % 32 / 16 : j;
             const bool real = panel + j < l.outputs;
-            for (long k = 0; k < l.inputs; k++)
-                p[k * width + column] = real ? from[(panel + j) * l.inputs + k] : T(0);
+            const T* row = from + (panel + j) * l.inputs;
+            for (long k = 0; k < inputs; k++)
+                p[(k / together * width + j) * together + k % together] = real && k < l.inputs ? kept(row[k]) : T(0);
         }
     }
 }
@@ -70,10 +73,10 @@ Scratch& own_scratch() {
 Linear* linear_new(int kind, const void* weight, const float* scale, const float* bias, long outputs, long inputs) {
     const size_t element = kind == FP32 ? 4 : kind == BF16 ? 2 : 1;
     Linear* l = new Linear{kind, outputs, inputs, nullptr, padded_copy(scale, outputs), padded_copy(bias, outputs)};
-    l->weight = allocate(element * rounded(outputs, 32) * inputs);
-    if (kind == FP32) pack(*l, (const float*)weight);
-    if (kind == BF16) pack(*l, (const uint16_t*)weight);
-    if (kind == INT8) pack(*l, (const int8_t*)weight);
+    l->weight = allocate(element * rounded(outputs, 32) * rounded(inputs, 2));
+    if (kind == FP32) pack(*l, (const float*)weight, 1);
+    if (kind == BF16) pack(*l, (const uint16_t*)weight, 2);
+    if (kind == INT8) pack(*l, (const int8_t*)weight, 1);
     return l;
 }
 

@@ -35,3 +35,16 @@ def tiny(name: str, seed: int = 1) -> Any:
 def tokens(count: int, seed: int) -> tuple[int, ...]:
     """Random token ids."""
     return tuple(torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def in_bfloat16(model: Any) -> Any:
+    """Weights of ``model`` rounded to bfloat16 in place, and from now on what its linear layers read.
+
+    Buffers, such as rotary frequencies, keep their precision.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16().float(),))
+    return model

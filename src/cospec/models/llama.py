@@ -215,7 +215,7 @@ class TorchRunner:
     """The same steps in torch, on any device."""
 
     def __init__(self, weights: Weights, kind: Kind) -> None:
-        self._weights = weights
+        self._weights, self._kind = weights, kind
         self._layers = tuple(self._hold(layer, kind) for layer in weights.layers)
         self._head = _rounded(weights.head, kind)
 
@@ -233,11 +233,11 @@ class TorchRunner:
     def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
         """See ``FusedLlama.states``."""
         x = self._hidden(batch, layers, ATTENTION["sdpa"](batch))
-        return F.linear(x, *self._head).float(), x.float()
+        return self._product(x, self._head).float(), x.float()
 
     def run(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
         """Like ``logits``, with an attention that was prepared elsewhere."""
-        return F.linear(self._hidden(batch, layers, attend), *self._head).float()
+        return self._product(self._hidden(batch, layers, attend), self._head).float()
 
     @torch.no_grad()
     def _hidden(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
@@ -246,16 +246,20 @@ class TorchRunner:
         turn = (angles.cos() * w.rotary_scale)[:, None], (angles.sin() * w.rotary_scale)[:, None]
         x = F.embedding(batch.ids, w.embedding)
         for layer, (qkv, output, gate_up, down), pages in zip(w.layers, self._layers, layers, strict=True):
-            states = F.linear(self._norm(x, layer.input_norm), *qkv).unflatten(-1, (-1, w.dim))
+            states = self._product(self._norm(x, layer.input_norm), qkv).unflatten(-1, (-1, w.dim))
             q, k, v = states.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
             q, k = (_rotate(self._norm(part, norm), turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
             attended = attend(q, k, v, pages, Heads(w.scale, layer.window)).flatten(1)
             if layer is w.layers[-1]:
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
-            x = x + F.linear(attended, *output)
-            gate, up = F.linear(self._norm(x, layer.mlp_norm), *gate_up).chunk(2, dim=-1)
-            x = x + F.linear(F.silu(gate) * up, *down)
+            x = x + self._product(attended, output)
+            gate, up = self._product(self._norm(x, layer.mlp_norm), gate_up).chunk(2, dim=-1)
+            x = x + self._product(F.silu(gate) * up, down)
         return self._norm(x, w.final_norm)
+
+    def _product(self, x: Tensor, affine: Affine) -> Tensor:
+        """With inputs rounded as the kernels round them."""
+        return F.linear(x.bfloat16().to(x.dtype) if self._kind == "bf16" else x, *affine)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """In float32 whatever ``x`` is."""

@@ -38,7 +38,8 @@ class LoadOptions:
     """How to load a model; the names are those of ``EngineConfig``.
 
     Attributes:
-        dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU the arithmetic is float32 whatever it is.
+        dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU sums and states are float32 whatever it
+            is; with ``bfloat16`` what products read is rounded to it.
         max_model_len: tokens of one sequence; None is the model's limit, or what the cache holds when that is less.
         cache_bytes: of the KV cache, or of those of all models together; None takes a share of the free memory.
         budget: what several models share, see ``cache_budget``; None for a model that is alone.

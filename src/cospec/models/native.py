@@ -58,7 +58,8 @@ class PackedLinear(nn.Module):
     Args:
         weight: ``[out, in]``, any floating dtype; rounded to what ``kind`` holds.
         bias: ``[out]`` or None.
-        kind: how the weight is held. ``int8`` is symmetric with one scale per output, rounded to nearest even.
+        kind: how the weight is held. ``int8`` is symmetric with one scale per output, rounded to nearest even. With
+            ``bf16`` inputs are rounded to bf16 too; sums are float32 with every kind.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kind: Kind) -> None:

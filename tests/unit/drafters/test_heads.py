@@ -72,8 +72,8 @@ def test_a_head_guesses_from_the_newest_state_and_only_from_it() -> None:
     (draft,) = heads.propose([context(tokens)], [Budget(3, 3)])
     weights = made()
     for place in range(COUNT):
-        block = weights.weight[place].bfloat16().float() @ state + weights.bias[place]
-        wanted = (state + torch.nn.functional.silu(block)) @ embedding().T
+        block = weights.weight[place].bfloat16().float() @ state.bfloat16().float() + weights.bias[place]
+        wanted = (state + torch.nn.functional.silu(block)).bfloat16().float() @ embedding().T
         assert draft.tokens[place] == int(wanted.argmax())
     assert draft.parents == (-1, 0, 1)
     assert heads.propose([context([*tokens, 4])], [Budget(3, 3)]) == [], "the state is one token old"

@@ -18,6 +18,7 @@ from cospec.errors import ModelError
 from cospec.models import folder as folders
 from cospec.models.adapters import base_folder, is_adapter
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer
+from harness.tiny import in_bfloat16
 
 PROMPT = (5, 9, 2, 40, 7, 3, 11)
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -129,9 +130,7 @@ def test_bfloat16_rounds_the_sum_and_not_its_parts(base: Any, tmp_path: Path) ->
             if "lora_A" in key:
                 name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
                 base.get_submodule(name).weight += 8 / 3 * tensors[key.replace("lora_A", "lora_B")] @ a
-        for parameter in base.parameters():
-            parameter.data = parameter.data.bfloat16().float()
-        expected = base(torch.tensor([PROMPT])).logits[0]
+        expected = in_bfloat16(base)(torch.tensor([PROMPT])).logits[0]
     assert torch.allclose(run(adapted, dtype="bfloat16", fused="never"), expected, atol=2e-4)
 
 

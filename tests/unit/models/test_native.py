@@ -60,7 +60,8 @@ def test_linear_is_the_product(kind: native.Kind, outputs: int, inputs: int) -> 
     layer = native.PackedLinear(weight, bias, kind)
     for rows in (1, 2, 5, 13, 40):
         x = torch.randn(rows, inputs)
-        expected = x.double() @ represented(weight, kind).T + bias.double()
+        seen = x.bfloat16() if kind == "bf16" else x
+        expected = seen.double() @ represented(weight, kind).T + bias.double()
         torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5 * inputs**0.5)
 
 
@@ -95,11 +96,28 @@ def test_linear_keeps_leading_dimensions_and_takes_views() -> None:
     assert layer(torch.empty(0, 8)).shape == (0, 6)
 
 
-def test_bf16_weights_of_a_bf16_checkpoint_lose_nothing() -> None:
-    weight = torch.randn(40, 50).bfloat16()
-    x = torch.randn(3, 50)
-    whole = native.PackedLinear(weight.float(), None, "fp32")
-    assert torch.equal(native.PackedLinear(weight, None, "bf16")(x), whole(x))
+def test_bf16_products_take_inputs_in_pairs_the_second_first() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(5, 301).bfloat16(), torch.randn(301)
+    layer = native.PackedLinear(weight, None, "bf16")
+    terms = weight.double() * x.bfloat16().double()  # exact in float32 too
+    total = torch.zeros(5)
+    for first in range(0, 301, 2):
+        for k in (first + 1, first):
+            if k < 301:
+                total = (total.double() + terms[:, k]).float()
+    for isa, _ in machines():
+        assert torch.equal(layer(x), total), isa
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.3e38, 1e-39, -0.0, 2**-126, 1 + 2**-8, 1 + 3 * 2**-8])
+def test_bf16_inputs_are_rounded_to_nearest_even(value: float) -> None:
+    x = torch.tensor([[value, 0.0], [1.0, value]])
+    wanted = x.bfloat16().float()
+    wanted[wanted.abs() < 2**-126] = 0  # subnormal numbers are taken for 0
+    layer = native.PackedLinear(torch.eye(2) * 1.0, None, "bf16")
+    for isa, _ in machines():
+        torch.testing.assert_close(layer(x), wanted @ torch.eye(2), rtol=0, atol=0, equal_nan=True, msg=isa)
 
 
 def test_linear_refuses_what_it_cannot_multiply() -> None:
