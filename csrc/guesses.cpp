@@ -1,11 +1,10 @@
 // What a drafter says at a position, from rows of logits: its token, the next best one, and how sure it is of either.
+#include "guesses.h"
+
 #include <math.h>
 #include <string.h>
 
-#include <vector>
-
 #include "dispatch.h"
-#include "draws.h"
 #include "ops.h"
 
 namespace {
@@ -20,7 +19,8 @@ double likeliest(const std::vector<double>& q, int64_t* token) {
     return q[best];
 }
 
-// tokens and chances: [2]; -1 where there is none.
+}  // namespace
+
 void guess(const float* row, double temperature, const Stream& stream, std::vector<double>& q, int64_t* tokens,
            double* chances) {
     const long vocab = (long)q.size();
@@ -40,8 +40,6 @@ void guess(const float* row, double temperature, const Stream& stream, std::vect
         chances[1] = likeliest(q, &tokens[1]);
     }
 }
-
-}  // namespace
 
 // For each row of logits [rows, vocab] two tokens and their probabilities, [rows, 2]: the likeliest ones, with their
 // probabilities at temperature 1, where the temperature [rows] is 0; otherwise the winner of the race with the row's

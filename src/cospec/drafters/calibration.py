@@ -22,21 +22,30 @@ Lesson = tuple[float, float]
 """(raw confidence, 1 for a guess that was right or 0; the token's probability where the guess was a distribution)."""
 
 
-class Calibration:
-    """Observed acceptance of one drafter per bin of confidence. Plain lists: pools read one number at a time."""
+def cells(*shape: int) -> Floats:
+    """Room for so many calibrations, ``[*shape, 2, bins]``."""
+    return np.zeros((*shape, 2, BINS + 1))
 
-    def __init__(self) -> None:
-        self._hits, self._seen = [0.0] * (BINS + 1), [0.0] * (BINS + 1)
+
+class Calibration:
+    """Observed acceptance of one drafter per bin of confidence.
+
+    Args:
+        held: ``[2, bins]``, guesses that were right, and all; where somebody else holds them, see ``cells``.
+    """
+
+    def __init__(self, held: Floats | None = None) -> None:
+        self._hits, self._seen = cells() if held is None else held
 
     def read(self, raw: float) -> float:
         """The calibrated confidence for a raw one, both 0 to 1."""
         place = int(sqrt(raw) * BINS)
-        return (self._hits[place] + PRIOR * raw) / (self._seen[place] + PRIOR)
+        return (float(self._hits[place]) + PRIOR * raw) / (float(self._seen[place]) + PRIOR)
 
     def __call__(self, raw: Floats) -> Floats:
         """As ``read``, for an array of any shape."""
         bins = (np.sqrt(raw) * BINS).astype(np.int64)
-        return np.asarray((np.array(self._hits)[bins] + PRIOR * raw) / (np.array(self._seen)[bins] + PRIOR))
+        return np.asarray((self._hits[bins] + PRIOR * raw) / (self._seen[bins] + PRIOR))
 
     def learn(self, lessons: Iterable[Lesson]) -> None:
         """Count guesses that the committed tokens have shown to be right or wrong."""

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from cospec.drafters.calibration import Lesson
 from cospec.drafters.combiners.session import Session
 from cospec.drafters.routing.choice import Judged
+from cospec.drafters.routing.standing import total
 from cospec.draws import Floats, Purpose
 from cospec.types import Budget, Context, Draft
 
@@ -166,7 +167,7 @@ class StepSlate:
         lessons = [(guess.confidence, guess.value(token)) for guess, token in known]
         pairs = [(guess.second, token) for guess, token in known if guess.second is not None]
         seconds = tuple([(second[1], float(second[0] == token)) for second, token in pairs])
-        return Judged(sum([value for _, value in lessons]), len(lessons), len(self.guesses), lessons, seconds)
+        return Judged(total(value for _, value in lessons), len(lessons), len(self.guesses), lessons, seconds)
 
 
 def confidence_of(draft: Draft, node: int) -> float:

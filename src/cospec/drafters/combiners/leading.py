@@ -56,7 +56,7 @@ class Line:
     depth: int = 0
 
     def __post_init__(self) -> None:
-        self.follows = dict.fromkeys(self.job.drafts, -1)
+        self.follows = dict.fromkeys(sorted(self.job.drafts), -1)
         self.slates = {member: StepSlate(self.spine) for member in self.job.steppers}
         self.job.slates.update(self.slates)
         self.depth = min(self.job.budget.depth, self.job.budget.max_nodes)
@@ -107,13 +107,17 @@ def lead(growers: Seq[GrowerT], session: Session, read: Read, advance: Callable[
     """
     lines = [grower.line for grower in growers]
     jobs = [line.job for line in lines]
-    session.open([job.context for job in jobs], [line.depth for line in lines], [job.steppers for job in jobs])
+    taking: dict[int, list[int]] = {}
+    for row, job in enumerate(jobs):
+        for member in job.steppers:
+            taking.setdefault(member, []).append(row)
+    session.open([job.context for job in jobs], [line.depth for line in lines], dict(sorted(taking.items())))
     while True:
-        for seats, logits in session.rows():
-            contexts, paths = [jobs[seat.job].context for seat in seats], [lines[seat.job].spine for seat in seats]
-            for seat, guess in zip(seats, session.timed(read, logits, contexts, paths), strict=True):
+        for member, (rows, _, logits) in session.stands.items():
+            contexts, paths = [jobs[row].context for row in rows], [lines[row].spine for row in rows]
+            for row, guess in zip(rows, session.timed(read, logits, contexts, paths), strict=True):
                 if guess is not None:
-                    lines[seat.job].hear(seat.member, guess)
+                    lines[row].hear(member, guess)
         for line in lines:
             if line.going:
                 if line.follows:

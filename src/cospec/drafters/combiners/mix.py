@@ -14,12 +14,12 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg.blas import daxpy
 
 from cospec.drafters.combiners.job import Job
 from cospec.drafters.combiners.leading import Line, lead
 from cospec.drafters.combiners.reading import distributions, draw
 from cospec.drafters.combiners.session import Session
+from cospec.drafters.routing.standing import total
 from cospec.draws import Floats, Purpose
 from cospec.types import Draft
 
@@ -42,15 +42,15 @@ class _Mixture:
         job, voices = self.line.job, self.line.voices
         trusts = [job.trust(voice.member, voice.guess.confidence) for voice in voices]
         parts = [job.weights[voice.member] * trust for voice, trust in zip(voices, trusts, strict=True)]
-        total = sum(parts)
-        self.shares = [part / total for part in parts]
+        sum_ = total(parts)
+        self.shares = [part / sum_ for part in parts]
         mixture[:] = 0.0
         for share, voice in zip(self.shares, voices, strict=True):
             if voice.guess.q is None:
                 mixture[voice.guess.token] += share
             else:
-                daxpy(voice.guess.q, mixture, a=share)  # in place: += share * q
-        return sum([share * trust for share, trust in zip(self.shares, trusts, strict=True)])
+                mixture += share * voice.guess.q
+        return total(share * trust for share, trust in zip(self.shares, trusts, strict=True))
 
     def take(self, token: int, mixture: Floats, confidence: float) -> None:
         """The token that the mixture gave; it is said to come from the drafter with the largest part in it."""

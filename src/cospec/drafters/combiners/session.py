@@ -23,11 +23,18 @@ class Led(Protocol):
         """What ``verb(*arguments)`` gives, or None when the drafter has failed in it."""
 
 
-class Seat(NamedTuple):
-    """One drafter at one sequence; ``job`` counts the sequences of the round."""
+class Stand(NamedTuple):
+    """Where one drafter stands.
 
-    job: int
-    member: int
+    Attributes:
+        rows: the sequences, counted in the order of the round.
+        ids: theirs.
+        logits: ``[len(rows), V]``, in the same order.
+    """
+
+    rows: list[int]
+    ids: list[str]
+    logits: Tensor
 
 
 @dataclass(slots=True)
@@ -38,43 +45,45 @@ class Session:
         steppers: by drafter.
         led: by drafter, what guards its calls.
         reading: seconds spent on reading logits, which every drafter does for itself where it drafts alone.
+        stands: by drafter.
     """
 
     steppers: Mapping[int, Stepper]
-    led: Mapping[int, Led]
+    led: Seq[Led]
     vocab_size: int
     clock: Clock
     reading: float = 0.0
-    _rows: dict[int, tuple[list[Seat], Tensor]] = field(default_factory=dict)  # by drafter: where it stands, logits
-    _ids: list[str] = field(default_factory=list)
+    stands: dict[int, Stand] = field(default_factory=dict)
 
-    def open(self, contexts: Seq[Context], depths: Seq[int], members: Seq[Seq[int]]) -> None:
-        """Begin: ``members[job]`` are led along ``contexts[job]``, ``depths[job]`` tokens far."""
-        self._ids = [context.id for context in contexts]
-        for member, stepper in self.steppers.items():
-            jobs = [job for job, own in enumerate(members) if member in own]
-            if not jobs:
-                continue
+    def open(self, contexts: Seq[Context], depths: Seq[int], taking: Mapping[int, Seq[int]]) -> None:
+        """Begin: drafters are led along the sequences that they are ``taking``, ``depths[row]`` tokens far."""
+        for member, rows in taking.items():
             opening: Opening | None = self.led[member].call(
-                stepper.open, [contexts[job] for job in jobs], [depths[job] for job in jobs]
+                self.steppers[member].open, [contexts[row] for row in rows], [depths[row] for row in rows]
             )
             if opening is None:
                 continue
-            number = {self._ids[job]: job for job in jobs}
-            self._rows[member] = ([Seat(number[id], member) for id in opening.ids], opening.logits)
+            ids = list(opening.ids)
+            if len(ids) < len(rows):
+                number = {contexts[row].id: row for row in rows}
+                rows = [number[id] for id in ids]
+            self.stands[member] = Stand(list(rows), ids, opening.logits)
 
     def feed(self, tokens: Mapping[int, int]) -> None:
-        """Go on: the next token by job. Jobs that are not named are led no further."""
-        for member, (seats, _) in list(self._rows.items()):
-            going = [seat for seat in seats if seat.job in tokens]
-            logits = None
-            if going:
-                ids, fed = [self._ids[seat.job] for seat in going], [tokens[seat.job] for seat in going]
-                logits = self.led[member].call(self.steppers[member].feed, ids, fed)
+        """Go on: the next token by sequence. Those that are not named are led no further."""
+        for member, (rows, ids, _) in list(self.stands.items()):
+            going = [row in tokens for row in rows]
+            if not all(going):
+                rows, ids = (
+                    [row for row in rows if row in tokens],
+                    [id for id, on in zip(ids, going, strict=True) if on],
+                )
+            fed = [tokens[row] for row in rows]
+            logits = self.led[member].call(self.steppers[member].feed, ids, fed) if rows else None
             if logits is None:
-                del self._rows[member]
+                del self.stands[member]
             else:
-                self._rows[member] = (going, logits)
+                self.stands[member] = Stand(rows, ids, logits)
 
     def timed(self, read: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """``read(*arguments)``, counted as reading."""
@@ -82,7 +91,3 @@ class Session:
         found = read(*arguments)
         self.reading += self.clock() - started
         return found
-
-    def rows(self) -> list[tuple[list[Seat], Tensor]]:
-        """By drafter: where it stands, and the logits ``[len(seats), V]`` behind it, in the same order."""
-        return list(self._rows.values())

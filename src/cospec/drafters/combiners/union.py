@@ -36,7 +36,7 @@ def _merged(job: Job) -> Growing:
     A node's score is the sum of weight times path confidence over the drafters whose draft passes through it.
     """
     tree = Growing()
-    for member in sorted(job.drafts, key=lambda each: -job.weights[each]):
+    for member in sorted(job.drafts, key=lambda each: (-job.weights[each], each)):
         draft = job.drafts[member]
         place, share = [-1], [job.weights[member]]  # of the root, then of the draft's nodes
         for token, parent, confidence in zip(draft.tokens, draft.parents, job.trusts(member), strict=True):

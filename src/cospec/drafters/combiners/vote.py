@@ -34,7 +34,7 @@ class Vote:
 
 def _elected(job: Job, names: Seq[str]) -> Draft:
     weights, most = job.weights, min(job.budget.max_nodes, job.budget.depth)
-    voters = sorted(job.drafts, key=lambda member: -weights[member])
+    voters = sorted(job.drafts, key=lambda member: (-weights[member], member))
     texts = {member: job.drafts[member].tokens[:most] for member in voters}
     trusts = {member: job.trusts(member) for member in voters}
     tokens: list[int] = []

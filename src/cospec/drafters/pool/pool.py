@@ -14,14 +14,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.drafters.calibration import Calibration
-from cospec.drafters.combiners.job import Combiner, DraftSlate, Job
+from cospec.drafters.combiners.job import Combiner
 from cospec.drafters.combiners.session import Session
+from cospec.drafters.pool.compiled import Compiled
 from cospec.drafters.pool.member import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
-from cospec.drafters.pool.record import Record, Trust
-from cospec.drafters.routing.choice import Choice, Routing
-from cospec.drafters.routing.standing import Prior, Standing
+from cospec.drafters.pool.readable import Readable, Staff
+from cospec.drafters.pool.record import Knowledge, Record, Seat, Work
+from cospec.drafters.routing.choice import Routing
+from cospec.drafters.routing.standing import Standing
 from cospec.draws import Purpose
 from cospec.protocols import Clock, Host
 from cospec.registry import COMBINERS, ROUTINGS
@@ -79,15 +80,19 @@ class PoolDrafter:
         self.offer = Offer(
             free=priced == 0, trees=combiner.branches, chains=not combiner.branches, members=max(1, priced)
         )
-        self.prior = Prior(len(self.members))
-        # Greedy requests and those that draw are apart: a probability means something else for each.
-        self.calibrations = {
-            greedy: [[Calibration() for _ in self.members] for _ in range(2)] for greedy in (True, False)
-        }
+        self.knowledge = Knowledge(len(self.members))
         self.seconds = PoolSeconds()
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
-        self._silent = frozenset(n for n, each in enumerate(self.members) if not (each.free or each.looks))
         self._records: dict[str, Record] = {}
+        staff = Staff(
+            self.names,
+            combiner,
+            routing,
+            sum([1 << number for number, each in enumerate(self.members) if each.free]),
+            frozenset(number for number, each in enumerate(self.members) if not (each.free or each.looks)),
+            frozenset(self._steppers),
+        )
+        self.work: Work = (Compiled if Compiled.can(staff) else Readable)(staff, self.knowledge)
 
     @classmethod
     def build(cls, options: PoolOptions, host: Host) -> PoolDrafter:
@@ -102,39 +107,45 @@ class PoolDrafter:
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """One combined draft for each context that any of its drafters has something for."""
-        started, reading = self.setting.clock(), 0.0
-        before = sum(member.seconds for member in self.members)
+        started, before = self.setting.clock(), self._inside()
         for member in self.members:
             member.begin_round()
-        present = [number for number, member in enumerate(self.members) if not member.rest]
-        pairs = zip(contexts, budgets, strict=True)
-        if self.routing.looks:
-            self._look(contexts, budgets, present)
-        jobs = [job for context, budget in pairs if (job := self._job(context, budget, present))]
+        seats, due = self._seats(contexts, budgets)
+        if due:
+            self._look(due)
         drafts: list[Draft] = []
-        if jobs:
-            self._ask(jobs)
-            session = self._session()
-            drafts = self.combiner.combine(jobs, session, self.names)
+        reading = 0.0
+        if seats:
+            most = self.setting.at_most
+            counts = [most if seat.budget.drafters is None else seat.budget.drafters for seat in seats]
+            given = self._ask(seats, self.work.choose(seats, counts))
+            session = Session(self._steppers, self.members, self.setting.vocab_size, self.setting.clock)
+            drafts = self.work.combine(seats, given, session)
             reading = session.reading
-            self._remember(jobs, session)
         self._forget_lost()
-        inside = sum(member.seconds for member in self.members) - before + reading
+        inside = self._inside() - before + reading
         self.seconds.drafters += inside
         self.seconds.own += self.setting.clock() - started - inside
         return drafts
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Tell every drafter, and learn how right each one was."""
-        started = self.setting.clock()
+        started, telling = self.setting.clock(), []
+        for commit in commits:
+            record = self._records.get(commit.id)
+            if record is None:
+                continue
+            if commit.base_len == record.base and commit.tokens:
+                record.standing.accepted = len(commit.path)
+                telling.append((record, commit))
+        if telling:
+            self.work.learn(telling)
         for commit in commits:
             record = self._records.get(commit.id)
             if record is not None:
-                parts = record.learn(commit)
-                if parts:
-                    self.routing.learn(record.standing, parts)
+                record.base, record.said = -1, None
                 if commit.finish is not None:
-                    self.prior.learn(record.standing)
+                    self.knowledge.prior.learn(record.standing)
         self.seconds.own += self.setting.clock() - started
         for member in self.members:
             member.commit(commits)
@@ -149,91 +160,79 @@ class PoolDrafter:
 
     def weights(self) -> Mapping[str, float]:
         """The mean weight of each drafter over the present requests; what a new one starts with when there are none."""
-        standings = [record.standing for record in list(self._records.values())] or [Standing.fresh(len(self.members))]
-        mean = np.mean([standing.weights(self.prior) for standing in standings], axis=0)
+        standings = [record.standing for record in list(self._records.values())] or [Standing(len(self.members))]
+        mean = np.mean([standing.weights(self.knowledge.prior) for standing in standings], axis=0)
         return dict(zip(self.names, mean.tolist(), strict=True))
 
     def left_out(self) -> Mapping[str, int]:
         """How often each drafter failed or was late."""
         return {member.name: member.left_out.total() for member in self.members}
 
-    def _job(self, context: Context, budget: Budget, present: Seq[int]) -> Job | None:
-        """Who of those present works for a sequence; None when nobody can, or may."""
-        able = present
-        if context.drafters is not None:
-            able = [number for number in present if self.names[number] in context.drafters]
-        if not able or min(budget.depth, budget.max_nodes) < 1 or context.noise not in self.noises:
-            return None
-        record = self._record(context.id)
-        standing = record.standing
-        weights, odds = standing.estimate(self.prior)
-        chosen = self._chosen(standing, able, weights, context, budget)
-        standing.took_part(chosen)
-        total = sum([weights[number] for number in chosen])
-        shares = [0.0] * len(weights)
-        for number in chosen:
-            shares[number] = weights[number] / total
-        steppers = tuple([number for number in chosen if number in self._steppers])
-        record.trust = Trust(self.calibrations[context.sampling.greedy], odds)
-        return Job(context, budget, shares, steppers, record.trust)
+    def _inside(self) -> float:
+        """Seconds spent in drafters so far."""
+        return sum([member.seconds for member in self.members])
 
-    def _record(self, id: str) -> Record:
-        record = self._records.get(id)
-        if record is None:
-            record = self._records[id] = Record(Standing.fresh(len(self.members)))
-        return record
-
-    def _look(self, contexts: Seq[Context], budgets: Seq[Budget], present: Seq[int]) -> None:
-        """Have drafters that can look at known tokens do so where it is time for that."""
-        due = []
+    def _seats(self, contexts: Seq[Context], budgets: Seq[Budget]) -> tuple[list[Seat], list[Context]]:
+        """The sequences that somebody can and may work for, and those that drafters are to look at first."""
+        seats, due, looks, noises = list[Seat](), list[Context](), self.routing.looks, self.noises
+        present = sum([1 << number for number, member in enumerate(self.members) if not member.rest])
         for context, budget in zip(contexts, budgets, strict=True):
-            standing = self._record(context.id).standing
-            if standing.rounds >= standing.look_at and budget.depth > 0 and context.noise in self.noises:
+            able = present if context.drafters is None else present & self._bits(context.drafters)
+            if not able or budget.depth < 1 or budget.max_nodes < 1 or context.noise not in noises:
+                continue
+            record = self._records.get(context.id)
+            if record is None:
+                record = self._records[context.id] = Record(Standing(len(self.members)))
+            standing = record.standing
+            if looks and standing.rounds >= standing.look_at:
                 standing.look_at += LOOK_AGAIN + standing.look_at
                 due.append(context)
-        for number in present if due else ():
-            looks = self.members[number].look(due)
+            standing.rounds += 1
+            record.base = len(context.tokens)
+            seats.append(Seat(context, budget, record, able))
+        return seats, due
+
+    def _bits(self, names: Seq[str]) -> int:
+        return sum([1 << number for number, name in enumerate(self.names) if name in names])
+
+    def _look(self, due: Seq[Context]) -> None:
+        """Have drafters that can look at known tokens do so."""
+        for number, member in enumerate(self.members):
+            looks = {} if member.rest else member.look(due)
             for id, (chance, tokens) in looks.items():
                 self._records[id].standing.look(number, chance, tokens)
 
-    def _chosen(
-        self, standing: Standing, able: Seq[int], weights: Seq[float], context: Context, budget: Budget
-    ) -> list[int]:
-        """The drafters that cost nothing, and those that the routing chooses of the others."""
-        chosen = [number for number in able if self.members[number].free]
-        priced = tuple([number for number in able if not self.members[number].free])
-        if priced:
-            count = self.setting.at_most if budget.drafters is None else budget.drafters
-            choice = Choice(priced, count, weights, context.seed, len(context.tokens), self._silent)
-            chosen += self.routing.route(standing, choice)
-        return chosen
+    def _ask(self, seats: Seq[Seat], shares: Seq[Seq[float]]) -> list[dict[int, Draft]]:
+        """Whole drafts by sequence and drafter; each is asked once for all of its sequences.
 
-    def _ask(self, jobs: Seq[Job]) -> None:
-        """Whole drafts, each drafter once for all of its sequences; those that answer later are asked first."""
-        asked = {}
-        parts = self._parts(jobs)
+        Those that answer later are asked first.
+        """
+        given: list[dict[int, Draft]] = [{} for _ in seats]
+        asked: dict[int, tuple[list[int], list[Context], list[Budget]]] = {}
+        parts: list[Budget] = []
         for number, member in enumerate(self.members):
             if member.stepper is None:
-                seats = [(job, part) for job, part in zip(jobs, parts, strict=True) if job.weights[number] > 0]
-                if seats:
-                    own = [job for job, _ in seats]
-                    asked[number] = own, [job.context for job in own], [part for _, part in seats]
+                rows = [row for row, own in enumerate(shares) if own[number]]
+                if rows:
+                    parts = parts or self._parts(seats)
+                    asked[number] = rows, [seats[row].context for row in rows], [parts[row] for row in rows]
         started = self.setting.clock()
         later = [number for number in asked if self.members[number].later]
         futures = {number: self.members[number].start(*asked[number][1:]) for number in later}
-        for number, (own, contexts, budgets) in asked.items():
+        for number, (rows, contexts, budgets) in asked.items():
             if number not in futures:
-                self._take(number, own, self.members[number].propose(contexts, budgets))
+                self._take(given, number, (seats, rows), self.members[number].propose(contexts, budgets))
         for number, future in futures.items():
             if future is not None:
-                self._take(number, asked[number][0], self.members[number].collect(future, started))
+                self._take(given, number, (seats, asked[number][0]), self.members[number].collect(future, started))
+        return given
 
-    def _parts(self, jobs: Seq[Job]) -> list[Budget]:
-        """What a drafter is asked for, job by job; neighbours mostly have the same budget."""
+    def _parts(self, seats: Seq[Seat]) -> list[Budget]:
+        """What a drafter is asked for, sequence by sequence; neighbours mostly have the same budget."""
         parts: list[Budget] = []
-        for number, job in enumerate(jobs):
-            same = number and job.budget is jobs[number - 1].budget
-            parts.append(parts[-1] if same else self._part(job.budget))
+        for number, seat in enumerate(seats):
+            same = number and seat.budget is seats[number - 1].budget
+            parts.append(parts[-1] if same else self._part(seat.budget))
         return parts
 
     def _part(self, budget: Budget) -> Budget:
@@ -243,22 +242,21 @@ class PoolDrafter:
         confident = budget.confident or self.combiner.confident
         return Budget(budget.depth, nodes, widths, threshold=budget.threshold, confident=confident)
 
-    def _take(self, number: int, jobs: Seq[Job], drafts: Seq[Draft]) -> None:
-        """Give each job its draft, unless it is stale or of a shape that the combiner cannot use."""
+    def _take(
+        self,
+        given: Seq[dict[int, Draft]],
+        number: int,
+        asked: tuple[Seq[Seat], Seq[int]],
+        drafts: Seq[Draft],
+    ) -> None:
+        """Give each sequence its draft, unless it is stale or of a shape that the combiner cannot use."""
+        seats, rows = asked
         found = {draft.id: draft for draft in drafts}
-        for job in jobs:
-            draft = found.get(job.context.id)
-            if draft and draft.base_len == job.base and (self.combiner.branches or draft.is_chain):
-                job.drafts[number], job.slates[number] = draft, DraftSlate(draft)
-
-    def _session(self) -> Session:
-        return Session(self._steppers, dict(enumerate(self.members)), self.setting.vocab_size, self.setting.clock)
-
-    def _remember(self, jobs: Seq[Job], session: Session) -> None:
-        """What has to be known when the round is committed."""
-        for job in jobs:
-            record = self._records[job.context.id]
-            record.base, record.slates = job.base, job.slates
+        for row in rows:
+            context = seats[row].context
+            draft = found.get(context.id)
+            if draft and draft.base_len == len(context.tokens) and (self.combiner.branches or draft.is_chain):
+                given[row][number] = draft
 
     def _forget_lost(self) -> None:
         """A drafter that raised forgets everything: nobody can tell what state it is in."""

@@ -1,41 +1,17 @@
-"""What a pool knows of one request, and how it learns from what was committed."""
+"""What a pool knows of one request, what it keeps of a round, and who works that out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
-from cospec.drafters.calibration import Calibration
-from cospec.drafters.combiners.job import Slate
-from cospec.drafters.routing.choice import Judged
-from cospec.drafters.routing.standing import Standing
-from cospec.types import Commit
+from cospec.drafters.calibration import Calibration, cells
+from cospec.drafters.combiners.session import Session
+from cospec.drafters.routing.standing import Prior, Standing
+from cospec.types import Budget, Commit, Context, Draft
 
 EDGE = 0.01  # no confidence is nearer to 0 or 1
-
-
-@dataclass(slots=True)
-class Trust:
-    """Calibrated confidence, moved by how much better or worse a drafter does for one request than it usually does.
-
-    Attributes:
-        calibrations: ``[2][M]``, of first and of next best guesses, for requests of this kind: greedy, or drawn.
-        odds: ``[M]``, what the odds are multiplied by.
-    """
-
-    calibrations: Seq[Seq[Calibration]]
-    odds: Seq[float]
-
-    def __call__(self, member: int, raw: float, rank: int = 0) -> float:
-        """The chance that a token is committed when the one before it was; ``rank`` 1: of a next best guess."""
-        chance = self.calibrations[rank][member].read(raw)
-        if chance < EDGE:
-            chance = EDGE
-        elif chance > 1.0 - EDGE:
-            chance = 1.0 - EDGE
-        raised = chance * self.odds[member]
-        return raised / (raised + 1.0 - chance)
 
 
 @dataclass(slots=True)
@@ -43,31 +19,84 @@ class Record:
     """One request.
 
     Attributes:
-        base: committed tokens when the latest draft was made.
-        slates: what everybody said about it, until the round is committed.
+        base: committed tokens when the latest draft was made; -1 when that was committed, or there was none.
+        said: what everybody said about it, as ``Work`` keeps it until the round is committed.
     """
 
     standing: Standing
     base: int = -1
-    trust: Trust | None = None
-    slates: Mapping[int, Slate] = field(default_factory=dict)
+    said: Any = None
 
-    def learn(self, commit: Commit) -> dict[int, Judged]:
-        """Count every drafter's guesses against the committed tokens; all of them learn, whosever were verified.
 
-        Returns:
-            What each drafter did; empty when the commit does not continue the latest draft.
+class Seat(NamedTuple):
+    """One sequence that is drafted for in a round; ``able``: the drafters that may take part, as bits."""
+
+    context: Context
+    budget: Budget
+    record: Record
+    able: int
+
+
+class Knowledge:
+    """What a pool has learned of its drafters.
+
+    Attributes:
+        calibrations: ``[2, 2, M, 2, bins]``: of requests that draw and greedy ones, since a probability means something
+            else for each; of first and of next best guesses; see ``calibration.cells``.
+        prior: what a new request starts with.
+    """
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.calibrations = cells(2, 2, members)
+        self.address: int = self.calibrations.ctypes.data
+        self.prior = Prior(members)
+
+    def calibration(self, greedy: bool, rank: int, member: int) -> Calibration:
+        """One of them."""
+        return Calibration(self.calibrations[int(greedy), rank, member])
+
+
+class Work(Protocol):
+    """A pool's own work, for all sequences of a round: in Python, or in the native library, with the same bits."""
+
+    def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[float]]:
+        """``[R][M]``: the weights of the drafters that take part, summing to 1; 0 for the others.
+
+        Args:
+            most: ``[R]``, see ``Choice.most``.
         """
-        slates, trust = self.slates, self.trust
-        self.slates = {}
-        if trust is None or commit.base_len != self.base or not commit.tokens:
-            return {}
-        self.standing.fade(len(commit.tokens))
-        self.standing.accepted = len(commit.path)
-        found = {member: slate.judge(commit.tokens) for member, slate in slates.items()}
-        for member, part in found.items():
-            self.standing.saw(member, part.hits, part.seen)
-            trust.calibrations[0][member].learn(part.lessons)
-            if part.seconds:
-                trust.calibrations[1][member].learn(part.seconds)
-        return found
+
+    def combine(self, seats: Seq[Seat], given: Seq[dict[int, Draft]], session: Session) -> list[Draft]:
+        """One draft for each sequence that anybody has something for.
+
+        Args:
+            seats: those of the latest ``choose``.
+            given: ``[R]``, whole drafts by drafter.
+        """
+
+    def learn(self, commits: Seq[tuple[Record, Commit]]) -> None:
+        """Count every drafter's guesses against the committed tokens; all of them learn, whosever were verified."""
+
+
+@dataclass(slots=True)
+class Trust:
+    """Calibrated confidence, moved by how much better or worse a drafter does for one request than it usually does.
+
+    Attributes:
+        odds: ``[M]``, what the odds are multiplied by.
+    """
+
+    knowledge: Knowledge
+    greedy: bool
+    odds: Seq[float]
+
+    def __call__(self, member: int, raw: float, rank: int = 0) -> float:
+        """The chance that a token is committed when the one before it was; ``rank`` 1: of a next best guess."""
+        chance = self.knowledge.calibration(self.greedy, rank, member).read(raw)
+        if chance < EDGE:
+            chance = EDGE
+        elif chance > 1.0 - EDGE:
+            chance = 1.0 - EDGE
+        raised = chance * self.odds[member]
+        return raised / (raised + 1.0 - chance)

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar, NamedTuple, Protocol
 
 from cospec.drafters.calibration import Lesson
-from cospec.drafters.routing.standing import Standing
+from cospec.drafters.routing.standing import Standing, total
 from cospec.draws import Draws, Floats, Purpose
 
 
@@ -33,9 +33,17 @@ class Choice(NamedTuple):
         """``[count]`` numbers between 0 and 1 that only this choice draws."""
         return Draws(self.seed, self.base).uniforms(self.base, count, Purpose.ROUTE)
 
-    def heaviest(self) -> list[int]:
-        """``able``, the largest weight first."""
-        return sorted(self.able, key=lambda member: -self.weights[member])
+    def heaviest(self, share: float) -> list[int]:
+        """The heaviest that hold a ``share`` of the weight, the largest weight first; as many as are to be chosen."""
+        order, held = sorted(self.able, key=lambda member: -self.weights[member]), 0.0
+        if self.most is not None:
+            return order[: max(1, self.most)]
+        wanted = total(self.weights[member] for member in order) * share
+        for count, member in enumerate(order, 1):
+            held += self.weights[member]
+            if held >= wanted:
+                return order[:count]
+        return order
 
 
 class Judged(NamedTuple):
@@ -60,6 +68,8 @@ class Routing(Protocol):
 
     name: ClassVar[str]
     looks: ClassVar[bool]  # whether drafters are to look at known tokens
+    learns: ClassVar[bool]  # whether it learns more than the weights do
+    share: ClassVar[float | None]  # it chooses ``heaviest(share)`` of drafters that look; None: in a way of its own
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """At least one of ``choice.able``."""

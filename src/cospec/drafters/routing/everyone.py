@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import ClassVar
 
 from cospec.drafters.routing.choice import Choice, Judged
@@ -14,10 +15,12 @@ class Everyone:
 
     name: ClassVar[str] = "all"
     looks: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+    share: ClassVar[float | None] = inf
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """As many as the policy lets."""
-        return choice.heaviest()[: choice.most]
+        return choice.heaviest(inf)
 
     def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:
         """Nothing to learn."""

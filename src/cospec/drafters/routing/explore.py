@@ -26,6 +26,8 @@ class Explore:
 
     name: ClassVar[str] = "explore"
     looks: ClassVar[bool] = False
+    learns: ClassVar[bool] = True
+    share: ClassVar[float | None] = None
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The best or random ones, by draws of this round."""

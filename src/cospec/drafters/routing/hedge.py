@@ -24,19 +24,16 @@ class Hedge:
 
     name: ClassVar[str] = "hedge"
     looks: ClassVar[bool] = True
+    learns: ClassVar[bool] = False
+    share: ClassVar[float | None] = SHARE
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The heaviest, and whoever has not been heard of for long."""
-        order, weights = choice.heaviest(), choice.weights
-        most = len(order) if choice.most is None else max(1, choice.most)
-        wanted, held, chosen = SHARE * sum([weights[member] for member in order]), 0.0, []
-        for member in order[:most]:
-            chosen.append(member)
-            held += weights[member]
-            if held >= wanted and choice.most is None:
-                break
+        chosen = choice.heaviest(SHARE)
         if not choice.silent:
             return chosen
+        most = len(choice.able) if choice.most is None else max(1, choice.most)
+        order = sorted(choice.able, key=lambda member: -choice.weights[member])
         silent = [member for member in order if member in choice.silent and member not in chosen]
         overdue = [member for member in silent if standing.rounds == 0 or standing.idle[member] >= PATIENCE]
         return chosen[: max(0, most - len(overdue))] + overdue[:most]

@@ -4,14 +4,16 @@ Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): a draf
 it has gained. It gains by two things. One is the tokens that it guessed right while it took part; where it did not, its
 rate so far is taken, so that nobody loses weight by not having been asked. The other is how likely it found known
 tokens when it looked at them (``drafters/looking.py``), which tells drafters of one request apart before any of them
-has drafted. Plain lists: a pool has a handful of drafters, and does this for every sequence in every round.
+has drafted. One block of numbers per request, which ``csrc/together.cpp`` does the same sums with for all at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from math import exp
+
+import numpy as np
 
 LEARNING_RATE = 0.3  # eta, per token guessed right
 LOOK_RATE = 1.5  # the same, per unit of probability given to a known token
@@ -25,22 +27,24 @@ class Prior:
     """The rates that a new request starts with: a moving average over finished requests, ``[M]``, and their odds."""
 
     def __init__(self, members: int, start: float = 0.5) -> None:
-        self.rates = [start] * members
-        self.odds = _odds(self.rates)
+        self.numbers = np.full((2, members), start)
+        self.rates, self.odds = self.numbers
+        self.address: int = self.numbers.ctypes.data
+        self.odds[:] = _odds(self.rates.tolist())
 
     def learn(self, standing: Standing) -> None:
         """Move a tenth towards a finished request's rates, less where little was seen."""
         for member, rate in enumerate(standing.rates(self)):
             step = 0.1 * min(1.0, standing.seen[member] / 20.0)
             self.rates[member] += step * (rate - self.rates[member])
-        self.odds = _odds(self.rates)
+        self.odds[:] = _odds(self.rates.tolist())
 
 
-@dataclass(slots=True)
 class Standing:
     """One request's record; written by the pool alone, ``scores`` by the routing.
 
     Attributes:
+        numbers: ``[5, M]``, the rows that follow, in this order; ``address`` is where the library finds them.
         hits, seen: ``[M]``, known tokens that a drafter guessed right, and those it was seen to guess; both fade.
         chance, looked: ``[M]``, probability that it gave to known tokens it looked at, and how many; both fade.
         look_at: the round before which drafters look again.
@@ -50,43 +54,42 @@ class Standing:
         scores: ``[M]``, of a routing that keeps some.
     """
 
-    hits: list[float]
-    seen: list[float]
-    chance: list[float]
-    looked: list[float]
-    idle: list[int]
-    look_at: int = 0
-    rounds: int = 0
-    accepted: int = 0
-    scores: list[float] = field(default_factory=list)
+    __slots__ = (
+        "accepted", "address", "chance", "hits", "idle", "look_at", "looked", "numbers", "rounds", "scores", "seen",
+    )  # fmt: skip
 
-    @classmethod
-    def fresh(cls, members: int) -> Standing:
-        """Of a request that nobody has drafted for."""
-        return cls([0.0] * members, [0.0] * members, [0.0] * members, [0.0] * members, [0] * members)
+    def __init__(self, members: int) -> None:
+        self.numbers = np.zeros((5, members))
+        self.hits, self.seen, self.chance, self.looked, self.idle = self.numbers
+        self.address: int = self.numbers.ctypes.data
+        self.look_at = self.rounds = self.accepted = 0
+        self.scores: list[float] = []
 
     def rates(self, prior: Prior) -> list[float]:
         """``[M]``, the estimated chance that a drafter guesses the next token right."""
         return [
             (hits + PRIOR_TOKENS * rate) / (seen + PRIOR_TOKENS)
-            for hits, seen, rate in zip(self.hits, self.seen, prior.rates, strict=True)
+            for hits, seen, rate in zip(self.hits.tolist(), self.seen.tolist(), prior.rates.tolist(), strict=True)
         ]
 
     def estimate(self, prior: Prior) -> tuple[list[float], list[float]]:
         """``weights``, and by which factor the odds of each drafter's guesses are better here than usually, ``[M]``."""
         rates = self.rates(prior)
-        return self._weights(rates), [own / usual for own, usual in zip(_odds(rates), prior.odds, strict=True)]
+        return self._weights(rates), [own / usual for own, usual in zip(_odds(rates), prior.odds.tolist(), strict=True)]
 
     def weights(self, prior: Prior) -> list[float]:
         """``[M]``, positive, summing to 1."""
         return self._weights(self.rates(prior))
 
     def _weights(self, rates: list[float]) -> list[float]:
-        best, scale = max(rates), LEARNING_RATE * (max(self.seen) + PRIOR_TOKENS)
+        best, scale = max(rates), LEARNING_RATE * (max(self.seen.tolist()) + PRIOR_TOKENS)
         gains = [scale * (rate - best) for rate in rates]
-        most = max(self.looked)
+        looked = self.looked.tolist()
+        most = max(looked)
         if most:
-            means = [chance / count if count else -1.0 for chance, count in zip(self.chance, self.looked, strict=True)]
+            means = [
+                chance / count if count else -1.0 for chance, count in zip(self.chance.tolist(), looked, strict=True)
+            ]
             top = max(means)
             gains = [
                 gain if mean < 0.0 else gain + LOOK_RATE * most * (mean - top)
@@ -95,14 +98,14 @@ class Standing:
             top = max(gains)
             gains = [gain - top for gain in gains]
         raised = [exp(gain) for gain in gains]
-        total = sum(raised)
-        return [each / total for each in raised]
+        sum_ = total(raised)
+        return [each / sum_ for each in raised]
 
     def fade(self, tokens: int) -> None:
         """``tokens`` more were committed."""
         kept = MEMORY**tokens
-        self.hits = [hits * kept for hits in self.hits]
-        self.seen = [seen * kept for seen in self.seen]
+        self.hits *= kept
+        self.seen *= kept
 
     def saw(self, member: int, hits: float, seen: float) -> None:
         """A drafter guessed ``hits`` of ``seen`` known tokens right."""
@@ -116,10 +119,16 @@ class Standing:
 
     def took_part(self, members: Seq[int]) -> None:
         """A round was drafted by ``members``."""
-        self.rounds += 1
-        self.idle = [rounds + 1 for rounds in self.idle]
-        for member in members:
-            self.idle[member] = 0
+        self.idle += 1
+        self.idle[list(members)] = 0
+
+
+def total(values: Iterable[float]) -> float:
+    """Added from left to right and rounded each time, which ``sum`` does not do on every Python."""
+    found = 0.0
+    for value in values:
+        found += value
+    return found
 
 
 def _odds(rates: Seq[float]) -> list[float]:

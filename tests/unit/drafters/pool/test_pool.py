@@ -13,9 +13,10 @@ import torch
 from cospec.config import EngineConfig
 from cospec.drafters.looking import LOOKBACK
 from cospec.drafters.model import ModelDrafter
+from cospec.drafters.pool.compiled import Compiled
 from cospec.drafters.pool.options import PoolOptions
 from cospec.drafters.pool.pool import PoolDrafter
-from cospec.drafters.routing.standing import Standing
+from cospec.drafters.pool.readable import Readable
 from cospec.drafters.stepping import ModelStepper
 from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.draws import Purpose
@@ -257,7 +258,7 @@ def test_the_policy_says_how_many_take_part() -> None:
         pool = pool_of(models, combiner, "all", V)
         for count in (1, 2, 4):
             pool.propose([context([1, 2, 3], f"s{count}")], [Budget(2, 8, drafters=count)])
-            assert len(pool._records[f"s{count}"].slates) == count, combiner
+            assert (pool._records[f"s{count}"].standing.idle == 0).sum() == count, combiner
 
 
 def test_a_pool_may_bound_how_many_take_part_and_a_policy_overrules_it() -> None:
@@ -265,7 +266,7 @@ def test_a_pool_may_bound_how_many_take_part_and_a_policy_overrules_it() -> None
     assert pool.setting.at_most == 1
     for count, wanted in ((None, 1), (2, 2)):
         pool.propose([context([1, 2, 3], f"s{count}")], [Budget(2, 8, drafters=count)])
-        assert len(pool._records[f"s{count}"].slates) == wanted
+        assert (pool._records[f"s{count}"].standing.idle == 0).sum() == wanted
 
 
 def weights_of_the_right_one(combiner: str) -> tuple[float, float]:
@@ -292,7 +293,8 @@ def test_weights_follow_the_drafter_that_is_right_and_new_requests_know(monkeypa
         assert within > 0.65, combiner
         assert fresh > 0.525, combiner
     # Weights that do not learn from guesses stay where they were, so what is asked above is not theirs by chance.
-    monkeypatch.setattr(Standing, "saw", lambda *_: None)
+    for work in (Compiled, Readable):
+        monkeypatch.setattr(work, "learn", lambda *_: None)
     for combiner in ("fuse", "mix"):
         within, fresh = weights_of_the_right_one(combiner)
         assert within < 0.5, "by what it makes of a prompt of two tokens alone"
@@ -331,7 +333,8 @@ def test_hedge_lets_drafters_look_first_and_asks_those_that_know_the_text() -> N
         for routing, wanted in (("hedge", {"right"}), ("all", {"wrong", "right"})):
             pool = pool_of(drafters, combiner, routing, V)
             pool.propose([context(tokens, f"{combiner} {routing}")], [Budget(2, 8)])
-            asked = pool._records[f"{combiner} {routing}"].slates
+            idle = pool._records[f"{combiner} {routing}"].standing.idle
+            asked = [number for number, rounds in enumerate(idle) if not rounds]
             assert {pool.names[number] for number in asked} == wanted, combiner
 
 

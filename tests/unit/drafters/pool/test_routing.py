@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cospec.drafters.calibration import Calibration
-from cospec.drafters.pool.record import EDGE, Trust
+from cospec.drafters.pool.record import EDGE, Knowledge, Trust
 from cospec.drafters.routing.choice import Choice, Judged
 from cospec.drafters.routing.explore import EPSILON, Explore
 from cospec.drafters.routing.hedge import PATIENCE, Hedge
@@ -19,7 +19,7 @@ PRIOR = Prior(3)
 
 
 def standing(rates: tuple[float, ...], seen: float = 40.0) -> Standing:
-    made = Standing.fresh(len(rates))
+    made = Standing(len(rates))
     made.rounds = 1
     for member, rate in enumerate(rates):
         made.saw(member, rate * seen, seen)
@@ -31,7 +31,7 @@ def choice(weights: list[float], count: int | None = None, seed: int = 0, silent
 
 
 def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
-    assert Standing.fresh(3).weights(PRIOR) == pytest.approx([1 / 3] * 3)
+    assert Standing(3).weights(PRIOR) == pytest.approx([1 / 3] * 3)
     weights = standing((0.8, 0.5, 0.2)).weights(PRIOR)
     assert weights[0] > 0.9
     assert weights[0] > weights[1] > weights[2] > 0
@@ -40,7 +40,7 @@ def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
 
 def test_who_was_not_asked_loses_nothing_and_evidence_fades() -> None:
     made = standing((0.8, 0.5, 0.5))
-    asked = Standing.fresh(3)
+    asked = Standing(3)
     asked.saw(0, 32, 40)
     assert asked.weights(PRIOR)[1:] == pytest.approx(made.weights(PRIOR)[1:])
     before = made.weights(PRIOR)[0]
@@ -52,7 +52,7 @@ def test_weights_find_the_best_in_hindsight() -> None:
     """Regret: after a few hundred tokens the best of three holds nearly all weight, whichever it is."""
     chance = np.random.default_rng(0)
     for best in range(3):
-        made, rates = Standing.fresh(3), [0.5, 0.5, 0.5]
+        made, rates = Standing(3), [0.5, 0.5, 0.5]
         rates[best] = 0.75
         share = []
         for _ in range(100):
@@ -67,10 +67,10 @@ def test_a_new_request_starts_with_what_others_taught() -> None:
     prior = Prior(3)
     for _ in range(20):
         prior.learn(standing((0.9, 0.3, 0.5)))
-    weights = Standing.fresh(3).weights(prior)
+    weights = Standing(3).weights(prior)
     assert weights[0] > weights[2] > weights[1]
     unseen = Prior(3)
-    unseen.learn(Standing.fresh(3))
+    unseen.learn(Standing(3))
     assert unseen.rates == pytest.approx([0.5] * 3)
 
 
@@ -83,7 +83,7 @@ def test_hedge_takes_the_heaviest() -> None:
 
 def test_hedge_hears_those_that_cannot_look_first_and_again() -> None:
     hedge, made = Hedge(), standing((0.8, 0.5, 0.2))
-    assert hedge.route(Standing.fresh(3), choice([0.9, 0.07, 0.03], silent=[1, 2])) == [0, 1, 2]
+    assert hedge.route(Standing(3), choice([0.9, 0.07, 0.03], silent=[1, 2])) == [0, 1, 2]
     assert hedge.route(made, choice([0.9, 0.07, 0.03], silent=[2])) == [0]
     made.idle[1] = made.idle[2] = PATIENCE
     assert hedge.route(made, choice([0.9, 0.07, 0.03], silent=[2])) == [0, 2]
@@ -91,7 +91,7 @@ def test_hedge_hears_those_that_cannot_look_first_and_again() -> None:
 
 
 def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
-    made = Standing.fresh(3)
+    made = Standing(3)
     for member, chance in enumerate((16.0, 8.0)):
         made.look(member, chance, 32)
     weights = made.weights(PRIOR)
@@ -102,7 +102,7 @@ def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
         for member, chance in enumerate((4.0, 16.0)):
             made.look(member, chance, 32)
     assert made.weights(PRIOR)[1] > 0.45 > 0.01 > made.weights(PRIOR)[0], "what was found later counts for more"
-    late = Standing.fresh(2)
+    late = Standing(2)
     late.look(0, 16.0, 32)
     late.look(1, 8.0, 16)
     assert late.weights(Prior(2)) == pytest.approx([0.5, 0.5]), "means are compared"
@@ -122,7 +122,7 @@ def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
 
 
 def test_explore_scores_follow_equation_2_within_its_bounds() -> None:
-    explore, made = Explore(), Standing.fresh(2)
+    explore, made = Explore(), Standing(2)
     for _ in range(50):
         explore.learn(made, {0: Judged(3, 3, 3, [(1.0, 1.0)] * 3), 1: Judged(0, 1, 1, [(0.9, 0.0)])})
     assert made.scores[0] == pytest.approx((1 - EPSILON) ** 2 / ((1 - EPSILON) ** 2 + EPSILON**2), abs=1e-3)
@@ -156,11 +156,11 @@ def test_confidence_becomes_the_observed_acceptance() -> None:
 
 
 def test_trust_is_between_its_bounds_and_moves_with_the_odds() -> None:
-    trust = Trust([[Calibration(), Calibration()], [Calibration(), Calibration()]], [1.0, 3.0])
+    trust = Trust(Knowledge(2), True, [1.0, 3.0])
     assert trust(0, 0.5) == pytest.approx(0.5)
     assert trust(1, 0.5) == pytest.approx(0.75)
     assert trust(0, 1.0) == pytest.approx(1 - EDGE)
     assert trust(0, 0.0) == pytest.approx(EDGE)
-    trust.calibrations[1][0].learn([(0.5, 0.0)] * 100)
+    trust.knowledge.calibration(True, 1, 0).learn([(0.5, 0.0)] * 100)
     assert trust(0, 0.5, 1) < 0.05, "next best guesses have a calibration of their own"
     assert trust(0, 0.5) == pytest.approx(0.5)
