@@ -25,6 +25,7 @@ $(READY): $(INSTALLED_FROM)
 		{ echo "cospec needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo "python3 cannot make virtual environments; install the package python3-venv"; exit 1; }
+	@echo "Setting up $(VENV), once: torch and the libraries around it take some minutes and 1.5 GB."
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@

@@ -37,6 +37,20 @@ def test_chat(server):
     assert answer.usage.speculation["drafts"] == 2
 
 
+def test_an_answer_can_be_sent_back_as_it_came(server):
+    """Clients append the message object, or what it holds, and ask on."""
+    messages = [{"role": "user", "content": "hi"}]
+    for form in (lambda message: message, lambda message: message.model_dump()):
+        said = server.openai.chat.completions.create(model="fake", messages=messages, max_tokens=4).choices[0].message
+        messages = [*messages[:1], form(said), {"role": "user", "content": "on"}]
+        answer = server.openai.chat.completions.create(model="fake", messages=messages, max_tokens=12)
+        assert answer.choices[0].message.content == "u: hi\na: u: "
+        messages = messages[:1]
+    messages.append({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]})
+    with pytest.raises(openai.BadRequestError, match="allowed is null or absent, as tool calls are not supported"):
+        server.openai.chat.completions.create(model="fake", messages=messages)
+
+
 def test_streamed_chat(server):
     stream = server.openai.chat.completions.create(
         model="fake", messages=[{"role": "user", "content": "hi"}], max_tokens=5, stream=True

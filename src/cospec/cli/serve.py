@@ -96,10 +96,16 @@ def start(given: dict[str, Any]) -> None:
     settings_given = {key: given.pop(key) for key in SERVER_KEYS if key in given}
     config = EngineConfig.build(given)
 
+    from rich.console import Console
+
     from cospec.server.run import ServerSettings, run
 
-    def announce(url: str) -> None:
-        name = config.served_model_name or config.model
-        print(f"cospec serves {name} at {url}", file=sys.stderr, flush=True)
+    name = config.served_model_name or config.model
+    settings = parse(ServerSettings, settings_given)
+    with Console(stderr=True).status(f"loading {name}") as status:  # shown in terminals only
 
-    run(config, parse(ServerSettings, settings_given), announce)
+        def announce(url: str) -> None:
+            status.stop()
+            print(f"cospec serves {name} at {url}", file=sys.stderr, flush=True)
+
+        run(config, settings, announce)

@@ -35,6 +35,11 @@ UNIONS = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
     "content": "a string or a list of parts {'type': 'text', 'text': ...}",
     "stop": "a string or a list of strings",
+    "refusal": "null or absent",
+    "annotations": "null or absent",
+    "audio": "null or absent, as only text is supported",
+    "function_call": "null or absent, as function calls are not supported",
+    "tool_calls": "null or absent, as tool calls are not supported",
 }
 _UNION_MEMBER = re.compile(r"str|list\[.*\]")
 HARMLESS: tuple[object, ...] = (None, [], "none", {"type": "text"})
@@ -76,6 +81,12 @@ class Message(Schema):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
     name: str | None = None
+    # what clients send back when they append an answer to the conversation
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
 
     def plain(self) -> dict[str, str]:
         """Role and text, as chat templates take them. ``developer`` is OpenAI's newer word for ``system``."""
