@@ -21,14 +21,14 @@ from pydantic import Field
 from cospec.bench.counters import SpeculationCounters
 from cospec.bench.plain import load_plain, quiet
 from cospec.bench.timing import Chunk, Params, Prompt, Timing
-from cospec.models.loading import load_tokenizer, resolve
+from cospec.models.loading import load_tokenizer, resolve, weights_dtype
 from cospec.options import Options, parse
 
 Ids = list[list[int]]
 
 
 class PeerOptions(Options):
-    """``dtype`` bfloat16 rounds the weights as an engine that holds them so does; arithmetic on a CPU stays float32."""
+    """``dtype`` is of weights and arithmetic; ``auto`` keeps the file's."""
 
     model: str
     dtype: str = "auto"
@@ -263,7 +263,8 @@ def _config(settings: Mapping[str, Any]) -> Any:
 
 
 def _load(name: str, dtype: str) -> Any:
-    return load_plain(resolve(name), torch.float32, rounded=dtype == "bfloat16")
+    folder = resolve(name)
+    return load_plain(folder, weights_dtype(folder, dtype))
 
 
 def _cut(tokens: list[int], times: list[float], eos: int | list[int] | None) -> Written:

@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from cospec.models.linear import weight_of
+
 
 def load_plain(folder: Path, dtype: torch.dtype, rounded: bool = False, device: str = "cpu") -> Any:
     """A Hugging Face causal LM in evaluation mode, its generation settings all at their defaults: greedy, no end token.
 
     Args:
         dtype: of the arithmetic.
-        rounded: round the weights to bfloat16 first, as an engine with ``dtype: bfloat16`` holds them.
+        rounded: round weights and what linear layers read to bfloat16, as an engine does that computes so on a CPU.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -24,6 +26,9 @@ def load_plain(folder: Path, dtype: torch.dtype, rounded: bool = False, device: 
     if rounded:
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().to(dtype)
+        for module in model.modules():
+            if weight_of(module) is not None:
+                module.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16().to(dtype),))
     model.generation_config = GenerationConfig()
     return model.to(device).eval().requires_grad_(False)
 

@@ -21,11 +21,11 @@ import torch
 from cospec.bench.watch import watched_engine
 from cospec.config import EngineConfig
 from cospec.engine.requests import make_requests
-from cospec.models.folder import read_config, resolve, stored, weight_files
+from cospec.models.folder import read_config, resolve, weight_files
+from cospec.models.loading import weights_dtype
 from cospec.params import SamplingParams
 from cospec.stats import RoundStats
 
-HELD = {"F32": 4, "BF16": 2, "F16": 2, "float32": 4, "bfloat16": 2}
 READ_BYTES = 256 << 20
 SIDE = {"cpu": 1024, "cuda": 8192}
 
@@ -100,7 +100,7 @@ def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cu
     if "lm_head.weight" in sizes:
         looked_up = sum(size for key, size in sizes.items() if key.endswith("embed_tokens.weight"))
     read = sum(sizes.values()) - looked_up
-    held = 1 if quantization else HELD[stored(weight_files(folder)).dtype if dtype == "auto" else dtype]
+    held = 1 if quantization else weights_dtype(folder, dtype).itemsize
     return Cost(float(read * held), _cache_bytes(folder, 2 if cuda else 4), 2.0 * read)
 
 

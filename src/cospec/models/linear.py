@@ -138,7 +138,7 @@ def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
     build = LINEAR[backend]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            weight = _weight_of(child)
+            weight = weight_of(child)
             if weight is not None:
                 bias = child.bias.detach() if isinstance(child.bias, Tensor) else None
                 setattr(parent, name, build(weight, bias, kind))
@@ -146,7 +146,7 @@ def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
                 setattr(parent, name, HalfEmbedding(child.weight.detach()))
 
 
-def _weight_of(module: nn.Module) -> Tensor | None:
+def weight_of(module: nn.Module) -> Tensor | None:
     """``[out, in]`` of a linear layer, also of GPT-2's transposed kind; None for any other module."""
     if type(module) is nn.Linear:
         return module.weight.detach()

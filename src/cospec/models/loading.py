@@ -27,7 +27,7 @@ from cospec.protocols import Model
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["LoadOptions", "cache_budget", "load_model", "load_tokenizer", "resolve"]
+__all__ = ["LoadOptions", "cache_budget", "load_model", "load_tokenizer", "resolve", "weights_dtype"]
 
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -106,6 +106,16 @@ def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:
     return divide(needs, _device(options.device), options.gpu_memory_utilization, options.cache_bytes)
 
 
+def weights_dtype(found: Path, dtype: str = "auto") -> torch.dtype:
+    """What the weights of the model in folder ``found`` are held as when it is loaded with ``dtype``.
+
+    Raises:
+        InvalidInput: there is no such dtype.
+    """
+    held = stored(weight_files(base_folder(found))).dtype if dtype == "auto" else _dtype_code(dtype)
+    return _DTYPES[held]
+
+
 def _recipe(name: str, options: LoadOptions) -> _Recipe:
     found = resolve(name)
     folder = base_folder(found)
@@ -114,7 +124,7 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
     if "quantization_config" in raw:
         raise ModelError(f"The model {name} is stored quantized; allowed are float32, bfloat16 and float16 weights.")
     device = _device(options.device)
-    dtype = _DTYPES[held.dtype if options.dtype == "auto" else _dtype_code(options.dtype)]
+    dtype = weights_dtype(found, options.dtype)
     if options.quantization not in (None, "int8") or (options.quantization and device.type != "cpu"):
         raise InvalidInput("quantization", options.quantization, "int8 on a CPU, or None")
     kind: Kind = "int8" if options.quantization else "bf16" if dtype is torch.bfloat16 else "fp32"

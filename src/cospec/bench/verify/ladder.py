@@ -52,4 +52,5 @@ def subject_of(model: str, speculative: Mapping[str, Any] | None, quick: bool, *
     rules = ("match", resolver.sampled_rule) if resolver.rule == "auto" else (resolver.rule,)
     for rule in rules:
         RULES.check(rule)
-    return Subject(llm, Reference(llm), prompts, rules, tolerance_of(llm.engine.parts.model.dtype), effort)
+    reference = Reference(llm)
+    return Subject(llm, reference, prompts, rules, tolerance_of(reference.dtype), effort)

@@ -13,13 +13,18 @@ from cospec.bench.plain import load_plain
 from cospec.bench.verify.oracle import Law
 from cospec.draws import Draws, Purpose, exponentials
 from cospec.llm import LLM
+from cospec.models.loading import weights_dtype
 from cospec.params import SamplingParams
 
 ROWS = 64  # prefixes in one forward
 
 
 class Reference:
-    """A plain Hugging Face model with the engine's weights, held and run in the engine's arithmetic."""
+    """A plain Hugging Face model with the engine's weights, held and run in the engine's arithmetic.
+
+    Attributes:
+        dtype: of the weights; of the arithmetic too, but that on a CPU sums are float32.
+    """
 
     def __init__(self, llm: LLM) -> None:
         engine = llm.engine
@@ -27,7 +32,8 @@ class Reference:
         cuda = engine.config.device != "cpu" and torch.cuda.is_available()
         dtype = engine.parts.model.dtype if cuda else torch.float32
         self._device = torch.device("cuda" if cuda else "cpu")
-        rounded = engine.config.dtype == "bfloat16"
+        self.dtype = weights_dtype(llm.model_path, engine.config.dtype)
+        rounded = self.dtype is torch.bfloat16 and not cuda
         self._model: Any = load_plain(llm.model_path, dtype, rounded, self._device.type)
 
     @torch.inference_mode()
