@@ -1,4 +1,7 @@
-// A mixture of several models' distributions, in double precision.
+// The joint rows of several models' logits, in double precision.
+#include "blend.h"
+
+#include <math.h>
 
 #include <vector>
 
@@ -7,34 +10,50 @@
 
 namespace {
 
-// Of each row; `models` rows of logits lie at logits[m] + row * vocab.
-struct Blend {
-    const float* const* logits;
-    const double* weights;
-    long models, vocab;
-    double* out;  // [rows, vocab]
-};
-
-// log sum_m weights[m] softmax(logits[m])
-void mix(const Blend& b, long row, double* spare) {
-    double* out = b.out + row * b.vocab;
-    for (long m = 0; m < b.models; m++) {
-        softmax(b.logits[m] + row * b.vocab, b.vocab, 1.0, m ? spare : out);
-        if (m == 0)
-            for (long i = 0; i < b.vocab; i++) out[i] *= b.weights[0];
-        else
-            for (long i = 0; i < b.vocab; i++) out[i] += b.weights[m] * spare[i];
+void mix(const Source& s, long row, double* out, double* spare) {
+    softmax(s.row(0, row), s.vocab, 1.0, out);
+    for (long i = 0; i < s.vocab; i++) out[i] *= s.weights[0];
+    for (long m = 1; m < s.members; m++) {
+        softmax(s.row(m, row), s.vocab, 1.0, spare);
+        for (long i = 0; i < s.vocab; i++) out[i] += s.weights[m] * spare[i];
     }
-    logarithm(out, b.vocab);
+    logarithm(out, s.vocab);
+}
+
+template <class T> T most_of(const T* x, long count) {
+    T most = x[0];
+    for (long i = 1; i < count; i++) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+void add(const Source& s, long row, double* out, double* spare) {
+    const float* first = s.row(0, row);
+    for (long i = 0; i < s.vocab; i++) out[i] = s.weights[0] * first[i];
+    for (long m = 1; m < s.members; m++) {
+        const float* other = s.row(m, row);
+        for (long i = 0; i < s.vocab; i++) out[i] += s.weights[m] * other[i];
+    }
+    if (s.least > -INFINITY) {
+        const double least = most_of(first, s.vocab) + s.least;
+        for (long i = 0; i < s.vocab; i++) out[i] = first[i] < least ? -INFINITY : out[i];
+    }
+    double largest = softmax(out, s.vocab, 1.0, spare);  // of its likeliest token
+    logarithm(&largest, 1);
+    const double sum = most_of(out, s.vocab) - largest;
+    for (long i = 0; i < s.vocab; i++) out[i] -= sum;
 }
 
 }  // namespace
 
-// logits [models] of [rows, vocab] each, to [rows, vocab]; rows that are no numbers stay so.
-API void cospec_mix(const float* const* logits, const double* weights, long models, long rows, long vocab, double* out) {
-    const Blend blend = {logits, weights, models, vocab, out};
+void blend_row(const Source& source, long row, double* out, double* spare) {
+    source.form == MIXTURE ? mix(source, row, out, spare) : add(source, row, out, spare);
+}
+
+// To [rows, vocab].
+API void cospec_blend(const Source* source, long rows, double* out) {
     in_parallel(team_for(rows), [&](const Team& team) {
-        std::vector<double> spare(vocab);
-        for (long row = team.begin(rows); row < team.end(rows); row++) mix(blend, row, spare.data());
+        std::vector<double> spare(source->vocab);
+        for (long row = team.begin(rows); row < team.end(rows); row++)
+            blend_row(*source, row, out + row * source->vocab, spare.data());
     });
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <vector>
 
+#include "blend.h"
 #include "draws.h"
 #include "ops.h"
 
@@ -75,8 +76,20 @@ void truncate(const Shape& shape, long vocab, double* probs) {
     if (shape.min_p > 0.0) keep_above(probs, vocab, shape.min_p * *std::max_element(probs, probs + vocab));
 }
 
+// The first of the largest; -1 where there is something that is no number, or the largest is infinite.
+long argmax(const float* x, long count) { return kernels().argmax(x, count); }
+long argmax(const double* x, long count) {
+    long best = 0;
+    bool odd = false;
+    for (long i = 0; i < count; i++) {
+        odd |= x[i] != x[i];
+        if (x[i] > x[best]) best = i;
+    }
+    return odd || isinf(x[best]) ? -1 : best;
+}
+
 // The law of one row, [vocab]; false, and any law, where the row is not made of numbers.
-bool law_of(const float* logits, long vocab, const Shape& shape, double* out) {
+template <class T> bool law_of(const T* logits, long vocab, const Shape& shape, double* out) {
     if (shape.temperature > 0.0) {
         const double most = softmax(logits, vocab, shape.temperature, out);
         if (most > 0.0) {
@@ -84,7 +97,7 @@ bool law_of(const float* logits, long vocab, const Shape& shape, double* out) {
             return true;
         }
     } else {
-        const long token = kernels().argmax(logits, vocab);
+        const long token = argmax(logits, vocab);
         if (token >= 0) {
             memset(out, 0, sizeof(double) * vocab);
             out[token] = 1.0;
@@ -96,19 +109,31 @@ bool law_of(const float* logits, long vocab, const Shape& shape, double* out) {
 }
 
 struct Judge {
-    const float* logits;  // of row 0 of the case
+    const Source& source;
     long vocab;
     const Case& c;
     const Draft& draft;
-    double* laws;   // [nodes + 1, vocab], filled as far as rows are looked at
-    double* spare;  // [vocab]
+    double* laws;     // [nodes + 1, vocab], filled as far as rows are looked at
+    double* spare;    // [vocab]
+    double* blended;  // [vocab], of the row that was looked at last
     std::vector<bool> numbers;
 
     double* law(long row) const { return laws + row * vocab; }
 
+    // What `use` makes of the row's logits, counted from the case's first; only its own logits are single precision.
+    template <class Use> auto with(long row, Use use) const {
+        if (source.form == OWN) return use(source.row(0, c.row + row));
+        blend_row(source, c.row + row, blended, spare);
+        return use((const double*)blended);
+    }
+
     const double* read(long row) {
-        numbers[row] = law_of(logits + row * vocab, vocab, c.shape, law(row));
+        numbers[row] = with(row, [&](auto* logits) { return law_of(logits, vocab, c.shape, law(row)); });
         return law(row);
+    }
+
+    long likeliest(long row) const {
+        return with(row, [&](auto* logits) { return argmax(logits, vocab); });
     }
 
     long draw(const double* weights, uint64_t position, Purpose purpose) const {
@@ -120,7 +145,7 @@ struct Judge {
     long own(long row, long accepted) {
         if (row >= c.count) return -1;
         if (c.shape.temperature > 0.0) return draw(read(row), c.base + accepted, TARGET);
-        const long token = kernels().argmax(logits + row * vocab, vocab);
+        const long token = likeliest(row);
         numbers[row] = token >= 0;
         return token < 0 ? 0 : token;
     }
@@ -202,28 +227,32 @@ struct Judge {
     }
 };
 
-// Numbers that a case has to look at, a drawn one counted as often as it costs more than a compared one.
-long work(const Case& c, long vocab) { return c.count * vocab * (c.shape.temperature > 0.0 ? 20 : 1); }
+// Numbers that a case has to look at, counted as often as they cost more than comparing one.
+long work(const Case& c, const Source& source) {
+    const long blending = source.form == OWN ? 0 : 6 * source.members;
+    return c.count * source.vocab * (blending + (c.shape.temperature > 0.0 ? 20 : 1));
+}
 
 constexpr long WORTH_WAKING = 1000000;  // a quarter of a millisecond of work: threads that sleep take as long to come
 
 }  // namespace
 
-// Judge every case by its rows of logits [.., vocab]. tokens, parents: of the nodes of all drafts; path: as long as they,
+// Judge every case by its rows of logits. tokens, parents: of the nodes of all drafts; path: as long as they,
 // each case's at its own place. Rows that are no numbers count only where the verdict rests on them.
-API void cospec_judge(const float* logits, long vocab, const Case* cases, long count, const int64_t* tokens,
+API void cospec_judge(const Source* source, const Case* cases, long count, const int64_t* tokens,
                       const int64_t* parents, int64_t* path, Verdict* verdicts) {
+    const long vocab = source->vocab;
     std::atomic<long> next{0};
     long all = 0;
-    for (long i = 0; i < count; i++) all += work(cases[i], vocab);
+    for (long i = 0; i < count; i++) all += work(cases[i], *source);
     in_parallel(all < WORTH_WAKING ? 1 : team_for(count), [&](const Team&) {
         for (long i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
             const Case& c = cases[i];
             const Draft draft = {tokens + c.place, parents + c.place, path + c.place};
-            double* laws = (double*)own_scratch().reserve(2 * (c.nodes + 2) * vocab);
-            verdicts[i] = Judge{logits + c.row * vocab, vocab, c, draft, laws + vocab, laws, {}}.decide();
-            for (long row = c.first; row < c.row; row++)
-                verdicts[i].broken |= kernels().argmax(logits + row * vocab, vocab) < 0;
+            double* room = (double*)own_scratch().reserve(2 * (c.nodes + 3) * vocab);
+            Judge judge{*source, vocab, c, draft, room + 2 * vocab, room, room + vocab, {}};
+            verdicts[i] = judge.decide();
+            for (long row = c.first; row < c.row; row++) verdicts[i].broken |= judge.likeliest(row - c.row) < 0;
         }
     });
 }

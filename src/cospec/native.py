@@ -7,9 +7,10 @@ alone. Kernels for whole models are in ``cospec.models.native``.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,12 +41,58 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_argmax": ([c_void_p, c_long, c_long, POINTER(c_int64)], None),
     "cospec_softmax": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_softmax64": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
-    "cospec_mix": ([c_void_p, c_void_p, c_long, c_long, c_long, c_void_p], None),
+    "cospec_blend": ([c_void_p, c_long, c_void_p], None),
     "cospec_race": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_guesses": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
     "cospec_chances": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
-    "cospec_judge": ([c_void_p, c_long, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
+    "cospec_judge": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
 }
+
+
+FORMS = {"own": 0, "mixture": 1, "linear": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the library joins rows of several models' logits.
+
+    Attributes:
+        form: ``mixture`` is ``log sum_m weights[m] softmax(logits[m])``, ``linear`` is
+            ``log softmax(sum_m weights[m] logits[m])``, ``own`` are the first model's logits as they are.
+        weights: one per model.
+        least: of ``linear``, tokens that the first model finds further below its likeliest one are ruled out.
+    """
+
+    form: str = "own"
+    weights: tuple[float, ...] = (1.0,)
+    least: float = -math.inf
+
+
+PLAIN = Recipe()
+
+
+class Source(Structure):
+    """Rows that a law is made of: ``Source`` in ``csrc/blend.h``.
+
+    Args:
+        logits: ``[R, V]`` of each model that the recipe has a weight for, float32 on the CPU.
+    """
+
+    _fields_ = [
+        ("logits", c_void_p), ("weights", c_void_p), ("members", c_int64), ("vocab", c_int64), ("form", c_int64),
+        ("least", c_double),
+    ]  # fmt: skip
+
+    def __init__(self, logits: Sequence[Tensor], recipe: Recipe = PLAIN) -> None:
+        held, count = [rows.contiguous() for rows in logits], len(logits)
+        self.shape = (len(held[0]), held[0].shape[1])
+        pointers = (c_void_p * count)(*(rows.data_ptr() for rows in held))
+        weights = (c_double * count)(*recipe.weights)
+        self._kept = (held, pointers, weights)  # what the library reads
+        super().__init__(
+            ctypes.addressof(pointers), ctypes.addressof(weights), count, self.shape[1], FORMS[recipe.form],
+            recipe.least,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +175,11 @@ def set_isa(name: str) -> None:
         raise InvalidInput("instruction set", name, f"one of {', '.join(ISAS)} that this processor has")
 
 
+def reads(logits: Tensor) -> bool:
+    """Whether the library is there and can read these rows where they are."""
+    return logits.itemsize == 4 and logits.is_floating_point() and logits.is_cpu and available()
+
+
 def argmax_rows(logits: Tensor) -> list[int]:
     """The index of the largest of each row, float32 ``[R, V]`` on the CPU: the lowest one on ties.
 
@@ -154,17 +206,10 @@ def softmax_rows(logits: Tensor, temperatures: NDArray[np.float64]) -> NDArray[n
     return result
 
 
-def mix_rows(logits: Sequence[Tensor], weights: Sequence[float]) -> NDArray[np.float64]:
-    """``log sum_m weights[m] softmax(logits[m])``, ``[R, V]``; of float32 ``[R, V]`` on the CPU.
-
-    Rows of which a model's are no numbers are none.
-    """
-    held = [rows.contiguous() for rows in logits]
-    count, width = held[0].shape
-    result = np.empty((count, width))
-    pointers = (c_void_p * len(held))(*(rows.data_ptr() for rows in held))
-    factors = (c_double * len(held))(*weights)
-    library().cospec_mix(pointers, factors, len(held), count, width, result.ctypes.data)
+def blend_rows(source: Source) -> NDArray[np.float64]:
+    """The joint rows ``[R, V]`` of a blend's logits. Rows of which a model's are no numbers are none."""
+    result = np.empty(source.shape)
+    library().cospec_blend(byref(source), len(result), result.ctypes.data)
     return result
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cospec.batches import Pick, Rolled, TokenBatch
 from cospec.draws import Draws, Purpose
+from cospec.native import Recipe
 from cospec.stats import Call, RoundInfo, RoundStats, RoundTimes
 from cospec.types import Budget, Commit, Context, Draft, Load, Outcome, Plan, PlanEntry, Scores, Sequence, Verdict
 
@@ -182,6 +183,7 @@ class Blend(Protocol):
 
     name: str  # as responses declare it
     members: tuple[int, ...]  # the models whose logits the law reads
+    recipe: Recipe | None  # the same for the native library, bit by bit; None: it has no such blend
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
         """``[R, V]`` per member, in their order, to ``[R, V]``; only differences within a row count."""

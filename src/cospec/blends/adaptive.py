@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cospec.errors import InvalidInput, words
+from cospec.native import PLAIN
 from cospec.options import Options
 
 
@@ -42,6 +43,7 @@ class Adaptive:
     def __init__(self, options: AdaptiveOptions) -> None:
         self.name = f"adaptive(tau={options.tau:g})"
         self.members = (0, 1) if options.tau else (0,)
+        self.recipe = None if options.tau else PLAIN
         self._options = options
 
     @classmethod

@@ -10,7 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from cospec.blends.recipes import blended
 from cospec.errors import InvalidInput, words
+from cospec.native import PLAIN, Recipe
 from cospec.options import Options
 from cospec.sampling import log_softmax
 
@@ -36,6 +38,9 @@ class Contrastive:
         self.name = f"contrastive(mu={mu:g}{more})"
         self.members = (0, 1) if mu else (0,)
         self._mu, self._plausibility = mu, plausibility
+        least = math.log(plausibility) if plausibility else -math.inf
+        plain = not mu and not plausibility
+        self.recipe = PLAIN if plain else Recipe("linear", (1.0, -mu)[: len(self.members)], least)
 
     @classmethod
     def build(cls, options: ContrastiveOptions, count: int) -> Contrastive:
@@ -48,9 +53,11 @@ class Contrastive:
         """Log-probabilities ``[R, V]`` in double precision; tokens that are ruled out are minus infinity."""
         if not self._mu and not self._plausibility:
             return logits[0]
+        if (found := blended(logits, self.recipe)) is not None:
+            return found
         strong = logits[0].double()
         result = strong - self._mu * logits[1].double() if len(logits) > 1 else strong.clone()
         if self._plausibility:
-            least = strong.amax(-1, keepdim=True) + math.log(self._plausibility)
+            least = strong.amax(-1, keepdim=True) + self.recipe.least
             result.masked_fill_(strong < least, -torch.inf)
         return log_softmax(result)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cospec.errors import InvalidInput, words
+from cospec.native import Recipe
 from cospec.registry import BLENDS
 
 Combine = Callable[[Seq[Tensor]], Tensor]
@@ -53,6 +54,7 @@ class Custom:
 
     def __init__(self, name: str, function: Combine, count: int) -> None:
         self.name, self.members = name, tuple(range(count))
+        self.recipe: Recipe | None = None
         self._function = function
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:

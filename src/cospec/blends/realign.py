@@ -7,7 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from cospec.blends.recipes import blended
 from cospec.blends.weights import WeightOptions, named
+from cospec.native import PLAIN, Recipe
 from cospec.sampling import log_softmax
 
 
@@ -24,6 +26,7 @@ class Realign:
         self.name = named("realign", weights)
         self.members = tuple(member for member, weight in enumerate(weights) if weight)
         self._weights = tuple(weights[member] for member in self.members)
+        self.recipe = PLAIN if self._weights == (1.0,) else Recipe("linear", self._weights)
 
     @classmethod
     def build(cls, options: WeightOptions, count: int) -> Realign:
@@ -34,6 +37,8 @@ class Realign:
         """Log-probabilities of ``sum_i w_i l_i``, ``[R, V]`` in double precision."""
         if self._weights == (1.0,):
             return logits[0]
+        if (found := blended(logits, self.recipe)) is not None:
+            return found
         total = self._weights[0] * logits[0].double()
         for weight, rows in zip(self._weights[1:], logits[1:], strict=True):
             total += weight * rows.double()

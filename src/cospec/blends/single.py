@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from cospec.native import PLAIN, Recipe
 from cospec.options import Options
 
 
@@ -20,6 +21,7 @@ class Single:
     Options: ClassVar[type[SingleOptions]] = SingleOptions
     name = "target"
     members: tuple[int, ...] = (0,)
+    recipe: Recipe | None = PLAIN
 
     @classmethod
     def build(cls, options: SingleOptions, count: int) -> Single:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec import native
+from cospec.blends.recipes import blended
 from cospec.blends.weights import WeightOptions, check_convex, named
+from cospec.native import PLAIN, Recipe
 from cospec.sampling import softmax
 
 
@@ -29,6 +30,7 @@ class Weighted:
         self.name = named("weighted", weights)
         self.members = tuple(member for member, weight in enumerate(weights) if weight > 0)
         self._weights = tuple(weights[member] for member in self.members)
+        self.recipe = Recipe("mixture", self._weights) if len(self.members) > 1 else PLAIN
 
     @classmethod
     def build(cls, options: WeightOptions, count: int) -> Weighted:
@@ -41,8 +43,8 @@ class Weighted:
         """``log sum_i lambda_i softmax(l_i)``, ``[R, V]`` in double precision; rows that are no numbers stay so."""
         if len(self.members) == 1:
             return logits[0]
-        if native.available() and all(rows.dtype == torch.float32 and rows.device.type == "cpu" for rows in logits):
-            return torch.from_numpy(native.mix_rows(logits, self._weights))
+        if (found := blended(logits, self.recipe)) is not None:
+            return found
         ones = [1.0] * len(logits[0])
         mixed = sum(weight * softmax(rows, ones) for weight, rows in zip(self._weights, logits, strict=True))
         with np.errstate(divide="ignore"):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
+from ctypes import byref
 from struct import Struct
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cospec import native
 from cospec.engine.judging import Task
+from cospec.native import Source
 from cospec.protocols import Rule
 from cospec.rules.block import Block
 from cospec.rules.match import Match
@@ -31,13 +32,16 @@ _WORD = 2**64
 
 def reads(logits: Tensor, rules: Seq[Rule]) -> bool:
     """Whether the library can judge by these logits, and has all of these rules."""
-    usable = logits.dtype is torch.float32 and logits.is_cpu and native.available()
-    return usable and all(type(rule) in _RULES for rule in rules)
+    return native.reads(logits) and all(type(rule) in _RULES for rule in rules)
 
 
 def judge(tasks: Seq[Task], rules: Seq[Rule], logits: Tensor) -> list[Verdict | None]:
     """See ``judging.judge``; ``logits [R, V]`` are float32 on the CPU."""
-    logits = _edited(tasks, logits).contiguous()
+    return judge_by(tasks, rules, Source([_edited(tasks, logits)]))
+
+
+def judge_by(tasks: Seq[Task], rules: Seq[Rule], source: Source) -> list[Verdict | None]:
+    """See ``judging.judge``; of a blend only the rows that verdicts depend on are computed."""
     cases, kept = bytearray(), []  # the latter is what cases point to
     tokens, parents = array("q"), array("q")
     for task, rule in zip(tasks, rules, strict=True):
@@ -58,8 +62,8 @@ def judge(tasks: Seq[Task], rules: Seq[Rule], logits: Tensor) -> list[Verdict | 
         )  # fmt: skip
     path, found = array("q", bytes(8 * len(tokens))), array("q", bytes(8 * _VERDICT * len(tasks)))
     native.library().cospec_judge(
-        logits.data_ptr(), logits.shape[1], bytes(cases), len(tasks), tokens.buffer_info()[0],
-        parents.buffer_info()[0], path.buffer_info()[0], found.buffer_info()[0],
+        byref(source), bytes(cases), len(tasks), tokens.buffer_info()[0], parents.buffer_info()[0],
+        path.buffer_info()[0], found.buffer_info()[0],
     )  # fmt: skip
     verdicts: list[Verdict | None] = []
     place = 0

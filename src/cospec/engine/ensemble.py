@@ -132,16 +132,19 @@ class Ensemble:
 
     def decide(self, blend: Blend, cases: Seq[Case], counts: Seq[int], queues: Seq[Tensor]) -> list[Outcome]:
         """See ``protocols.Members``."""
+        tasks, first = [], 0
+        for (entry, draft), count in zip(cases, counts, strict=True):
+            last = len(queues[0]) if len(cases) == 1 else first + count
+            tasks.append(Task(entry, draft, first, last, count))
+            first = last
+        outcomes = None if blend.recipe is None else self.verifier.decide_by(tasks, blend.recipe, queues)
+        if outcomes is not None:
+            return outcomes
         try:
             with torch.no_grad():
                 logits = blend.combine(queues)
         except InvalidInput as error:
             return [Outcome(entry, None, None, error=str(error)) for entry, _ in cases]
-        tasks, first = [], 0
-        for (entry, draft), count in zip(cases, counts, strict=True):
-            last = len(logits) if len(cases) == 1 else first + count
-            tasks.append(Task(entry, draft, first, last, count))
-            first = last
         return self.verifier.decide(tasks, logits)
 
     def at_once(self, score: Callable[[int], None]) -> None:

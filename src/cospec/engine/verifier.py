@@ -11,6 +11,7 @@ from torch import Tensor
 from cospec.batches import Segment, TokenBatch
 from cospec.engine import compiled, judging
 from cospec.engine.judging import Task
+from cospec.native import Recipe, Source
 from cospec.protocols import Blend, Model, Rule
 from cospec.sampling import logprobs
 from cospec.stats import TokenLogprobs
@@ -52,6 +53,14 @@ class Verifier:
         verdicts = (compiled if compiled.reads(logits, rules) else judging).judge(tasks, rules, logits)
         return [self._outcome(task, verdict, logits) for task, verdict in zip(tasks, verdicts, strict=True)]
 
+    def decide_by(self, tasks: Seq[Task], recipe: Recipe, queues: Seq[Tensor]) -> list[Outcome] | None:
+        """Judge by a blend of ``queues [R, V]`` that is computed where verdicts look; None where that cannot be."""
+        rules = [self.rule(task.entry.sequence) for task in tasks]
+        if not all(compiled.reads(rows, rules) for rows in queues) or not all(map(_only_judged, tasks)):
+            return None
+        verdicts = compiled.judge_by(tasks, rules, Source(queues, recipe))
+        return [self._outcome(task, verdict, queues[0]) for task, verdict in zip(tasks, verdicts, strict=True)]
+
     def commit(self, commits: Seq[Commit]) -> None:
         """Keep accepted nodes in the target's cache."""
         self.model.commit(commits)
@@ -77,6 +86,12 @@ class Verifier:
         if self.model.states is not None:
             state = self.model.states[task.judged.start + 1 + verdict.path[-1] if verdict.path else task.judged.start]
         return Outcome(entry, draft, verdict, _logprobs(task, verdict, logits), prompt, state=state)
+
+
+def _only_judged(task: Task) -> bool:
+    """Whether nothing is asked of the law's logits but a verdict."""
+    params = task.entry.sequence.request.sampling
+    return not params.edits_logits and params.logprobs is None and not _wants_prompt_rows(task.entry.sequence)
 
 
 def _segment(entry: PlanEntry, draft: Draft | None) -> Segment:

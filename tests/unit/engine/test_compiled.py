@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cospec import native
+from cospec.blends.build import build_blend
 from cospec.engine import compiled, judging
 from cospec.engine.judging import Task
+from cospec.native import Source
 from cospec.params import SamplingParams
 from cospec.protocols import Rule
 from cospec.registry import RULES
@@ -151,6 +154,37 @@ def test_a_last_row_may_be_missing() -> None:
     found = compiled.judge(short, made.rules, made.rows)
     assert found == judging.judge(short, made.rules, made.rows)
     assert any(verdict is not None and verdict.token is None for verdict in found)
+
+
+BLENDS = [
+    ({"blend": "weighted"}, 3),
+    ({"blend": "weighted", "lambda": 0.3}, 2),
+    ({"blend": "contrastive", "mu": 0.4}, 2),
+    ({"blend": "contrastive", "mu": 0.4, "plausibility": 0.1}, 2),
+    ({"blend": "contrastive", "mu": 0, "plausibility": 0.1}, 2),
+    ({"blend": "realign", "lambda": 1.3}, 2),
+]
+
+
+@pytest.mark.parametrize(("law", "count"), BLENDS, ids=str)
+@pytest.mark.parametrize("rule", KNOWN)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_blend_is_judged_as_its_rows_are(law: dict[str, Any], count: int, rule: str, temperature: float) -> None:
+    """Rows that are computed where a verdict looks give the verdicts of all rows, and odd ones count where they did."""
+    blend = build_blend(law, count)
+    made = Round(60, np.random.default_rng(6))
+    for seed in range(60):
+        made.add(SamplingParams(temperature=temperature, seed=seed, max_tokens=9), rule, 3, 0.9, seed % 2 == 0, False)
+    generator = torch.Generator().manual_seed(1)
+    queues = [made.rows + 0.3 * torch.randn(made.rows.shape, generator=generator) for _ in blend.members]
+    for number, task in enumerate(made.tasks[::5]):
+        queues[-1][task.judged.start + number % task.count, 7] = float("nan")
+    assert blend.recipe is not None
+    found = compiled.judge_by(made.tasks, made.rules, Source(queues, blend.recipe))
+    assert found == judging.judge(made.tasks, made.rules, blend.combine(queues))
+    assert any(verdict is None for verdict in found)
+    assert {len(verdict.path) for verdict in found if verdict} == {0, 1, 2, 3}
+    assert len(queues) == 1 or found != compiled.judge(made.tasks, made.rules, queues[0])
 
 
 def test_what_the_library_does_not_have_is_left_to_the_rules() -> None:
