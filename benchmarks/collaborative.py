@@ -1,11 +1,12 @@
 """Several models as one: tokens per second of standard, naive and alternating collaborative decoding (CoS section 4).
 
 Run ``python -m benchmarks.collaborative``. For every setting, batch, temperature and domain all systems write the same
-number of tokens on the same prompts in one process, in random order: ``standard`` asks every model for every token,
-``parallel`` does so in threads, ``plain`` lets a small drafter that is no member draft for the blend of all, ``naive``
-lets one member propose, and ``alternate`` lets all propose. Who proposes how much is chosen by the engine, which begins
-to learn that in the first run. Predictions stand beside what was measured: CoS's theorems 3.1 and 3.6 from the observed
-acceptance and cost, and the exact process of CoS's rounds.
+number of tokens on the same prompts in one process, in random order; the prompts are read beforehand, and another
+ratio has them in it. ``standard`` asks every model for every token, ``parallel`` does so in threads, ``plain`` lets a small
+drafter that is no member draft for the blend of all, ``naive`` lets one member propose, and ``alternate`` lets all
+propose. Who proposes how much is chosen by the engine, which begins to learn that in the first run. Predictions stand
+beside what was measured: CoS's theorems 3.1 and 3.6 from the observed acceptance and the time of forward passes, and
+the exact process of CoS's rounds from the time of whole turns, with judging and all else that comes with them.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import ensembles
 from benchmarks.common import DOMAINS, Samples, write
-from benchmarks.ensembles import PLAIN, SETTINGS, Setting, Writer, batches, params, rounded, time_writers, writer
+from benchmarks.ensembles import PLAIN, SETTINGS, Setting, Times, Writer, params, rounded, writer
 from cospec.policies.theory import acceptance_bound, alternate_factor, naive_factor
 
 Row = dict[str, Any]
@@ -30,7 +32,7 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 1.0])
-    parser.add_argument("--tokens", type=int, default=48, help="new tokens per prompt")
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--prompts", type=int, default=5, help="per domain; of requests that run at once two groups")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--name", default="collaborative")
@@ -45,17 +47,18 @@ def measure(name: str, setting: Setting, options: argparse.Namespace) -> list[Ro
     rows = []
     for batch in options.batches:
         for temperature in options.temperatures:
-            every = Samples({name: [] for name in writers})
+            every = Times(*(Samples({name: [] for name in writers}) for _ in range(2)))
             for domain in DOMAINS:
                 count = options.prompts if batch == 1 else 2
-                work = batches(writers["standard"].llm, domain, batch, count)
-                samples = time_writers(writers, work, params(temperature, options.tokens), options.repeats)
-                for system, seconds in samples.seconds.items():
-                    every.seconds[system] += seconds
+                work = ensembles.batches(writers["standard"].llm, domain, batch, count)
+                times = ensembles.time_decoding(writers, work, params(temperature, options.tokens), options.repeats)
+                for system in writers:
+                    every.decoding.seconds[system] += times.decoding.seconds[system]
+                    every.whole.seconds[system] += times.whole.seconds[system]
                 found = {"batch": batch, "temperature": temperature, "domain": domain}
                 calls = {system: one.calls_per_token() for system, one in writers.items()}
-                said = {"calls_per_token": calls, "theory": theory(writers, setting, samples, batch)}
-                rows.append(found | speeds(samples, batch * options.tokens) | said)
+                said = {"calls_per_token": calls, "theory": theory(writers, setting, times.decoding, batch)}
+                rows.append(found | speeds(times, batch * options.tokens) | said)
             found = {"batch": batch, "temperature": temperature, "domain": "all"}
             rows.append(found | speeds(every, batch * options.tokens))
     report(name, rows)
@@ -74,11 +77,13 @@ def systems(setting: Setting, batch: int) -> dict[str, Writer]:
     }
 
 
-def speeds(samples: Samples, tokens: int) -> Row:
+def speeds(times: Times, tokens: int) -> Row:
     """Tokens per second, and ratios over ``standard`` with their intervals."""
+    samples, whole = times.decoding, times.whole
     return {
         "tokens_per_second": {name: round(tokens / samples.median(name), 1) for name in samples.seconds},
         "over_standard": {name: rounded(samples.ratio("standard", name)) for name in samples.seconds},
+        "with_prompts": {name: rounded(whole.ratio("standard", name)) for name in whole.seconds},
     }
 
 
@@ -111,13 +116,16 @@ def theory(writers: Mapping[str, Writer], setting: Setting, samples: Samples, ba
 
 def report(name: str, rows: Sequence[Row]) -> None:
     """As tables."""
-    table = Table("batch", "T", "domain", *rows[0]["over_standard"], "calls", title=f"{name}: speed over standard")
+    table = Table(
+        "batch", "T", "domain", *rows[0]["over_standard"], "with prompts", "calls", title=f"{name}: speed over standard"
+    )
     told = Table("batch", "T", "domain", "alpha", "bound", "casting", "c", "3.1", "naive", "3.6", "alternate")
     for row in rows:
         where = (str(row["batch"]), f"{row['temperature']:g}", row["domain"])
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*ratio) for ratio in row["over_standard"].values()]
         calls = sum(row["calls_per_token"]["alternate"].values()) if "calls_per_token" in row else None
-        table.add_row(*where, *ratios, "" if calls is None else f"{calls:.2f}")
+        whole = f"{row['with_prompts']['alternate'][0]:.2f}"
+        table.add_row(*where, *ratios, whole, "" if calls is None else f"{calls:.2f}")
         if said := row.get("theory"):
             casting = f"{said['form']} {said['gammas']} by {said['proposer']}"
             pairs = [f"{said[f'{kind} process']} / {said[f'{kind} measured']}" for kind in ("naive", "alternate")]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from operator import add
 from typing import Any
 
 from benchmarks.common import Samples, alternate, prompts
@@ -73,6 +76,32 @@ def time_writers(
     """Seconds of each writer for each piece of work, alternating in random order."""
     timed = {name: lambda ids, one=one: one.write(ids, chosen, law) for name, one in writers.items()}
     return alternate(timed, work, repeats)
+
+
+@dataclass
+class Times:
+    """Seconds per writer, of the same work: without and with those of reading the prompts."""
+
+    decoding: Samples
+    whole: Samples
+
+
+def time_decoding(writers: Mapping[str, Writer], work: Sequence[Ids], chosen: SamplingParams, repeats: int) -> Times:
+    """Like ``time_writers``, with the prompts' time apart: proposals are of no use there.
+
+    Each writer first writes one token behind the prompts of a piece, and has all but their last page in its cache when
+    it writes the piece itself.
+    """
+    reading = Samples({name: [] for name in writers})
+    first = replace(chosen, max_tokens=1)
+    for ids in work:
+        for name, one in writers.items():
+            started = time.perf_counter()
+            one.llm.generate(ids, first)
+            reading.seconds[name].append(time.perf_counter() - started)
+    decoding = time_writers(writers, work, chosen, repeats)
+    whole = {name: [*map(add, seconds, cycle(reading.seconds[name]))] for name, seconds in decoding.seconds.items()}
+    return Times(decoding, Samples(whole))
 
 
 def batches(llm: LLM, domain: str, batch: int, count: int) -> list[Ids]:

@@ -89,10 +89,12 @@ def collaborative(found: Found) -> Iterator[str]:
     """Speeds over standard collaborative decoding on all domains; then predictions beside what was measured."""
     rows = [(name, row) for name, rows in found["settings"].items() for row in rows]
     methods = [name for name in rows[0][1]["over_standard"] if name != "standard"]
-    yield from _head("", "batch", "T", *(f"`{name}`" for name in methods))
+    whole = ["prompts too"] if "with_prompts" in rows[0][1] else []
+    yield from _head("", "batch", "T", *(f"`{name}`" for name in methods), *whole)
     for name, row in rows:
         if row["domain"] == "all":
             ratios = ["{:.2f} ({:.2f} to {:.2f})".format(*row["over_standard"][method]) for method in methods]
+            ratios += ["{:.2f}".format(row["with_prompts"]["alternate"][0]) for _ in whole]
             yield _row(f"`{name}`", str(row["batch"]), f"{row['temperature']:g}", *ratios)
     yield "\nOne request at a time, predicted and measured:\n"
     kinds = (("naive", "theorem 3.1"), ("alternate", "theorem 3.6"))

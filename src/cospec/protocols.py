@@ -290,8 +290,11 @@ class Caster(Protocol):
     def timed(self, model: int, call: Call, seconds: float) -> None:
         """A call of the model took so long."""
 
+    def turned(self, model: int, call: Call, seconds: float) -> None:
+        """A turn of the model took so long, with all that came with it; ``call`` adds its calls up."""
+
     def ran(self, turns: int, seconds: float) -> None:
-        """A round took so long outside of the models, for so many turns."""
+        """A round took so long outside of its turns, of which it had so many."""
 
     def judged(self, author: int, accepted: bool) -> None:
         """A proposal of the model was judged."""

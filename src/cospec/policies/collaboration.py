@@ -22,7 +22,7 @@ LENGTHS = (1, 2, 3, 5, 8)  # tokens of a proposal that a free choice is among
 LONGEST = LENGTHS[-1]
 PRIOR, PRIOR_WEIGHT = 0.7, 4.0  # acceptance before anything was seen, in proposals
 FORGET = 0.998  # per judged token, so that acceptance follows the text
-TURNS = 15  # rounds that the time outside of the models is the median of
+BETWEEN = 15  # rounds that the time outside of turns is the median of
 LOOK_EVERY = 64  # rounds; and at powers of two below
 
 
@@ -71,15 +71,16 @@ class Collaboration:
     def __init__(self, casting: Casting, members: Seq[int], free: Freedom = Freedom()) -> None:
         count = len(casting.gammas)
         self._members, self._free = tuple(members), free
-        self.castings = _castings(casting, free)
+        self.castings = _castings(casting, free, len(self._members) == 1)
         ways = [(each.proposes, each.order, each.alternate) for each in self.castings]
         first = ways.index((True, casting.order, casting.alternate)) if free.lengths else 0
         self._trials = {1: Trials(len(self.castings), first)}  # by the batch size in binary places
         self._latest: Casting | None = None  # of the last round
         self._accepted, self._judged = [PRIOR * PRIOR_WEIGHT] * count, [PRIOR_WEIGHT] * count
-        self._meters = [Meter() for _ in range(count)]
-        self._turns: deque[float] = deque(maxlen=TURNS)
-        self._turn = 0.0  # seconds of a turn outside of the models
+        self._calls, self._turns = [Meter() for _ in range(count)], [Meter() for _ in range(count)]
+        self._between: deque[float] = deque(maxlen=BETWEEN)  # of the latest rounds, seconds outside of turns, per turn
+        self._latest_round = (0, 0.0)  # turns, and seconds outside of them
+        self._overhead = 0.0  # seconds that come with a turn
         self._batch = 1
         self._predicted = False
         self._rounds = 0
@@ -106,7 +107,9 @@ class Collaboration:
     @property
     def costs(self) -> tuple[float, ...]:
         """Seconds of a pass of each model over one token of each sequence of the present batch."""
-        return tuple(meter.price(Call(self._batch, self._batch)) for meter in self._meters)
+        for meter in self._calls:
+            meter.learn()
+        return tuple(meter.price(Call(self._batch, self._batch)) for meter in self._calls)
 
     def serve(self, batch: int) -> None:
         """So many sequences at once; costs, predictions and the choice are for them."""
@@ -131,12 +134,16 @@ class Collaboration:
     def timed(self, model: int, call: Call, seconds: float) -> None:
         """A call of the model took so long; those with prompts tell little about the others."""
         if seconds > 0 and call.rows <= (2 * LONGEST + 1) * call.sequences:
-            self._meters[model].read(call, seconds)
+            self._calls[model].read(call, seconds)
+
+    def turned(self, model: int, call: Call, seconds: float) -> None:
+        """A turn of the model took so long, with all that came with it."""
+        if seconds > 0 and call.rows <= (2 * LONGEST + 1) * call.sequences:
+            self._turns[model].read(call, seconds)
 
     def ran(self, turns: int, seconds: float) -> None:
-        """A round took so long outside of the models."""
-        if turns:
-            self._turns.append(seconds / turns)
+        """A round took so long outside of its turns."""
+        self._latest_round = turns, seconds
 
     def judged(self, author: int, accepted: bool) -> None:
         """A proposal of the model was judged."""
@@ -146,6 +153,9 @@ class Collaboration:
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Time the round, and now and then predict anew."""
         self._rounds += 1
+        turns, seconds = self._latest_round
+        if turns:
+            self._between.append((seconds + stats.total - stats.times.draft - stats.times.target) / turns)
         if self._rounds % LOOK_EVERY == 0 or (self._rounds < LOOK_EVERY and self._rounds.bit_count() == 1):
             self._look()
         if not self._free.lengths:
@@ -159,9 +169,9 @@ class Collaboration:
         self._latest = casting
 
     def _look(self) -> None:
-        for meter in self._meters:
+        for meter in self._turns:
             meter.learn()
-        self._turn = median(self._turns) if self._turns else 0.0
+        self._overhead = max(0.0, median(self._between)) if self._between else 0.0
         self._predicted = False
 
     def _predict(self) -> None:
@@ -182,7 +192,7 @@ class Collaboration:
 
     def _price(self, model: int, rows: int, passes: int) -> float:
         """Of a turn that all sequences of the batch take at once."""
-        return self._turn + self._meters[model].price(Call(self._batch * rows, self._batch, passes))
+        return self._overhead + self._turns[model].price(Call(self._batch * rows, self._batch, passes))
 
     def gauges(self) -> Mapping[str, float]:
         """The default proposer's length."""
@@ -194,15 +204,18 @@ def rotations(count: int) -> list[tuple[int, ...]]:
     return [tuple((first + turn) % count for turn in range(count)) for first in range(count)]
 
 
-def _castings(begun: Casting, free: Freedom) -> list[Casting]:
-    """What the choice is among, standard decoding first: one model proposes at length, the others by ones or not."""
+def _castings(begun: Casting, free: Freedom, bonus: bool) -> list[Casting]:
+    """What the choice is among, standard decoding first: one model proposes at length, the others by ones or not.
+
+    Where no bonus token comes behind a proposal, one of a single token by one model gains nothing.
+    """
     if not free.lengths:
         return [begun]
     count = len(begun.gammas)
     found = [replace(begun, gammas=(0,) * count)]
     for order in rotations(count) if free.proposer else [begun.order]:
         for alternate in sorted({False, begun.alternate}):
-            for length in LENGTHS:
+            for length in LENGTHS if alternate or bonus else LENGTHS[1:]:
                 gammas = tuple(length if model == order[0] else int(alternate) for model in range(count))
                 found.append(Casting(gammas, order, alternate))
     return found

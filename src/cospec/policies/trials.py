@@ -11,9 +11,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from math import inf, sqrt
 
-TRIAL = 5  # rounds of a trial
+TRIAL = 8  # rounds of a trial, and between two looks at what to do next
 OPTIMISM = 0.3  # share by which a way is judged too quick before its first round; falls with the root of its rounds
-DOUBT = 2.0  # rounds that a prediction counts for beside measured ones
+DOUBT = 5.0  # rounds that a prediction counts for beside measured ones
 IDLE, MOST = 0.999, 200.0  # what a round's evidence keeps per later round, and the rounds of evidence that are kept
 WORTH = 0.95  # of the basic way's time per token that another has to stay below: batches thin out less evenly with it
 CAUTION = 0.3  # share by which a way is judged too slow when it is to take another's place; falls likewise
@@ -45,6 +45,7 @@ class Trials:
         self._expected = [1.0] * count
         self._now, self._left, self._best = first, TRIAL, first  # a trial of ``now`` has so many rounds left
         self._spent = self._lost = 0.0
+        self._times = self._estimates()  # as they were at the last choice
 
     @property
     def now(self) -> int:
@@ -59,13 +60,12 @@ class Trials:
     def expect(self, seconds: Seq[float]) -> None:
         """Predicted seconds per token of every way; their common error is learned."""
         self._expected = [max(time, TINY) for time in seconds]
+        self._times = self._estimates()
 
     def ran(self, seconds: float, tokens: int, settled: bool) -> None:
         """A round took so long for so many tokens; unless ``settled``, it went on with what another way had begun."""
-        times = self._estimates()
+        times = self._times
         seconds = min(seconds, OUTLIER * max(times[self._now] * tokens, times[0]) if self._tallies[0].rounds else inf)
-        for tally in self._tallies:
-            tally.fade(IDLE)
         self._spent += seconds
         if self._now != self._best:
             self._lost += seconds - tokens * times[self._best]
@@ -79,7 +79,10 @@ class Trials:
             self._choose()
 
     def _choose(self) -> None:
+        for tally in self._tallies:
+            tally.fade(IDLE**TRIAL)
         times, basic = self._estimates(), self._tallies[0]
+        self._times = times
         margins = [1 / sqrt(1 + tally.rounds) for tally in self._tallies]
         sure = [time * (1 + CAUTION * margin) for time, margin in zip(times, margins, strict=True)]
         hopes = [time * (1 - OPTIMISM * margin) for time, margin in zip(times, margins, strict=True)]
@@ -89,13 +92,13 @@ class Trials:
             self._best = quickest
         if 0 in measured and times[self._best] > WORTH * times[0]:
             self._best = 0
-        self._now, self._left = self._best, 1
+        self._now, self._left = self._best, TRIAL
         tried = min(range(len(hopes)), key=lambda way: hopes[way])
         allowed = LOSSES * self._spent + START * basic.seconds / max(basic.rounds, 1.0)
         if not basic.rounds:
-            self._now, self._left = 0, TRIAL
+            self._now = 0
         elif tried != self._best and hopes[tried] < times[self._best] and self._lost < allowed:
-            self._now, self._left = tried, TRIAL
+            self._now = tried
 
     def _estimates(self) -> list[float]:
         """Seconds per token of every way, predicted and measured ones joined."""

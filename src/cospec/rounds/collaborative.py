@@ -43,13 +43,14 @@ class Collaborative:
         self.times = RoundTimes()
         self.info = RoundInfo("collaborative")
         self.calls: dict[str, int] = {}  # forward passes of each model so far, whatever their batch
-        self._proposing = self._computing = 0.0  # seconds of this run: for proposals, and in the models
+        self._proposing = self._turning = 0.0  # seconds of this run: for proposals, and of all turns
         self._turns = 0
+        self._rows = self._passes = 0  # of the present turn
 
     def run(self, plan: Plan) -> list[Outcome]:
         """One outcome per entry, in order."""
         started = self.crew.clock()
-        self._proposing, self._computing, self._turns = 0.0, 0.0, 0
+        self._proposing, self._turning, self._turns = 0.0, 0.0, 0
         members = self._members
         works = [Work(entry, members.line(entry.sequence), members.blend(entry.sequence)) for entry in plan.entries]
         self._compute_prompts([work for work in works if not work.entry.reaches_end or work.wants_prompt_rows])
@@ -66,7 +67,7 @@ class Collaborative:
             waiting = [work for work in waiting if work.outcome is None and not work.kept]
         outcomes = [work.finish() for work in works]
         seconds = self.crew.clock() - started
-        members.policy.ran(self._turns, seconds - self._computing)
+        members.policy.ran(self._turns, seconds - self._turning)
         self.times = RoundTimes(self._proposing, seconds - self._proposing)
         return outcomes
 
@@ -108,8 +109,7 @@ class Collaborative:
     # ---- one turn
 
     def _turn(self, model: int, group: Seq[Work]) -> None:
-        self._turns += 1
-        started = self.crew.clock()
+        started, self._rows, self._passes = self.crew.clock(), 0, 0
         beginning = all(self._may_begin(work, model) for work in group)  # otherwise one call scores for everybody
         begun = self._begin(model, group) if beginning else set[str]()
         scoring = self.crew.clock()
@@ -118,7 +118,12 @@ class Collaborative:
         self._judge([work for work in others if work.judgeable])
         scored = self.crew.clock()
         self._propose(model, [work for work in others if self._goes_on(work, model)])
-        self._proposing += scoring - started + self.crew.clock() - scored
+        ended = self.crew.clock()
+        self._proposing += scoring - started + ended - scored
+        self._turns, self._turning = self._turns + 1, self._turning + ended - started
+        if self._passes:
+            first = self._rows - (self._passes - 1) * len(group)  # later passes are over one token of each sequence
+            self._members.policy.turned(model, Call(max(first, len(group)), len(group), self._passes), ended - started)
 
     def _feed(self, model: int, group: Seq[Work]) -> None:
         """Feed what the model has not seen of each sequence; its queues grow up to the last fed token's row."""
@@ -156,8 +161,9 @@ class Collaborative:
     def _called(self, model: int, segments: Seq[Segment], passes: int, started: float) -> None:
         name, seconds = self._members.names[model], self.crew.clock() - started
         self.calls[name] = self.calls.get(name, 0) + passes
-        self._computing += seconds
-        self._members.policy.timed(model, Call(sum(len(s.tokens) for s in segments), len(segments), passes), seconds)
+        call = Call(sum(len(segment.tokens) for segment in segments), len(segments), passes)
+        self._rows, self._passes = self._rows + call.rows + (passes - 1) * len(segments), self._passes + passes
+        self._members.policy.timed(model, call, seconds)
 
     # ---- proposing
 

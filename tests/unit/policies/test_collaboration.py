@@ -89,12 +89,14 @@ class Machine:
                 for rows, passes in {(1, 1), (2, 1), (1, max(1, gamma))}:
                     seconds = self.price(model, rows, passes) - self.turn
                     policy.timed(model, Call(rows * self.batch, self.batch, passes), seconds)
+                    policy.turned(model, Call(rows * self.batch, self.batch, passes), seconds)
                 if gamma:
                     policy.judged(model, number % 100 < 100 * self.alphas[model])
             policy.ran(2, 2 * self.turn)
             seconds = times[casting] * tokens / self.batch
             self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
-            policy.observe(RoundStats(0, self.batch, self.batch, 0, 0, 0, 0, tokens, RoundTimes(), seconds), [])
+            inside = RoundTimes(0.0, seconds)
+            policy.observe(RoundStats(0, self.batch, self.batch, 0, 0, 0, 0, tokens, inside, seconds), [])
 
 
 def sequences(count: int) -> list[Sequence]:
