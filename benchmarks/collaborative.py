@@ -1,8 +1,8 @@
 """Several models as one: tokens per second of standard, naive and alternating collaborative decoding (CoS section 4).
 
 Run ``python -m benchmarks.collaborative``. For every setting, batch, temperature and domain all systems write the same
-number of tokens on the same prompts in one process, in random order; the prompts are read beforehand, and another
-ratio has them in it. ``standard`` asks every model for every token, ``parallel`` does so in threads, ``plain`` lets a small
+number of tokens on the same prompts in one process, in random order; the prompts are read beforehand, and another ratio
+has them in it. ``standard`` asks every model for every token, ``parallel`` does so in threads, ``plain`` lets a small
 drafter that is no member draft for the blend of all, ``naive`` lets one member propose, and ``alternate`` lets all
 propose. Who proposes how much is chosen by the engine, which begins to learn that in the first run. Predictions stand
 beside what was measured: CoS's theorems 3.1 and 3.6 from the observed acceptance and the time of forward passes, and
