@@ -105,7 +105,8 @@ class Trace:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            raise InvalidInput("trace", str(path), f"a readable text file ({error})") from None
+            why = getattr(error, "strerror", None) or error
+            raise InvalidInput("trace", str(path), f"a readable text file ({why})") from None
         found: list[float] = []
         for number, line in enumerate(lines, start=1):
             if line.strip() and not line.lstrip().startswith("#"):

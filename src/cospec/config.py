@@ -208,7 +208,7 @@ def read_file(path: Path) -> dict[str, Any]:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput("config", str(path), f"a readable file ({error.strerror})") from None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, UnicodeDecodeError):
         raise InvalidInput("config", words(f"{path}, which is not JSON or YAML"), "a JSON or YAML file") from None
     if not isinstance(value, dict):
         raise InvalidInput("config", str(path), "a file that holds one object")

@@ -97,6 +97,8 @@ async def probe(http: httpx.AsyncClient, endpoint: Endpoint) -> Endpoint:
         InvalidInput: nothing answers at the URL, or it names no model.
     """
     try:
+        if (httpx.URL(endpoint.url).port or 0) > 65535:
+            raise httpx.InvalidURL("there is no such port")
         answer = await http.get("/v1/models")
         answer.raise_for_status()
         models = [str(one["id"]) for one in answer.json()["data"]]

@@ -86,7 +86,8 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InvalidInput("dataset_path", str(path), f"a readable text file ({error})") from None
+        why = getattr(error, "strerror", None) or error
+        raise InvalidInput("dataset_path", str(path), f"a readable text file ({why})") from None
     if text.lstrip().startswith("["):
         try:
             listed = json.loads(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ import typer
 
 from cospec.cli import options
 from cospec.cli.options import present
-from cospec.errors import InvalidInput
+from cospec.cli.places import check_file, make_folder
 
 if TYPE_CHECKING:
     from cospec.bench.metrics import Selection
@@ -144,12 +143,6 @@ class Results:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
         name = self.result_filename or f"bench-{stamp}"
         to = self.result_dir / (name if name.endswith(".json") else f"{name}.json")
-        try:
-            to.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidInput(
-                "result_dir", str(to.parent), f"a folder that can be written ({error.strerror})"
-            ) from None
-        if not os.access(to.parent, os.W_OK) or to.is_dir():
-            raise InvalidInput("result_filename", str(to), "a file that can be written")
+        make_folder(to.parent, "result_dir")
+        check_file(to, "result_filename")
         return to

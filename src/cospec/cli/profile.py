@@ -10,6 +10,7 @@ import typer
 
 from cospec.cli import options
 from cospec.cli.options import present
+from cospec.cli.places import check_file, writing
 
 HEAD = ("model", "points", "context ns/token", "token µs", "knees", "sequence µs", "fixed ms", "median error", "p90")
 
@@ -40,6 +41,8 @@ def profile(
     from cospec.profiling.report import plot as draw
     from cospec.profiling.store import machine
 
+    check_file(output, "output")
+    check_file(plot, "plot", ".png")
     config = EngineConfig.build(present(device=device, dtype=dtype, quantization=quantization, threads=threads))
     set_threads(config.threads)
     table, profiles = Table(*HEAD, box=None), []
@@ -52,9 +55,11 @@ def profile(
     Console().print(table)
     if output is not None:
         found: dict[str, Any] = {"machine": machine(config.device), "profiles": [each.to_json() for each in profiles]}
-        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        with writing(output, "output"):
+            output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
-        draw(profiles, plot)
+        with writing(plot, "plot"):
+            draw(profiles, plot)
 
 
 def _forwards(name: str, how: Any, seconds: float) -> Any:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from cospec.cli.places import check_file, writing
+
 WIDTH = 140  # of the table where nobody's terminal says
 
 
@@ -27,13 +29,17 @@ def simulate(
     from cospec.simulation.run import simulate as run
     from cospec.simulation.scenario import Scenario
 
+    check_file(output, "output")
+    check_file(plot, "plot", ".png")
     read = Scenario.read(scenario).model_copy(update=present(requests=requests, seed=seed))
     found = run(read, scenario.parent)
     Console(width=None if sys.stdout.isatty() else WIDTH).print(_table(found))
     if output is not None:
-        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        with writing(output, "output"):
+            output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if plot is not None:
-        draw(found, plot)
+        with writing(plot, "plot"):
+            draw(found, plot)
 
 
 def _table(found: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cospec.cli.places import make_folder
 from cospec.errors import InvalidInput
 
 app = typer.Typer(help="Train a family of models: tokenizer, target, drafters, variants.", no_args_is_help=True)
@@ -33,7 +34,7 @@ def tokenizer(recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS) ->
     """Train the tokenizer and tokenise the text."""
     from cospec.training.family import prepare
 
-    made, corpus = prepare(_recipe(recipe, None), _folder(data), out)
+    made, corpus = prepare(_recipe(recipe, None), _folder(data), make_folder(out, "out"))
     sizes = ", ".join(f"{name} {len(stream):,} tokens" for name, stream in corpus.train.items())
     _say(f"{made.get_vocab_size():,} entries in {out / 'tokenizer'}; {sizes}.")
 
@@ -51,7 +52,7 @@ def target(
     from cospec.training.family import train_target
 
     _adopt(start, out, "target")
-    trainer = train_target(_recipe(recipe, "target", tokens), _folder(data), out, compiled)
+    trainer = train_target(_recipe(recipe, "target", tokens), _folder(data), make_folder(out, "out"), compiled)
     _say(f"{trainer.step:,} steps in {trainer.seconds / 60:.1f} minutes; the checkpoint is in {trainer.folder}.")
 
 
@@ -68,7 +69,7 @@ def drafter(
     from cospec.training.distill import train_drafter
 
     _adopt(start, out, "drafter")
-    trainer = train_drafter(_recipe(recipe, "drafter", tokens), _folder(data), out, compiled)
+    trainer = train_drafter(_recipe(recipe, "drafter", tokens), _folder(data), make_folder(out, "out"), compiled)
     _say(f"{trainer.step:,} steps in {trainer.seconds / 60:.1f} minutes; the checkpoint is in {trainer.folder}.")
 
 
@@ -85,7 +86,7 @@ def drafters(
 
     made = _recipe(recipe, None)
     _adopt(start, out)
-    for name, trainer in train_specialists(made, _folder(data), out, domain or ()).items():
+    for name, trainer in train_specialists(made, _folder(data), make_folder(out, "out"), domain or ()).items():
         minutes = trainer.seconds / 60
         _say(f"{name}: {trainer.step:,} steps in {minutes:.1f} minutes; the checkpoint is in {trainer.folder}.")
 
@@ -103,7 +104,7 @@ def variants(
 
     made = _recipe(recipe, None)
     _adopt(start, out)
-    for member, trainer in train_variants(made, _folder(data), out, name or ()).items():
+    for member, trainer in train_variants(made, _folder(data), make_folder(out, "out"), name or ()).items():
         minutes = trainer.seconds / 60
         _say(f"{member}: {trainer.step:,} steps in {minutes:.1f} minutes; the checkpoint is in {trainer.folder}.")
 
@@ -117,7 +118,7 @@ def heads(
 
     made = _recipe(recipe, None)
     _adopt(start, out)
-    trained = train_heads(made, _folder(data), out, to)
+    trained = train_heads(made, _folder(data), make_folder(out, "out"), make_folder(to, "to"))
     for number, ranks in enumerate(trained.accuracy):
         _say(f"head {number}: {ranks[0]:.1%} right at first, {sum(ranks):.1%} among its {len(ranks)} best guesses.")
     _say(f"The heads are in {to / 'heads'}.")
@@ -128,7 +129,7 @@ def export(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> No
     """Write bf16 safetensors, tokenizer files and the model card."""
     from cospec.training.export import export as write
 
-    _say(f"The family is in {write(_recipe(recipe, None), _folder(out, 'out'), to)}.")
+    _say(f"The family is in {write(_recipe(recipe, None), _folder(out, 'out'), make_folder(to, 'to'))}.")
 
 
 @app.command()
@@ -183,7 +184,7 @@ def _adopt(family: str | None, out: Path, *trained: str) -> None:
     from cospec.models.folder import ZOO
     from cospec.training.family import adopt, go_on
 
-    adopt(ZOO if family == "zoo" else _folder(Path(family), "from"), out)
+    adopt(ZOO if family == "zoo" else _folder(Path(family), "from"), make_folder(out, "out"))
     for name in trained:
         go_on(name, out)
 

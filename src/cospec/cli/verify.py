@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 
 from cospec.cli import options
 from cospec.cli.options import present
+from cospec.cli.places import check_file, writing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ def verify(
     from cospec.bench.verify import ladder
     from cospec.config import read_json
 
-    _check(json_file)
+    check_file(json_file, "json")
     started = time.monotonic()
     speculative = None if speculative_config is None else read_json(speculative_config, "speculative_config")
     given = present(device=device, dtype=dtype, threads=threads)
@@ -53,14 +53,6 @@ def verify(
         _write(json_file, {"model": model, "speculative_config": speculative, "quick": quick}, checks, seconds)
     if not all(check.passed for check in checks):
         raise typer.Exit(1)
-
-
-def _check(path: Path | None) -> None:
-    """Before the climb, whose result would be lost."""
-    from cospec.errors import InvalidInput
-
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise InvalidInput("json", str(path), "a file that can be written")
 
 
 def _print(console: Console, checks: list[Check], seconds: float) -> None:
@@ -83,11 +75,7 @@ def _print(console: Console, checks: list[Check], seconds: float) -> None:
 def _write(path: Path, about: dict[str, object], checks: list[Check], seconds: float) -> None:
     from dataclasses import asdict
 
-    from cospec.errors import InvalidInput
-
     found = {**about, "seconds": round(seconds, 1), "passed": all(check.passed for check in checks)}
     text = json.dumps({**found, "checks": [asdict(check) for check in checks]}, indent=1)
-    try:
+    with writing(path, "json"):
         path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput("json", str(path), f"a file that can be written ({error.strerror})") from None

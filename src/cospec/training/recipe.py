@@ -147,7 +147,7 @@ def load_recipe(name: str) -> Recipe:
     except OSError:
         names = sorted(entry.name.removesuffix(".yaml") for entry in shipped.iterdir() if entry.name.endswith(".yaml"))
         raise InvalidInput("recipe", name, f"one of {', '.join(names)}, or the path of a YAML file") from None
-    except yaml.YAMLError:
+    except (yaml.YAMLError, UnicodeDecodeError):
         raise InvalidInput("recipe", words(f"{name}, which is not YAML"), "a YAML file") from None
     if not isinstance(given, dict):
         raise InvalidInput("recipe", words(f"{name}, which holds no object"), "a YAML file that holds one object")
