@@ -7,6 +7,7 @@ alone. Kernels for whole models are in ``cospec.models.native``.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -134,6 +135,13 @@ def available() -> bool:
 def why_not() -> str:
     """Why the kernels cannot be used, as a clause without a full stop; empty when they can."""
     return _load().reason
+
+
+@cache
+def build() -> str:
+    """Tells one build of the library from another, for what is measured with it; empty where there is none."""
+    path = Path(__file__).with_name("_native.so")
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
 
 
 def library() -> ctypes.CDLL:

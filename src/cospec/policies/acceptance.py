@@ -42,28 +42,50 @@ class Acceptance:
         usual = self.everybody
         return np.array([self._rate(self._counts.get(id), usual) for id in ids])
 
-    def observe(self, commits: Seq[Commit], given: Mapping[str, Budget]) -> None:
-        """Count a round's judgements; ``given`` tells how wide the levels of each draft were."""
-        self._round += 1
-        accepted = rejected = 0.0
-        judged = False
-        for commit in commits:
-            if commit.drafted:
-                judged = True
-                widths = given[commit.id].widths if commit.id in given else ()
-                kept, lost = float(len(commit.path)), float(commit.rejected)
-                if widths:
-                    kept, lost = self._per_token(len(commit.path), commit.rejected, widths)
-                accepted += kept
-                rejected += lost
-                before = self._counts.get(commit.id, (0.0, 0.0, self._round))
-                fade = FADE * UNSEEN ** max(0, self._round - before[2] - 1)
-                self._counts[commit.id] = before[0] * fade + kept, before[1] * fade + lost, self._round
-            if commit.finish is not None:
-                self._counts.pop(commit.id, None)
-        fade = FADE_ALL if judged else UNSEEN_ALL
-        self._accepted = self._accepted * fade + accepted
-        self._rejected = self._rejected * fade + rejected
+    def observe(self, rounds: Seq[tuple[Seq[Commit], Mapping[str, Budget]]]) -> None:
+        """Count the judgements of rounds; with each, how wide the levels of every draft were.
+
+        Within one call the judgements of a sequence fade by their number, those of everybody by the round.
+        """
+        found: dict[str, list[float]] = {}  # accepted, rejected, rounds
+        ended: list[str] = []
+        for commits, given in rounds:
+            self._round += 1
+            accepted = rejected = 0.0
+            judged = False
+            for commit in commits:
+                if commit.drafted:
+                    judged = True
+                    kept, lost = float(len(commit.path)), float(commit.rejected)
+                    budget = given.get(commit.id)
+                    if budget is not None and budget.widths:
+                        kept, lost = self._per_token(len(commit.path), commit.rejected, budget.widths)
+                    accepted += kept
+                    rejected += lost
+                    counts = found.get(commit.id)
+                    if counts is None:
+                        found[commit.id] = [kept, lost, 1]
+                    else:
+                        counts[0], counts[1], counts[2] = (
+                            counts[0] * FADE + kept,
+                            counts[1] * FADE + lost,
+                            counts[2] + 1,
+                        )
+                if commit.finish is not None:
+                    ended.append(commit.id)
+            fade = FADE_ALL if judged else UNSEEN_ALL
+            self._accepted = self._accepted * fade + accepted
+            self._rejected = self._rejected * fade + rejected
+        self._join(found)
+        for id in ended:
+            self._counts.pop(id, None)
+
+    def _join(self, found: Mapping[str, Seq[float]]) -> None:
+        """What a number of rounds told of each sequence, with what is known of it."""
+        for id, (accepted, rejected, judged) in found.items():
+            before = self._counts.get(id, (0.0, 0.0, self._round))
+            fade = FADE**judged * UNSEEN ** max(0.0, self._round - before[2] - judged)
+            self._counts[id] = before[0] * fade + accepted, before[1] * fade + rejected, self._round
 
     def _rate(self, counts: tuple[float, float, int] | None, usual: float) -> float:
         if counts is None:

@@ -21,7 +21,7 @@ from cospec.policies.acceptance import PRIOR, Acceptance, Floats, Ints
 from cospec.policies.allocation import Choice, Round, Steps, allocate
 from cospec.policies.members import Members
 from cospec.policies.menu import chains, trees
-from cospec.policies.probing import LENGTH, Probes
+from cospec.policies.probing import LENGTH, ROUNDS, Probes
 from cospec.policies.problem import Bounds, Problem, Situation
 from cospec.policies.residents import Residents
 from cospec.policies.round_cost import RoundCost
@@ -32,11 +32,10 @@ from cospec.types import Budget, Commit, Draft, Load
 Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
-DRIFT = 0.03  # root mean square change of the rates that makes a decision old
-DECIDING = 0.008  # share of the time that learning and deciding may take
-SUDDEN = 1.5  # times as many sequences, or as few: decided anew whatever that takes
-SOON = 4  # rounds between two looks at what was observed
-KEEP = 32  # rounds that a decision is kept at most, and that are noted before they are learned from
+DRIFT = 0.04  # root mean square change of the rates that makes a decision old
+SUDDEN = 1.5  # times as many sequences, or as few: decided anew at once
+LOOK = 0.1  # seconds of rounds between two looks at what was observed, which a decision may follow
+SOON, KEEP = 4, 48  # rounds between two looks at most: at first, when nothing is known, and later
 
 
 class GoodputOptions(Options):
@@ -82,13 +81,15 @@ class Goodput:
         self._rates: Floats = np.zeros(0)  # that the decision was made with
         self._budgets: list[Budget] = []
         self._given: dict[str, Budget] = {}
+        self._usual: dict[int, Budget] = {}  # the commonest budget by the number of sequences, as of late
         self._choice: Choice | None = None
         self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
-        self._age = self._unread = 0  # rounds since the decision, and since what was observed was learned from
-        self._seen: list[tuple[RoundStats, Seq[Commit], Mapping[str, Budget], bool]] = []
-        self._decided: tuple[list[Budget], dict[str, Budget]] | None = None  # what a round without drafts interrupts
-        self._clock = setting.clock or (lambda: 0.0)
-        self._allowance = 0.0  # seconds that may go into deciding; below 0 they are owed
+        self._age = 0  # rounds since the decision
+        self._patience = SOON  # rounds to the next look
+        self._since = 0.0  # seconds of rounds since what was observed was learned from
+        self._seen: list[tuple[RoundStats, Seq[Commit], Mapping[str, Budget]]] = []
+        self._decided: tuple[list[Budget], dict[str, Budget]] | None = None  # what is interrupted
+        self._brief = 0  # for so many rounds
 
     @classmethod
     def build(cls, options: GoodputOptions, setting: PolicySetting) -> Goodput:
@@ -96,26 +97,24 @@ class Goodput:
         return cls(options, setting)
 
     def plan(self, load: Load) -> list[Budget]:
-        """The latest decision while nothing moved or deciding has cost its share; a new one otherwise."""
+        """The latest decision while it is young or nothing moved, a new one otherwise."""
         if not load.ready:
             return []
         ids = [sequence.request.id for sequence in load.ready]
         changed, before = ids != self._ids, len(self._ids)
-        if self._decided is not None:
+        self._brief -= 1
+        if self._decided is not None and self._brief <= 0:
             self._budgets, self._given = self._decided
             self._decided = None
         self._age += 1
-        self._unread += 1
         self.residents.tick()
         sudden = changed and not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
-        due = changed or self._unread >= SOON or self._is_other(load)
-        if sudden or (due and self._allowance >= 0):
+        if (sudden and len(ids) not in self._usual) or self._since >= LOOK or len(self._seen) >= self._patience:
             self.learn()
-            began = self._clock()
+            self._patience = min(2 * self._patience, KEEP)
             if changed or self._age > KEEP or self._is_old(load):
                 self._ids = ids
                 self._decide(self.acceptance.rates(ids), load)
-            self._allowance = min(self._allowance, 0.0) - (self._clock() - began)
         elif changed:
             self._carry_over(ids, load)
         return self._budgets
@@ -125,28 +124,19 @@ class Goodput:
         return drafts
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
-        """Only note the round, so that it costs next to nothing: ``learn`` is called when a decision may be due.
-
-        Its times are noted while there is time to learn from them.
-        """
-        self._seen.append((stats, commits, self._given, self._allowance >= 0))
-        self._allowance += DECIDING * stats.total
-        if len(self._seen) >= KEEP:
-            self.learn()
+        """Only note the round, so that it costs next to nothing: ``learn`` is called when a decision may be due."""
+        self._seen.append((stats, commits, self._given))
+        self._since += stats.total
 
     def learn(self) -> None:
         """Judgements of the rounds that were observed to the rates, times to the costs."""
-        began = self._clock()
-        seen, self._seen, self._unread = self._seen, [], 0
-        for stats, commits, given, timed in seen:
-            self.acceptance.observe(commits, given)
+        seen, self._seen, self._since = self._seen, [], 0.0
+        self.acceptance.observe([(commits, given) for _, commits, given in seen])
+        for stats, commits, given in seen:
             if self.members.most > 1:
                 self.members.observe(commits, given)
-            fed = self.residents.observe(commits)
-            if timed:
-                self.cost.observe(stats, fed)
+            self.cost.observe(stats, self.residents.observe(commits))
             self.probes.accrue(stats.total)
-        self._allowance -= self._clock() - began
 
     def gauges(self) -> Mapping[str, float]:
         """The latest decision and how well the time model predicts."""
@@ -176,12 +166,20 @@ class Goodput:
         return float(moved @ moved) > len(moved) * DRIFT**2
 
     def _carry_over(self, ids: list[str], load: Load) -> None:
-        """The latest decision for others than it was made for: each keeps its length, new ones get the usual one."""
-        usual = Counter(self._budgets).most_common(1)[0][0]
-        budgets = [self._given.get(id, usual) for id in ids]
+        """The latest decision for others than it was made for, or the one that was made for as many.
+
+        Each keeps its length, and new ones get the usual one.
+        """
+        usual = self._usual.get(len(ids))
+        if usual is None or len(ids) == len(self._ids):
+            usual = Counter(self._budgets).most_common(1)[0][0]
+            budgets = [self._given.get(id, usual) for id in ids]
+        else:
+            budgets = [usual] * len(ids)
         if not self.setting.offer.free:
             budgets = self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
-        self._ids, self._budgets, self._given = ids, budgets, dict(zip(ids, budgets, strict=True))
+        self._ids, self._decided = ids, None
+        self._take(budgets)
         self._rates, self._age = self.acceptance.rates(ids), KEEP  # to be decided anew as soon as that may be
 
     def _decide(self, rates: Floats, load: Load) -> None:
@@ -193,17 +191,27 @@ class Goodput:
         solve = self._problem.each if self.options.per_sequence else self._problem.alike
         rates, self._choice, budgets = self._with_members(rates, situation, solve)
         self._age = 0 if self.members.most == 1 or self.members.settled else KEEP - SOON
-        if self.probes.due and (counts := self._choice.counts).min() == 0 and self.setting.longest:
+        counts, brief, self._brief = self._choice.counts, list(budgets), 1
+        if self.probes.due and counts.min() == 0 and self.setting.longest:
             for place in self._probe(rates, counts, situation, load):
-                budgets[place] = Budget(depth=self._probe_length, max_nodes=self._probe_length)
-                self._age = KEEP  # a probe lasts one round
+                brief[place] = Budget(depth=self._probe_length, max_nodes=self._probe_length)
+                self._brief = ROUNDS
+        elif counts.min() > 0 and self.probes.plain(self._choice, self._problem.round(situation)):
+            brief = [Budget()] * len(budgets)
         if not self.setting.offer.free:
             budgets = self.residents.settle(self._ids, budgets, lengths)
-        self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
+        if self._made[0] != self.cost.changed:
+            self._usual.clear()
+        self._usual[len(budgets)] = replace(Counter(budgets).most_common(1)[0][0], release=False)
         self._rates, self._made = now, (self.cost.changed, load.catching_up)
-        if self._choice.counts.min() > 0 and self.probes.plain(self._choice, self._problem.round(situation)):
+        self._take(budgets)
+        self._decided = None
+        if brief != budgets:
             self._decided = self._budgets, self._given
-            self._budgets, self._given = [Budget()] * len(budgets), {}
+            self._take(brief)
+
+    def _take(self, budgets: list[Budget]) -> None:
+        self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
 
     def _with_members(self, rates: Floats, situation: Situation, solve: Solver) -> tuple[Floats, Choice, list[Budget]]:
         """The best lengths with the best number of drafters among the present one and its neighbours."""
@@ -226,7 +234,8 @@ class Goodput:
         if not len(idle):
             return ()
         behind = self.residents.behind([load.ready[place] for place in idle.tolist()])
-        costs = self._problem.feeding(behind) + self._probe_length * self._problem.token_cost(situation)
+        steps = ROUNDS * self._probe_length * self._problem.token_cost(situation)
+        costs = self._problem.feeding(behind) + steps
         drafted = sum(
             self._problem.menu.sizes[row, :k].sum()
             for row, k in zip(self._problem.menu.rows(rates), counts, strict=True)

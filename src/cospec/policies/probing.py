@@ -15,6 +15,7 @@ import numpy as np
 from cospec.policies.allocation import Choice, Floats, Ints, Round
 
 LENGTH = 2
+ROUNDS = 3  # of a probe: what is fed for it should tell something
 EVERY = 16  # rounds between two looks
 PLAIN = 16  # rounds between two without drafts, at least
 DEAR = 4.0  # as much as it loses is taken from the allowance for one of them
@@ -36,7 +37,7 @@ class Probes:
 
     def accrue(self, seconds: float) -> None:
         """A round took so long."""
-        self._seconds = min(self._seconds + self._share * seconds, 256 * self._share * seconds)
+        self._seconds = min(self._seconds + self._share * seconds, 512 * self._share * seconds)
         self._rounds += 1
         self._since_plain += 1
 
@@ -50,11 +51,11 @@ class Probes:
         return True
 
     def choose(self, idle: Ints, costs: Floats, given: Round, drafted: int, rate: float) -> Seq[int]:
-        """Who of the ``idle`` is drafted for in this round, as many as the allowance covers.
+        """Who of the ``idle`` is drafted for in the next ``ROUNDS``, as many as the allowance covers.
 
         Args:
             idle: ``[m]``, sequences without a draft that an optimist would draft for.
-            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each, what they have to be fed included.
+            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each in ``ROUNDS`` rounds, after what they are fed.
             drafted: draft tokens that the round has without probes.
             rate: acceptance that is expected of them.
         """
@@ -68,9 +69,9 @@ class Probes:
         order = order[: len(counts)]
         verify = given.verified[drafted + LENGTH * counts] - given.verified[drafted]
         levels = given.levels[min(LENGTH, len(given.levels) - 1)] if not drafted else 0.0
-        spent = np.cumsum(costs[order]) + verify + levels
+        spent = np.cumsum(costs[order]) + ROUNDS * (verify + levels)
         plain = (given.seconds + float(given.verified[0])) / given.tokens  # what a token takes without drafts
-        lost = np.maximum(spent - counts * (rate + rate * rate) * plain, 0.0)
+        lost = np.maximum(spent - ROUNDS * counts * (rate + rate * rate) * plain, 0.0)
         affordable = int((lost <= self._seconds).sum())
         if not affordable:
             return []

@@ -25,7 +25,8 @@ UNMEASURED_DRAFT = UNMEASURED_TARGET.scaled(1 / 8)
 REST = ForwardCost(slopes=(1e-6,), sequence=2e-5, fixed=4e-5)  # the shape of everything else; tokens are draft tokens
 
 FOLLOW = 0.05  # share of a round in what is known of overlap
-PATIENCE = 32  # rounds between two looks at the errors, and rounds that are kept before they are learned from
+PATIENCE = 64  # rounds between two looks at the errors, and rounds that are kept at most before they are learned from
+SECONDS = 0.2  # of rounds that are kept before they are learned from: so learning takes the same share of all rounds
 LOOKS = 9  # latest predictions that the error is taken of
 TOLERATED = 0.2  # median relative error
 CHANGED = 0.03  # relative change of a typical round that makes plans old
@@ -56,6 +57,7 @@ class RoundCost:
         self._hidden = 0.0  # share of the shorter of both that passes beside the longer one
         self._errors: deque[float] = deque(maxlen=LOOKS)
         self._seen: list[tuple[RoundStats, bool, int]] = []  # with the drafters at work
+        self._spent = 0.0  # seconds of these rounds
         self._rounds = 0
         self._usual = (0.0, 0.0)  # a typical round by the costs that the latest plans were made with
 
@@ -92,14 +94,15 @@ class RoundCost:
     def observe(self, stats: RoundStats, fed: bool = False) -> None:
         """A measured round; ``fed``: the drafter was given texts that were new to it, which is no part of a step."""
         self._seen.append((stats, fed, self.drafters))
-        if len(self._seen) >= PATIENCE:
+        self._spent += stats.total
+        if self._spent >= SECONDS or len(self._seen) >= PATIENCE:
             self.learn()
 
     def learn(self) -> None:
         """Learn from the rounds that were observed."""
         if not self._seen:
             return
-        seen, self._seen = self._seen, []
+        seen, self._seen, self._spent = self._seen, [], 0.0
         last = seen[-1][0]
         self.predicted = self.predict(last)  # before anything is learned from it
         if last.total > 0:
@@ -129,8 +132,8 @@ class RoundCost:
             keep_hidden = (1.0 - FOLLOW) ** len(hidden)
             self._hidden += (1.0 - keep_hidden) * (float(hidden.mean()) - self._hidden)
         spent = np.maximum(draft, target) if self.overlap else draft + target
-        usual = float(sum(REST.seconds(0.0, m, n) for n, m in zip(sequences, proposed, strict=True)))
-        factor = max(0.0, float((total - spent).sum())) / usual
+        usual = REST.fixed + REST.sequence * sequences + REST.slopes[0] * proposed
+        factor = max(0.0, float((total - spent).sum() / usual.sum()))
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)
 

@@ -45,8 +45,7 @@ class Grid:
     chunks: tuple[int, ...] = (64, 256)
 
 
-QUICK = Grid(contexts=(32, 256), sequences=(1, 3, 8, 16), tokens=(1, 2, 5), chunks=())
-STEPS = Grid(contexts=(32, 256), sequences=(1, 4, 16), tokens=(1, 5), chunks=())
+START = Grid(contexts=(64, 256), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 3, 5), chunks=(96,))
 
 
 def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = time.perf_counter) -> list[Sample]:
@@ -58,15 +57,8 @@ def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = ti
     chance, end = np.random.default_rng(0), clock() + seconds
     longest = max(grid.contexts) + max(*grid.tokens, *grid.chunks, 0)
     ids = _reserve(model, [f"profile-{n}" for n in range(max(grid.sequences))], min(longest, model.max_len - 1))
-    points: list[tuple[int, int, int]] = []
-    batches: list[TokenBatch] = []
-    for context, count, tokens in _spread(grid):
-        if count <= len(ids) and context + tokens < model.max_len:
-            new = tuple(chance.integers(0, model.vocab_size, tokens).tolist())
-            drafted = tokens <= max(grid.tokens)  # the others are pieces of a prompt
-            parents, first = (tuple(range(-1, tokens - 2)), 0) if drafted else ((), tokens - 1)
-            points.append((context, count, tokens))
-            batches.append(TokenBatch(tuple(Segment(id, context, new, parents, first) for id in ids[:count])))
+    points = [p for p in _spread(grid) if p[1] <= len(ids) and p[0] + p[2] < model.max_len]
+    batches = [_batch(ids, point, grid, model.vocab_size, chance) for point in points]
     times: list[list[float]] = [[] for _ in points]
     try:
         for turn in range(MOST_REPEATS + 1):
@@ -114,6 +106,73 @@ def measure_steps(
             drafter.free([each.id for each in contexts])
         found.append(Sample(context * count, count, count, _typical(times), depth))
     return found
+
+
+def measure_rounds(
+    target: Model, drafter: Drafter, grid: Grid, seconds: float, clock: Clock = time.perf_counter
+) -> tuple[list[Sample], list[Sample]]:
+    """Samples of ``target.forward`` and of ``drafter.propose`` in turns, as rounds call them.
+
+    Each finds the processor's caches as the other left them: alone, in a loop, a small drafter takes half as long. A
+    point of one token each is a round without drafts. Drafters that propose nothing for a text that they were not told
+    of step by step (heads) give no samples.
+    """
+    chance, end = np.random.default_rng(0), clock() + seconds
+    longest, count = max(grid.contexts) + max(*grid.tokens, *grid.chunks, 0), max(grid.sequences)
+    ids = _reserve(target, [f"profile-{n}" for n in range(count)], min(longest, target.max_len - 1))
+    points = [p for p in _spread(grid) if p[1] <= len(ids) and p[0] + p[2] < target.max_len]
+    batches = [_batch(ids, point, grid, target.vocab_size, chance) for point in points]
+    texts = {
+        context: [
+            Context(
+                f"profile-{context}-{n}",
+                chance.integers(0, target.vocab_size, context).tolist(),
+                1,
+                GREEDY,
+                n,
+                Purpose.TARGET,
+            )
+            for n in range(count)
+        ]
+        for context in grid.contexts
+    }
+    forwards: list[list[float]] = [[] for _ in points]
+    drafts: list[list[float]] = [[] for _ in points]
+    met: set[str] = set()  # sequences that the drafter has been fed
+    try:
+        for turn in range(MOST_REPEATS + 1):
+            for place, (context, several, tokens) in enumerate(points):
+                if clock() >= end and (turn > 1 or place >= FEWEST):
+                    break
+                if 1 < tokens <= max(grid.tokens):
+                    contexts, budgets = texts[context][:several], [Budget(tokens - 1, tokens - 1)] * several
+                    if not met.issuperset(each.id for each in contexts):
+                        drafter.propose(contexts, budgets)
+                        met.update(each.id for each in contexts)
+                    started = clock()
+                    if len(drafter.propose(contexts, budgets)) == several:
+                        drafts[place].append(clock() - started)
+                started = clock()
+                _finished(target.forward(batches[place]))
+                forwards[place].append(clock() - started)
+    finally:
+        target.free(ids)
+        drafter.free([each.id for row in texts.values() for each in row])
+    return (
+        [Sample(c * n, t * n, n, _typical(x[1:] or x)) for (c, n, t), x in zip(points, forwards, strict=True) if x],
+        [Sample(c * n, n, n, _typical(x[1:] or x), t - 1) for (c, n, t), x in zip(points, drafts, strict=True) if x],
+    )
+
+
+def _batch(
+    ids: Seq[str], point: tuple[int, int, int], grid: Grid, vocabulary: int, chance: np.random.Generator
+) -> TokenBatch:
+    """Tokens behind a context for as many of the sequences: a draft, or a piece of a prompt."""
+    context, count, tokens = point
+    new = tuple(chance.integers(0, vocabulary, tokens).tolist())
+    drafted = tokens <= max(grid.tokens)
+    parents, first = (tuple(range(-1, tokens - 2)), 0) if drafted else ((), tokens - 1)
+    return TokenBatch(tuple(Segment(id, context, new, parents, first) for id in ids[:count]))
 
 
 def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,20 @@ import numpy as np
 
 from cospec.policies.cost import ForwardCost, Sample, fit
 from cospec.policies.round_cost import Costs
-from cospec.profiling.measure import QUICK, STEPS, measure_forwards, measure_steps
+from cospec.policies.tracking import Tracked
+from cospec.profiling.measure import START, measure_forwards, measure_rounds
 from cospec.profiling.store import load, machine, save, weights
 from cospec.protocols import Drafter, Model
 from cospec.types import Offer
 
-SECONDS = 1.3  # for each of the two: three seconds in all with what goes before a point
+SECONDS = 2.6  # of measuring: three seconds in all with what goes before a point
 WORTH_KEEPING = 0.2  # median error on its own samples; what fits worse was disturbed, and is measured again next time
 
 _log = logging.getLogger(__name__)
 
 
 def costs_at_start(target: Model, drafter: Drafter, folder: Path, how: Mapping[str, Any], drafts: str) -> Costs:
-    """Time models of the target's forward and the drafter's step.
+    """Time models of the target's forward and the drafter's step, as they take turns.
 
     Args:
         folder: of the target's weights.
@@ -32,24 +33,30 @@ def costs_at_start(target: Model, drafter: Drafter, folder: Path, how: Mapping[s
         drafts: the drafter's configuration.
     """
     began = time.perf_counter()
+    offer = getattr(drafter, "offer", Offer())
+    alone = offer.free or offer.at_once  # look-ups and heads have no steps to measure
     key = {**weights(folder), **machine(str(how.get("device", "auto"))), "how": dict(how)}
-    forward = _kept(key, lambda: measure_forwards(target, QUICK, SECONDS))
-    free = getattr(drafter, "offer", Offer()).free  # look-ups have no steps to measure
-    step = None
-    if not free:
-        step = _kept({**key, "drafter": drafts}, lambda: measure_steps(drafter, target.vocab_size, STEPS, SECONDS))
-    taken = time.perf_counter() - began
-    if taken > 0.5:
-        _log.warning("measured what forwards take here, in %.1f s", taken)
+    beside = key if alone else {**key, "drafter": drafts}
+    forward, step = load({**beside, "of": "target"}), None if alone else load({**beside, "of": "drafter"})
+    if forward is None or (step is None and not alone):
+        if alone:
+            forwards, steps = measure_forwards(target, START, SECONDS), list[Sample]()
+        else:
+            forwards, steps = measure_rounds(target, drafter, START, SECONDS)
+        forward, step = _keep({**beside, "of": "target"}, forwards), _keep({**beside, "of": "drafter"}, steps)
+        _log.warning("measured what forwards take here, in %.1f s", time.perf_counter() - began)
     return Costs(forward, step)
 
 
-def _kept(key: Mapping[str, Any], measure: Callable[[], list[Sample]]) -> ForwardCost | None:
-    found = load(key)
-    if found is None and (samples := measure()):
-        found = fit(samples)
-        if np.median(found.errors(samples)) <= WORTH_KEEPING:
-            save(key, found)
-        else:
-            _log.warning("the time model was measured on a busy machine and is not kept; rounds will correct it")
+def _keep(key: Mapping[str, Any], samples: list[Sample]) -> ForwardCost | None:
+    """A fit with a slope for every doubling of the tokens, which two knees at most are too few for."""
+    if not samples:
+        return None
+    tracked = Tracked(fit(samples))
+    tracked.follow(np.array(samples, dtype=np.float64))
+    found = tracked.cost
+    if np.median(found.errors(samples)) <= WORTH_KEEPING:
+        save(key, found)
+    else:
+        _log.warning("the time model was measured on a busy machine and is not kept; rounds will correct it")
     return found

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from cospec import native
 from cospec.policies.cost import ForwardCost
 
-FORMAT = 2  # goes up when what is measured changes, so that older files are not read
+FORMAT = 3  # goes up when what is measured changes, so that older files are not read
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def directory() -> Path:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What a fit depends on beside the model: the processor or accelerator, and the threads."""
+    """What a fit depends on beside the model: the processor or accelerator, the threads, the kernels."""
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return {"device": torch.cuda.get_device_name()}
     info = Path("/proc/cpuinfo")
@@ -35,6 +36,7 @@ def machine(device: str) -> dict[str, Any]:
     return {
         "device": names[0] if names else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
+        "kernels": native.build(),
     }
 
 

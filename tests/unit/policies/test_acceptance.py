@@ -27,7 +27,7 @@ def test_the_rate_is_that_of_judged_tokens() -> None:
     made, chance = Acceptance(), np.random.default_rng(0)
     found = []
     for step in range(3000):
-        made.observe([drawn(chance, "s", 0.7, 5)], {})
+        made.observe([([drawn(chance, "s", 0.7, 5)], {})])
         if step > 200:
             found.append(made.everybody)
     assert np.mean(found) == pytest.approx(0.7, abs=0.02)
@@ -36,7 +36,7 @@ def test_the_rate_is_that_of_judged_tokens() -> None:
 def test_sequences_differ_and_new_ones_start_at_everybodys() -> None:
     made, chance = Acceptance(), np.random.default_rng(1)
     for _ in range(100):
-        made.observe([drawn(chance, "low", 0.2, 3), drawn(chance, "high", 0.95, 3)], {})
+        made.observe([([drawn(chance, "low", 0.2, 3), drawn(chance, "high", 0.95, 3)], {})])
     assert rate(made, "low") < 0.4 < 0.8 < rate(made, "high")
     assert rate(made, "new") == pytest.approx(made.everybody)
 
@@ -44,13 +44,13 @@ def test_sequences_differ_and_new_ones_start_at_everybodys() -> None:
 def test_what_is_not_seen_fades() -> None:
     made = Acceptance(prior=0.6)
     for _ in range(100):
-        made.observe([judged("s", 0, 4), judged("other", 4, 4)], {})
+        made.observe([([judged("s", 0, 4), judged("other", 4, 4)], {})])
     low = rate(made, "s")
     for _ in range(1000):
-        made.observe([judged("other", 4, 4)], {})
+        made.observe([([judged("other", 4, 4)], {})])
     assert rate(made, "s") > low + 0.3, "towards everybody's"
     for _ in range(5000):
-        made.observe([Commit("other", 10, (1,), (), 11)], {})
+        made.observe([([Commit("other", 10, (1,), (), 11)], {})])
     assert made.everybody == pytest.approx(0.6, abs=0.01)
     assert rate(made, "s") == pytest.approx(0.6, abs=0.01)
 
@@ -61,7 +61,7 @@ def test_levels_of_a_tree_count_their_tokens() -> None:
     found = []
     for step in range(2000):
         kept = int(np.cumprod((chance.random((3, 2)) < 0.5).any(axis=1)).sum())
-        made.observe([Commit("s", 10, (1,) * (kept + 1), tuple(range(kept)), 11, 14, rejected=kept < 3)], given)
+        made.observe([([Commit("s", 10, (1,) * (kept + 1), tuple(range(kept)), 11, 14, rejected=kept < 3)], given)])
         if step > 300:
             found.append(made.everybody)
     assert np.mean(found) == pytest.approx(0.5, abs=0.03)
@@ -70,8 +70,8 @@ def test_levels_of_a_tree_count_their_tokens() -> None:
 def test_nothing_is_kept_of_sequences_that_ended() -> None:
     made = Acceptance()
     for n in range(200):
-        made.observe([judged(f"s{n}", 2, 1)], {})
+        made.observe([([judged(f"s{n}", 2, 1)], {})])
     assert len(made._counts) == 200
-    made.observe([judged(f"s{n}", 0, 2, Finish.STOP) for n in range(200)], {})
+    made.observe([([judged(f"s{n}", 0, 2, Finish.STOP) for n in range(200)], {})])
     assert not made._counts
     assert made.rates([f"s{n}" for n in range(200)]) == pytest.approx(np.full(200, made.everybody))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cospec import native
 from cospec.batches import TokenBatch
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import ModelError
@@ -17,7 +18,7 @@ from cospec.models.toy import ToyModel
 from cospec.policies.cost import ForwardCost, Sample, fit
 from cospec.policies.round_cost import Costs
 from cospec.profiling import start, store
-from cospec.profiling.measure import QUICK, Grid, measure_forwards, measure_steps
+from cospec.profiling.measure import Grid, measure_forwards, measure_rounds, measure_steps
 from cospec.profiling.report import Profile, plot
 from harness.toys import with_pool
 
@@ -84,6 +85,33 @@ def test_steps_of_a_drafter() -> None:
     model.pages.check_integrity()
 
 
+def test_forwards_and_drafts_by_turns() -> None:
+    """Every point is a round: forwards of all rows, drafts of one token fewer for each sequence."""
+    target, drafter = with_pool(ToyModel(5, seed=1), 2000, 4), ModelDrafter(with_pool(ToyModel(5, seed=2), 2000, 4))
+    grid = Grid((8, 32), (1, 4), (1, 3), (16,))
+    forwards, drafts = measure_rounds(target, drafter, grid, 5.0)
+    assert {(s.context, s.tokens, s.sequences) for s in forwards} == {
+        *((c * n, t * n, n) for c in (8, 32) for n in (1, 4) for t in (1, 3)),
+        (8, 16, 1),
+    }
+    assert {(s.context, s.tokens, s.passes) for s in drafts} == {(c * n, n, 2) for c in (8, 32) for n in (1, 4)}
+    assert target.pages.usage == drafter.model.pages.usage == 0
+    drafter.model.pages.check_integrity()
+
+
+def test_a_slope_for_every_doubling_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are free up to 4, dear up to 16 and cheaper after that: two knees cannot say where drafts stop paying."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    true = ForwardCost(slopes=(1e-5, 2e-4, 5e-4, 3e-4, 1e-4), knees=(4.0, 8.0, 16.0, 32.0), sequence=1e-5, fixed=1e-3)
+    points = [(c, t, n) for c in (64, 256) for n in (1, 2, 4, 8, 16) for t in (1, 2, 3, 5)]
+    forwards = [Sample(c * n, t * n, n, true.seconds(c * n, t * n, n)) for c, t, n in points]
+    monkeypatch.setattr(start, "measure_rounds", lambda *_: (forwards, forwards))
+    found = start.costs_at_start(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)), tmp_path, {}, "small").target
+    assert found is not None
+    assert found.errors(forwards).max() < 0.05
+
+
 def test_fits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     key = {"weights": "a", "threads": 2}
@@ -116,14 +144,16 @@ def test_an_engine_measures_once(
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     asked: list[str] = []
 
-    def measured(kind: str, wrong: float) -> list[Sample]:
-        asked.append(kind)
+    def measured(wrong: float) -> list[Sample]:
         points = [(c, t) for c in (0, 100) for t in (1, 2, 4, 8, 16)]
         return [Sample(c, t, 1, TRUE.seconds(c, t, 1) * (wrong if n % 2 else 1)) for n, (c, t) in enumerate(points)]
 
     def begin(wrong: float = 1.0) -> Costs:
-        monkeypatch.setattr(start, "measure_forwards", lambda *_: measured("target", 1.0))
-        monkeypatch.setattr(start, "measure_steps", lambda *_: measured("drafter", wrong))
+        def rounds(*_: object) -> tuple[list[Sample], list[Sample]]:
+            asked.append("rounds")
+            return measured(1.0), measured(wrong)
+
+        monkeypatch.setattr(start, "measure_rounds", rounds)
         return start.costs_at_start(target, drafter, tmp_path, {"device": "cpu"}, "small")
 
     target = ToyModel(5, seed=1)
@@ -133,9 +163,12 @@ def test_an_engine_measures_once(
     first = begin()
     assert first.target is not None
     assert first.draft is not None
-    assert asked == ["target", "drafter", "drafter"], "what was measured badly is measured again"
+    assert len(asked) == 2, "what was measured badly is measured again"
     assert begin() == first
-    assert len(asked) == 3
+    assert len(asked) == 2
+    monkeypatch.setattr(native, "build", lambda: "other kernels")
+    begin()
+    assert len(asked) == 3, "other kernels take other times"
 
 
 def test_an_engine_measures_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,4 +192,3 @@ def test_the_plot_and_the_json(tmp_path: Path) -> None:
     assert ForwardCost.from_json(stored["fit"]) == profile.fitted
     assert stored["held_out"]["points"] == 4
     assert len(stored["samples"]) == 12
-    assert QUICK.contexts
