@@ -55,7 +55,7 @@ class Probes:
 
         Args:
             idle: ``[m]``, sequences without a draft that an optimist would draft for.
-            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each in ``ROUNDS`` rounds, after what they are fed.
+            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each in ``ROUNDS`` rounds, feeding included.
             drafted: draft tokens that the round has without probes.
             rate: acceptance that is expected of them.
         """

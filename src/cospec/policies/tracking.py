@@ -1,8 +1,9 @@
 """A time model that follows the rounds: least squares with the measured fit as prior, and a new fit where it is wrong.
 
-The coefficients are those that explain the latest rounds, each drawn towards its share in the fit that was measured
-before, at the machine's present speed. So rounds of the kind that are run correct the shape as well as the level, and
-those of another kind keep what was measured: what a round without drafts takes is known while drafts are made.
+Two things change: how fast the machine is, within moments and for all rounds alike, and which shape the coefficients
+make, slowly if at all. So every call is taken at the speed of its moment, and the shape is what explains the calls of
+a long time so, each coefficient drawn towards what was measured before. What a round without drafts takes is known
+while drafts are made, and a moment in which the machine is slow does not bend the shape.
 
 A short measurement tells badly where the slope changes, so here it may change at every doubling of the tokens.
 """
@@ -17,9 +18,9 @@ import numpy as np
 
 from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
 
-MEMORY = 0.985  # weight of what is known, per round
-PRIOR = 0.1  # rounds that each coefficient of the measured fit counts for
-LINK = 0.3  # rounds that it counts for when neighbouring slopes are off by the same
+MEMORY, SPEED = 0.995, 0.95  # weight of what is known, per call: of the shape, and of the machine's speed
+PRIOR = 0.3  # calls that each coefficient of the measured fit counts for
+LINK = 1.0  # calls that it counts for when neighbouring slopes are off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
 NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then
@@ -38,11 +39,11 @@ class Tracked:
         self._start(fitted)
 
     def _start(self, fitted: ForwardCost) -> None:
-        self.fitted = self.cost = fitted.at_knees(sorted({*KNEES, *fitted.knees}))
+        self.fitted = self.cost = self._shape = fitted.at_knees(sorted({*KNEES, *fitted.knees}))
         size = len(self.cost.coefficients)
         self._unit: Floats | None = None  # seconds that each unknown is counted in
         self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
-        self._rounds = self._level = 0.0
+        self._level = 0.0  # times as slow as the shape says; 0 where nothing was seen
         steps = np.diff(np.eye(size)[SLOPES], axis=0)
         self._links = steps.T @ steps
 
@@ -52,31 +53,25 @@ class Tracked:
             return
         self._seen.extend(data)
         x = columns(data, self.fitted.knees)
-        known, present = self.fitted.coefficients, self.cost.coefficients
-        expected = x @ known
+        known = self.fitted.coefficients
         if self._unit is None:
-            usual = x.mean(axis=0)
-            least = np.divide(LEAST * expected.mean(), usual, out=np.zeros_like(known), where=usual > 0)
-            self._unit = np.maximum(known, least)
-            if not data[:, 4].max() > 1 and known[-1] == 0:
-                self._unit[-1] = 0.0  # one pass a call: its start is in what a pass takes
-            self._unit[SLOPES] = self._unit[SLOPES].max()
-        predicted = np.maximum(x @ present, 1e-12)
-        ratio = np.clip(data[:, 3] / predicted, 1 / ODD, ODD)
-        z = x * self._unit / predicted[:, None]
-        weight = NEAR / np.maximum(NEAR, np.abs(ratio - 1.0))
-        keep = MEMORY ** len(data)
+            self._unit = _units(x, known, data)
+        shaped = np.maximum(x @ self._shape.coefficients, 1e-12)
+        slow = data[:, 3] / shaped
+        level = self._level or float(np.median(slow))
+        weight = NEAR / np.maximum(NEAR, np.abs(np.clip(slow / level, 1 / ODD, ODD) - 1.0))
+        now = float(weight @ np.clip(slow, level / ODD, level * ODD) / weight.sum())
+        self._level = level = level + (1.0 - SPEED ** len(data)) * (now - level)
+        ratio = np.clip(slow / level, 1 / ODD, ODD)
+        z, keep = x * self._unit / shaped[:, None], MEMORY ** len(data)
         self._matrix = keep * self._matrix + (weight * z.T) @ z
         self._vector = keep * self._vector + z.T @ (weight * ratio)
-        self._rounds = keep * self._rounds + float(weight.sum())
-        self._level = keep * self._level + float(weight @ (ratio * predicted / np.maximum(expected, 1e-12)))
-        prior = (
-            self._level / self._rounds * np.divide(known, self._unit, out=np.zeros_like(known), where=self._unit > 0)
-        )
+        prior = np.divide(known, self._unit, out=np.zeros_like(known), where=self._unit > 0)
         trust = PRIOR * np.eye(len(prior)) + LINK * self._links
         solved = np.linalg.solve(self._matrix + trust, self._vector + trust @ prior)
         low, high, above = SPAN
-        self.cost = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
+        self._shape = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
+        self.cost = self._shape.scaled(level)
 
     def refit(self) -> None:
         """A new fit from what was seen; the old one answers for what was not."""
@@ -84,6 +79,17 @@ class Tracked:
             return
         seen = [Sample(*row.tolist()) for row in self._seen]
         self._start(fit([*seen, *_anchors(self.cost, seen)], self.cost.knees))
+
+
+def _units(x: Floats, known: Floats, data: Floats) -> Floats:
+    """``[J]``: seconds that each unknown is counted in; 0 for what cannot be told."""
+    usual = x.mean(axis=0)
+    least = np.divide(LEAST * float((x @ known).mean()), usual, out=np.zeros_like(known), where=usual > 0)
+    found = np.maximum(known, least)
+    if not data[:, 4].max() > 1 and known[-1] == 0:
+        found[-1] = 0.0  # one pass a call: its start is in what a pass takes
+    found[SLOPES] = found[SLOPES].max()
+    return np.asarray(found)
 
 
 def _anchors(cost: ForwardCost, seen: Seq[Sample]) -> list[Sample]:

@@ -12,13 +12,14 @@ import numpy as np
 
 from cospec.policies.cost import ForwardCost, Sample, fit
 from cospec.policies.round_cost import Costs
-from cospec.policies.tracking import Tracked
+from cospec.policies.tracking import KNEES
 from cospec.profiling.measure import START, measure_forwards, measure_rounds
 from cospec.profiling.store import load, machine, save, weights
 from cospec.protocols import Drafter, Model
 from cospec.types import Offer
 
 SECONDS = 2.6  # of measuring: three seconds in all with what goes before a point
+ENOUGH = 4  # samples for each slope
 WORTH_KEEPING = 0.2  # median error on its own samples; what fits worse was disturbed, and is measured again next time
 
 _log = logging.getLogger(__name__)
@@ -52,9 +53,9 @@ def _keep(key: Mapping[str, Any], samples: list[Sample]) -> ForwardCost | None:
     """A fit with a slope for every doubling of the tokens, which two knees at most are too few for."""
     if not samples:
         return None
-    tracked = Tracked(fit(samples))
-    tracked.follow(np.array(samples, dtype=np.float64))
-    found = tracked.cost
+    tokens = [sample.tokens for sample in samples]
+    knees = [knee for knee in KNEES if min(tokens) < knee < max(tokens)]
+    found = fit(samples, knees if len(samples) > ENOUGH * len(knees) else None)
     if np.median(found.errors(samples)) <= WORTH_KEEPING:
         save(key, found)
     else:

@@ -42,7 +42,7 @@ def test_the_shape_is_learned_where_rounds_differ() -> None:
     for _ in range(40):
         for sequences, tokens in ((1, 5), (4, 8), (4, 16), (8, 8)):
             tracked.follow(rounds(TRUE, sequences, tokens, 2))
-    assert off(tracked.cost, 4, 24) == pytest.approx(1.0, rel=0.06)
+    assert off(tracked.cost, 4, 24) == pytest.approx(1.0, rel=0.08), "beyond what was run"
     dearer = tracked.cost.tokens(16) - tracked.cost.tokens(8)
     assert dearer == pytest.approx(8 * 3e-4, rel=0.1)
 

@@ -100,7 +100,7 @@ def test_forwards_and_drafts_by_turns() -> None:
 
 
 def test_a_slope_for_every_doubling_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are free up to 4, dear up to 16 and cheaper after that: two knees cannot say where drafts stop paying."""
+    """Rows that are free up to 4, dear up to 16, cheaper after that: two knees cannot say where drafts stop paying."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     true = ForwardCost(slopes=(1e-5, 2e-4, 5e-4, 3e-4, 1e-4), knees=(4.0, 8.0, 16.0, 32.0), sequence=1e-5, fixed=1e-3)
