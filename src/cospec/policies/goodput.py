@@ -7,7 +7,6 @@ every round, so the prefix of the queue that is served is the scheduler's; ties 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -81,7 +80,7 @@ class Goodput:
         self._rates: Floats = np.zeros(0)  # that the decision was made with
         self._budgets: list[Budget] = []
         self._given: dict[str, Budget] = {}
-        self._usual: dict[int, Budget] = {}  # the commonest budget by the number of sequences, as of late
+        self._usual: dict[int, Budget] = {}  # by the number of sequences, as of late
         self._choice: Choice | None = None
         self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
         self._age = 0  # rounds since the decision
@@ -111,12 +110,12 @@ class Goodput:
         sudden = changed and not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
         if (sudden and len(ids) not in self._usual) or self._since >= LOOK or len(self._seen) >= self._patience:
             self.learn()
-            self._patience = min(2 * self._patience, KEEP)
+            self._patience = min(self._patience + SOON, KEEP)
             if changed or self._age > KEEP or self._is_old(load):
                 self._ids = ids
                 self._decide(self.acceptance.rates(ids), load)
         elif changed:
-            self._carry_over(ids, load)
+            self._carry_over(ids, load, sudden)
         return self._budgets
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
@@ -165,17 +164,13 @@ class Goodput:
         moved = self.acceptance.rates(self._ids) - self._rates
         return float(moved @ moved) > len(moved) * DRIFT**2
 
-    def _carry_over(self, ids: list[str], load: Load) -> None:
-        """The latest decision for others than it was made for, or the one that was made for as many.
+    def _carry_over(self, ids: list[str], load: Load, sudden: bool) -> None:
+        """The latest decision for others than it was made for: each keeps its length, new ones get the usual one.
 
-        Each keeps its length, and new ones get the usual one.
+        Where the number is ``sudden``ly another, the usual one of the latest decision for as many.
         """
-        usual = self._usual.get(len(ids))
-        if usual is None or len(ids) == len(self._ids):
-            usual = Counter(self._budgets).most_common(1)[0][0]
-            budgets = [self._given.get(id, usual) for id in ids]
-        else:
-            budgets = [usual] * len(ids)
+        usual = _usual(self._budgets)
+        budgets = [self._usual[len(ids)]] * len(ids) if sudden else [self._given.get(id, usual) for id in ids]
         if not self.setting.offer.free:
             budgets = self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
         self._ids, self._decided = ids, None
@@ -202,7 +197,7 @@ class Goodput:
             budgets = self.residents.settle(self._ids, budgets, lengths)
         if self._made[0] != self.cost.changed:
             self._usual.clear()
-        self._usual[len(budgets)] = replace(Counter(budgets).most_common(1)[0][0], release=False)
+        self._usual[len(budgets)] = _usual(budgets)
         self._rates, self._made = now, (self.cost.changed, load.catching_up)
         self._take(budgets)
         self._decided = None
@@ -241,3 +236,9 @@ class Goodput:
             for row, k in zip(self._problem.menu.rows(rates), counts, strict=True)
         )
         return self.probes.choose(idle, costs, self._problem.round(situation), int(drafted), float(rates[idle].mean()))
+
+
+def _usual(budgets: Seq[Budget]) -> Budget:
+    """The budget in the middle; the shorter of two."""
+    ordered = sorted(budgets, key=lambda budget: budget.max_nodes)
+    return replace(ordered[(len(ordered) - 1) // 2], release=False)

@@ -17,7 +17,7 @@ from cospec.policies.allocation import Choice, Floats, Ints, Round
 LENGTH = 2
 ROUNDS = 3  # of a probe: what is fed for it should tell something
 EVERY = 16  # rounds between two looks
-PLAIN = 16  # rounds between two without drafts, at least
+PLAIN = 64  # rounds between two without drafts, at least
 DEAR = 4.0  # as much as it loses is taken from the allowance for one of them
 
 

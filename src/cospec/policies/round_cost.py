@@ -14,7 +14,7 @@ from statistics import median
 import numpy as np
 
 from cospec.policies.cost import Floats, ForwardCost
-from cospec.policies.tracking import Tracked
+from cospec.policies.tracking import GUESSED, MEASURED, Tracked
 from cospec.stats import RoundStats
 from cospec.types import Offer
 
@@ -25,8 +25,9 @@ UNMEASURED_DRAFT = UNMEASURED_TARGET.scaled(1 / 8)
 REST = ForwardCost(slopes=(1e-6,), sequence=2e-5, fixed=4e-5)  # the shape of everything else; tokens are draft tokens
 
 FOLLOW = 0.05  # share of a round in what is known of overlap
-PATIENCE = 64  # rounds between two looks at the errors, and rounds that are kept at most before they are learned from
-SECONDS = 0.2  # of rounds that are kept before they are learned from: so learning takes the same share of all rounds
+PATIENCE = 32  # rounds between two looks at the errors
+FIRST, MOST = 32, 256  # rounds that are kept at most before they are learned from, at first and later
+SECONDS = 0.4  # of rounds that are kept before they are learned from: so learning takes the same share of all rounds
 LOOKS = 9  # latest predictions that the error is taken of
 TOLERATED = 0.2  # median relative error
 CHANGED = 0.03  # relative change of a typical round that makes plans old
@@ -49,14 +50,16 @@ class RoundCost:
         self.changed = 0  # goes up when the costs moved enough that plans made with them are old
         self.error = 0.0  # median over the window
         self.predicted = 0.0  # seconds of the latest round
-        self._target = Tracked(costs.target or UNMEASURED_TARGET)
+        self._target = Tracked(costs.target or UNMEASURED_TARGET, MEASURED if costs.target else GUESSED)
         self.rest = REST.scaled(0.0)  # of a round outside of drafting and verification
         self._outside = 0.0  # as many times as long as unmeasured; rounds tell
         whole, self.drafters = costs.draft or UNMEASURED_DRAFT, offer.members
-        self._drafts = [Tracked(whole.scaled(max(1, m) / offer.members)) for m in range(offer.members + 1)]
+        trust = MEASURED if costs.draft and offer.members == 1 else GUESSED
+        self._drafts = [Tracked(whole.scaled(max(1, m) / offer.members), trust) for m in range(offer.members + 1)]
         self._hidden = 0.0  # share of the shorter of both that passes beside the longer one
         self._errors: deque[float] = deque(maxlen=LOOKS)
         self._seen: list[tuple[RoundStats, bool, int]] = []  # with the drafters at work
+        self._patience = FIRST
         self._spent = 0.0  # seconds of these rounds
         self._rounds = 0
         self._usual = (0.0, 0.0)  # a typical round by the costs that the latest plans were made with
@@ -95,7 +98,7 @@ class RoundCost:
         """A measured round; ``fed``: the drafter was given texts that were new to it, which is no part of a step."""
         self._seen.append((stats, fed, self.drafters))
         self._spent += stats.total
-        if self._spent >= SECONDS or len(self._seen) >= PATIENCE:
+        if self._spent >= SECONDS or len(self._seen) >= self._patience:
             self.learn()
 
     def learn(self) -> None:
@@ -103,6 +106,7 @@ class RoundCost:
         if not self._seen:
             return
         seen, self._seen, self._spent = self._seen, [], 0.0
+        self._patience = min(2 * self._patience, MOST)
         last = seen[-1][0]
         self.predicted = self.predict(last)  # before anything is learned from it
         if last.total > 0:
@@ -133,7 +137,7 @@ class RoundCost:
             self._hidden += (1.0 - keep_hidden) * (float(hidden.mean()) - self._hidden)
         spent = np.maximum(draft, target) if self.overlap else draft + target
         usual = REST.fixed + REST.sequence * sequences + REST.slopes[0] * proposed
-        factor = max(0.0, float((total - spent).sum() / usual.sum()))
+        factor = max(0.0, float(np.median((total - spent) / usual)))
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)
 

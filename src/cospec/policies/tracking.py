@@ -19,8 +19,8 @@ import numpy as np
 from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
 
 MEMORY, SPEED = 0.995, 0.95  # weight of what is known, per call: of the shape, and of the machine's speed
-PRIOR = 0.3  # calls that each coefficient of the measured fit counts for
-LINK = 1.0  # calls that it counts for when neighbouring slopes are off by the same
+MEASURED, GUESSED = 20.0, 0.3  # calls that each coefficient counts for, of a fit that was measured or not
+LINK = 3.0  # as many times as much where neighbouring slopes are not off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
 NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then
@@ -32,9 +32,14 @@ ANCHOR = 8  # points of the old fit that a new one keeps, for what the latest ro
 
 
 class Tracked:
-    """One fit and what became of it; ``cost`` is the present one."""
+    """One fit and what became of it; ``cost`` is the present one.
 
-    def __init__(self, fitted: ForwardCost) -> None:
+    Args:
+        trust: calls that each coefficient of the fit counts for.
+    """
+
+    def __init__(self, fitted: ForwardCost, trust: float = GUESSED) -> None:
+        self._trust = trust
         self._seen: deque[Floats] = deque(maxlen=WINDOW)
         self._start(fitted)
 
@@ -67,7 +72,7 @@ class Tracked:
         self._matrix = keep * self._matrix + (weight * z.T) @ z
         self._vector = keep * self._vector + z.T @ (weight * ratio)
         prior = np.divide(known, self._unit, out=np.zeros_like(known), where=self._unit > 0)
-        trust = PRIOR * np.eye(len(prior)) + LINK * self._links
+        trust = self._trust * (np.eye(len(prior)) + LINK * self._links)
         solved = np.linalg.solve(self._matrix + trust, self._vector + trust @ prior)
         low, high, above = SPAN
         self._shape = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
@@ -77,6 +82,7 @@ class Tracked:
         """A new fit from what was seen; the old one answers for what was not."""
         if len(self._seen) < WINDOW // 2:
             return
+        self._trust = GUESSED
         seen = [Sample(*row.tolist()) for row in self._seen]
         self._start(fit([*seen, *_anchors(self.cost, seen)], self.cost.knees))
 

@@ -58,9 +58,9 @@ def test_close_to_one_that_knows_the_rates(costs: Costs, count: int) -> None:
 
 def test_a_length_for_each_beats_one_for_all_on_mixed_domains() -> None:
     rates = steady(*([0.3, 0.95] * 8))
-    each = World(CPU, rates, 16).play(policy(), 800)
+    each = World(CPU, rates, 16).play(policy(), 2400)  # nobody is drafted for until probes find who deserves it
     world = World(CPU, rates, 16)
-    alike = world.play(policy(per_sequence=False, probe_share=0.0), 800)
+    alike = world.play(policy(per_sequence=False, probe_share=0.0), 2400)
     assert each > alike
     assert all(len(set(lengths)) == 1 for lengths in world.lengths)
 
@@ -114,7 +114,7 @@ def test_look_ups_are_drafted_longer_than_models() -> None:
 def test_trees_where_the_drafter_branches() -> None:
     made = policy(FLAT, Offer(trees=True))
     World(FLAT, steady(0.4, 0.4), 2).play(made, 200)
-    budgets = made.plan(Load(sequences(2)))
+    budgets = [budget for _ in range(2) for budget in made.plan(Load(sequences(2)))]  # one of the two may look at none
     assert any(max(budget.widths, default=1) > 1 for budget in budgets)
     assert made.acceptance.everybody == pytest.approx(0.4, abs=0.08), "levels are read as their tokens"
 
