@@ -16,8 +16,9 @@ PROMPTS = [
 
 def main() -> None:
     """Greedy, with the drafter that belongs to the model."""
-    llm = LLM(model="zoo", speculative_config={"method": "draft_model", "num_speculative_tokens": 4})
-    for result in llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64)):
+    with LLM(model="zoo", speculative_config={"method": "draft_model", "num_speculative_tokens": 4}) as llm:
+        results = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64))
+    for result in results:
         output, stats = result.outputs[0], result.stats
         print(f"{result.prompt}{output.text}")
         print(
