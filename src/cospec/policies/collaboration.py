@@ -23,7 +23,7 @@ LONGEST = LENGTHS[-1]
 PRIOR, PRIOR_WEIGHT = 0.7, 4.0  # acceptance before anything was seen, in proposals
 FORGET = 0.998  # per judged token, so that acceptance follows the text
 BETWEEN = 15  # rounds that the time outside of turns is the median of
-LOOK_EVERY = 64  # rounds; and at powers of two below
+LOOK_EVERY = 256  # rounds; and at powers of two below
 
 
 @dataclass(frozen=True, slots=True)
