@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -333,6 +334,9 @@ class Members(Protocol):
         The last ``counts[i]`` rows of a case are those that its draft is judged by; a case has no other rows unless it
         is the only one. A blend that cannot be computed gives outcomes with an error.
         """
+
+    def working(self) -> AbstractContextManager[None]:
+        """What a round is run in."""
 
     def at_once(self, score: Callable[[int], None]) -> None:
         """Have all models score at the same time, where that is how they are run; otherwise do nothing."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
@@ -65,16 +63,6 @@ def build_parts(config: EngineConfig) -> Parts:
     return connect(target, drafter, speculative, config, text, costs)
 
 
-def _leave_processors(models: Sequence[Model]) -> None:
-    """Keep torch to one thread where all forwards are native.
-
-    All that is left to it are a few rows of logits. Its workers spin for milliseconds behind each operation that is
-    large enough to be shared, on the processors that the kernels' threads wait for: forwards took up to twice as long.
-    """
-    if all(getattr(model, "native", False) for model in models):
-        torch.set_num_threads(1)
-
-
 def _costs(
     target: Model, drafter: Drafter | None, path: Path, speculative: SpeculativeConfig, config: EngineConfig
 ) -> Costs:
@@ -104,7 +92,6 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
             raise InvalidInput("models", words(f"{name}, whose tokens differ"), f"models with the tokens of {given[0]}")
     options = replace(options, budget=cache_budget([*map(str, paths), *_drafting(speculative, given[0])], options))
     cast = Cast(tuple(load_model(str(path), options) for path in paths), distinct(given))
-    _leave_processors(cast.models)
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
     text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))

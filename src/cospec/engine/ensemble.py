@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,7 @@ class Ensemble:
         self._lines = Lines(len(cast.models))
         self.verifier = Verifier(cast.models[0], Single(), rules)
         self._threads = ThreadPoolExecutor(len(cast.models)) if threads else None
+        self._native = all(getattr(model, "native", False) for model in cast.models)
         self.pages = JointPages([model.pages for model in cast.models], self._lines)
 
     def line(self, sequence: Sequence) -> Line:
@@ -146,6 +148,23 @@ class Ensemble:
         except InvalidInput as error:
             return [Outcome(entry, None, None, error=str(error)) for entry, _ in cases]
         return self.verifier.decide(tasks, logits)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Keep torch to one thread where all forwards are native.
+
+        All that is left to it are a few rows of logits. Its workers spin for milliseconds behind each operation that is
+        large enough to be shared, on the processors that the kernels' threads wait for: forwards took twice as long.
+        """
+        if not self._native:
+            yield
+            return
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def at_once(self, score: Callable[[int], None]) -> None:
         """One thread per model, where nobody proposes."""

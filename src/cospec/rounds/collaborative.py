@@ -49,6 +49,10 @@ class Collaborative:
 
     def run(self, plan: Plan) -> list[Outcome]:
         """One outcome per entry, in order."""
+        with self._members.working():
+            return self._run(plan)
+
+    def _run(self, plan: Plan) -> list[Outcome]:
         started = self.crew.clock()
         self._proposing, self._turning, self._turns = 0.0, 0.0, 0
         members = self._members

@@ -11,10 +11,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from cospec import register_blend
+from cospec import native, register_blend
 from cospec.config import CollaborationConfig, EngineConfig
 from cospec.engine.build import build_parts
 from cospec.engine.collaboration import build_caster
+from cospec.engine.engine import Engine
 from cospec.engine.ensemble import JointPages, distinct
 from cospec.errors import InvalidInput
 from cospec.llm import LLM
@@ -22,7 +23,7 @@ from cospec.models.pages import PagePool
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.rounds.lines import Lines
-from cospec.types import Finish
+from cospec.types import Event, Finish
 from harness.ensembles import ensemble_engine, toys
 from harness.llamas import write_pair
 from harness.toys import make_request, run_all, tokens_of, with_pool
@@ -31,7 +32,27 @@ LAW = {"blend": "weighted", "weights": [0.6, 0.4]}
 PARAMS = SamplingParams(max_tokens=12, seed=3)
 
 register_blend("nan-test", lambda logits: logits[0] * torch.nan)
+seen: list[int] = []
+
+
+def count_threads(logits: list[torch.Tensor]) -> torch.Tensor:
+    """The first model's logits; writes down how many threads torch has."""
+    seen.append(torch.get_num_threads())
+    return logits[0]
+
+
+register_blend("threads-test", count_threads)
 register_blend("shape-test", lambda logits: logits[0][:, :1])
+
+
+NAN = {"blend": "nan-test"}
+BAD_LAWS = [
+    ({"blend": "weighted", "weights": [1, 1]}, "whose sum is 2; allowed is weights whose sum is 1"),
+    ({"blend": "weighted", "lambda": 1.5}, "law.lambda is 1.5; allowed is from 0 to 1"),
+    ({"blend": "weighted", "lambda": -0.1}, "law.lambda is -0.1; allowed is from 0 to 1"),
+    ({"blend": "contrastive", "mu": -1}, "law.mu"),
+    ({"blend": "no-such-blend"}, "no-such-blend"),
+]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +102,50 @@ def test_a_bad_function_harms_no_neighbour(law: str, says: str) -> None:
     assert __import__("re").search(says, str(last.error))
     assert last.law == law
     assert engine.metrics().kv_cache_usage == 0
+
+
+ZOO = ["zoo", "zoo:drafter"]
+ROOM = {"kv_cache_memory_bytes": 64 << 20, "threads": 1}
+
+
+@pytest.mark.parametrize("proposal", ["standard", "naive", "alternate"])
+def test_on_the_zoo_a_bad_request_harms_no_neighbour(proposal: str) -> None:
+    """A function that gives no numbers, weights whose sum is 2, a lambda that is none: one sentence, for them alone."""
+    engine = Engine.build(
+        EngineConfig.build({"models": ZOO, "law": LAW, "collaboration": {"proposal": proposal}, **ROOM})
+    )
+    params = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
+    alone = tokens_of(run_all(engine, [make_request("good", (9, 8, 7), params)]))["good"]
+    for request in (make_request("good", (9, 8, 7), params), make_request("bad", (5, 6), params, law=NAN)):
+        engine.add(request)
+    events: dict[str, list[Event]] = {"good": [], "bad": []}
+    for law, says in BAD_LAWS:
+        with pytest.raises(InvalidInput, match=says) as raised:
+            engine.add(make_request("worse", (5, 6), params, law=law))
+        assert "\n" not in str(raised.value)
+        for event in engine.step():
+            events[event.id].append(event)
+    while engine.has_work:
+        for event in engine.step():
+            events[event.id].append(event)
+    assert tokens_of({"good": events["good"]})["good"] == alone
+    assert events["bad"][-1].finish is Finish.ERROR
+    assert "not numbers" in str(events["bad"][-1].error)
+    engine.check_integrity()
+
+
+def test_torch_keeps_its_threads() -> None:
+    """Within a round of native models torch has one thread; others in the process keep theirs."""
+    llm = LLM(models=ZOO, law={"blend": "threads-test"}, **ROOM)
+    seen.clear()
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1 if native.available() else 2}
 
 
 def test_requests_may_ask_for_a_law_or_not() -> None:
