@@ -108,6 +108,18 @@ void fuse(const Row& row) {
     if (!going) fusion.finish();
 }
 
+// The first of the largest. The maximum is found in lanes, since one after the other would wait for each comparison.
+long likeliest(const double* x, long count) {
+    constexpr long LANES = 8;
+    double most[LANES];
+    std::fill(most, most + LANES, x[0]);
+    for (long i = 0; i + LANES <= count; i += LANES)
+        for (long k = 0; k < LANES; k++) most[k] = x[i + k] > most[k] ? x[i + k] : most[k];
+    double top = *std::max_element(most, most + LANES);
+    for (long i = count / LANES * LANES; i < count; i++) top = std::max(top, x[i]);
+    return std::find(x, x + count, top) - x;
+}
+
 // combiners/mix.py: the voices at the present step; a whole draft is one while the spine goes its way.
 struct Mixture {
     const Row& row;
@@ -168,7 +180,7 @@ struct Mixture {
         if (chance * confidence < b.thresholds[row.r])
             b.going[row.r] = 0;
         else if (b.greedy[row.r])
-            b.spine[row.r * b.depth + step] = std::max_element(mixture, mixture + vocab) - mixture;
+            b.spine[row.r * b.depth + step] = likeliest(mixture, vocab);
     }
     // The spine has its token; it is said to come from the drafter with the largest part in it.
     void take() const {
@@ -230,7 +242,7 @@ API void cospec_pool_fuse(const Board* b) {
 
 // mixtures: [R, vocab] at step b->steps, of those that go on.
 API void cospec_pool_mix(const Board* b, long vocab, double* mixtures) {
-    in_parallel(pool_threads(), [&](const Team& team) {
+    in_parallel(team_for(b->rows), [&](const Team& team) {
         for (long r = team.begin(b->rows); r < team.end(b->rows); r++)
             if (b->going[r]) Mixture{{*b, r}, b->steps}.weigh(vocab, mixtures + r * vocab);
     });

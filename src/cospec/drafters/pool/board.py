@@ -12,7 +12,7 @@ import numpy as np
 
 from cospec import native
 from cospec.drafters.pool.record import Knowledge, Seat
-from cospec.draws import Draws
+from cospec.draws import Draws, Floats
 from cospec.types import Draft
 
 UNKNOWN = 0.5  # as in ``combiners.job``
@@ -63,6 +63,21 @@ def floats(count: int) -> array[float]:
     return array("d", bytes(8 * count))
 
 
+class Shelf:
+    """Large arrays that are used again: the system clears new ones, which takes longer than what they are used for."""
+
+    def __init__(self) -> None:
+        self.spare: list[Floats] = []
+
+    def take(self, size: int) -> Floats:
+        """One with room for so many numbers, which may be any."""
+        while self.spare:
+            found = self.spare.pop()
+            if len(found) >= size:
+                return found
+        return np.empty(size)
+
+
 class Board:
     """What everybody says in one round, and what becomes of it. Kept until the round is committed.
 
@@ -73,6 +88,7 @@ class Board:
         self.seats, self.knowledge = seats, knowledge
         self.rows, self.members = len(seats), knowledge.members
         self.drafted = 0  # nodes of all whole drafts
+        self._kept: list[Floats] = []
         rows, budgets = self.rows, [seat.budget for seat in seats]
         self.depths = [min(budget.depth, budget.max_nodes) for budget in budgets]
         self.room = max([budget.max_nodes for budget in budgets])
@@ -91,6 +107,7 @@ class Board:
         self.ref = byref(self.c)
 
     shares: list[list[float]]
+    _shelf: Shelf
 
     def weights(self) -> list[list[float]]:
         """``[R][M]``, as they stand."""
@@ -148,13 +165,23 @@ class Board:
         self.c.length, self.c.going = at(self.state), at(self.state) + 8 * self.rows
         self.c.heats, self.c.streams = at(self._heats), at(self._streams)
 
-    def mix(self) -> None:
-        """Room for distributions."""
+    def mix(self, shelf: Shelf) -> None:
+        """Room for distributions, which lie on arrays from the shelf."""
         seats = self.c.depth * self.members * self.rows
         self.laws = array("Q", bytes(8 * seats))
         self._parts = floats(seats)
-        self.kept: list[Any] = []  # what they point to
+        self._shelf = shelf
         self.c.q, self.c.shares = at(self.laws), at(self._parts)
+
+    def rows_of(self, count: int, vocab: int) -> Floats:
+        """``[count, vocab]``, until the board is gone."""
+        found = self._shelf.take(count * vocab)
+        self._kept.append(found)
+        return found[: count * vocab].reshape(count, vocab)
+
+    def __del__(self) -> None:
+        if self._kept:
+            self._shelf.spare += self._kept
 
     def place_of(self, member: int, row: int) -> int:
         """Where a drafter's word about a sequence stands at the present step, in ``[D, M, R]``."""

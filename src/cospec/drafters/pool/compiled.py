@@ -21,7 +21,7 @@ from cospec.drafters.combiners.session import Session, Stand
 from cospec.drafters.combiners.union import Union
 from cospec.drafters.combiners.vote import Vote
 from cospec.drafters.looking import reads_natively
-from cospec.drafters.pool.board import Board, at, floats, library
+from cospec.drafters.pool.board import Board, Shelf, at, floats, library
 from cospec.drafters.pool.readable import Staff
 from cospec.drafters.pool.record import Knowledge, Record, Seat
 from cospec.drafters.routing.choice import Judged
@@ -39,6 +39,7 @@ class Compiled:
         self.staff, self.knowledge = staff, knowledge
         self._make = _COMBINERS[type(staff.combiner)]
         self._board: Board | None = None
+        self._shelf = Shelf()
 
     @staticmethod
     def can(staff: Staff) -> bool:
@@ -68,7 +69,7 @@ class Compiled:
         board.give(given)
         for row, seat in enumerate(seats):
             seat.record.said = board, row
-        found: list[Draft] = self._make(Table(board, session, self.staff))
+        found: list[Draft] = self._make(Table(board, session, self.staff, self._shelf))
         return found
 
     def learn(self, commits: Seq[tuple[Record, Commit]]) -> None:
@@ -108,6 +109,7 @@ class Table:
     board: Board
     session: Session
     staff: Staff
+    shelf: Shelf
     plain: bool = False  # no row is edited or truncated
 
     def drafts(self) -> list[Draft]:
@@ -180,10 +182,12 @@ def _hear(member: int, stand: Stand, table: Table) -> None:
 
 def _mix(table: Table) -> list[Draft]:
     board, vocab, mixtures = table.board, table.session.vocab_size, list[Floats]()
+    own = {row for row, seat in enumerate(board.seats) if _drawn(seat) and not _greedy(board, row)}
+    table.open()
+    board.mix(table.shelf)
+    mixture = board.rows_of(board.rows, vocab)
 
     def advance() -> None:
-        mixture = np.empty((board.rows, vocab))
-        mixtures.append(mixture)
         library().cospec_pool_mix(board.ref, vocab, mixture.ctypes.data)
         drawing = [row for row, on in enumerate(board.going()) if on and not _greedy(board, row)]
         if drawing:
@@ -192,18 +196,18 @@ def _mix(table: Table) -> list[Draft]:
             tokens = table.session.timed(draw, weights, contexts, [step] * len(drawing))
             for row, token in zip(drawing, tokens, strict=True):
                 board.spine[row * board.c.depth + step] = token
+        if own:
+            mixtures.append(mixture.copy())
         library().cospec_pool_take(board.ref)
         board.c.steps += 1
 
-    table.open()
-    board.mix()
     table.lead(_read, advance)
     drafts = table.drafts()
-    rows = {seat.context.id: row for row, seat in enumerate(board.seats) if _drawn(seat) and not _greedy(board, row)}
+    rows = {board.seats[row].context.id: row for row in own}
     for number, draft in enumerate(drafts):
         row = rows.get(draft.id)
         if row is not None:
-            q = np.stack([mixture[row] for mixture in mixtures[: len(draft)]])
+            q = np.stack([each[row] for each in mixtures[: len(draft)]])
             drafts[number] = replace(draft, q=q)
     return drafts
 
@@ -221,8 +225,7 @@ def _read(member: int, stand: Stand, table: Table) -> None:
     """Distributions, with their largest probabilities as confidences."""
     board, (rows, _, logits) = table.board, stand
     if table.plain and reads_natively(logits):
-        logits, places, q = logits.contiguous(), array("q", rows), np.empty(logits.shape)
-        board.kept.append(q)
+        logits, places, q = logits.contiguous(), array("q", rows), board.rows_of(*logits.shape)
         count, vocab = logits.shape
         library().cospec_pool_read(
             board.ref, member, logits.data_ptr(), vocab, at(places), count, q.ctypes.data
@@ -232,8 +235,8 @@ def _read(member: int, stand: Stand, table: Table) -> None:
     for row, guess in zip(rows, found, strict=True):
         if guess is not None:
             assert guess.q is not None, "a distribution"
-            place, own = board.place_of(member, row), np.ascontiguousarray(guess.q)
-            board.kept.append(own)
+            place, own = board.place_of(member, row), board.rows_of(1, len(guess.q))
+            own[0] = guess.q
             board.laws[place], board.chances[2 * place] = own.ctypes.data, guess.confidence
 
 
