@@ -62,8 +62,8 @@ void choose(const Row& row, uint64_t able, uint64_t free_ones, long most, double
     for (long m = 0; m < n; m++) idle[m] = kept[m] > 0.0 ? 0.0 : idle[m] + 1.0, weights[m] = kept[m];
 }
 
-// combiners/union.py
-void unite(const Row& row) {
+// combiners/union.py; how many tokens were new
+long unite(const Row& row) {
     const Board& b = row.b;
     Growing tree;
     std::vector<long> place;
@@ -80,6 +80,7 @@ void unite(const Row& row) {
         }
     }
     tree.write(b, row.r, b.nodes[row.r]);
+    return tree.tokens.size();
 }
 
 // combiners/vote.py
@@ -117,6 +118,27 @@ void elect(const Row& row) {
     b.count[row.r] = place;
 }
 
+// pool/readable.py, allot
+void allot(const Row& row, uint64_t free_ones, uint64_t silent, double novelty, int64_t* given) {
+    const long n = row.members, depth = std::min(row.b.depths[row.r], row.b.nodes[row.r]);
+    std::vector<std::pair<double, long>> offers;
+    for (long m = 0; m < n; m++) {
+        given[m] = 0;
+        if (!(row.weight(m) > 0.0) || free_ones >> m & 1) continue;
+        double value = row.weight(m);
+        const double sure = row.trust(m, UNKNOWN);
+        for (long j = 0; j < depth; j++) value *= sure, offers.push_back({-value, m});
+    }
+    std::sort(offers.begin(), offers.end());
+    const long most = (long)ceil(row.b.nodes[row.r] / novelty);
+    for (long i = 0; i < std::min((long)offers.size(), most); i++) given[offers[i].second]++;
+    for (long m = 0; m < n; m++)
+        if (row.weight(m) > 0.0) {
+            if (free_ones >> m & 1) given[m] = depth;
+            else if (silent >> m & 1) given[m] = std::max((int64_t)1, given[m]);
+        }
+}
+
 }  // namespace
 
 // The weights [R, M] of all drafters and what the odds of their guesses are multiplied by.
@@ -130,8 +152,19 @@ API void cospec_pool_choose(const Board* b, const uint64_t* able, uint64_t free_
     for (long r = 0; r < b->rows; r++) choose({*b, r}, able[r], free_ones, most[r], share);
 }
 
-API void cospec_pool_unite(const Board* b) {
-    for (long r = 0; r < b->rows; r++) unite({*b, r});
+// How many tokens each drafter drafts, given [R, M]; novelty: [2], of requests that draw and greedy ones.
+API void cospec_pool_allot(const Board* b, uint64_t free_ones, uint64_t silent, const double* novelty, int64_t* given) {
+    for (long r = 0; r < b->rows; r++)
+        allot({*b, r}, free_ones, silent, novelty[b->greedy[r] ? 1 : 0], given + r * b->members);
+}
+
+// novelty: [2], learns which share of the drafts was new; or null.
+API void cospec_pool_unite(const Board* b, double* novelty) {
+    for (long r = 0; r < b->rows; r++) {
+        const long told = b->first[(r + 1) * b->members] - b->first[r * b->members], found = unite({*b, r});
+        double* kind = novelty + (b->greedy[r] ? 1 : 0);
+        if (novelty && told) *kind += NOVELTY_RATE * ((double)found / told - *kind);
+    }
 }
 
 API void cospec_pool_elect(const Board* b) {

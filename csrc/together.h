@@ -44,7 +44,7 @@ enum Evidence { HITS = 0, SEEN = 1, CHANCE = 2, LOOKED = 3, IDLE = 4 };
 
 // drafters/calibration.py and pool/record.py
 constexpr int BINS = 17;
-constexpr double EDGE = 0.01, CALIBRATION_PRIOR = 8.0, MOST = 4096.0, UNKNOWN = 0.5;
+constexpr double EDGE = 0.01, CALIBRATION_PRIOR = 8.0, MOST = 4096.0, UNKNOWN = 0.5, NOVELTY_RATE = 0.05;
 
 // One sequence of a board.
 struct Row {

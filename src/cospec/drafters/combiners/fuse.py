@@ -84,6 +84,7 @@ class Fuse:
     name: ClassVar[str] = "fuse"
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET})
     steps: ClassVar[bool] = True
+    gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = True
     confident: ClassVar[bool] = True
 

@@ -74,6 +74,7 @@ class Combiner(Protocol):
     name: ClassVar[str]
     noises: ClassVar[frozenset[Purpose]]  # of the rules that may judge its drafts
     steps: ClassVar[bool]  # leads drafters that can be led, instead of asking them for whole drafts
+    gathers: ClassVar[bool]  # every draft adds to what is verified, so that each is worth what is new in it
     branches: ClassVar[bool]  # takes whole drafts that branch, and makes some
     confident: ClassVar[bool]  # compares the confidences of whole drafts, so that they are worth some time
 

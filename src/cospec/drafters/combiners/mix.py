@@ -79,6 +79,7 @@ class Mix:
     name: ClassVar[str] = "mix"
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET, Purpose.DRAFT})
     steps: ClassVar[bool] = True
+    gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     confident: ClassVar[bool] = True
 

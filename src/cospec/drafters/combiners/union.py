@@ -18,6 +18,7 @@ class Union:
     name: ClassVar[str] = "union"
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET})
     steps: ClassVar[bool] = False
+    gathers: ClassVar[bool] = True
     branches: ClassVar[bool] = True
     confident: ClassVar[bool] = False
 

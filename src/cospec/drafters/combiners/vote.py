@@ -24,6 +24,7 @@ class Vote:
     name: ClassVar[str] = "vote"
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET})
     steps: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
     confident: ClassVar[bool] = False
 

@@ -38,7 +38,8 @@ def library() -> Any:
     found, board = native.library(), POINTER(_Board)
     rows = [c_long, c_void_p, c_long, c_void_p, c_long]
     signatures: dict[str, list[Any]] = {
-        "weigh": [], "choose": [c_void_p, c_uint64, c_void_p, c_double], "unite": [], "elect": [], "fuse": [],
+        "weigh": [], "choose": [c_void_p, c_uint64, c_void_p, c_double],
+        "allot": [c_uint64, c_uint64, c_void_p, c_void_p], "unite": [c_void_p], "elect": [], "fuse": [],
         "hear": rows, "read": [*rows, c_void_p],
         "mix": [c_long, c_void_p], "take": [], "learn": [c_void_p, c_long, c_void_p, c_void_p, c_void_p],
     }  # fmt: skip
@@ -113,6 +114,11 @@ class Board:
         """``[R][M]``, as they stand."""
         flat, members = self._shares[: self.rows * self.members].tolist(), self.members
         return [flat[place : place + members] for place in range(0, len(flat), members)]
+
+    def whole_depths(self) -> list[list[int]]:
+        """``[R][M]``, all the way for those that take part."""
+        pairs = zip(self.shares, self.depths, strict=True)
+        return [[depth if weight else 0 for weight in own] for own, depth in pairs]
 
     def set_weights(self, place: int, weights: Seq[float]) -> None:
         """Those of one sequence, ``[M]``."""

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from cospec.drafters.combiners.session import Session, Stand
 from cospec.drafters.combiners.union import Union
 from cospec.drafters.combiners.vote import Vote
 from cospec.drafters.looking import reads_natively
-from cospec.drafters.pool.board import Board, Shelf, at, floats, library
+from cospec.drafters.pool.board import Board, Shelf, at, floats, ints, library
 from cospec.drafters.pool.readable import Staff
 from cospec.drafters.pool.record import Knowledge, Record, Seat
 from cospec.drafters.routing.choice import Judged
@@ -40,18 +41,19 @@ class Compiled:
         self._make = _COMBINERS[type(staff.combiner)]
         self._board: Board | None = None
         self._shelf = Shelf()
+        self._novelty: int = knowledge.novelty.ctypes.data
 
     @staticmethod
     def can(staff: Staff) -> bool:
         """Whether the library is there and has what the pool does."""
         return native.available() and type(staff.combiner) in _COMBINERS and len(staff.names) <= MOST_MEMBERS
 
-    def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[float]]:
+    def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
         """See ``record.Work``."""
         board = self._board = Board(seats, self.knowledge)
         library().cospec_pool_weigh(board.ref)
-        share = self.staff.routing.share
-        if share is None or self.staff.silent:
+        share = inf if self.staff.allots else self.staff.routing.share
+        if share is None or (self.staff.silent and not self.staff.allots):
             for row, (seat, count, weights) in enumerate(zip(seats, most, board.weights(), strict=True)):
                 board.set_weights(row, self.staff.route(seat, count, weights))
         else:
@@ -59,7 +61,12 @@ class Compiled:
             counts = array("q", [-1 if count is None else count for count in most])
             library().cospec_pool_choose(board.ref, at(able), self.staff.free, at(counts), share)
         board.shares = board.weights()
-        return board.shares
+        if not self.staff.allots:
+            return board.whole_depths()
+        given, members = ints(len(seats) * self.knowledge.members), self.knowledge.members
+        silent = sum([1 << member for member in self.staff.silent])
+        library().cospec_pool_allot(board.ref, self.staff.free, silent, self._novelty, at(given))
+        return [given[place : place + members].tolist() for place in range(0, len(given), members)]
 
     def combine(self, seats: Seq[Seat], given: Seq[dict[int, Draft]], session: Session) -> list[Draft]:
         """See ``record.Work``."""
@@ -143,7 +150,8 @@ class Table:
 
 
 def _unite(table: Table) -> list[Draft]:
-    library().cospec_pool_unite(table.board.ref)
+    novelty = table.board.knowledge.novelty.ctypes.data if table.staff.allots else None
+    library().cospec_pool_unite(table.board.ref, novelty)
     return table.drafts()
 
 

@@ -91,6 +91,7 @@ class PoolDrafter:
             sum([1 << number for number, each in enumerate(self.members) if each.free]),
             frozenset(number for number, each in enumerate(self.members) if not (each.free or each.looks)),
             frozenset(self._steppers),
+            combiner.gathers and routing.share is not None and routing.share < 1.0,
         )
         self.work: Work = (Compiled if Compiled.can(staff) else Readable)(staff, self.knowledge)
 
@@ -202,20 +203,20 @@ class PoolDrafter:
             for id, (chance, tokens) in looks.items():
                 self._records[id].standing.look(number, chance, tokens)
 
-    def _ask(self, seats: Seq[Seat], shares: Seq[Seq[float]]) -> list[dict[int, Draft]]:
-        """Whole drafts by sequence and drafter; each is asked once for all of its sequences.
+    def _ask(self, seats: Seq[Seat], depths: Seq[Seq[int]]) -> list[dict[int, Draft]]:
+        """Whole drafts by sequence and drafter; each is asked once for all of its sequences, ``depths[R][M]`` far.
 
         Those that answer later are asked first.
         """
         given: list[dict[int, Draft]] = [{} for _ in seats]
         asked: dict[int, tuple[list[int], list[Context], list[Budget]]] = {}
-        parts: list[Budget] = []
+        parts: dict[tuple[int, int], Budget] = {}  # neighbours mostly have the same budget
         for number, member in enumerate(self.members):
             if member.stepper is None:
-                rows = [row for row, own in enumerate(shares) if own[number]]
+                rows = [row for row, own in enumerate(depths) if own[number]]
                 if rows:
-                    parts = parts or self._parts(seats)
-                    asked[number] = rows, [seats[row].context for row in rows], [parts[row] for row in rows]
+                    budgets = [self._part(seats[row].budget, depths[row][number], parts) for row in rows]
+                    asked[number] = rows, [seats[row].context for row in rows], budgets
         started = self.setting.clock()
         later = [number for number in asked if self.members[number].later]
         futures = {number: self.members[number].start(*asked[number][1:]) for number in later}
@@ -227,20 +228,16 @@ class PoolDrafter:
                 self._take(given, number, (seats, asked[number][0]), self.members[number].collect(future, started))
         return given
 
-    def _parts(self, seats: Seq[Seat]) -> list[Budget]:
-        """What a drafter is asked for, sequence by sequence; neighbours mostly have the same budget."""
-        parts: list[Budget] = []
-        for number, seat in enumerate(seats):
-            same = number and seat.budget is seats[number - 1].budget
-            parts.append(parts[-1] if same else self._part(seat.budget))
-        return parts
-
-    def _part(self, budget: Budget) -> Budget:
+    def _part(self, budget: Budget, depth: int, made: dict[tuple[int, int], Budget]) -> Budget:
         """What one drafter is asked for: a tree where the policy says how to branch and the combiner takes one."""
-        shaped = self.combiner.branches and bool(budget.widths)
-        nodes, widths = (budget.max_nodes, budget.widths) if shaped else (min(budget.depth, budget.max_nodes), ())
-        confident = budget.confident or self.combiner.confident
-        return Budget(budget.depth, nodes, widths, threshold=budget.threshold, confident=confident)
+        key = id(budget), depth
+        part = made.get(key)
+        if part is None:
+            shaped = self.combiner.branches and bool(budget.widths)
+            depth, nodes, widths = (budget.depth, budget.max_nodes, budget.widths) if shaped else (depth, depth, ())
+            confident = budget.confident or self.combiner.confident
+            part = made[key] = Budget(depth, nodes, widths, threshold=budget.threshold, confident=confident)
+        return part
 
     def _take(
         self,
@@ -251,11 +248,11 @@ class PoolDrafter:
     ) -> None:
         """Give each sequence its draft, unless it is stale or of a shape that the combiner cannot use."""
         seats, rows = asked
-        found = {draft.id: draft for draft in drafts}
+        found, branches = {draft.id: draft for draft in drafts}, self.combiner.branches
         for row in rows:
-            context = seats[row].context
-            draft = found.get(context.id)
-            if draft and draft.base_len == len(context.tokens) and (self.combiner.branches or draft.is_chain):
+            record, id = seats[row].record, seats[row].context.id
+            draft = found.get(id)
+            if draft is not None and draft.tokens and draft.base_len == record.base and (branches or draft.is_chain):
                 given[row][number] = draft
 
     def _forget_lost(self) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from cospec.drafters.calibration import Calibration, cells
 from cospec.drafters.combiners.session import Session
 from cospec.drafters.routing.standing import Prior, Standing
 from cospec.types import Budget, Commit, Context, Draft
 
+NOVELTY_RATE = 0.05  # how far a draft moves the moving average
 EDGE = 0.01  # no confidence is nearer to 0 or 1
 
 
@@ -44,6 +47,8 @@ class Knowledge:
         calibrations: ``[2, 2, M, 2, bins]``: of requests that draw and greedy ones, since a probability means something
             else for each; of first and of next best guesses; see ``calibration.cells``.
         prior: what a new request starts with.
+        novelty: ``[2]``, of requests that draw and greedy ones: the share of drafted tokens that no other drafter had;
+            a moving average.
     """
 
     def __init__(self, members: int) -> None:
@@ -51,6 +56,7 @@ class Knowledge:
         self.calibrations = cells(2, 2, members)
         self.address: int = self.calibrations.ctypes.data
         self.prior = Prior(members)
+        self.novelty = np.ones(2)
 
     def calibration(self, greedy: bool, rank: int, member: int) -> Calibration:
         """One of them."""
@@ -60,8 +66,8 @@ class Knowledge:
 class Work(Protocol):
     """A pool's own work, for all sequences of a round: in Python, or in the native library, with the same bits."""
 
-    def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[float]]:
-        """``[R][M]``: the weights of the drafters that take part, summing to 1; 0 for the others.
+    def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
+        """``[R][M]``: how many tokens each drafter is to draft for each sequence; 0 for those that do not take part.
 
         Args:
             most: ``[R]``, see ``Choice.most``.

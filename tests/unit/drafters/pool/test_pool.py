@@ -324,6 +324,19 @@ def test_a_drafter_looks_at_known_tokens_and_has_caught_up(led: bool) -> None:
         assert draft.tokens == (int(model.logits(tokens).argmax()),)
 
 
+def asked_by(pool: PoolDrafter) -> list[list[int]]:
+    """How deep each drafter is asked to draft, sequence by sequence; grows with each proposal."""
+    asked, choose = list[list[int]](), pool.work.choose
+
+    def kept(*arguments: Any) -> list[list[int]]:
+        depths = choose(*arguments)
+        asked.extend(depths)
+        return depths
+
+    pool.work.choose = kept  # type: ignore[method-assign]
+    return asked
+
+
 def test_hedge_lets_drafters_look_first_and_asks_those_that_know_the_text() -> None:
     drafters = {"wrong": ModelDrafter(ToyModel(V, order=1, seed=9)), "right": ModelDrafter(target())}
     tokens = [0, 1]
@@ -332,10 +345,9 @@ def test_hedge_lets_drafters_look_first_and_asks_those_that_know_the_text() -> N
     for combiner in COMBINERS:
         for routing, wanted in (("hedge", {"right"}), ("all", {"wrong", "right"})):
             pool = pool_of(drafters, combiner, routing, V)
-            pool.propose([context(tokens, f"{combiner} {routing}")], [Budget(2, 8)])
-            idle = pool._records[f"{combiner} {routing}"].standing.idle
-            asked = [number for number, rounds in enumerate(idle) if not rounds]
-            assert {pool.names[number] for number in asked} == wanted, combiner
+            asked = asked_by(pool)
+            pool.propose([context(tokens)], [Budget(2, 2)])
+            assert {name for name, depth in zip(pool.names, asked[0], strict=True) if depth} == wanted, combiner
 
 
 def test_a_led_model_continues_from_what_it_is_fed() -> None:

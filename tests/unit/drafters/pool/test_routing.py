@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cospec.drafters.calibration import Calibration
+from cospec.drafters.combiners.union import Union
+from cospec.drafters.pool.compiled import Compiled
+from cospec.drafters.pool.readable import Readable, Staff, allot
 from cospec.drafters.pool.record import EDGE, Knowledge, Trust
 from cospec.drafters.routing.choice import Choice, Judged
 from cospec.drafters.routing.explore import EPSILON, Explore
 from cospec.drafters.routing.hedge import PATIENCE, Hedge
 from cospec.drafters.routing.standing import Prior, Standing
+from cospec.draws import Purpose
+from cospec.params import SamplingParams
 from cospec.registry import ROUTINGS
+from cospec.types import Budget, Context
+from harness.pools import pool_of
+from harness.toys import ScriptedDrafter
 
 PRIOR = Prior(3)
 
@@ -164,3 +173,38 @@ def test_trust_is_between_its_bounds_and_moves_with_the_odds() -> None:
     trust.knowledge.calibration(True, 1, 0).learn([(0.5, 0.0)] * 100)
     assert trust(0, 0.5, 1) < 0.05, "next best guesses have a calibration of their own"
     assert trust(0, 0.5) == pytest.approx(0.5)
+
+
+def shares(weights: list[float], nodes: int, novelty: float = 1.0, **staff: Any) -> list[int]:
+    names = tuple("abcd"[: len(weights)])
+    knowledge = Knowledge(len(weights))
+    knowledge.novelty[:] = novelty
+    trust = Trust(knowledge, True, [1.0] * len(weights))
+    return allot(Staff(names, Union(), Hedge(), allots=True, **staff), Budget(4, nodes), weights, trust)
+
+
+def test_nodes_go_to_the_tokens_that_are_worth_most() -> None:
+    """With confidences of a half, a drafter's tokens are worth a half, a quarter, ... of its weight."""
+    assert shares([0.9, 0.1], 4) == [4, 0]
+    assert shares([0.9, 0.1], 5) == [4, 1], "0.05 is all that is left"
+    assert shares([0.6, 0.4], 4) == [2, 2]
+    assert shares([0.4, 0.3, 0.3], 3) == [1, 1, 1]
+    assert shares([0.4, 0.3, 0.3], 40) == [4, 4, 4]
+    assert shares([0.9, 0.1], 4, novelty=0.5) == [4, 4], "half of the tokens were others' too, so twice as many"
+    assert shares([0.8, 0.1, 0.1], 2, free=0b010) == [2, 2, 0], "who costs nothing is no rival"
+    assert shares([0.9, 0.05, 0.05], 2, silent=frozenset({2})) == [2, 0, 1], "who cannot look is heard of"
+    assert shares([1.0, 0.0], 8) == [4, 0], "who does not take part is not asked"
+
+
+def test_a_pool_learns_how_much_its_drafters_have_in_common() -> None:
+    """Two that always say the same, and two that never do; only ``union`` under a routing by weight asks."""
+    for second, wanted in (([1, 2, 3], 0.5), ([2, 1, 3], 1.0)):
+        for made in (Compiled, Readable):
+            pool = pool_of({"a": ScriptedDrafter([1, 2, 3]), "b": ScriptedDrafter(second)}, "union", "hedge", 5)
+            pool.work = made(pool.work.staff, pool.knowledge)  # type: ignore[attr-defined]
+            for member in pool.members:
+                member.free = False
+            for n in range(200):
+                sampling = SamplingParams(temperature=0)
+                pool.propose([Context(f"s{n}", [0, 4], 1, sampling, 0, Purpose.TARGET)], [Budget(3, 6)])
+            assert pool.knowledge.novelty.tolist() == pytest.approx([1.0, wanted], abs=0.01)
