@@ -9,7 +9,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cospec.errors import InvalidInput, words
 
-OBJECTS = ("model_type", "dict_type", "mapping_type")  # pydantic's names of errors
+# pydantic's names of errors
+OBJECTS = ("model_type", "dict_type", "mapping_type")
+BOUNDS = {
+    "greater_than_equal": "a number from {ge} up",
+    "less_than_equal": "a number up to {le}",
+    "greater_than": "a number above {gt}",
+    "less_than": "a number below {lt}",
+    "too_short": "a list of at least {min_length}",
+    "string_too_short": "a text of {min_length} characters or more",
+}
 OptionsT = TypeVar("OptionsT", bound="Options")
 
 
@@ -52,7 +61,7 @@ def allowed(error: Mapping[str, Any]) -> str:
     """What a value should have been, in words that need no Python; ``error`` is one of a ``ValidationError``'s."""
     if error["type"] in OBJECTS:
         return "an object"
-    if error["type"] == "too_short":
-        return f"a list of at least {error['ctx']['min_length']}"
+    if error["type"] in BOUNDS:
+        return BOUNDS[error["type"]].format(**error["ctx"])
     message = str(error["msg"])
     return (message[0].lower() + message[1:]).removeprefix("input should be ")

@@ -80,9 +80,9 @@ def test_good_sampling_parameters() -> None:
 
 WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"max_num_seq": 3}, "key max_num_seq is 3; allowed is one of model, "),
-    ({"max_num_seqs": 0}, "max_num_seqs is 0; allowed is greater than or equal to 1."),
+    ({"max_num_seqs": 0}, "max_num_seqs is 0; allowed is a number from 1 up."),
     ({"max_num_seqs": "8"}, "max_num_seqs is '8'; allowed is "),
-    ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5; allowed is less than or equal to 1."),
+    ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5; allowed is a number up to 1.0."),
     ({"device": "tpu"}, "device is 'tpu'; allowed is 'auto', 'cpu' or 'cuda'."),
     ({"speculative_config": "{"}, "speculative_config is '{'; allowed is JSON ("),
     ({"speculative_config": "[]"}, "speculative_config is '[]'; allowed is a JSON object."),

@@ -62,6 +62,7 @@ def generate(
         _complain(prompts, complaint)
     with ResultFile(output) as results:
         left = [job for job in jobs if key(job.id) not in results.done]
+        failures = 0
         if left:
             from cospec.llm import LLM
 
@@ -80,8 +81,9 @@ def generate(
             llm = LLM(speculative_config=config, **chosen, **engine_options)
             window = max(WINDOW, 2 * (max_num_seqs or 0))
             failures = _write(Batch(llm.engine, params, chat, window).run(left), results, len(left), prompts)
-        else:
-            failures = 0
+        elif not complaints:
+            why = f"{output} has all of the answers" if jobs else "it holds no prompts"
+            _complain(prompts, f"nothing to do, {why}")
     if complaints or failures:
         raise typer.Exit(1)
 

@@ -162,3 +162,15 @@ def test_missing_prompts(llm, cospec_command, files):
     assert result.exit_code == 1
     assert result.stderr.startswith("cospec: prompts is ")
     assert not output.exists()
+
+
+def test_a_run_without_work_says_why(llm, cospec_command, files):
+    prompts, output = files
+    prompts.write_text("")
+    result = cospec_command("generate", "--prompts", prompts, "--output", output)
+    assert (result.exit_code, result.stderr) == (0, f"{prompts}: nothing to do, it holds no prompts\n")
+    write_lines(prompts, {"prompt": "abc"})
+    assert cospec_command("generate", "--prompts", prompts, "--output", output).exit_code == 0
+    result = cospec_command("generate", "--prompts", prompts, "--output", output)
+    assert result.exit_code == 0
+    assert result.stderr == f"{prompts}: nothing to do, {output} has all of the answers\n"
