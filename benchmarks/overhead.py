@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -96,7 +96,7 @@ def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: 
     for _ in range(repeats + 1):
         for text in texts:
             for request in make_requests(text[:40], llm.encode(text)[:128], params):
-                llm.engine.add(request)
+                llm.engine.add(replace(request, streams=False))  # as ``LLM.generate`` does
         llm.engine.step()  # the prompts
         clock.seconds, rounds, started = 0.0, 0, time.perf_counter()
         while llm.engine.scheduler.running and len(llm.engine.scheduler.running) == batch:

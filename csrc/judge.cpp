@@ -22,12 +22,14 @@ struct Shape {
     int64_t top_k;
 };
 
-// One sequence; its rows of logits, and a draft whose nodes stand at `place` of the tokens and parents of all.
+// One sequence: its rows of logits and a draft, whose tokens stand at `place` of those of all, its parents behind them.
 struct Case {
     int64_t first, row, count;  // rows [first, row) need only be numbers; [row, row + count) are judged by
-    int64_t rule, place, nodes;
+    int64_t place, nodes;
     const double* q;  // [nodes, vocabulary], or null for point masses
-    uint64_t seed, base;
+    uint64_t base;
+    int64_t rule;  // from here on the same in every round
+    uint64_t seed;
     Shape shape;
 };
 
@@ -237,10 +239,11 @@ constexpr long WORTH_WAKING = 1000000;  // a quarter of a millisecond of work: t
 
 }  // namespace
 
-// Judge every case by its rows of logits. tokens, parents: of the nodes of all drafts; path: as long as they,
-// each case's at its own place. Rows that are no numbers count only where the verdict rests on them.
-API void cospec_judge(const Source* source, const Case* cases, long count, const int64_t* tokens,
-                      const int64_t* parents, int64_t* path, Verdict* verdicts) {
+// Judge every case by its rows of logits. nodes: tokens and parents of all drafts. found: the verdicts, then the paths, each
+// where the case's tokens stand. Rows that are no numbers count only where the verdict rests on them.
+API void cospec_judge(const Source* source, const Case* cases, long count, const int64_t* nodes, int64_t* found) {
+    Verdict* verdicts = (Verdict*)found;
+    int64_t* paths = found + count * sizeof(Verdict) / sizeof(int64_t);
     const long vocab = source->vocab;
     std::atomic<long> next{0};
     long all = 0;
@@ -248,7 +251,7 @@ API void cospec_judge(const Source* source, const Case* cases, long count, const
     in_parallel(all < WORTH_WAKING ? 1 : team_for(count), [&](const Team&) {
         for (long i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
             const Case& c = cases[i];
-            const Draft draft = {tokens + c.place, parents + c.place, path + c.place};
+            const Draft draft = {nodes + c.place, nodes + c.place + c.nodes, paths + c.place};
             double* room = (double*)own_scratch().reserve(2 * (c.nodes + 3) * vocab);
             Judge judge{*source, vocab, c, draft, room + 2 * vocab, room, room + vocab, {}};
             verdicts[i] = judge.decide();

@@ -136,7 +136,7 @@ class LLM:
         params = _match(sampling_params, len(listed))
         chosen = _choices(speculation)
         calls = [
-            [replace(request, law=law) for request in self._requests(prompt, how, chosen)]
+            [replace(request, law=law, streams=False) for request in self._requests(prompt, how, chosen)]
             for prompt, how in zip(listed, params, strict=True)
         ]
         requests = [request for call in calls for request in call]

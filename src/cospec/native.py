@@ -46,7 +46,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_race": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_guesses": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
     "cospec_chances": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
-    "cospec_judge": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
+    "cospec_judge": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p], None),
 }
 
 
@@ -89,11 +89,16 @@ class Source(Structure):
         self.shape = (len(held[0]), held[0].shape[1])
         pointers = (c_void_p * count)(*(rows.data_ptr() for rows in held))
         weights = (c_double * count)(*recipe.weights)
-        self._kept = (held, pointers, weights)  # what the library reads
+        self._held, self._pointers, self._weights = held, pointers, weights  # what the library reads
         super().__init__(
             ctypes.addressof(pointers), ctypes.addressof(weights), count, self.shape[1], FORMS[recipe.form],
             recipe.least,
         )  # fmt: skip
+
+    def turn_to(self, logits: Tensor) -> None:
+        """Read other rows of the same width, where there is one model."""
+        held = logits.contiguous()
+        self._held, self._pointers[0] = [held], held.data_ptr()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +191,11 @@ def set_isa(name: str) -> None:
 def reads(logits: Tensor) -> bool:
     """Whether the library is there and can read these rows where they are."""
     return logits.itemsize == 4 and logits.is_floating_point() and logits.is_cpu and available()
+
+
+def address(numbers: NDArray[Any]) -> int:
+    """Where an array lies; its ``ctypes`` would build an object to say so."""
+    return int(numbers.__array_interface__["data"][0])
 
 
 def argmax_rows(logits: Tensor) -> list[int]:

@@ -62,6 +62,7 @@ class Request:
     priority: int = 0  # smaller goes first
     law: Mapping[str, Any] | None = None  # a blend of its own, where several models speak as one
     law_name: str = ""  # what its events declare; filled when the request is resolved
+    streams: bool = True  # an event for every round that wrote something; otherwise one for all, at the end
 
 
 class Status(Enum):
@@ -329,7 +330,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A piece of one output, as a stream delivers it.
+    """A piece of one output, as a stream delivers it; all of it where nobody reads along.
 
     Attributes:
         text: what became readable; stop strings and incomplete characters are held back.

@@ -133,7 +133,9 @@ def connect(
     return Parts(
         model=target,
         scheduler=scheduler,
-        round=ROUNDS.load(speculative.round)(Crew(drafter, verifier, policy, time.monotonic, handle)),
+        round=ROUNDS.load(speculative.round if drafter is not None else "sequential")(
+            Crew(drafter, verifier, policy, time.monotonic, handle)
+        ),
         committer=Committer(backend, blend.name, text.eos, relaxed=relaxed),
         resolver=Resolver(
             target.vocab_size,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tokenizers import Tokenizer
 
 from cospec.engine.detokenizer import TextStream
 from cospec.protocols import Clock
-from cospec.types import Commit, Draft, Event, Finish, Outcome, Request, Sequence, Verdict
+from cospec.stats import RequestStats
+from cospec.types import Commit, Event, Finish, Outcome, Request, Sequence
+
+WRITERS = ("target", "bonus")  # sources that are no drafters
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +22,25 @@ class _Ending:
     """Where an output ends: after ``count`` of the new tokens, and why."""
 
     count: int
-    finish: Finish | None = None
+    finish: Finish
     reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output as it is written.
+
+    Attributes:
+        most: known tokens at which it ends.
+        sources: see ``Event.sources``, of the tokens that no event told of yet.
+        told: known tokens that events told of, or that are the prompt's.
+    """
+
+    text: TextStream
+    stops: frozenset[int]
+    most: float
+    told: int
+    sources: list[str] = field(default_factory=list)
 
 
 class Committer:
@@ -42,10 +62,10 @@ class Committer:
     ) -> None:
         self._tokenizer, self._law, self._eos, self._clock = tokenizer, law, eos, clock
         self._relaxed = relaxed
-        self._texts: dict[str, TextStream] = {}
+        self._outputs: dict[str, _Output] = {}
 
     def commit(self, outcomes: Seq[Outcome]) -> tuple[list[Commit], list[Event]]:
-        """One commit per outcome, in order, and an event for each sequence that a user should hear of."""
+        """One commit per outcome, in order, and an event for each sequence that a user should hear of now."""
         commits, events = [], []
         now = self._clock()
         for outcome in outcomes:
@@ -58,90 +78,107 @@ class Committer:
         return commits, events
 
     def forget(self, id: str) -> None:
-        """Drop the text state of a sequence that ended or was aborted."""
-        self._texts.pop(id, None)
+        """Drop what is held for a sequence that ended or was aborted."""
+        self._outputs.pop(id, None)
 
     def _commit(self, outcome: Outcome, now: float) -> tuple[Commit, Event | None]:
-        sequence, draft, verdict = outcome.entry.sequence, outcome.draft, outcome.verdict
-        sequence.stats.target_calls += 1
+        entry, draft, verdict = outcome.entry, outcome.draft, outcome.verdict
+        sequence = entry.sequence
+        request, stats, tokens = sequence.request, sequence.stats, sequence.tokens
+        stats.target_calls += 1
         if outcome.model_calls:
-            _add(sequence.stats.model_calls, outcome.model_calls)
+            _add(stats.model_calls, outcome.model_calls)
         if outcome.prompt_logprobs:
             sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
         if outcome.error is not None:
             return self._fail(sequence, outcome.error, now)
-        base = len(sequence.tokens)
+        base = len(tokens)
         if verdict is None:
-            sequence.computed += outcome.entry.tokens
-            return Commit(sequence.id, base, (), (), sequence.computed), None
-        new = [draft.tokens[node] for node in verdict.path] if draft else []
-        new += [] if verdict.token is None else [verdict.token]
-        text = self._texts.get(sequence.id)
-        if text is None:
-            request = sequence.request
-            text = self._texts[sequence.id] = TextStream(self._tokenizer, request.sampling, request.prompt)
-        ending = self._ending(sequence, new, text)
-        tokens, path = tuple(new[: ending.count]), verdict.path[: ending.count]
-        sequence.tokens.extend(tokens)
-        sequence.computed = base + min(len(path), ending.count - 1)
-        sequence.finish = ending.finish
+            sequence.computed += entry.tokens
+            return Commit(request.id, base, (), (), sequence.computed), None
+        output = self._outputs.get(request.id) or self._open(sequence)
+        path = verdict.path
+        new = [draft.tokens[node] for node in path] if draft is not None else []
+        if verdict.token is not None:
+            new.append(verdict.token)
+        ending = self._ending(sequence, new, output)
+        if ending is not None:
+            new, path, sequence.finish = new[: ending.count], path[: ending.count], ending.finish
+        tokens += new
+        sequence.computed = base + min(len(path), len(new) - 1)
         if outcome.logprobs:
-            sequence.logprobs.extend(outcome.logprobs[: ending.count])
-        sources = _sources(draft, verdict, path, len(tokens))
-        self._count(sequence, draft, verdict, path)
-        _tally(sequence.stats.tokens_by_source, sources)
-        _note_times(sequence, now)
-        rejected = draft is not None and not verdict.bonus and len(path) == len(verdict.path) < len(tokens)
-        nodes = len(draft) if draft else 0
-        commit = Commit(
-            sequence.id, base, tokens, path, sequence.computed, nodes, ending.finish, rejected, outcome.state
-        )
-        event = self._event(outcome, commit, ending, sources, text.release(ending.finish is not None))
-        return commit, event
+            sequence.logprobs.extend(outcome.logprobs[: len(new)])
+        nodes, rejected = 0, False
+        if draft is not None:
+            nodes = len(draft.tokens)
+            judged = not verdict.bonus and len(path) == len(verdict.path)
+            rejected = judged and len(path) < len(new)
+            _count(stats, nodes, len(path), judged)
+            output.sources += [draft.drafters[node] for node in path]
+        if len(path) < len(new):
+            output.sources.append("bonus" if verdict.bonus else "target")
+        if stats.ttft is None or ending is not None:
+            _note_times(sequence, now)
+        event = None
+        if request.streams or ending is not None:
+            event = self._event(sequence, output, None if ending is None else ending.reason)
+        return Commit(
+            request.id, base, tuple(new), path, sequence.computed, nodes, sequence.finish, rejected, outcome.state
+        ), event
 
-    def _ending(self, sequence: Sequence, new: Seq[int], text: TextStream) -> _Ending:
-        """Read the new tokens in order until one ends the output."""
-        params = sequence.request.sampling
-        written = sequence.output_len
+    def _open(self, sequence: Sequence) -> _Output:
+        params, prompt = sequence.request.sampling, sequence.request.prompt
+        most = float("inf") if params.max_tokens is None else len(prompt) + params.max_tokens
+        text = TextStream(self._tokenizer, params, prompt)
+        output = _Output(text, frozenset(params.stop_token_ids), most, len(prompt))
+        self._outputs[sequence.request.id] = output
+        return output
+
+    def _ending(self, sequence: Sequence, new: Seq[int], output: _Output) -> _Ending | None:
+        """Read the new tokens; None where none of them ends the output."""
+        text, base = output.text, len(sequence.tokens)
+        if base + len(new) < output.most and not text.stops and output.stops.isdisjoint(new):
+            text.take(new)
+            return None
+        params, written = sequence.request.sampling, sequence.output_len
         for count, token in enumerate(new, start=1):
             may_stop = written + count >= params.min_tokens
-            if may_stop and token in params.stop_token_ids:
+            if may_stop and token in output.stops:
                 return _Ending(count, Finish.STOP, None if token in self._eos else token)
             found = text.push(token, may_stop)
             if found is not None:
                 return _Ending(count, Finish.STOP, found)
-            if params.max_tokens is not None and written + count >= params.max_tokens:
+            if base + count >= output.most:
                 return _Ending(count, Finish.LENGTH)
-        return _Ending(len(new))
+        return None
 
-    @staticmethod
-    def _count(sequence: Sequence, draft: Draft | None, verdict: Verdict, path: Seq[int]) -> None:
-        if draft is None:
-            return
-        stats = sequence.stats
-        stats.drafts += 1
-        stats.drafted += len(draft)
-        stats.accepted += len(path)
-        stats.rejections += not verdict.bonus and len(path) == len(verdict.path)
-        _tally(stats.accepted_by_drafter, (draft.drafters[node] for node in path))
-
-    def _event(self, outcome: Outcome, commit: Commit, ending: _Ending, sources: tuple[str, ...], text: str) -> Event:
-        sequence = outcome.entry.sequence
-        request = sequence.request
-        first = len(sequence.tokens) - len(commit.tokens) == sequence.prompt_len
-        wants_prompt = request.sampling.prompt_logprobs is not None and first
+    def _event(
+        self, sequence: Sequence, output: _Output, reason: str | int | None = None, error: str | None = None
+    ) -> Event:
+        """All that was written since the last event."""
+        request, finish, start = sequence.request, sequence.finish, output.told
+        params, written = request.sampling, start - len(request.prompt)
+        wants_prompt = params.prompt_logprobs is not None and not written and error is None
+        sources, stats = tuple(output.sources), sequence.stats
+        for name in sources:
+            stats.tokens_by_source[name] = stats.tokens_by_source.get(name, 0) + 1
+            if name not in WRITERS:
+                stats.accepted_by_drafter[name] = stats.accepted_by_drafter.get(name, 0) + 1
+        output.sources.clear()
+        output.told = len(sequence.tokens)
         return Event(
-            id=sequence.id,
+            id=request.id,
             parent=request.parent,
             index=request.index,
-            text=text,
-            tokens=commit.tokens,
+            text=output.text.release(finish is not None),
+            tokens=tuple(sequence.tokens[start:]),
             sources=sources,
-            logprobs=outcome.logprobs[: ending.count],
+            logprobs=tuple(sequence.logprobs[written:]) if sequence.logprobs else (),
             prompt_logprobs=(None, *sequence.prompt_logprobs) if wants_prompt else None,
-            finish=ending.finish,
-            stop_reason=ending.reason,
-            stats=replace(sequence.stats) if ending.finish is not None else None,
+            finish=finish,
+            stop_reason=reason,
+            stats=replace(stats) if finish is not None else None,
+            error=error,
             law=self._law_of(request),
         )
 
@@ -151,27 +188,11 @@ class Committer:
         return f"{chosen.rule}({law})" if chosen.enabled and chosen.rule in self._relaxed else law
 
     def _fail(self, sequence: Sequence, error: str, now: float) -> tuple[Commit, Event]:
+        """The end of an output that gets no new token."""
         sequence.finish = Finish.ERROR
         _note_times(sequence, now)
         commit = Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed, 0, Finish.ERROR)
-        return commit, self.ended(sequence, Finish.ERROR, error)
-
-    def ended(self, sequence: Sequence, finish: Finish, error: str | None = None) -> Event:
-        """The last event of an output that ends without a new token."""
-        request = sequence.request
-        stats = replace(sequence.stats)
-        return Event(
-            sequence.id,
-            request.parent,
-            request.index,
-            "",
-            (),
-            (),
-            finish=finish,
-            stats=stats,
-            error=error,
-            law=self._law_of(request),
-        )
+        return commit, self._event(sequence, self._outputs.get(sequence.id) or self._open(sequence), None, error)
 
 
 def _note_times(sequence: Sequence, now: float) -> None:
@@ -182,19 +203,13 @@ def _note_times(sequence: Sequence, now: float) -> None:
         sequence.stats.e2e = age
 
 
-def _sources(draft: Draft | None, verdict: Verdict, path: Seq[int], count: int) -> tuple[str, ...]:
-    """Who produced each of ``count`` committed tokens: the drafters of ``path``, then the target."""
-    sources = [draft.drafters[node] for node in path] if draft else []
-    if len(sources) < count:
-        sources.append("bonus" if verdict.bonus else "target")
-    return tuple(sources)
+def _count(stats: RequestStats, drafted: int, accepted: int, rejected: bool) -> None:
+    stats.drafts += 1
+    stats.drafted += drafted
+    stats.accepted += accepted
+    stats.rejections += rejected
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
     for name, count in more.items():
         counts[name] = counts.get(name, 0) + count
-
-
-def _tally(counts: dict[str, int], names: Iterable[str]) -> None:
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1

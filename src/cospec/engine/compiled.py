@@ -6,15 +6,18 @@ a row only when the verdict depends on it, and the laws never leave it.
 
 from __future__ import annotations
 
+import ctypes
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from ctypes import byref
+from dataclasses import dataclass
 from struct import Struct
 
 import numpy as np
 from torch import Tensor
 
 from cospec import native
+from cospec.draws import Floats
 from cospec.engine.judging import Task
 from cospec.native import Source
 from cospec.protocols import Rule
@@ -22,65 +25,115 @@ from cospec.rules.block import Block
 from cospec.rules.match import Match
 from cospec.rules.rejection import Rejection
 from cospec.sampling import edit
-from cospec.types import Verdict
+from cospec.types import Request, Sequence, Verdict
 
 _RULES: dict[type, int] = {Match: 0, Rejection: 1, Block: 2}
-_CASE = Struct("=6q3Q3dq")  # ``Case`` in ``csrc/judge.cpp``
+_ROUND, _ASKED = Struct("=7q"), Struct("=qQ3dq")  # the two halves of ``Case`` in ``csrc/judge.cpp``
 _VERDICT = 4  # words
 _WORD = 2**64
 
 
-def reads(logits: Tensor, rules: Seq[Rule]) -> bool:
-    """Whether the library can judge by these logits, and has all of these rules."""
-    return native.reads(logits) and all(type(rule) in _RULES for rule in rules)
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the library reads of a request: the same in every round. None where it has not got the rule."""
+
+    request: Request
+    words: bytes | None
+    edits: bool
 
 
-def judge(tasks: Seq[Task], rules: Seq[Rule], logits: Tensor) -> list[Verdict | None]:
-    """See ``judging.judge``; ``logits [R, V]`` are float32 on the CPU."""
-    return judge_by(tasks, rules, Source([_edited(tasks, logits)]))
+class Compiled:
+    """The library's judge, with what it has read of the requests."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, _Asked] = {}
+        self._source: Source | None = None
+        self._found = array("q")
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        for id in ids:
+            self._asked.pop(id, None)
+
+    def judge(
+        self, tasks: Seq[Task], rule_of: Callable[[Sequence], Rule], logits: Tensor
+    ) -> list[Verdict | None] | None:
+        """See ``judging.judge``; None where the library cannot judge by these logits or has not got all rules."""
+        if not native.reads(logits):
+            return None
+        asked = [self._read(task.entry.sequence, rule_of) for task in tasks]
+        if any([each.edits for each in asked]):
+            logits = _edited(tasks, logits)
+        if self._source is None:
+            self._source = Source([logits])
+        else:
+            self._source.turn_to(logits)
+        return self._judge(tasks, asked, self._source)
+
+    def judge_by(
+        self, tasks: Seq[Task], rule_of: Callable[[Sequence], Rule], source: Source
+    ) -> list[Verdict | None] | None:
+        """The same by a blend, of which only the rows that verdicts depend on are computed."""
+        return self._judge(tasks, [self._read(task.entry.sequence, rule_of) for task in tasks], source)
+
+    def _read(self, sequence: Sequence, rule_of: Callable[[Sequence], Rule]) -> _Asked:
+        request = sequence.request
+        asked = self._asked.get(request.id)
+        if asked is None or asked.request is not request:
+            asked = self._asked[request.id] = _asked(request, rule_of(sequence))
+        return asked
+
+    def _judge(self, tasks: Seq[Task], asked: Seq[_Asked], source: Source) -> list[Verdict | None] | None:
+        cases, nodes = bytearray(), array("q")
+        held: list[Floats] = []  # what cases point to
+        for task, request in zip(tasks, asked, strict=True):
+            if request.words is None:
+                return None
+            draft, place, count, q = task.draft, len(nodes), 0, 0
+            if draft is not None:
+                count = len(draft.tokens)
+                nodes.extend(draft.tokens)
+                nodes.extend(draft.parents)
+                if draft.q is not None:
+                    held.append(np.ascontiguousarray(draft.q, dtype=np.float64))
+                    q = native.address(held[-1])
+            rows = task.first, task.last - task.count, task.count
+            cases += _ROUND.pack(*rows, place, count, q, len(task.entry.sequence.tokens))
+            cases += request.words
+        found, paths = self._found, _VERDICT * len(tasks)
+        missing = paths + len(nodes) - len(found)
+        if missing > 0:
+            found.extend([0] * missing)
+        native.library().cospec_judge(
+            ctypes.addressof(source), bytes(cases), len(tasks), nodes.buffer_info()[0], found.buffer_info()[0]
+        )
+        verdicts: list[Verdict | None] = []
+        place = 0
+        for task in tasks:
+            length, token, broken = found[place], found[place + 1], found[place + 3]
+            path: tuple[int, ...] = ()
+            if task.draft is not None:
+                path = tuple(found[paths : paths + length])
+                paths += 2 * len(task.draft.tokens)
+            verdicts.append(None if broken else Verdict(path, None if token < 0 else token, found[place + 2] == 1))
+            place += _VERDICT
+        return verdicts
 
 
-def judge_by(tasks: Seq[Task], rules: Seq[Rule], source: Source) -> list[Verdict | None]:
-    """See ``judging.judge``; of a blend only the rows that verdicts depend on are computed."""
-    cases, kept = bytearray(), []  # the latter is what cases point to
-    tokens, parents = array("q"), array("q")
-    for task, rule in zip(tasks, rules, strict=True):
-        sequence, draft = task.entry.sequence, task.draft
-        request, place, nodes, q = sequence.request, len(tokens), 0, 0
-        if draft is not None:
-            nodes = len(draft.tokens)
-            tokens.extend(draft.tokens)
-            parents.extend(draft.parents)
-            if draft.q is not None:
-                kept.append(np.ascontiguousarray(draft.q, dtype=np.float64))
-                q = kept[-1].ctypes.data
-        params, row = request.sampling, task.last - task.count
-        temperature = 0.0 if params.greedy else params.temperature
-        cases += _CASE.pack(
-            task.first, row, task.count, _RULES[type(rule)], place, nodes, q, request.seed % _WORD,
-            len(sequence.tokens), temperature, params.top_p, params.min_p, params.top_k,
-        )  # fmt: skip
-    path, found = array("q", bytes(8 * len(tokens))), array("q", bytes(8 * _VERDICT * len(tasks)))
-    native.library().cospec_judge(
-        byref(source), bytes(cases), len(tasks), tokens.buffer_info()[0], parents.buffer_info()[0],
-        path.buffer_info()[0], found.buffer_info()[0],
-    )  # fmt: skip
-    verdicts: list[Verdict | None] = []
-    place = 0
-    for number, task in enumerate(tasks):
-        length, token, bonus, broken = found[_VERDICT * number : _VERDICT * (number + 1)]
-        accepted = tuple(path[place : place + length])
-        verdicts.append(None if broken else Verdict(accepted, None if token < 0 else token, bonus == 1))
-        place += len(task.draft.tokens) if task.draft is not None else 0
-    return verdicts
+def _asked(request: Request, rule: Rule) -> _Asked:
+    params, code = request.sampling, _RULES.get(type(rule))
+    temperature = 0.0 if params.greedy else params.temperature
+    words = None
+    if code is not None:
+        words = _ASKED.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)
+    return _Asked(request, words, params.edits_logits)
 
 
 def _edited(tasks: Seq[Task], logits: Tensor) -> Tensor:
     """The logits with what requests change about them; the given tensor is left as it was."""
-    editing = [task for task in tasks if task.count and task.entry.sequence.request.sampling.edits_logits]
-    if editing:
-        logits = logits.clone()
-    for task in editing:
-        block = task.block
-        logits[task.judged] = edit(logits[task.judged], block.params, block.history)
+    logits = logits.clone()
+    for task in tasks:
+        if task.count and task.entry.sequence.request.sampling.edits_logits:
+            block = task.block
+            logits[task.judged] = edit(logits[task.judged], block.params, block.history)
     return logits

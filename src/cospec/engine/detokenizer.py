@@ -11,6 +11,7 @@ from cospec.params import SamplingParams
 
 REPLACEMENT = "\ufffd"  # what an unfinished or broken character is decoded to
 UNFINISHED_TOKENS = 3
+TOGETHER = 32  # tokens that wait for each other at most
 PRIMING_TOKENS = 8  # of the prompt, so that a tokenizer that marks word starts knows whether a space comes first
 
 
@@ -24,12 +25,28 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, prompt: Seq[int]) -> None:
         self._tokenizer, self._params = tokenizer, params
         self._stream = _primed(tokenizer, list(prompt[-PRIMING_TOKENS:]), params.skip_special_tokens)
+        self.stops = params.stop
         self._longest = max(map(len, params.stop), default=0)
         self._released = 0
+        self._waiting: list[int] = []
         self.text = ""
+
+    def take(self, tokens: Seq[int]) -> None:
+        """Add tokens of an output without stop strings; they are decoded when somebody wants the text."""
+        self._waiting += tokens
+        if len(self._waiting) >= TOGETHER:
+            self._decode()
+
+    def _decode(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if self._tokenizer is not None:
+            step, tokenizer = self._stream.step, self._tokenizer
+            self.text += "".join([step(tokenizer, token) or "" for token in waiting])
 
     def push(self, token: int, may_stop: bool = True) -> str | None:
         """Add one token; returns the stop string that it completed, with the text cut there."""
+        if self._waiting:
+            self._decode()
         piece = self._stream.step(self._tokenizer, token) if self._tokenizer else None
         if not piece:
             return None
@@ -48,6 +65,8 @@ class TextStream:
 
     def release(self, ended: bool) -> str:
         """The text that became certain since the last call."""
+        if self._waiting:
+            self._decode()
         end = len(self.text)
         if not ended and self._longest:
             end -= self._held_back()

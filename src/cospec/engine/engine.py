@@ -121,9 +121,10 @@ class Engine:
         if not plan.entries:
             return []
         outcomes = self.round.run(plan)
-        contexts = sum(outcome.entry.sequence.computed for outcome in outcomes)
+        sequences = [outcome.entry.sequence for outcome in outcomes]
+        contexts = sum([sequence.computed for sequence in sequences])
         commits, events = self.committer.commit(outcomes)
-        self._broadcast(commits, outcomes)
+        self._broadcast(commits, sequences)
         self._observe(plan, outcomes, commits, contexts, self.parts.clock() - started)
         return events
 
@@ -154,11 +155,13 @@ class Engine:
             assert 0 <= sequence.computed < len(sequence.tokens), "the last known token must not be computed"
         scheduler.pages.check_integrity()
 
-    def _broadcast(self, commits: list[Commit], outcomes: list[Outcome]) -> None:
+    def _broadcast(self, commits: list[Commit], sequences: list[Sequence]) -> None:
         """Tell every part that follows the sequences what they gained."""
         self.round.commit(commits)
-        self.scheduler.settle(commits, [outcome.entry.sequence for outcome in outcomes])
-        self._forget([commit.id for commit in commits if commit.finish is not None])
+        ended = self.scheduler.settle(commits, sequences)
+        for sequence in ended:
+            self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, str(sequence.finish))
+        self._forget([sequence.id for sequence in ended])
 
     def _forget(self, ids: list[str]) -> None:
         if not ids:
@@ -171,12 +174,14 @@ class Engine:
     def _observe(
         self, plan: Plan, outcomes: list[Outcome], commits: list[Commit], contexts: int, seconds: float
     ) -> None:
-        known = proposed = accepted = committed = depth = 0
+        known = proposed = accepted = committed = depth = drafts = 0
         for outcome, commit in zip(outcomes, commits, strict=True):
             known += outcome.entry.tokens
-            proposed += commit.drafted
-            accepted += len(commit.path)
             committed += len(commit.tokens)
+            if commit.drafted:
+                drafts += 1
+                proposed += commit.drafted
+                accepted += len(commit.path)
             if outcome.draft is not None:
                 depth = max(depth, outcome.draft.depth)
         stats = RoundStats(
@@ -190,7 +195,7 @@ class Engine:
             committed=committed,
             times=self.round.times,
             total=seconds,
-            drafts=sum(1 for commit in commits if commit.drafted),
+            drafts=drafts,
         )
         self.scheduler.policy.observe(stats, commits)
         self.counters.observe(outcomes, commits, stats)

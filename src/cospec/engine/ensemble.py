@@ -174,7 +174,8 @@ class Ensemble:
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
         self._lines.drop(ids)
-        for model in self.models:
+        self.verifier.free(ids)
+        for model in self.models[1:]:
             model.free(ids)
 
     def close(self) -> None:

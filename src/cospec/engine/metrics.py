@@ -55,20 +55,19 @@ class Counters:
         self.seconds += stats.total
         self.draft_seconds += stats.times.draft
         self.target_seconds += stats.times.target
-        for outcome, commit in zip(outcomes, commits, strict=True):
-            self.generated += len(commit.tokens)
-            if outcome.draft is not None:
-                names = outcome.draft.drafters
-                for name in set(names):
-                    self.drafts[name] += 1
-                    self.draft_tokens[name] += names.count(name)
-                for depth, node in enumerate(commit.path):
-                    self.accepted[names[node]] += 1
-                    self.per_position[names[node]][depth] += 1
-            if commit.finish is not None:
-                self.finish(
-                    outcome.entry.sequence.stats.cached_prompt_tokens, outcome.entry.sequence.prompt_len, commit.finish
-                )
+        self.generated += stats.committed
+        if stats.drafts:
+            for outcome, commit in zip(outcomes, commits, strict=True):
+                if outcome.draft is not None:
+                    self._judged(outcome.draft.drafters, commit.path)
+
+    def _judged(self, names: Seq[str], path: Seq[int]) -> None:
+        for name in set(names):
+            self.drafts[name] += 1
+            self.draft_tokens[name] += names.count(name)
+        for depth, node in enumerate(path):
+            self.accepted[names[node]] += 1
+            self.per_position[names[node]][depth] += 1
 
     def finish(self, cached: int, prompt: int, reason: str) -> None:
         """Count an ended request."""

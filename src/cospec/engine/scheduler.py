@@ -63,25 +63,28 @@ class Scheduler:
         for id in gone:
             self.pages.free(id)
 
-    def settle(self, commits: Seq[Commit], sequences: Seq[Sequence]) -> None:
-        """After a round: offer computed prefixes for reuse, mark what ended."""
+    def settle(self, commits: Seq[Commit], sequences: Seq[Sequence]) -> list[Sequence]:
+        """After a round: offer computed prefixes for reuse; those that ended are marked, and returned."""
+        ended = []
         for commit, sequence in zip(commits, sequences, strict=True):
             self.pages.keep(commit.id, sequence.tokens, sequence.computed)
             if commit.finish is not None:
                 sequence.status = Status.FINISHED
+                ended.append(sequence)
+        return ended
 
     def plan(self) -> Plan:
         """Share out the round's tokens: running sequences by age, then as many waiting ones as fit."""
         entries: list[PlanEntry] = []
         left, preempted = self.limits.max_num_batched_tokens, self.preempted
         budgets = self._budgets()
-        for sequence in list(self.running):
+        for sequence in tuple(self.running):
             if left > 0 and sequence.status is Status.RUNNING:
                 entry = self._fit(sequence, left, budgets.get(sequence.id, NO_DRAFT))
                 if entry is not None:
                     entries.append(entry)
                     left -= entry.tokens + entry.budget.max_nodes
-        if preempted == self.preempted:  # otherwise what was just taken from one would go to another
+        if self.waiting and preempted == self.preempted:  # otherwise what was just taken from one would go to another
             entries += self._admit(left)
         self._step += 1
         return Plan(self._step - 1, tuple(entries))

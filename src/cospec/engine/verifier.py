@@ -8,8 +8,10 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from cospec import native
 from cospec.batches import Segment, TokenBatch
-from cospec.engine import compiled, judging
+from cospec.engine import judging
+from cospec.engine.compiled import Compiled
 from cospec.engine.judging import Task
 from cospec.native import Recipe, Source
 from cospec.protocols import Blend, Model, Rule
@@ -27,6 +29,7 @@ class Verifier:
 
     def __init__(self, model: Model, blend: Blend, rules: Mapping[str, Rule]) -> None:
         self.model, self.blend, self.rules = model, blend, rules
+        self._compiled = Compiled()
 
     def rule(self, sequence: Sequence) -> Rule:
         """The rule that the request resolved to when it was added."""
@@ -38,27 +41,30 @@ class Verifier:
         """Score and judge. A stale draft, or one of a shape that its request's rule cannot judge, is left out."""
         tasks: list[Task] = []
         segments: list[Segment] = []
+        row = 0
         for entry in entries:
-            draft = self._usable(entry, drafts.get(entry.sequence.id))
-            segment = _segment(entry, draft)
-            first = tasks[-1].last if tasks else 0
-            count = 1 + (len(draft) if draft else 0) if entry.reaches_end else 0
-            tasks.append(Task(entry, draft, first, first + len(segment.tokens) - segment.logits_from, count))
+            draft = self._usable(entry, drafts.get(entry.sequence.request.id)) if drafts else None
+            segment, count = _segment(entry, draft)
             segments.append(segment)
+            last = row + len(segment.tokens) - segment.logits_from
+            tasks.append(Task(entry, draft, row, last, count))
+            row = last
         return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
 
     def decide(self, tasks: Seq[Task], logits: Tensor) -> list[Outcome]:
         """Judge by logits of the law, ``[R, V]``: one outcome per task, in order. Nothing is scored."""
-        rules = [self.rule(task.entry.sequence) for task in tasks]
-        verdicts = (compiled if compiled.reads(logits, rules) else judging).judge(tasks, rules, logits)
+        verdicts = self._compiled.judge(tasks, self.rule, logits)
+        if verdicts is None:
+            verdicts = judging.judge(tasks, [self.rule(task.entry.sequence) for task in tasks], logits)
         return [self._outcome(task, verdict, logits) for task, verdict in zip(tasks, verdicts, strict=True)]
 
     def decide_by(self, tasks: Seq[Task], recipe: Recipe, queues: Seq[Tensor]) -> list[Outcome] | None:
         """Judge by a blend of ``queues [R, V]`` that is computed where verdicts look; None where that cannot be."""
-        rules = [self.rule(task.entry.sequence) for task in tasks]
-        if not all(compiled.reads(rows, rules) for rows in queues) or not all(map(_only_judged, tasks)):
+        if not all(map(native.reads, queues)) or not all(map(_only_judged, tasks)):
             return None
-        verdicts = compiled.judge_by(tasks, rules, Source(queues, recipe))
+        verdicts = self._compiled.judge_by(tasks, self.rule, Source(queues, recipe))
+        if verdicts is None:
+            return None
         return [self._outcome(task, verdict, queues[0]) for task, verdict in zip(tasks, verdicts, strict=True)]
 
     def commit(self, commits: Seq[Commit]) -> None:
@@ -67,6 +73,7 @@ class Verifier:
 
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
+        self._compiled.free(ids)
         self.model.free(ids)
 
     def _usable(self, entry: PlanEntry, draft: Draft | None) -> Draft | None:
@@ -79,13 +86,15 @@ class Verifier:
         entry, draft = task.entry, task.draft
         if verdict is None:
             return Outcome(entry, draft, None, error="the model's logits are not numbers at this prompt")
-        prompt = _prompt_logprobs(task, logits)
+        params = entry.sequence.request.sampling
+        prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
         if not task.count:
             return Outcome(entry, None, None, prompt_logprobs=prompt)
+        own = () if params.logprobs is None else _logprobs(task, verdict, logits)
         state = None
         if self.model.states is not None:
             state = self.model.states[task.judged.start + 1 + verdict.path[-1] if verdict.path else task.judged.start]
-        return Outcome(entry, draft, verdict, _logprobs(task, verdict, logits), prompt, state=state)
+        return Outcome(entry, draft, verdict, own, prompt, state=state)
 
 
 def _only_judged(task: Task) -> bool:
@@ -94,15 +103,19 @@ def _only_judged(task: Task) -> bool:
     return not params.edits_logits and params.logprobs is None and not _wants_prompt_rows(task.entry.sequence)
 
 
-def _segment(entry: PlanEntry, draft: Draft | None) -> Segment:
+def _segment(entry: PlanEntry, draft: Draft | None) -> tuple[Segment, int]:
+    """What is computed of a sequence, and how many rows at the end are judged by."""
     sequence, n = entry.sequence, entry.tokens
-    tokens = tuple(sequence.tokens[sequence.computed : sequence.computed + n])
-    first_row = n - 1 if entry.reaches_end else n
-    if _wants_prompt_rows(sequence):
+    start, known = sequence.computed, sequence.tokens
+    ends = start + n == len(known)
+    first_row = n - 1 if ends else n
+    if sequence.request.sampling.prompt_logprobs is not None and _wants_prompt_rows(sequence):
         first_row = 0
+    tokens = tuple(known[start : start + n])
     if draft is None:
-        return Segment(sequence.id, sequence.computed, tokens, (), first_row)
-    return Segment(sequence.id, sequence.computed, tokens + draft.tokens, draft.parents, first_row)
+        return Segment(sequence.request.id, start, tokens, (), first_row), 1 if ends else 0
+    count = 1 + len(draft.tokens)
+    return Segment(sequence.request.id, start, tokens + draft.tokens, draft.parents, first_row), count
 
 
 def _wants_prompt_rows(sequence: Sequence) -> bool:

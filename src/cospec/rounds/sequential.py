@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from cospec.draws import Purpose
-from cospec.protocols import Crew, Rule
+from cospec.protocols import Crew, Drafter, Rule
 from cospec.stats import RoundInfo, RoundTimes
-from cospec.types import Commit, Context, Outcome, Plan, PlanEntry
+from cospec.types import Commit, Context, Draft, Outcome, Plan, PlanEntry
 
 
 class Sequential:
@@ -20,19 +20,22 @@ class Sequential:
     def run(self, plan: Plan) -> list[Outcome]:
         """One outcome per entry, in order."""
         crew, started = self.crew, self.crew.clock()
-        drafting = [entry for entry in plan.entries if entry.budget.depth > 0]
-        released = [entry.sequence.id for entry in plan.entries if entry.budget.release]
-        drafts = {}
-        if crew.drafter is not None and released:
-            crew.drafter.free(released)
-        if crew.drafter is not None and drafting:
-            contexts = [context_of(entry, crew.judge.rule(entry.sequence)) for entry in drafting]
-            budgets = [entry.budget for entry in drafting]
-            drafts = {draft.id: draft for draft in crew.policy.trim(crew.drafter.propose(contexts, budgets))}
+        drafts = {} if crew.drafter is None else self._draft(crew.drafter, plan)
         drafted = crew.clock()
         outcomes = crew.judge.verify(plan.entries, drafts)
         self.times = RoundTimes(drafted - started, crew.clock() - drafted)
         return outcomes
+
+    def _draft(self, drafter: Drafter, plan: Plan) -> dict[str, Draft]:
+        released = [entry.sequence.id for entry in plan.entries if entry.budget.release]
+        if released:
+            drafter.free(released)
+        drafting = [entry for entry in plan.entries if entry.budget.depth > 0]
+        if not drafting:
+            return {}
+        contexts = [context_of(entry, self.crew.judge.rule(entry.sequence)) for entry in drafting]
+        proposed = drafter.propose(contexts, [entry.budget for entry in drafting])
+        return {draft.id: draft for draft in self.crew.policy.trim(proposed)}
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Target first, then the drafter."""

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from cospec import native
 from cospec.blends.build import build_blend
-from cospec.engine import compiled, judging
+from cospec.engine import judging
+from cospec.engine.compiled import Compiled
 from cospec.engine.judging import Task
 from cospec.native import Source
 from cospec.params import SamplingParams
 from cospec.protocols import Rule
 from cospec.registry import RULES
 from cospec.rules.rejection import Rejection
-from cospec.types import Budget, Draft, PlanEntry, Sequence
+from cospec.types import Budget, Draft, PlanEntry, Sequence, Verdict
 from harness.toys import make_request
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
@@ -64,6 +65,17 @@ class Round:
     def rows(self) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(self.logits))
 
+    def rule(self, sequence: Sequence) -> Rule:
+        """Of a task's sequence."""
+        return next(rule for task, rule in zip(self.tasks, self.rules, strict=True) if task.entry.sequence is sequence)
+
+
+def compiled(made: Round, tasks: list[Task], rows: torch.Tensor, judge: Compiled | None = None) -> list[Verdict | None]:
+    """What the library decides."""
+    found = (judge or Compiled()).judge(tasks, made.rule, rows)
+    assert found is not None
+    return found
+
 
 @st.composite
 def parameters(draw: st.DrawFn) -> SamplingParams:
@@ -102,9 +114,8 @@ def test_the_compiled_judge_decides_as_the_rules_do(
     made = Round(vocab, np.random.default_rng(seed))
     for params, rule, nodes, agreeing, drawn, tree in cases:
         made.add(params, rule, nodes, agreeing, drawn, tree)
-    assert compiled.reads(made.rows, made.rules)
     before = made.rows.clone()
-    found = compiled.judge(made.tasks, made.rules, made.rows)
+    found = compiled(made, made.tasks, made.rows)
     assert found == judging.judge(made.tasks, made.rules, made.rows)
     assert torch.equal(made.rows, before)
 
@@ -121,7 +132,7 @@ def test_every_path_is_taken(rule: str, isa: str) -> None:
         made.add(SamplingParams(temperature=0.8, seed=seed, max_tokens=9), rule, 3, 0.97, seed % 2 == 0, False)
     native.set_isa(isa)
     try:
-        found = compiled.judge(made.tasks, made.rules, made.rows)
+        found = compiled(made, made.tasks, made.rows)
     finally:
         native.set_isa(best)
     assert found == judging.judge(made.tasks, made.rules, made.rows)
@@ -140,7 +151,7 @@ def test_rows_that_are_no_numbers_count_where_the_verdict_rests_on_them(
     rows = made.rows.clone()
     for number, task in enumerate(made.tasks):
         rows[task.first + number % (task.last - task.first), 7] = odd
-    found = compiled.judge(made.tasks, made.rules, rows)
+    found = compiled(made, made.tasks, rows)
     wanted = judging.judge(made.tasks, made.rules, rows)
     assert [verdict is None for verdict in found] == [verdict is None for verdict in wanted]
     assert 0 < sum(verdict is None for verdict in found) < len(found)
@@ -151,7 +162,7 @@ def test_a_last_row_may_be_missing() -> None:
     for seed in range(40):
         made.add(SamplingParams(temperature=0.9, seed=seed, max_tokens=9), KNOWN[seed % 3], 2, 1.0, True, False)
     short = [Task(t.entry, t.draft, t.first, t.last - 1, t.count - 1) for t in made.tasks]
-    found = compiled.judge(short, made.rules, made.rows)
+    found = compiled(made, short, made.rows)
     assert found == judging.judge(short, made.rules, made.rows)
     assert any(verdict is not None and verdict.token is None for verdict in found)
 
@@ -180,19 +191,34 @@ def test_a_blend_is_judged_as_its_rows_are(law: dict[str, Any], count: int, rule
     for number, task in enumerate(made.tasks[::5]):
         queues[-1][task.judged.start + number % task.count, 7] = float("nan")
     assert blend.recipe is not None
-    found = compiled.judge_by(made.tasks, made.rules, Source(queues, blend.recipe))
+    found = Compiled().judge_by(made.tasks, made.rule, Source(queues, blend.recipe))
+    assert found is not None
     assert found == judging.judge(made.tasks, made.rules, blend.combine(queues))
     assert any(verdict is None for verdict in found)
     assert {len(verdict.path) for verdict in found if verdict} == {0, 1, 2, 3}
-    assert len(queues) == 1 or found != compiled.judge(made.tasks, made.rules, queues[0])
+    assert len(queues) == 1 or found != compiled(made, made.tasks, queues[0])
 
 
 def test_what_the_library_does_not_have_is_left_to_the_rules() -> None:
     class Own(Rejection):
         """A rule of somebody else's, which must not be taken for the one it is made from."""
 
-    rows = torch.zeros(1, 5)
-    assert compiled.reads(rows, [RULES.load(name)() for name in KNOWN])
-    assert not compiled.reads(rows.double(), [Rejection()])
-    assert not compiled.reads(rows, [Rejection(), Own()])
-    assert not compiled.reads(rows, [RULES.load("typical")()])
+    made = Round(20, np.random.default_rng(6))
+    for name in KNOWN:
+        made.add(SamplingParams(temperature=0.9, seed=1, max_tokens=9), name, 2, 0.9, True, False)
+    assert Compiled().judge(made.tasks, made.rule, made.rows) is not None
+    assert Compiled().judge(made.tasks, made.rule, made.rows.double()) is None
+    for other in (Own(), RULES.load("typical")()):
+        made.rules[1] = other
+        assert Compiled().judge(made.tasks, made.rule, made.rows) is None
+
+
+def test_what_was_read_of_a_request_is_not_taken_for_another_one_of_its_name() -> None:
+    judge = Compiled()
+    for seed in range(20):
+        made = Round(40, np.random.default_rng(seed))
+        made.add(
+            SamplingParams(temperature=0.5 + seed / 9, seed=seed, max_tokens=9), KNOWN[seed % 3], 2, 0.8, True, False
+        )
+        assert compiled(made, made.tasks, made.rows, judge) == judging.judge(made.tasks, made.rules, made.rows)
+        assert compiled(made, made.tasks, made.rows, judge) == judging.judge(made.tasks, made.rules, made.rows)
