@@ -235,7 +235,8 @@ long work(const Case& c, const Source& source) {
     return c.count * source.vocab * (blending + (c.shape.temperature > 0.0 ? 20 : 1));
 }
 
-constexpr long WORTH_WAKING = 1000000;  // a quarter of a millisecond of work: threads that sleep take as long to come
+constexpr long WORTH_SHARING = 250000;  // some fifty microseconds of work
+constexpr long WORTH_WAKING = 1000000;  // threads that sleep take as long to come as this takes a single one
 
 }  // namespace
 
@@ -248,7 +249,7 @@ API void cospec_judge(const Source* source, const Case* cases, long count, const
     std::atomic<long> next{0};
     long all = 0;
     for (long i = 0; i < count; i++) all += work(cases[i], *source);
-    in_parallel(all < WORTH_WAKING ? 1 : team_for(count), [&](const Team&) {
+    in_parallel(all < (pool_awake() ? WORTH_SHARING : WORTH_WAKING) ? 1 : team_for(count), [&](const Team&) {
         for (long i = next.fetch_add(1); i < count; i = next.fetch_add(1)) {
             const Case& c = cases[i];
             const Draft draft = {nodes + c.place, nodes + c.place + c.nodes, paths + c.place};

@@ -10,12 +10,14 @@
 #include "dispatch.h"
 #include "draws.h"
 #include "ops.h"
+#include "packing.h"
 
 struct Llama {
     LlamaSpec spec;
     std::vector<LlamaLayer> layers;
     pthread_mutex_t use = PTHREAD_MUTEX_INITIALIZER;  // of the scratch
-    Scratch scratch;
+    Scratch scratch, step_logits;
+    Packing packing;
 };
 
 namespace {
@@ -211,36 +213,59 @@ API void cospec_llama_states(Llama* model, const Batch* batch, float* logits, fl
     pthread_mutex_unlock(&model->use);
 }
 
-// Score the batch, one wanted row per segment and the last of it, then choose and feed tokens one by one, as many as each
-// segment wants. The last one is not fed. The tables must reach as far as the tokens do.
-API void cospec_llama_rollout(Llama* model, const Batch* first, const Rollout* rollout) {
+// Like cospec_llama, for a batch that is laid out here. 0, with nothing done, where something is amiss with it.
+API int cospec_llama_score(Llama* model, const Cache* cache, const Given* given, float* logits) {
+    Batch batch;
     pthread_mutex_lock(&model->use);
-    const long n = first->segments, vocab = model->spec.head->outputs;
-    forward(model, *first, rollout->logits);
-    choose(*rollout, n, vocab, 0);
+    const bool fine = model->packing.lay_out(*given, *cache, 0, &batch);
+    if (fine) forward(model, batch, logits);
+    pthread_mutex_unlock(&model->use);
+    return fine;
+}
+
+namespace {
+
+void roll_out(Llama* model, const Batch& first, Rollout rollout) {
+    const long n = first.segments, vocab = model->spec.head->outputs;
+    if (!rollout.logits) rollout.logits = model->step_logits.reserve(n * vocab);
+    forward(model, first, rollout.logits);
+    choose(rollout, n, vocab, 0);
     std::vector<int64_t> ids(n), positions(n), mask(n, 0), wanted(n);
     std::vector<int32_t> segment(n), visible(n), starts(n + 1), write_at(n);
     for (long s = 0; s < n; s++) {
-        positions[s] = first->positions[first->wanted[s]];
+        positions[s] = first.positions[first.wanted[s]];
         wanted[s] = segment[s] = starts[s] = s;
     }
     starts[n] = n;
-    Batch next = *first;
+    Batch next = first;
     next.ids = ids.data(), next.positions = positions.data(), next.row_segment = segment.data();
     next.visible = visible.data(), next.mask = mask.data(), next.starts = starts.data();
     next.write_at = write_at.data(), next.wanted = wanted.data();
     long active = n;  // the longest come first, so those that go on are always the first ones
-    for (long step = 1; step < rollout->depth; step++) {
-        while (rollout->depths[active - 1] <= step) active--;
+    for (long step = 1; step < rollout.depth; step++) {
+        while (rollout.depths[active - 1] <= step) active--;
         next.rows = next.wanted_rows = next.segments = active;
         for (long s = 0; s < active; s++) {
-            const int64_t token = rollout->tokens[s * rollout->depth + step - 1];
+            const int64_t token = rollout.tokens[s * rollout.depth + step - 1];
             ids[s] = token < 0 ? 0 : token;
             write_at[s] = ++positions[s];
             visible[s] = positions[s] + 1;
         }
-        forward(model, next, rollout->logits + step * rollout->step_logits);
-        choose(*rollout, active, vocab, step);
+        forward(model, next, rollout.logits + step * rollout.step_logits);
+        choose(rollout, active, vocab, step);
     }
+}
+
+}  // namespace
+
+// Score the batch, one wanted row per segment and the last of it, then choose and feed tokens one by one, as many as each
+// segment wants. The last one is not fed. The pages must reach as far as the tokens do. 0, with nothing done, where
+// something is amiss with the batch.
+API int cospec_llama_rollout(Llama* model, const Cache* cache, const Given* given, const Rollout* rollout) {
+    Batch batch;
+    pthread_mutex_lock(&model->use);
+    const bool fine = model->packing.lay_out(*given, *cache, rollout->depth - 1, &batch);
+    if (fine) roll_out(model, batch, *rollout);
     pthread_mutex_unlock(&model->use);
+    return fine;
 }

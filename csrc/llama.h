@@ -40,8 +40,8 @@ struct Rollout {
     const uint64_t* streams;     // [S, 6], of the first token; the position in word 4 goes up with each
     const int64_t* depths;       // [S], tokens of each, falling
     long depth;                  // of the longest
-    float* logits;  // [S, vocabulary] of the step at hand; [depth, S, vocabulary] of all where `step_logits` is set
-    long step_logits;  // floats from one step's logits to the next one's: 0, or S * vocabulary
+    float* logits;  // [depth, S, vocabulary], what the tokens are chosen by; null where nobody wants it
+    long step_logits;  // floats from one step's logits to the next one's: S * vocabulary, or 0 where nobody wants them
     double* q;        // [S, depth, vocabulary], what the tokens were drawn from; null when all are the likeliest
     int64_t* tokens;  // [S, depth]; -1 where nothing could be chosen; not written behind a segment's own depth
     double* confidence;  // [S, depth], the largest probability of each row, at temperature 1 for the likeliest; or null

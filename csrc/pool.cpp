@@ -174,3 +174,8 @@ void pool_set_threads(int threads) {
 }
 
 int pool_threads() { return current.load()->size; }
+
+bool pool_awake() {
+    const Pool* p = current.load();
+    return p->started > 0 && p->sleepers.load(std::memory_order_relaxed) == 0;
+}

@@ -22,6 +22,8 @@ typedef void (*Work)(void* context, const Team& team);
 void pool_run(Work work, void* context, int threads);
 void pool_set_threads(int threads);
 int pool_threads();
+// Whether the workers still spin, so that they take part at once.
+bool pool_awake();
 
 // The same for anything that can be called with a Team.
 template <class F> void in_parallel(int threads, F&& work) {

@@ -7,6 +7,7 @@ neither the commit nor the rollback of a chain copies anything.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,8 +27,8 @@ class PageTables(Pages, Protocol):
     page_size: int
     num_pages: int
 
-    def table(self, id: str) -> list[int]:
-        """Pages of a sequence in order.
+    def table(self, id: str) -> array[int]:
+        """Pages of a sequence in order, int32.
 
         Raises:
             KeyError: the sequence holds none.

@@ -6,7 +6,7 @@ CPU with the native kernels the whole forward is one call into them; elsewhere t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cospec.batches import Pick, Rolled
 from cospec.errors import ModelError
 from cospec.models import native
 from cospec.models.attention import ATTENTION, Heads, LayerAttend
@@ -22,6 +21,7 @@ from cospec.models.cache import KVCache, LayerPages
 from cospec.models.graphs import CudaRecorder, GraphRunner
 from cospec.models.native import Kind
 from cospec.models.packed import PackedBatch
+from cospec.models.packed_model import Forwards
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
@@ -192,10 +192,14 @@ class FusedLlama:
         graphs = weights.embedding.device.type == "cuda"
         return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, vocab_size)
 
-    @property
-    def roll(self) -> Callable[[PackedBatch, Sequence[LayerPages], Sequence[Pick]], Rolled] | None:
-        """The runner's own loop of choosing and feeding tokens, where it has one, see ``Model.rollout``."""
-        return getattr(self._runner, "rollout", None)
+    def forwards(self, cache: KVCache, max_len: int, keep_states: bool = False) -> Forwards:
+        """The ways to run on one cache, for sequences of up to ``max_len`` tokens."""
+        own = getattr(self._runner, "on", None)
+        return Forwards(
+            score=lambda batch: self.logits(batch, cache.layers),
+            read=(lambda batch: self.states(batch, cache.layers)) if keep_states else None,
+            direct=None if own is None else own(cache, max_len),
+        )
 
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """Float32 logits ``[R, V]`` of the rows that ask for them.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_long, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int, c_long, c_void_p
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from cospec.batches import Pick, Rolled
+from cospec.batches import Pick, Rolled, TokenBatch
 from cospec.models import native
-from cospec.models.cache import LayerPages
+from cospec.models.cache import KVCache, LayerPages
 from cospec.models.llama import Affine, LayerWeights, Weights
 from cospec.models.native import Kind, PackedLinear
 from cospec.models.packed import PackedBatch
@@ -49,6 +51,23 @@ class _Batch(Structure):
         *[(name, c_void_p) for name in ("write_at", "wanted", "k_pages", "v_pages")],
         *[(name, c_long) for name in ("rows", "segments", "wanted_rows", "page_size", "table_width")],
     ]
+
+
+class _Cache(Structure):
+    """``Cache`` in ``csrc/packing.h``."""
+
+    _fields_ = [
+        *[(name, c_void_p) for name in ("k_pages", "v_pages")],
+        *[(name, c_long) for name in ("page_size", "vocabulary", "max_len")],
+    ]
+
+
+class _Given(Structure):
+    """``Given`` in ``csrc/packing.h``."""
+
+    held: tuple[array[int], ...]  # what it points to
+    rows: int  # that get logits
+    _fields_ = [*[(name, c_void_p) for name in ("segments", "ids", "parents")], ("count", c_long)]
 
 
 class _Rollout(Structure):
@@ -88,8 +107,6 @@ class NativeRunner:
         self._run.argtypes, self._run.restype = [c_void_p, POINTER(_Batch), c_void_p], None
         self._read = library.cospec_llama_states
         self._read.argtypes, self._read.restype = [c_void_p, POINTER(_Batch), c_void_p, c_void_p], None
-        self._roll = library.cospec_llama_rollout
-        self._roll.argtypes, self._roll.restype = [c_void_p, POINTER(_Batch), POINTER(_Rollout)], None
         self._handle: int = new(byref(spec))
         weakref.finalize(self, free, self._handle)
 
@@ -116,7 +133,7 @@ class NativeRunner:
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """See ``FusedLlama.logits``."""
         logits = torch.empty(batch.logit_rows.shape[0], self._vocab_size)
-        k_pages, v_pages = self._pages(layers)
+        k_pages, v_pages = self.pointers(layers)
         self._run(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr())
         return logits
 
@@ -124,33 +141,98 @@ class NativeRunner:
         """See ``FusedLlama.states``."""
         rows = batch.logit_rows.shape[0]
         logits, states = torch.empty(rows, self._vocab_size), torch.empty(rows, self._hidden)
-        k_pages, v_pages = self._pages(layers)
+        k_pages, v_pages = self.pointers(layers)
         self._read(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr(), states.data_ptr())
         return logits, states
 
-    def rollout(self, batch: PackedBatch, layers: Sequence[LayerPages], picks: Sequence[Pick]) -> Rolled:
-        """See ``protocols.Model.rollout``; ``batch`` reaches as far ahead as is fed and wants each last row."""
-        count, depth, kept = len(picks), picks[0].depth, any(pick.logits for pick in picks)
-        depths = np.array([pick.depth for pick in picks], dtype=np.int64)
-        temperatures = np.array([pick.temperature for pick in picks])
-        streams = np.array([pick.stream for pick in picks], dtype=np.uint64)
-        tokens = np.full((count, depth), -1, dtype=np.int64)
-        logits = np.empty((depth if kept else 1, count, self._vocab_size), dtype=np.float32)
-        q = np.empty((count, depth, self._vocab_size)) if temperatures.any() else None
-        confidence = np.empty((count, depth)) if any(pick.confident for pick in picks) else None
-        k_pages, v_pages = self._pages(layers)
-        job = _Rollout(
-            temperatures.ctypes.data, streams.ctypes.data, depths.ctypes.data, depth,
-            logits.ctypes.data, logits[0].size if kept else 0,
-            None if q is None else q.ctypes.data, tokens.ctypes.data,
-            None if confidence is None else confidence.ctypes.data,
-        )  # fmt: skip
-        self._roll(self._handle, byref(_packed(batch, k_pages, v_pages)), byref(job))
-        return Rolled(tokens.tolist(), q, confidence, logits if kept else None)
+    def on(self, cache: KVCache, max_len: int) -> OnCache:
+        """The forward on one cache, laid out in native code."""
+        return OnCache(self, cache, max_len)
 
-    def _pages(self, layers: Sequence[LayerPages]) -> tuple[Any, Any]:
+    @property
+    def vocab_size(self) -> int:
+        return int(self._vocab_size)
+
+    @property
+    def handle(self) -> int:
+        """What the library calls the model."""
+        return self._handle
+
+    def pointers(self, layers: Sequence[LayerPages]) -> tuple[Any, Any]:
+        """To the keys and the values of each layer."""
         keys = self._pointers(*(layer.keys.data_ptr() for layer in layers))
         return keys, self._pointers(*(layer.values.data_ptr() for layer in layers))
+
+
+class OnCache:
+    """Implements ``packed_model.Direct``: a model on its cache, without tensors in between.
+
+    Whatever is laid out here is what ``packed.pack`` lays out, and refused where ``packed.check`` or that would raise.
+    """
+
+    def __init__(self, runner: NativeRunner, cache: KVCache, max_len: int) -> None:
+        self._runner, self._cache = runner, cache  # which the structs below point into
+        self._tables, self._vocab_size = cache.pages.table, runner.vocab_size
+        self._pointers = runner.pointers(cache.layers)
+        self._where = _Cache(*map(ctypes.addressof, self._pointers), cache.pages.page_size, runner.vocab_size, max_len)
+        library = native.library()
+        self._score, self._roll = library.cospec_llama_score, library.cospec_llama_rollout
+        self._score.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
+        self._roll.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
+        self._score.restype = self._roll.restype = c_int
+        self._names = (runner.handle, ctypes.addressof(self._where))
+
+    def score(self, batch: TokenBatch) -> Tensor | None:
+        """See ``packed_model.Direct``."""
+        given = self._give(batch)
+        logits = torch.empty(max(given.rows, 0), self._vocab_size)
+        return logits if self._score(*self._names, ctypes.addressof(given), logits.data_ptr()) else None
+
+    def rollout(self, batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
+        """See ``packed_model.Direct``."""
+        count, depth = len(picks), picks[0].depth
+        depths = array("q", [pick.depth for pick in picks])
+        temperatures = array("d", [pick.temperature for pick in picks])
+        streams = array("Q", [word for pick in picks for word in pick.stream])
+        tokens = array("q", [-1]) * (count * depth)
+        shape = (count, depth, self._vocab_size)
+        q = np.empty(shape) if any(temperatures) else None
+        confidence = np.empty((count, depth)) if any([pick.confident for pick in picks]) else None
+        logits = None
+        if any([pick.logits for pick in picks]):
+            logits = np.empty((depth, count, self._vocab_size), dtype=np.float32)
+        given = self._give(batch)
+        job = _Rollout(
+            _start(temperatures), _start(streams), _start(depths), depth, _address(logits),
+            0 if logits is None else logits[0].size, _address(q), _start(tokens), _address(confidence),
+        )  # fmt: skip
+        if not self._roll(*self._names, ctypes.addressof(given), ctypes.addressof(job)):
+            return None
+        chosen = [tokens[place : place + depth].tolist() for place in range(0, count * depth, depth)]
+        return Rolled(chosen, q, confidence, logits)
+
+    def _give(self, batch: TokenBatch) -> _Given:
+        segments, ids, parents, rows = array("q"), array("q"), array("q"), 0
+        for segment in batch.segments:
+            tokens, table = segment.tokens, self._tables(segment.id)
+            ids.extend(tokens)
+            if segment.parents:
+                parents.extend(segment.parents)
+            at, pages = table.buffer_info()
+            segments.extend((segment.start, len(tokens), len(segment.parents), segment.logits_from, at, pages))
+            rows += len(tokens) - segment.logits_from
+        given = _Given(_start(segments), _start(ids), _start(parents), len(batch.segments))
+        given.held, given.rows = (segments, ids, parents), rows
+        return given
+
+
+def _start(words: array[Any]) -> int:
+    return words.buffer_info()[0]
+
+
+def _address(numbers: NDArray[Any] | None) -> int | None:
+    """Where an array lies; ``ctypes.data`` would build an object to say so."""
+    return None if numbers is None else int(numbers.__array_interface__["data"][0])
 
 
 def _packed(batch: PackedBatch, k_pages: Any, v_pages: Any) -> _Batch:

@@ -20,7 +20,7 @@ from cospec.models.folder import read_config, resolve, stored, weight_files
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, read_weights, why_not
 from cospec.models.native import Kind
-from cospec.models.packed_model import Forwards, PackedModel
+from cospec.models.packed_model import PackedModel
 from cospec.models.pages import PagePool
 from cospec.protocols import Model
 
@@ -194,12 +194,7 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
     if recipe.device.type == "cuda":
         torch.cuda.empty_cache()
     cache, _, max_len = _cache(config, shapes, recipe)
-    roll = fused.roll
-    forwards = Forwards(
-        score=lambda batch: fused.logits(batch, cache.layers),
-        read=(lambda batch: fused.states(batch, cache.layers)) if recipe.options.keep_states else None,
-        roll=None if roll is None else lambda batch, picks: roll(batch, cache.layers, picks),
-    )
+    forwards = fused.forwards(cache, max_len, recipe.options.keep_states)
     return PackedModel(recipe.name, forwards, cache, fused.vocab_size, max_len)
 
 

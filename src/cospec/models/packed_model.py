@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,8 +19,16 @@ Score = Callable[[PackedBatch], Tensor]
 """Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""
 Read = Callable[[PackedBatch], tuple[Tensor, Tensor]]
 """Like ``Score``, with the float32 states ``[R, hidden]``, behind the last norm, that the logits were read from."""
-Roll = Callable[[PackedBatch, Sequence[Pick]], Rolled]
-"""A forward's own loop over a batch that reaches far enough ahead, see ``Model.rollout``."""
+
+
+class Direct(Protocol):
+    """A forward that lays its batches out itself. None where something is amiss with one, and nothing was done."""
+
+    def score(self, batch: TokenBatch) -> Tensor | None:
+        """Float32 logits ``[R, V]``."""
+
+    def rollout(self, batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
+        """Choose and feed tokens of each segment, see ``Model.rollout``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +37,12 @@ class Forwards:
 
     Attributes:
         read: set where somebody wants the hidden states of every pass.
-        roll: the forward's own loop of choosing and feeding, where it has one.
+        direct: the shortest way, where there is one.
     """
 
     score: Score
     read: Read | None = None
-    roll: Roll | None = None
+    direct: Direct | None = None
 
 
 class PackedModel:
@@ -58,9 +67,8 @@ class PackedModel:
     @property
     def native(self) -> bool:
         """Whether a whole forward is one call into the kernels, with nothing left for torch."""
-        return self._forwards.roll is not None
+        return self._forwards.direct is not None
 
-    @torch.no_grad()
     def forward(self, batch: TokenBatch) -> Tensor:
         """Logits ``[R, V]``, float32, see ``Model.forward``.
 
@@ -68,6 +76,13 @@ class PackedModel:
             InvalidInput: a token id or a length outside what the model takes.
             ValueError: no room was reserved.
         """
+        forwards = self._forwards
+        logits = forwards.direct.score(batch) if forwards.direct is not None and forwards.read is None else None
+        return self._scored(batch) if logits is None else logits
+
+    @torch.no_grad()
+    def _scored(self, batch: TokenBatch) -> Tensor:
+        """The long way, which says what is amiss."""
         check(batch, self.vocab_size, self.max_len)
         packed = self.cache.pack(batch)
         if self._forwards.read is None:
@@ -77,11 +92,14 @@ class PackedModel:
 
     def rollout(self, batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
         """Choose and feed tokens of each segment, see ``Model.rollout``."""
-        if self._forwards.roll is None:
-            return None
-        ahead = picks[0].depth - 1
-        check(batch, self.vocab_size, self.max_len - ahead)
-        return self._forwards.roll(self.cache.pack(batch, ahead=ahead), picks)
+        direct = self._forwards.direct
+        rolled = None if direct is None else direct.rollout(batch, picks)
+        if direct is not None and rolled is None:
+            ahead = picks[0].depth - 1
+            check(batch, self.vocab_size, self.max_len - ahead)
+            self.cache.pack(batch, ahead=ahead)
+            raise ValueError("a batch was refused without a reason")
+        return rolled
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes, see ``KVCache.commit``."""

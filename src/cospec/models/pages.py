@@ -12,6 +12,7 @@ until they are needed again; the least recently used goes first::
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ ChainKey = tuple[int, tuple[int, ...]]
 class _Holding:
     """What one sequence holds: its pages in order, and the chain numbers of those that are full and kept."""
 
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))  # which native code reads in place
     chains: list[int] = field(default_factory=list)
 
 
@@ -58,8 +59,8 @@ class PagePool:
         """Share of the pages that sequences hold."""
         return len(self._references) / self.num_pages if self.num_pages else 1.0
 
-    def table(self, id: str) -> list[int]:
-        """The pages of a sequence in order. The live list: do not write it."""
+    def table(self, id: str) -> array[int]:
+        """The pages of a sequence in order, int32. The live array: do not write it."""
         return self._holdings[id].pages
 
     def attach(self, id: str, tokens: Seq[int]) -> int:

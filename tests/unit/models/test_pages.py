@@ -45,7 +45,7 @@ class Cache(RuleBasedStateMachine):
         before = list(self.pool.table(id))
         free = self.pool.num_pages * (1 - self.pool.usage)
         if not self.pool.reserve(id, len(text)):
-            assert self.pool.table(id) == before
+            assert list(self.pool.table(id)) == before
             assert -(-len(text) // self.size) - len(before) > round(free)
             return
         self.tokens[id] = text
