@@ -20,6 +20,7 @@ from cospec.models.cache import KVCache, LayerPages
 from cospec.models.llama import Affine, LayerWeights, Weights
 from cospec.models.native import Kind, PackedLinear
 from cospec.models.packed import PackedBatch
+from cospec.native import address
 
 
 class _LayerSpec(Structure):
@@ -231,8 +232,7 @@ def _start(words: array[Any]) -> int:
 
 
 def _address(numbers: NDArray[Any] | None) -> int | None:
-    """Where an array lies; ``ctypes.data`` would build an object to say so."""
-    return None if numbers is None else int(numbers.__array_interface__["data"][0])
+    return None if numbers is None else address(numbers)
 
 
 def _packed(batch: PackedBatch, k_pages: Any, v_pages: Any) -> _Batch:
