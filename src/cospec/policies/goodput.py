@@ -33,8 +33,8 @@ Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.04  # root mean square change of the rates that makes a decision old
 SUDDEN = 1.5  # times as many sequences, or as few: decided anew at once
-LOOK = 0.1  # seconds of rounds between two looks at what was observed, which a decision may follow
-SOON, KEEP = 4, 48  # rounds between two looks at most: at first, when nothing is known, and later
+LOOK = 0.15  # seconds of rounds between two looks at what was observed, which a decision may follow
+SOON, KEEP = 4, 64  # rounds between two looks at most: at first, when nothing is known, and later
 
 
 class GoodputOptions(Options):
@@ -175,7 +175,7 @@ class Goodput:
             budgets = self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
         self._ids, self._decided = ids, None
         self._take(budgets)
-        self._rates, self._age = self.acceptance.rates(ids), KEEP  # to be decided anew as soon as that may be
+        self._age = KEEP  # decided anew at the next look
 
     def _decide(self, rates: Floats, load: Load) -> None:
         if not self.options.per_sequence:

@@ -19,7 +19,7 @@ import numpy as np
 from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
 
 MEMORY, SPEED = 0.995, 0.95  # weight of what is known, per call: of the shape, and of the machine's speed
-MEASURED, GUESSED = 20.0, 0.3  # calls that each coefficient counts for, of a fit that was measured or not
+MEASURED, GUESSED = 10.0, 0.3  # calls that each coefficient counts for, of a fit that was measured or not
 LINK = 3.0  # as many times as much where neighbouring slopes are not off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
