@@ -2,7 +2,8 @@
 
 A way that was tried little is judged in its favour (optimism under uncertainty, as UCB does), so that what is predicted
 to be good is tried soon and what was not tried for long is tried again. What trials lost against the best known way is
-counted: there are new ones only as long as that stays within an allowance, so being wrong has a bounded price.
+counted: there are new ones only as long as that stays within an allowance, so being wrong has a bounded price. A way
+that is expected to be clearly quicker than the best one is no such trial; its first rounds say whether it is.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ DOUBT = 5.0  # rounds that a prediction counts for beside measured ones
 IDLE, MOST = 0.999, 200.0  # what a round's evidence keeps per later round, and the rounds of evidence that are kept
 WORTH = 0.95  # of the basic way's time per token that another has to stay below: batches thin out less evenly with it
 CAUTION = 0.3  # share by which a way is judged too slow when it is to take another's place; falls likewise
+CLEAR = 0.98  # of the best known way's time; what is expected below it is no trial to lose by
 TINY = 1e-12  # seconds; predictions may be 0 on a virtual clock
 OUTLIER = 3.0  # times the expected duration that a disturbed round counts as
 LOSSES, START = 0.01, 6.0  # what trials may lose: a share of all time, and rounds of the basic way to begin with
@@ -68,7 +70,7 @@ class Trials:
         seconds = min(seconds, OUTLIER * max(times[self._now] * tokens, times[0]) if self._tallies[0].rounds else inf)
         self._spent += seconds
         if self._now != self._best:
-            self._lost += seconds - tokens * times[self._best]
+            self._lost = max(0.0, self._lost + seconds - tokens * times[self._best])
         if settled:
             tally = self._tallies[self._now]
             if tally.rounds >= MOST:
@@ -93,10 +95,12 @@ class Trials:
         if 0 in measured and times[self._best] > WORTH * times[0]:
             self._best = 0
         self._now, self._left = self._best, TRIAL
-        tried = min(range(len(hopes)), key=lambda way: hopes[way])
+        likely, tried = (min(range(len(times)), key=kind.__getitem__) for kind in (times, hopes))
         allowed = LOSSES * self._spent + START * basic.seconds / max(basic.rounds, 1.0)
         if not basic.rounds:
             self._now = 0
+        elif times[likely] < (CLEAR if self._best else WORTH) * times[self._best]:
+            self._now = likely
         elif tried != self._best and hopes[tried] < times[self._best] and self._lost < allowed:
             self._now = tried
 

@@ -186,6 +186,18 @@ def test_prompts_do_not_count_as_calls() -> None:
     assert policy.costs[0] == pytest.approx(2.0)
 
 
+def test_passes_that_were_not_seen_are_not_free() -> None:
+    """While every turn was one pass, what it took is what a pass takes."""
+    policy = free()
+    for rows in (1, 2, 3, 4):
+        for _ in range(4):
+            policy.turned(0, Call(rows, 1), 1.0 + 0.05 * rows)
+            policy.turned(1, Call(rows, 1), 1.0 + 0.05 * rows)
+    for _ in range(LOOK_EVERY):
+        policy.observe(RoundStats(0, 1, 1, 0, 0, 0, 0, 1, RoundTimes(), 0.0), [])
+    assert policy._price(0, 1, 8) == pytest.approx(8 * policy._price(0, 1, 1), rel=0.1)
+
+
 def test_rounds_with_prompts_are_not_timed() -> None:
     policy = free()
     begun = policy.casting

@@ -48,6 +48,17 @@ def test_what_trials_lose_is_bounded() -> None:
     assert lost < LOSSES + (START + 60) / 2000
 
 
+def test_what_is_expected_to_be_quicker_is_tried_though_trials_have_lost() -> None:
+    """After losses that use up what trials may lose, predictions that come true are still followed."""
+    times, trials = [1.0, 1.4, 0.8, 0.5], Trials(4, 1)
+    trials.expect([1.0, 0.3, 0.8, 1.2])
+    play(trials, times, 40)
+    trials._lost = 1000.0
+    trials.expect([1.0, 1.4, 0.8, 0.5])
+    play(trials, times, 40)
+    assert trials.best == 3
+
+
 def test_a_change_is_noticed() -> None:
     times, trials = [1.0, 0.5, 0.8], Trials(3, 1)
     trials.expect([1.0, 0.5, 0.8])
