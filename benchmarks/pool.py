@@ -47,6 +47,11 @@ class Runs:
     speeds: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
 
+    def acceptance(self, prompts: Any = slice(None)) -> float:
+        """The mean acceptance length over some of the prompts, by number."""
+        counts = np.array([(each.accepted, each.drafts) for each in self.stats], dtype=np.float64)[prompts].sum(0)
+        return float(1.0 + counts[0] / max(1.0, counts[1]))
+
     def figures(self) -> dict[str, Any]:
         """What the table shows."""
         columns = {
@@ -82,21 +87,39 @@ def spread(values: Sequence[float], draws: int = 2000) -> Interval:
     return statistics.median(values), float(low), float(high)
 
 
-def hedged(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Acceptance lengths by ``hedge`` as ratios to the best drafter in hindsight and to the other routings."""
-    found = {(row["system"], row["workload"], row["temperature"]): row["acceptance"][0] for row in rows}
+Key = tuple[str, str, float]  # system, workload, temperature
+
+
+def hedged(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
+    """Acceptance lengths by ``hedge`` as ratios to the best drafter in hindsight and to the other routings.
+
+    Each with its 95% bootstrap interval over the prompts, which all systems share.
+    """
     ratios = []
-    for (system, workload, temperature), reached in found.items():
+    for system, workload, temperature in runs:
         if not system.endswith(" hedge") or system[0].isdigit():
             continue
-        combiner, alone = system.split()[0], [found.get((name, workload, temperature), 0.0) for name in DRAFTERS]
-        others = {other: found.get((f"{combiner} {other}", workload, temperature)) for other in ("all", "explore")}
+        own, combiner = runs[system, workload, temperature], system.split()[0]
+        alone = [name for name in DRAFTERS if (name, workload, temperature) in runs]
+        best = max(alone, key=lambda name: runs[name, workload, temperature].acceptance(), default="")
+        others = {"best alone": best} | {other: f"{combiner} {other}" for other in ("all", "explore")}
         ratios.append(
             {"combiner": combiner, "workload": workload, "temperature": temperature}
-            | ({"best alone": reached / max(alone)} if max(alone) else {})
-            | {other: reached / value for other, value in others.items() if value}
+            | {
+                name: paired(own, runs[other, workload, temperature])
+                for name, other in others.items()
+                if (other, workload, temperature) in runs
+            }
         )
     return ratios
+
+
+def paired(ours: Runs, theirs: Runs, draws: int = 2000) -> Interval:
+    """The ratio of two acceptance lengths on the same prompts, and its interval."""
+    picks = np.random.default_rng(0).integers(0, len(ours.stats), (draws, len(ours.stats)))
+    ratios = [ours.acceptance(pick) / theirs.acceptance(pick) for pick in picks]
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return ours.acceptance() / theirs.acceptance(), float(low), float(high)
 
 
 def member(name: str) -> dict[str, Any]:
@@ -175,7 +198,7 @@ def main() -> None:
     """Measure, print, store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="zoo")
-    parser.add_argument("--prompts", type=int, default=12, help="of each workload")
+    parser.add_argument("--prompts", type=int, default=16, help="of each workload")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--length", type=int, default=4, help="tokens of the longest path")
     parser.add_argument("--nodes", type=int, default=8, help="tokens of a tree")
@@ -187,7 +210,8 @@ def main() -> None:
     options = parser.parse_args()
     names = [name for name in DRAFTERS if shipped(name)]
     work = workloads(options.prompts)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    runs: dict[Key, Runs] = {}
     for name, speculation in systems(names, options.length, options.nodes).items():
         if options.only and name not in options.only:
             continue
@@ -199,15 +223,17 @@ def main() -> None:
             for _ in range(options.repeats):
                 for each, texts in work.items():
                     run(llm, texts, params, options.batch, cells[each])
+            runs |= {(name, each, temperature): cell for each, cell in cells.items()}
             rows += [
                 {"system": name, "workload": each, "temperature": temperature, **cell.figures()}
                 for each, cell in cells.items()
             ]
-    show(rows)
-    print("written to", write(options.name, {"options": vars(options), "rows": rows, "hedge": hedged(rows)}))
+    ratios = hedged(runs)
+    show(rows, ratios)
+    print("written to", write(options.name, {"options": vars(options), "rows": rows, "hedge": ratios}))
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
+def show(rows: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[str, Any]]) -> None:
     """One table per workload and temperature."""
     for workload, temperature in sorted({(row["workload"], row["temperature"]) for row in rows}):
         table = Table("system", "acceptance", "tokens per call", "verified", "tokens/s", "own")
@@ -218,8 +244,9 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
                 table.add_row(row["system"], *cells, "{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"]), own)
         Console(width=150).print(f"{workload}, temperature {temperature}", table)
     table = Table("hedge, as a ratio of acceptance lengths", "workload", "temperature", "best alone", "all", "explore")
-    for ratio in hedged(rows):
-        values = [f"{ratio[name]:.3f}" if name in ratio else "" for name in ("best alone", "all", "explore")]
+    for ratio in ratios:
+        columns = ("best alone", "all", "explore")
+        values = ["{:.3f} ({:.3f} to {:.3f})".format(*ratio[name]) if name in ratio else "" for name in columns]
         table.add_row(ratio["combiner"], ratio["workload"], str(ratio["temperature"]), *values)
     Console(width=150).print(table)
 

@@ -215,7 +215,12 @@ class PoolDrafter:
             if member.stepper is None:
                 rows = [row for row, own in enumerate(depths) if own[number]]
                 if rows:
-                    budgets = [self._part(seats[row].budget, depths[row][number], parts) for row in rows]
+                    budgets = []
+                    for row in rows:
+                        key = id(seats[row].budget), depths[row][number]
+                        if key not in parts:
+                            parts[key] = self._part(seats[row].budget, depths[row][number])
+                        budgets.append(parts[key])
                     asked[number] = rows, [seats[row].context for row in rows], budgets
         started = self.setting.clock()
         later = [number for number in asked if self.members[number].later]
@@ -228,16 +233,12 @@ class PoolDrafter:
                 self._take(given, number, (seats, asked[number][0]), self.members[number].collect(future, started))
         return given
 
-    def _part(self, budget: Budget, depth: int, made: dict[tuple[int, int], Budget]) -> Budget:
+    def _part(self, budget: Budget, depth: int) -> Budget:
         """What one drafter is asked for: a tree where the policy says how to branch and the combiner takes one."""
-        key = id(budget), depth
-        part = made.get(key)
-        if part is None:
-            shaped = self.combiner.branches and bool(budget.widths)
-            depth, nodes, widths = (budget.depth, budget.max_nodes, budget.widths) if shaped else (depth, depth, ())
-            confident = budget.confident or self.combiner.confident
-            part = made[key] = Budget(depth, nodes, widths, threshold=budget.threshold, confident=confident)
-        return part
+        shaped = self.combiner.branches and bool(budget.widths)
+        depth, nodes, widths = (budget.depth, budget.max_nodes, budget.widths) if shaped else (depth, depth, ())
+        confident = budget.confident or self.combiner.confident
+        return Budget(depth, nodes, widths, threshold=budget.threshold, confident=confident)
 
     def _take(
         self,
