@@ -44,6 +44,7 @@ class Member:
         deadline: seconds that a round may wait for it; None waits.
         later: it is asked for answers that come later.
         rest: rounds that it is still left out of, this one included.
+        worked: it was asked in this round, and has not failed.
         lost: it raised, so the sequences that it knows have to be forgotten.
         left_out: rounds it was newly left out of, by reason.
         seconds: spent in it.
@@ -58,6 +59,7 @@ class Member:
     later: bool = False
     rest: int = 0
     strikes: int = 0
+    worked: bool = False
     lost: bool = False
     seconds: float = 0.0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -82,7 +84,7 @@ class Member:
             if self.deadline is not None and taken > self.deadline:
                 self._leave_out("late", f"{taken:.3f} s")
             else:
-                self.strikes = max(0, self.strikes - 1)
+                self.worked = True
         return result
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
@@ -126,8 +128,10 @@ class Member:
         self._guarded(self._state.free, ids)
 
     def begin_round(self) -> None:
-        """One round less to be left out of."""
-        self.rest = max(0, self.rest - 1)
+        """One round less to be left out of; a round that it worked in without failing makes up for a failure."""
+        if self.worked:
+            self.strikes = max(0, self.strikes - 1)
+        self.worked, self.rest = False, max(0, self.rest - 1)
 
     def _guarded(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -142,7 +146,7 @@ class Member:
     def _leave_out(self, reason: str, what: str) -> None:
         """Of the rest of this round and of as many more as it failed before, doubled each time."""
         rounds = min(2**self.strikes, LONGEST_REST)
-        self.rest = rounds + 1
+        self.rest, self.worked = rounds + 1, False
         self.strikes += 1
         self.left_out[reason] += 1
         log.warning("drafter %s is left out of %d rounds (%s: %s)", self.name, rounds, reason, what)

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+import cospec
 from cospec.config import EngineConfig
 from cospec.drafters.looking import LOOKBACK
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.compiled import Compiled
+from cospec.drafters.pool.member import Member
 from cospec.drafters.pool.options import PoolOptions
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.drafters.pool.readable import Readable
@@ -182,6 +184,50 @@ def test_an_answer_that_comes_later_is_waited_for_until_the_deadline() -> None:
     elsewhere.ready = False
     assert rounds(pool, 1) == [{"sound"}]
     assert pool.left_out()["away"] == 1
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("combiner", ["union", "fuse"])
+def test_a_drafter_of_the_zoo_that_fails_or_is_late_is_left_out_and_comes_back(
+    combiner: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left out of 1, 2 and 4 more rounds, as it fails three times; the text is that without any drafter."""
+    listed = [{"name": name, "method": "draft_model", "model": f"zoo:{name}"} for name in ("code", "math")]
+    spec = {"method": "pool", "combiner": combiner, "routing": "all", "policy": "fixed", "drafters": listed}
+    llm = cospec.LLM("zoo", spec | {"deadline": 1.0}, threads=1)
+    params = SamplingParams(temperature=0, max_tokens=72, ignore_eos=True)
+    wanted = llm.generate(["def add(a, b):"], params, Speculation(enabled=False))
+    pool: PoolDrafter = llm.engine.round.crew.drafter  # type: ignore[attr-defined]
+    member, clock, failed = pool.members[1], Ticks(), [0]
+    member.clock = clock
+    resting: list[bool] = []
+
+    def breaks(self: Member, verb: Any, *arguments: Any) -> Any:
+        if self is member and verb.__name__ in ("propose", "feed") and failed[0] < 3:
+            failed[0] += 1
+            if late:
+                clock.now += 2.0
+            else:
+                verb = broken
+        return guarded(self, verb, *arguments)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the device is gone")
+
+    def counted(self: Member) -> None:
+        begun(self)
+        if self is member:
+            resting.append(self.rest > 0)
+
+    guarded, begun = Member._guarded, Member.begin_round
+    monkeypatch.setattr(Member, "_guarded", breaks)
+    monkeypatch.setattr(Member, "begin_round", counted)
+    found = llm.generate(["def add(a, b):"], params)
+    assert found[0].outputs[0].token_ids == wanted[0].outputs[0].token_ids
+    assert pool.left_out() == {"code": 0, "math": 3}
+    #                       fails, 1 round, fails, 2 rounds, fails, 4 rounds, works
+    assert resting[:11] == [False, True, False, True, True, False, True, True, True, True, False]
+    assert not any(resting[10:])
 
 
 class Promise(Future[list[Draft]]):
