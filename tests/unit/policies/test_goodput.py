@@ -166,6 +166,19 @@ def test_a_decision_is_kept_while_nothing_moves() -> None:
     assert made.plan(Load(ready, catching_up=500)) is not again, "a long round, for the prompts of others"
 
 
+def test_a_new_sequence_gets_the_middle_length_until_the_next_look() -> None:
+    """Not the longest one, although no length is commoner; and as many again get what as many had."""
+    made = policy()
+    World(CPU, steady(0.1, 0.6, 0.97), 3).play(made, 400)
+    made._decided, made._since, made._seen = None, 0.0, []
+    before = sorted(budget.depth for budget in made._budgets)
+    assert before[0] < before[1] < before[2]
+    assert made.plan(Load(sequences(4)))[3].depth == before[1]
+    alone = made.plan(Load(sequences(1)))
+    made.plan(Load(sequences(4)[1:]))
+    assert made.plan(Load(sequences(4)[2:3]))[0].depth == alone[0].depth
+
+
 def test_finished_sequences_are_forgotten() -> None:
     made = policy()
     World(CPU, steady(0.5, 0.5), 2).play(made, 10)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cospec.policies.cost import Floats, ForwardCost
-from cospec.policies.tracking import Tracked
+from cospec.policies.tracking import MEASURED, Tracked
 
 TRUE = ForwardCost(context=2e-7, slopes=(5e-5, 3e-4), knees=(4.0,), sequence=8e-5, fixed=1e-3)
 
@@ -86,3 +86,13 @@ def test_what_a_draft_begins_with_is_told_from_its_steps() -> None:
     for drafts, passes in ((1, 2), (4, 3), (8, 1)):
         found = tracked.cost.seconds(0, drafts, drafts, passes)
         assert found == pytest.approx(true.seconds(0, drafts, drafts, passes), rel=0.12)
+
+
+def test_a_slow_moment_does_not_bend_the_shape() -> None:
+    """Long rounds that met a slow machine say nothing about how they compare with short ones."""
+    tracked = Tracked(TRUE, MEASURED)
+    for turn in range(40):
+        slow, kind = (1.6, (8, 40)) if turn % 2 else (1.0, (1, 4))
+        tracked.follow(rounds(TRUE.scaled(slow), *kind, 60))
+    shape = off(tracked.cost, 8, 40) / off(tracked.cost, 1, 4)
+    assert shape == pytest.approx(1.0, abs=0.1), "1.6 where each kind is taken as it was"
