@@ -18,7 +18,7 @@ constexpr int GROUP = 6;
 constexpr int tile_width(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #endif
 constexpr int PANEL = 64;       // outputs
-constexpr long DEPTH = 96;     // words of a column taken at once where a panel's share, and the next one, stay in L1
+constexpr long DEPTH = 48;      // words of a column taken at once: a panel's share, and the next one, stay in L1
 constexpr long AHEAD = 2048;   // bytes fetched ahead of use where a panel is gone over once
 
 // How weights and inputs lie and meet. A word of a weight holds INPUTS inputs of one output, which take PARTS steps.
