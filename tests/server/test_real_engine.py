@@ -186,6 +186,7 @@ def test_zoo_serves_with_its_drafter():
     try:
         body = {"prompt": "def read_lines(path):\n", "max_tokens": 24, "temperature": 0}
         body |= {"include_speculation_stats": True, "return_sources": True}
+        body |= {"speculation": {"length": 4}}  # one of the policy's choice may be 0 on a busy machine
         answer = server.http.post("/v1/completions", json=body).json()
         assert answer["usage"]["speculation"]["accepted"] > 0
         assert set(answer["choices"][0]["sources"]) - {"target", "bonus"}

@@ -15,6 +15,7 @@ from cospec.llm import LLM
 from cospec.models.adapters import base_folder
 from cospec.models.folder import resolve, zoo_members
 from cospec.params import SamplingParams
+from cospec.types import Speculation
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,8 @@ def test_every_target_of_the_zoo_has_the_familys_drafter_and_its_tokens() -> Non
 
 def test_a_variant_of_the_target_is_drafted_for() -> None:
     with LLM("zoo:target-prose", measure_at_start=False, kv_cache_memory_bytes=1 << 22) as llm:
-        (found,) = llm.generate("It was a dark night, and", SamplingParams(max_tokens=12, temperature=0))
+        params = SamplingParams(max_tokens=12, temperature=0)
+        (found,) = llm.generate("It was a dark night, and", params, Speculation(length=4))
     assert found.stats.accepted_by_drafter == {"draft_model": found.stats.accepted}
     assert found.stats.accepted > 0
 
