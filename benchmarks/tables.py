@@ -109,15 +109,15 @@ def collaborative(found: Found) -> Iterator[str]:
 
 
 def load(found: Found) -> Iterator[str]:
-    """Latency by request rate, and that of ``auto`` over the best other configuration's and over ``off``'s."""
+    """Latency by request rate, and that of ``auto`` over the best other one, the one chosen on other turns, and off."""
     names = list(found["rows"][0]["latency"])
-    over = ("over the best", "p99", "over `off`", "p99")
-    yield from _head("requests/s", *(f"`{name}` mean / p99, ms" for name in names), *over)
+    kinds = {"auto_over_best": "over the best", "auto_over_chosen": "over the chosen", "auto_over_off": "over `off`"}
+    over = [key for key in kinds if key in found["rows"][0]]
+    heads = [head for key in over for head in (kinds[key], "p99")]
+    yield from _head("requests/s", *(f"`{name}` mean / p99, ms" for name in names), *heads)
     for row in found["rows"]:
         latencies = ["{mean:.0f} / {p99:.0f}".format_map(_milliseconds(row["latency"][name])) for name in names]
-        ratios = [
-            _ratio(row[key][measure]) for key in ("auto_over_best", "auto_over_off") for measure in ("mean", "p99")
-        ]
+        ratios = [_ratio(row[key][measure]) for key in over for measure in ("mean", "p99")]
         yield _row(f"{row['rate']:g}", *latencies, *ratios)
 
 

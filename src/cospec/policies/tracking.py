@@ -5,7 +5,9 @@ make, slowly if at all. So every call is taken at the speed of its moment, and t
 a long time so, each coefficient drawn towards what was measured before. What a round without drafts takes is known
 while drafts are made, and a moment in which the machine is slow does not bend the shape.
 
-A short measurement tells badly where the slope changes, so here it may change at every doubling of the tokens.
+Kernels that take several rows at once make the cost of a token rise in steps, and where those stand decides how long a
+draft should be. So the slope may change at every number of tokens that a single sequence's round has, and at ever more
+distant ones above.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ import numpy as np
 from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
 
 MEMORY, SPEED = 0.995, 0.95  # weight of what is known, per call: of the shape, and of the machine's speed
-MEASURED, GUESSED = 10.0, 0.3  # calls that each coefficient counts for, of a fit that was measured or not
+MEASURED, GUESSED = 10.0, 0.3  # calls that a coefficient counts for, of a fit that was measured or not
 LINK = 3.0  # as many times as much where neighbouring slopes are not off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
 NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then
-KNEES = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # tokens
+KNEES = tuple(map(float, (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64, 128)))  # tokens
 SLOPES = slice(1, -3)  # of a fit's coefficients
 SPAN = (0.25, 4.0, 20.0)  # between which shares of its prior a coefficient may lie, and how many units above
 WINDOW = 96  # rounds that a new fit is made from
@@ -50,7 +52,7 @@ class Tracked:
         self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
         self._level = 0.0  # times as slow as the shape says; 0 where nothing was seen
         steps = np.diff(np.eye(size)[SLOPES], axis=0)
-        self._links = steps.T @ steps
+        self._ties = np.diag(_widths(self.cost)) + LINK * steps.T @ steps
 
     def follow(self, data: Floats) -> None:
         """Learn from measured calls ``[S, 5]``, columns as in ``Sample``, the oldest first."""
@@ -72,7 +74,7 @@ class Tracked:
         self._matrix = keep * self._matrix + (weight * z.T) @ z
         self._vector = keep * self._vector + z.T @ (weight * ratio)
         prior = np.divide(known, self._unit, out=np.zeros_like(known), where=self._unit > 0)
-        trust = self._trust * (np.eye(len(prior)) + LINK * self._links)
+        trust = self._trust * self._ties
         solved = np.linalg.solve(self._matrix + trust, self._vector + trust @ prior)
         low, high, above = SPAN
         self._shape = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
@@ -85,6 +87,14 @@ class Tracked:
         self._trust = GUESSED
         seen = [Sample(*row.tolist()) for row in self._seen]
         self._start(fit([*seen, *_anchors(self.cost, seen)], self.cost.knees))
+
+
+def _widths(cost: ForwardCost) -> Floats:
+    """``[J]``: how much each coefficient is held to what was measured; a slope of a narrow piece by its doublings."""
+    edges = np.array([0.5 * cost.knees[0], *cost.knees, 2.0 * cost.knees[-1]])
+    found = np.ones(len(cost.coefficients))
+    found[SLOPES] = np.minimum(1.0, np.log2(edges[1:] / edges[:-1]))
+    return found
 
 
 def _units(x: Floats, known: Floats, data: Floats) -> Floats:

@@ -23,7 +23,8 @@ from cospec.policies.cost import Sample
 from cospec.protocols import Clock, Drafter, Model
 from cospec.types import Budget, Commit, Context
 
-MOST_REPEATS = 9
+MOST_REPEATS = 11
+TURNS = 1 + MOST_REPEATS // 2  # the first has a call of each point, the others have two
 FEWEST = 6  # points that are measured however long they take
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -37,15 +38,23 @@ class Grid:
         sequences: at once.
         tokens: computed for each sequence, the known one and the draft behind it.
         chunks: tokens of a prompt computed alone.
+        rows: more tokens of one sequence with the least context, since kernels that take several rows at once make a
+            forward dearer in steps, and whether the next draft token lies on this side of one decides how many pay.
     """
 
     contexts: tuple[int, ...] = (16, 128, 384)
     sequences: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     tokens: tuple[int, ...] = (1, 2, 3, 5, 9)
     chunks: tuple[int, ...] = (64, 256)
+    rows: tuple[int, ...] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the cache and computed, of the longest sequence."""
+        return max(self.contexts) + max((*self.tokens, *self.chunks, *self.rows))
 
 
-START = Grid(contexts=(64, 256), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 3, 5), chunks=(96,))
+START = Grid((64, 256), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 3, 5), chunks=(96,), rows=(4, 6, 7, 8, 9, 12, 14))
 
 
 def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = time.perf_counter) -> list[Sample]:
@@ -55,18 +64,18 @@ def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = ti
     one. Only the room is reserved: what stands in the cache does not change what reading it takes.
     """
     chance, end = np.random.default_rng(0), clock() + seconds
-    longest = max(grid.contexts) + max(*grid.tokens, *grid.chunks, 0)
-    ids = _reserve(model, [f"profile-{n}" for n in range(max(grid.sequences))], min(longest, model.max_len - 1))
+    names = [f"profile-{n}" for n in range(max(grid.sequences))]
+    ids = _reserve(model, names, min(grid.longest, model.max_len - 1))
     points = [p for p in _spread(grid) if p[1] <= len(ids) and p[0] + p[2] < model.max_len]
     batches = [_batch(ids, point, grid, model.vocab_size, chance) for point in points]
     times: list[list[float]] = [[] for _ in points]
     try:
-        for turn in range(MOST_REPEATS + 1):
-            for place, batch in enumerate(batches):
-                if clock() >= end and (turn > 1 or place >= FEWEST):
+        for turn in range(TURNS):
+            for done, place in enumerate(_order(len(points), turn, chance)):
+                if clock() >= end and (turn > 1 or done >= FEWEST):
                     break
                 started = clock()
-                _finished(model.forward(batch))
+                _finished(model.forward(batches[place]))
                 times[place].append(clock() - started)
     finally:
         model.free(ids)
@@ -118,8 +127,8 @@ def measure_rounds(
     of step by step (heads) give no samples.
     """
     chance, end = np.random.default_rng(0), clock() + seconds
-    longest, count = max(grid.contexts) + max(*grid.tokens, *grid.chunks, 0), max(grid.sequences)
-    ids = _reserve(target, [f"profile-{n}" for n in range(count)], min(longest, target.max_len - 1))
+    count = max(grid.sequences)
+    ids = _reserve(target, [f"profile-{n}" for n in range(count)], min(grid.longest, target.max_len - 1))
     points = [p for p in _spread(grid) if p[1] <= len(ids) and p[0] + p[2] < target.max_len]
     batches = [_batch(ids, point, grid, target.vocab_size, chance) for point in points]
     texts = {
@@ -140,11 +149,12 @@ def measure_rounds(
     drafts: list[list[float]] = [[] for _ in points]
     met: set[str] = set()  # sequences that the drafter has been fed
     try:
-        for turn in range(MOST_REPEATS + 1):
-            for place, (context, several, tokens) in enumerate(points):
-                if clock() >= end and (turn > 1 or place >= FEWEST):
+        for turn in range(TURNS):
+            for done, place in enumerate(_order(len(points), turn, chance)):
+                if clock() >= end and (turn > 1 or done >= FEWEST):
                     break
-                if 1 < tokens <= max(grid.tokens):
+                context, several, tokens = points[place]
+                if tokens > 1 and tokens not in grid.chunks:
                     contexts, budgets = texts[context][:several], [Budget(tokens - 1, tokens - 1)] * several
                     if not met.issuperset(each.id for each in contexts):
                         drafter.propose(contexts, budgets)
@@ -170,7 +180,7 @@ def _batch(
     """Tokens behind a context for as many of the sequences: a draft, or a piece of a prompt."""
     context, count, tokens = point
     new = tuple(chance.integers(0, vocabulary, tokens).tolist())
-    drafted = tokens <= max(grid.tokens)
+    drafted = tokens not in grid.chunks
     parents, first = (tuple(range(-1, tokens - 2)), 0) if drafted else ((), tokens - 1)
     return TokenBatch(tuple(Segment(id, context, new, parents, first) for id in ids[:count]))
 
@@ -178,7 +188,7 @@ def _batch(
 def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
     """Points (context, sequences, tokens each), the corners first, then in an order without pattern."""
     points: list[tuple[int, int, int]] = list(product(grid.contexts, grid.sequences, grid.tokens))
-    points += [(grid.contexts[0], 1, chunk) for chunk in grid.chunks]
+    points += [(grid.contexts[0], 1, tokens) for tokens in (*grid.chunks, *grid.rows)]
     first, second, third = ({row[0], row[-1]} for row in (grid.contexts, grid.sequences, grid.tokens))
     corners = list(product(first, second, third))
     others = [point for point in points if point not in corners]
@@ -186,6 +196,16 @@ def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
     yield from sorted(corners, key=lambda point: point[1] * point[2])
     for place in shuffled:
         yield others[place]
+
+
+def _order(count: int, turn: int, chance: np.random.Generator) -> Seq[int]:
+    """Of the points in one turn: as they come in the first two, which may be the last ones, and shuffled in others.
+
+    What a call finds in the processor's caches depends on the one before it. So no point may always follow the same
+    one, and every other time it follows itself, as rounds do; the lower quartile is one of those.
+    """
+    order = np.arange(count) if turn < 2 else chance.permutation(count)
+    return [int(place) for place in np.repeat(order, 1 if turn == 0 else 2)]
 
 
 def _reserve(model: Model, ids: Seq[str], length: int) -> list[str]:

@@ -19,7 +19,7 @@ from cospec.protocols import Drafter, Model
 from cospec.types import Offer
 
 SECONDS = 2.6  # of measuring: three seconds in all with what goes before a point
-ENOUGH = 4  # samples for each slope
+ENOUGH = 2  # samples for each slope
 WORTH_KEEPING = 0.2  # median error on its own samples; what fits worse was disturbed, and is measured again next time
 
 _log = logging.getLogger(__name__)
@@ -50,14 +50,22 @@ def costs_at_start(target: Model, drafter: Drafter, folder: Path, how: Mapping[s
 
 
 def _keep(key: Mapping[str, Any], samples: list[Sample]) -> ForwardCost | None:
-    """A fit with a slope for every doubling of the tokens, which two knees at most are too few for."""
     if not samples:
         return None
-    tokens = [sample.tokens for sample in samples]
-    knees = [knee for knee in KNEES if min(tokens) < knee < max(tokens)]
-    found = fit(samples, knees if len(samples) > ENOUGH * len(knees) else None)
+    found = fitted(samples)
     if np.median(found.errors(samples)) <= WORTH_KEEPING:
         save(key, found)
     else:
         _log.warning("the time model was measured on a busy machine and is not kept; rounds will correct it")
     return found
+
+
+def fitted(samples: list[Sample]) -> ForwardCost:
+    """A fit whose slope changes at every number of tokens that was measured, where samples suffice for that.
+
+    Two knees at most are too few to say where drafts stop paying, and at other places than the kernels' own they say
+    it wrongly.
+    """
+    tokens = sorted({sample.tokens for sample in samples})
+    knees = [knee for knee in KNEES if knee in tokens[1:-1]]
+    return fit(samples, knees if len(samples) > ENOUGH * len(knees) else None)

@@ -96,3 +96,28 @@ def test_a_slow_moment_does_not_bend_the_shape() -> None:
         tracked.follow(rounds(TRUE.scaled(slow), *kind, 60))
     shape = off(tracked.cost, 8, 40) / off(tracked.cost, 1, 4)
     assert shape == pytest.approx(1.0, abs=0.1), "1.6 where each kind is taken as it was"
+
+
+def test_a_step_that_was_measured_stays_where_it_is() -> None:
+    """Rounds on one side of it, at another speed and a little off, say nothing about where the next row is dear."""
+    true = ForwardCost(1e-7, (3e-5, 5e-4, 5e-5), (6.0, 7.0), 3e-5, 1.2e-3)
+    tracked = Tracked(true, MEASURED)
+    for _ in range(60):
+        for tokens in (4, 5, 6):
+            data = rounds(true.scaled(1.3), 1, tokens, 3)
+            data[:, 3] += 3e-5 * tokens
+            tracked.follow(data)
+    six, seven = (tracked.cost.seconds(100, tokens, 1) for tokens in (6, 7))
+    assert seven - six > 0.8 * 1.3 * 5e-4
+    assert tracked.cost.seconds(100, 6, 1) - tracked.cost.seconds(100, 4, 1) < 0.2 * (seven - six) + 6e-5 * 1.3
+
+
+def test_a_step_that_was_measured_wrongly_is_made_smaller_by_rounds() -> None:
+    """The fit holds six rows for dear; where rounds have four and six, they tell."""
+    true = ForwardCost(1e-7, (3e-5, 5e-4, 5e-5), (6.0, 7.0), 3e-5, 1.2e-3)
+    tracked = Tracked(ForwardCost(1e-7, (3e-5, 5e-4, 5e-5), (5.0, 6.0), 3e-5, 1.2e-3), MEASURED)
+    for _ in range(60):
+        for tokens in (4, 6):
+            tracked.follow(rounds(true, 1, tokens, 4))
+    cost, step = tracked.cost, 5e-4
+    assert cost.seconds(100, 6, 1) - cost.seconds(100, 4, 1) < 0.75 * step, "measured as the whole of it"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,9 +30,10 @@ SMALL = Grid(contexts=(8, 32, 64), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 4),
 
 
 class Timed:
-    """A model whose forwards move a clock by what ``TRUE`` says, and now and then by much more."""
+    """A model whose forwards move a clock by what ``cost`` says, and now and then by much more."""
 
-    def __init__(self, pages: int = 2000) -> None:
+    def __init__(self, pages: int = 2000, cost: ForwardCost = TRUE) -> None:
+        self.cost, self.points = cost, list[int]()
         self.toy = with_pool(ToyModel(5, seed=1), pages, 4)
         self.name, self.vocab_size, self.max_len = "timed", 5, 512
         self.now, self.calls = 0.0, 0
@@ -41,7 +45,8 @@ class Timed:
     def forward(self, batch: TokenBatch) -> torch.Tensor:
         self.calls += 1
         context, tokens = sum(s.start for s in batch.segments), sum(len(s.tokens) for s in batch.segments)
-        seconds = TRUE.seconds(context, tokens, len(batch.segments))
+        self.points.append(id(batch))
+        seconds = self.cost.seconds(context, tokens, len(batch.segments))
         self.now += seconds * (3.0 if self.calls % 5 == 0 else 1.0)  # somebody else was given the processor
         return torch.zeros(0)
 
@@ -74,6 +79,30 @@ def test_time_and_room_bound_a_measurement() -> None:
     assert {s.sequences for s in measure_forwards(tight, SMALL, 60.0, tight.clock)} == {1}  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="needs 6 or more"):
         Profile.of("tight", few[:5])
+
+
+def test_steps_of_the_kernels_are_found() -> None:
+    """One more row may cost as much as many others; points a power of two apart make a slope of that."""
+    grid = replace(SMALL, rows=(3, 5, 6, 7, 8))
+    model = Timed(cost=ForwardCost(1e-7, (2e-5, 6e-4, 5e-5), (6.0, 7.0), 1e-5, 1e-3))
+    samples = measure_forwards(model, grid, 60.0, model.clock)  # type: ignore[arg-type]
+    alone = {sample.tokens: sample.seconds for sample in samples if sample.sequences == 1 and sample.context == 8}
+    assert set(range(1, 9)) <= set(alone)
+    assert alone[7] - alone[6] > 5 * (alone[6] - alone[1])
+    found = start.fitted(samples)
+    assert found.errors(samples).max() < 0.05
+    assert found.tokens(7) - found.tokens(6) == pytest.approx(6e-4, rel=0.2)
+
+
+def test_no_point_always_follows_the_same_one() -> None:
+    """The processor's caches are as the call before left them."""
+    model = Timed()
+    measure_forwards(model, SMALL, 60.0, model.clock)  # type: ignore[arg-type]
+    before = defaultdict(set)
+    for one, two in pairwise(model.points):
+        before[two].add(one)
+    assert min(map(len, before.values())) > 2
+    assert all(point in found for point, found in before.items()), "every other time it follows itself"
 
 
 def test_steps_of_a_drafter() -> None:
