@@ -1,7 +1,8 @@
 """Where a round's time goes: the models' forwards, and everything else the engine does.
 
 Run ``python -m benchmarks.overhead``. It also gives the share of the memory-bandwidth roofline that plain decoding
-reaches: the bytes of the target's weights over the measured bandwidth, divided by the measured time per token.
+reaches: the bytes of the target's weights over the measured bandwidth, divided by the measured time per token. Rounds
+that were run as one call count as what they are; of such a call the library tells what was spent inside of the models.
 """
 
 from __future__ import annotations
@@ -18,15 +19,21 @@ from rich.table import Table
 from benchmarks.common import prompts, write
 from cospec import LLM, SamplingParams
 from cospec.bench.roofline import bandwidth, cost_of
+from cospec.engine.burst import Burst
 from cospec.engine.requests import make_requests
 from cospec.protocols import Model
 
 
 @dataclass
 class Clock:
-    """Seconds spent inside the forwards of the models it watches."""
+    """Seconds spent inside the forwards of the models it watches, and in those of ``burst``."""
 
+    burst: Burst | None
     seconds: float = 0.0
+
+    def read(self) -> float:
+        """So far."""
+        return self.seconds + (self.burst.working if self.burst is not None else 0.0)
 
     def watch(self, model: Model) -> None:
         """Count the time of every forward of ``model`` from now on."""
@@ -62,7 +69,8 @@ def main() -> None:
     table = Table("system", "batch", "temperature", "ms per round", "forwards", "engine", "engine share")
     rows = []
     for name, config in configs.items():
-        llm, clock = LLM(options.model, config, dtype=options.dtype), Clock()
+        llm = LLM(options.model, config, dtype=options.dtype)
+        clock = Clock(llm.engine.round.crew.burst)
         clock.watch(llm.engine.parts.model)
         if hasattr(llm.engine.round.crew.drafter, "model"):
             clock.watch(llm.engine.round.crew.drafter.model)
@@ -98,11 +106,11 @@ def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: 
             for request in make_requests(text[:40], llm.encode(text)[:128], params):
                 llm.engine.add(replace(request, streams=False))  # as ``LLM.generate`` does
         llm.engine.step()  # the prompts
-        clock.seconds, rounds, started = 0.0, 0, time.perf_counter()
+        before, rounds, started = clock.read(), llm.engine.counters.rounds, time.perf_counter()
         while llm.engine.scheduler.running and len(llm.engine.scheduler.running) == batch:
             llm.engine.step()
-            rounds += 1
-        total, inside = time.perf_counter() - started, clock.seconds
+        total, inside = time.perf_counter() - started, clock.read() - before
+        rounds = llm.engine.counters.rounds - rounds
         while llm.engine.has_work:
             llm.engine.step()
         results.append((total / rounds * 1e3, inside / rounds * 1e3))

@@ -1,5 +1,7 @@
 // The law of rows of logits, and drafts judged by it: what cospec.sampling and cospec.rules do, as one call for all
 // sequences of a round.
+#include "judge.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -7,36 +9,11 @@
 #include <atomic>
 #include <vector>
 
-#include "blend.h"
 #include "draws.h"
-#include "ops.h"
 
 namespace {
 
 enum Rule { MATCH = 0, REJECTION = 1, BLOCK = 2 };
-enum Purpose { TARGET = 0, ACCEPT = 2, RECOVER = 3 };  // see cospec.draws.Purpose
-
-// How the law of a sequence follows from its logits; a temperature of 0 is a point mass on the likeliest token.
-struct Shape {
-    double temperature, top_p, min_p;
-    int64_t top_k;
-};
-
-// One sequence: its rows of logits and a draft, whose tokens stand at `place` of those of all, its parents behind them.
-struct Case {
-    int64_t first, row, count;  // rows [first, row) need only be numbers; [row, row + count) are judged by
-    int64_t place, nodes;
-    const double* q;  // [nodes, vocabulary], or null for point masses
-    uint64_t base;
-    int64_t rule;  // from here on the same in every round
-    uint64_t seed;
-    Shape shape;
-};
-
-// `path` nodes are accepted and `token` comes after them; -1 where no row says which.
-struct Verdict {
-    int64_t path, token, bonus, broken;
-};
 
 struct Draft {
     const int64_t *tokens, *parents;
@@ -130,7 +107,7 @@ struct Judge {
     }
 
     const double* read(long row) {
-        numbers[row] = with(row, [&](auto* logits) { return law_of(logits, vocab, c.shape, law(row)); });
+        numbers[row] = with(row, [&](auto* logits) { return law_of(logits, vocab, c.asked.shape, law(row)); });
         return law(row);
     }
 
@@ -140,20 +117,20 @@ struct Judge {
 
     long draw(const double* weights, uint64_t position, Purpose purpose) const {
         const uint64_t base = purpose == TARGET ? 0 : c.base;  // the target's noise is the same in every round
-        return race(weights, vocab, {{c.seed, purpose}, {0, 0, position, base}});
+        return race(weights, vocab, {{c.asked.seed, purpose}, {0, 0, position, base}});
     }
 
     // The target's own token behind `accepted` nodes; -1 where the law is not known.
     long own(long row, long accepted) {
         if (row >= c.count) return -1;
-        if (c.shape.temperature > 0.0) return draw(read(row), c.base + accepted, TARGET);
+        if (c.asked.shape.temperature > 0.0) return draw(read(row), c.base + accepted, TARGET);
         const long token = likeliest(row);
         numbers[row] = token >= 0;
         return token < 0 ? 0 : token;
     }
 
     double uniform(long node) const {
-        return kernels().uniform({{c.seed, ACCEPT}, {c.base, 0, 0, c.base}}, node);
+        return kernels().uniform({{c.asked.seed, ACCEPT}, {c.base, 0, 0, c.base}}, node);
     }
 
     double drawn_with(long node) const { return c.q ? c.q[node * vocab + draft.tokens[node]] : 1.0; }
@@ -222,7 +199,7 @@ struct Judge {
     Verdict decide() {
         numbers.assign(c.count + 1, true);
         Verdict v = {0, -1, 0, 0};
-        if (c.count > 0) v = c.nodes == 0 || c.rule == MATCH ? match() : c.rule == REJECTION ? rejection() : block();
+        if (c.count > 0) v = c.nodes == 0 || c.asked.rule == MATCH ? match() : c.asked.rule == REJECTION ? rejection() : block();
         v.broken = !numbers[0];
         for (long i = 0; i < v.path; i++) v.broken |= draft.path[i] + 1 < c.count && !numbers[draft.path[i] + 1];
         return v;
@@ -232,7 +209,7 @@ struct Judge {
 // Numbers that a case has to look at, counted as often as they cost more than comparing one.
 long work(const Case& c, const Source& source) {
     const long blending = source.form == OWN ? 0 : 6 * source.members;
-    return c.count * source.vocab * (blending + (c.shape.temperature > 0.0 ? 20 : 1));
+    return c.count * source.vocab * (blending + (c.asked.shape.temperature > 0.0 ? 20 : 1));
 }
 
 constexpr long WORTH_SHARING = 250000;  // some fifty microseconds of work
@@ -240,8 +217,6 @@ constexpr long WORTH_WAKING = 1000000;  // threads that sleep take as long to co
 
 }  // namespace
 
-// Judge every case by its rows of logits. nodes: tokens and parents of all drafts. found: the verdicts, then the paths, each
-// where the case's tokens stand. Rows that are no numbers count only where the verdict rests on them.
 API void cospec_judge(const Source* source, const Case* cases, long count, const int64_t* nodes, int64_t* found) {
     Verdict* verdicts = (Verdict*)found;
     int64_t* paths = found + count * sizeof(Verdict) / sizeof(int64_t);

@@ -23,6 +23,8 @@ struct LlamaSpec {
     float eps, scale, rotary_scale;
 };
 
+struct Llama;  // a model with its scratch
+
 // T rows of S segments; see cospec.models.packed.PackedBatch.
 struct Batch {
     const int64_t *ids, *positions;

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "llama.h"
+#include "ops.h"
 
 // The tokens of one sequence: known ones, then the nodes of a draft; see cospec.batches.Segment.
 struct Segment {
@@ -38,3 +39,7 @@ class Packing {
     std::vector<int32_t> row_segment_, visible_, tables_, starts_, write_at_;
     long deepest_ = 0;
 };
+
+// See csrc/llama.cpp.
+API int cospec_llama_score(Llama* model, const Cache* cache, const Given* given, float* logits);
+API int cospec_llama_rollout(Llama* model, const Cache* cache, const Given* given, const Rollout* rollout);

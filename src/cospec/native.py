@@ -47,6 +47,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_guesses": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
     "cospec_chances": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_judge": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p], None),
+    "cospec_burst": ([c_void_p], c_long),
 }
 
 

@@ -194,7 +194,7 @@ class Policy(Protocol):
     """How long to speculate, for whom. No torch.
 
     Built by ``cls.build(options, setting)``, see ``policies.setting``; ``cls.reads_costs`` says whether it decides by
-    time models.
+    time models, and ``cls.steady``, where there is one, whether it plans and trims by nothing that it observes.
     """
 
     def plan(self, load: Load) -> list[Budget]:
@@ -345,6 +345,20 @@ class Members(Protocol):
         """Forget sequences. Unknown ids are ignored."""
 
 
+class Burst(Protocol):
+    """Runs rounds from draft to verdict as one call, where nothing between the steps has to be decided."""
+
+    def run(self, plan: Plan) -> tuple[list[Outcome], RoundTimes] | None:
+        """The outcomes of up to ``plan.rounds`` rounds, one after the other.
+
+        It ends with the round in which a sequence may have ended. None, with nothing done, for a plan that has to be
+        run step by step.
+        """
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
 @dataclass(frozen=True, slots=True)
 class Crew:
     """Who works in a round.
@@ -352,6 +366,7 @@ class Crew:
     Attributes:
         handle: the same drafter, for rounds that draft beside verification; None: it works in the round's own thread.
         members: for rounds in which several models speak as one.
+        burst: does what drafter and judge do by turns, in fewer steps; None: nothing does.
     """
 
     drafter: Drafter | None
@@ -360,6 +375,7 @@ class Crew:
     clock: Clock
     handle: Handle | None = None
     members: Members | None = None
+    burst: Burst | None = None
 
 
 class Round(Protocol):
@@ -369,7 +385,10 @@ class Round(Protocol):
     info: RoundInfo
 
     def run(self, plan: Plan) -> list[Outcome]:
-        """Outcomes of the entries that were verified, in order; entries left out come again with a later plan."""
+        """Outcomes of the entries that were verified, in order; entries left out come again with a later plan.
+
+        Where ``times`` tells of several rounds, those of one round stand behind those of the one before it.
+        """
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Tell everybody in the crew what the sequences gained."""

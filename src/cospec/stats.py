@@ -50,10 +50,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Seconds that a round spent proposing and verifying."""
+    """Seconds that a round, or several that were run as one, spent proposing and verifying."""
 
     draft: float = 0.0
     target: float = 0.0
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class RoundInfo:
 
 @dataclass(frozen=True, slots=True)
 class RoundStats:
-    """What one round did and took; times in seconds.
+    """What one round did and took, or several that were run as one; times in seconds, sums over all of them.
 
     Attributes:
         batched_tokens: tokens that the target computed, drafts included.

@@ -204,10 +204,11 @@ class PlanEntry:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a round does. ``step`` counts rounds from 0."""
+    """What a round does. ``step`` counts plans from 0; ``rounds`` like this one may be run before the next plan."""
 
     step: int
     entries: tuple[PlanEntry, ...]
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)

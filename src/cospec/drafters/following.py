@@ -81,6 +81,25 @@ class Follower:
         place.own, place.fed = own, min(place.fed, agreed)
         return fitting
 
+    def lend(self, id: str, tokens: Seq[int], ahead: int) -> int | None:
+        """For somebody who feeds the model himself: room for ``ahead`` tokens behind the known ones.
+
+        Returns how many of them the cache holds, all but the last at most; None where there is no room.
+        """
+        known, pages = len(tokens), self.model.pages
+        place = self._places.get(id)
+        if place is None:
+            place = self._places[id] = _Place(fed=pages.attach(id, tokens))
+        if known + ahead > self.model.max_len or not pages.reserve(id, known + ahead):
+            return None
+        place.own, place.fed, place.ahead = tokens, min(place.fed, known - 1), None
+        pages.keep(id, tokens, place.fed)
+        return place.fed
+
+    def take_back(self, id: str, fed: int) -> None:
+        """So many known tokens are in the cache by now, those that came to be since among them."""
+        self._places[id].fed = fed
+
     def stretch(self, id: str, nodes: int) -> bool:
         """Make room for so many nodes behind the known tokens of an opened sequence; False where there is none."""
         length = self.known(id) + nodes

@@ -109,6 +109,11 @@ class ModelDrafter:
             self._drafted.pop(id, None)
         self._follower.free(ids)
 
+    @property
+    def follows(self) -> Follower | None:
+        """Its cache, for somebody who runs the model himself; None where its tokens are not the target's."""
+        return self._follower if self._vocabulary.same else None
+
     def stepper(self) -> Stepper | None:
         """Leads the model token by token in the target's ids; None where it has others."""
         return ModelStepper(self.model) if self._vocabulary.same else None

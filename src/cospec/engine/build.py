@@ -10,6 +10,7 @@ from typing import Any
 
 from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
+from cospec.engine.burst import LONGEST, Burst
 from cospec.engine.collaboration import DEFAULT_LAW, connect_ensemble
 from cospec.engine.committer import Committer
 from cospec.engine.drafters import EngineHost, build_drafter, handle_of, same_tokens, share_cores
@@ -124,17 +125,20 @@ def connect(
     max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
     chain_rules = frozenset(name for name, rule in rules.items() if not rule.trees)
     relaxed = frozenset(name for name, rule in rules.items() if not rule.exact)
-    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules)
-    scheduler = Scheduler(target.pages, policy, limits)
     blend = BLENDS.load("single")()
     verifier = Verifier(target, blend, rules)
+    steady = drafter is None or getattr(POLICIES.load(speculative.policy_name), "steady", False)
+    burst = Burst.of(target, verifier.rule, drafter, steady)
+    rounds = LONGEST if burst is not None and steady else 1
+    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules, rounds)
+    scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     handle = handle_of(drafter, speculative.drafting, target.device)
     return Parts(
         model=target,
         scheduler=scheduler,
         round=ROUNDS.load(speculative.round if drafter is not None else "sequential")(
-            Crew(drafter, verifier, policy, time.monotonic, handle)
+            Crew(drafter, verifier, policy, time.monotonic, handle, burst=burst)
         ),
         committer=Committer(backend, blend.name, text.eos, relaxed=relaxed),
         resolver=Resolver(

@@ -28,7 +28,7 @@ from cospec.sampling import edit
 from cospec.types import Request, Sequence, Verdict
 
 _RULES: dict[type, int] = {Match: 0, Rejection: 1, Block: 2}
-_ROUND, _ASKED = Struct("=7q"), Struct("=qQ3dq")  # the two halves of ``Case`` in ``csrc/judge.cpp``
+_ROUND, _ASKED = Struct("=7q"), Struct("=qQ3dq")  # the two halves of ``Case`` in ``csrc/judge.h``
 _VERDICT = 4  # words
 _WORD = 2**64
 
@@ -80,7 +80,8 @@ class Compiled:
         request = sequence.request
         asked = self._asked.get(request.id)
         if asked is None or asked.request is not request:
-            asked = self._asked[request.id] = _asked(request, rule_of(sequence))
+            words = words_of(request, rule_of(sequence))
+            asked = self._asked[request.id] = _Asked(request, words, request.sampling.edits_logits)
         return asked
 
     def _judge(self, tasks: Seq[Task], asked: Seq[_Asked], source: Source) -> list[Verdict | None] | None:
@@ -120,13 +121,13 @@ class Compiled:
         return verdicts
 
 
-def _asked(request: Request, rule: Rule) -> _Asked:
+def words_of(request: Request, rule: Rule) -> bytes | None:
+    """``Asked`` in ``csrc/judge.h``; None where the library has not got the rule."""
     params, code = request.sampling, _RULES.get(type(rule))
     temperature = 0.0 if params.greedy else params.temperature
-    words = None
-    if code is not None:
-        words = _ASKED.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)
-    return _Asked(request, words, params.edits_logits)
+    if code is None:
+        return None
+    return _ASKED.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)
 
 
 def _edited(tasks: Seq[Task], logits: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Counters:
 
     def observe(self, outcomes: Seq[Outcome], commits: Seq[Commit], stats: RoundStats) -> None:
         """Add one round."""
-        self.rounds += 1
+        self.rounds += stats.times.rounds
         self.seconds += stats.total
         self.draft_seconds += stats.times.draft
         self.target_seconds += stats.times.target

@@ -27,12 +27,14 @@ class Limits:
 
     Attributes:
         chain_rules: names of the rules that judge chains only, whose requests get no trees.
+        rounds: that may be run without another plan between them.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_len: int
     chain_rules: frozenset[str] = frozenset()
+    rounds: int = 1
 
 
 def urgency(sequence: Sequence) -> tuple[float, str, int]:
@@ -87,7 +89,7 @@ class Scheduler:
         if self.waiting and preempted == self.preempted:  # otherwise what was just taken from one would go to another
             entries += self._admit(left)
         self._step += 1
-        return Plan(self._step - 1, tuple(entries))
+        return Plan(self._step - 1, tuple(entries), self._rounds(entries) if self.limits.rounds > 1 else 1)
 
     def _budgets(self) -> dict[str, Budget]:
         """Draft budgets of the sequences that have one token left to compute, within what each may still write."""
@@ -122,6 +124,22 @@ class Scheduler:
             elif budget.release:
                 budgets[sequence.id] = budget
         return budgets
+
+    def _rounds(self, entries: Seq[PlanEntry]) -> int:
+        """How many rounds may be run as one: where nobody waits or reads along, and everybody has room for all."""
+        if self.waiting or len(entries) < len(self.running):
+            return 1
+        for entry in entries:
+            request = entry.sequence.request
+            if entry.tokens > 1 or request.streams or request.sampling.stop:
+                return 1
+        return self.limits.rounds if all(map(self._has_room, entries)) else 1
+
+    def _has_room(self, entry: PlanEntry) -> bool:
+        """Make room for the longest run of rounds, or all that the sequence may still write."""
+        sequence = entry.sequence
+        more = min(self.limits.rounds * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
+        return self.pages.reserve(sequence.id, len(sequence.tokens) + more)
 
     def _fit(self, sequence: Sequence, left: int, budget: Budget) -> PlanEntry | None:
         """This sequence's share, after making room for it; None when it had to give way itself."""

@@ -19,6 +19,8 @@ from cospec.sampling import logprobs
 from cospec.stats import TokenLogprobs
 from cospec.types import Commit, Draft, Outcome, PlanEntry, Sequence, Verdict
 
+NO_NUMBERS = "the model's logits are not numbers at this prompt"
+
 
 class Verifier:
     """The law of the output is ``blend`` of the target's logits, after each request's processors.
@@ -85,7 +87,7 @@ class Verifier:
     def _outcome(self, task: Task, verdict: Verdict | None, logits: Tensor) -> Outcome:
         entry, draft = task.entry, task.draft
         if verdict is None:
-            return Outcome(entry, draft, None, error="the model's logits are not numbers at this prompt")
+            return Outcome(entry, draft, None, error=NO_NUMBERS)
         params = entry.sequence.request.sampling
         prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
         if not task.count:

@@ -181,13 +181,17 @@ class OnCache:
         self._score.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
         self._roll.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
         self._score.restype = self._roll.restype = c_int
-        self._names = (runner.handle, ctypes.addressof(self._where))
+        self.names = (runner.handle, ctypes.addressof(self._where))  # what the library calls model and cache
+
+    def pages(self, id: str) -> tuple[int, int]:
+        """Where the pages of a sequence stand, and how many."""
+        return self._tables(id).buffer_info()
 
     def score(self, batch: TokenBatch) -> Tensor | None:
         """See ``packed_model.Direct``."""
         given = self._give(batch)
         logits = torch.empty(max(given.rows, 0), self._vocab_size)
-        return logits if self._score(*self._names, ctypes.addressof(given), logits.data_ptr()) else None
+        return logits if self._score(*self.names, ctypes.addressof(given), logits.data_ptr()) else None
 
     def rollout(self, batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
         """See ``packed_model.Direct``."""
@@ -207,7 +211,7 @@ class OnCache:
             _start(temperatures), _start(streams), _start(depths), depth, _address(logits),
             0 if logits is None else logits[0].size, _address(q), _start(tokens), _address(confidence),
         )  # fmt: skip
-        if not self._roll(*self._names, ctypes.addressof(given), ctypes.addressof(job)):
+        if not self._roll(*self.names, ctypes.addressof(given), ctypes.addressof(job)):
             return None
         chosen = [tokens[place : place + depth].tolist() for place in range(0, count * depth, depth)]
         return Rolled(chosen, q, confidence, logits)

@@ -69,6 +69,11 @@ class PackedModel:
         """Whether a whole forward is one call into the kernels, with nothing left for torch."""
         return self._forwards.direct is not None
 
+    @property
+    def direct(self) -> Direct | None:
+        """The shortest way to run the forward; None where there is none, or where somebody reads the states."""
+        return self._forwards.direct if self._forwards.read is None else None
+
     def forward(self, batch: TokenBatch) -> Tensor:
         """Logits ``[R, V]``, float32, see ``Model.forward``.
 
@@ -76,8 +81,8 @@ class PackedModel:
             InvalidInput: a token id or a length outside what the model takes.
             ValueError: no room was reserved.
         """
-        forwards = self._forwards
-        logits = forwards.direct.score(batch) if forwards.direct is not None and forwards.read is None else None
+        direct = self.direct
+        logits = None if direct is None else direct.score(batch)
         return self._scored(batch) if logits is None else logits
 
     @torch.no_grad()

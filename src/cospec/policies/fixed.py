@@ -27,6 +27,7 @@ class Fixed:
 
     Options: ClassVar[type[FixedOptions]] = FixedOptions
     reads_costs: ClassVar[bool] = False
+    steady: ClassVar[bool] = True
 
     def __init__(self, length: int, max_nodes: int | None = None, widths: tuple[int, ...] = ()) -> None:
         most = level_nodes(widths, length) if max_nodes is None else max_nodes

@@ -18,8 +18,13 @@ class Sequential:
         self.times, self.info = RoundTimes(), RoundInfo("sequential")
 
     def run(self, plan: Plan) -> list[Outcome]:
-        """One outcome per entry, in order."""
-        crew, started = self.crew, self.crew.clock()
+        """One outcome per entry, in order; of each round, where several are run as one."""
+        crew = self.crew
+        done = None if crew.burst is None else crew.burst.run(plan)
+        if done is not None:
+            outcomes, self.times = done
+            return outcomes
+        started = crew.clock()
         drafts = {} if crew.drafter is None else self._draft(crew.drafter, plan)
         drafted = crew.clock()
         outcomes = crew.judge.verify(plan.entries, drafts)
@@ -46,6 +51,8 @@ class Sequential:
     def free(self, ids: Seq[str]) -> None:
         """Target first, then the drafter."""
         self.crew.judge.free(ids)
+        if self.crew.burst is not None:
+            self.crew.burst.free(ids)
         if self.crew.drafter is not None:
             self.crew.drafter.free(ids)
 

@@ -1,0 +1,195 @@
+"""Rounds of the same sequences as one call into the native library: draft, score, judge, and again.
+
+Where drafter and target run there, the rule is one of the library's, and the policy decides nothing by what it sees,
+nothing between two such steps has to be decided here. What comes back are the outcomes of each round, the same as
+``Sequential`` finds them step by step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from ctypes import Structure, addressof, c_double, c_int64, c_void_p
+from dataclasses import dataclass
+from struct import Struct
+
+from cospec import native
+from cospec.drafters.following import CATCH_UP_TOKENS, Follower
+from cospec.drafters.model import ModelDrafter
+from cospec.engine.compiled import words_of
+from cospec.engine.verifier import NO_NUMBERS
+from cospec.models.llama_native import OnCache
+from cospec.models.packed_model import PackedModel
+from cospec.protocols import Drafter, Model, Rule
+from cospec.stats import RoundTimes
+from cospec.types import Budget, Draft, Outcome, Plan, PlanEntry, Request, Sequence, Verdict
+
+LONGEST = 8  # rounds of a burst
+SECONDS = 0.02  # that no further round may go beyond: how long newcomers and aborts may have to wait for it
+_LANE = Struct("=10q")  # the first half of ``Lane`` in ``csrc/burst.cpp``
+_HEAD = 4  # words before the drafted tokens of a round
+
+
+class _Burst(Structure):
+    """``Burst`` in ``csrc/burst.cpp``."""
+
+    _fields_ = [
+        *[(name, c_void_p) for name in ("target", "cache", "drafter", "own_cache", "lanes", "tokens")],
+        *[(name, c_int64) for name in ("count", "depth", "rounds")],
+        ("seconds", c_double),
+        *[(name, c_void_p) for name in ("written", "fed")],
+        *[(name, c_double) for name in ("draft_seconds", "score_seconds")],
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rider:
+    """What the library reads of a request: the same in every round."""
+
+    request: Request
+    words: bytes
+    stops: array[int]  # tokens that may end it
+    most: int  # known tokens that it may have in the end
+    noise: int
+    cut: bool  # a truncated law, which drafters do not draw from in their own loop
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafting:
+    """The drafter as the library runs it."""
+
+    follower: Follower
+    direct: OnCache
+    name: str
+
+
+class Burst:
+    """Implements ``protocols.Burst``. ``working`` are seconds inside of the models so far.
+
+    Args:
+        rule_of: the rule that a sequence is judged by.
+        drafting: None where a round that drafts has to be run step by step.
+    """
+
+    def __init__(self, target: OnCache, rule_of: Callable[[Sequence], Rule], drafting: _Drafting | None) -> None:
+        self.working = 0.0
+        self._target, self._rule_of, self._drafting = target, rule_of, drafting
+        self._riders: dict[str, _Rider | None] = {}
+        self._run = native.library().cospec_burst
+
+    @classmethod
+    def of(
+        cls, target: Model, rule_of: Callable[[Sequence], Rule], drafter: Drafter | None, steady: bool
+    ) -> Burst | None:
+        """Where the target's forward is native; drafting too, if the policy is steady and the drafter's is."""
+        direct = _direct(target)
+        if direct is None:
+            return None
+        drafting = None
+        if steady and isinstance(drafter, ModelDrafter) and drafter.follows is not None:
+            own = _direct(drafter.model)
+            drafting = None if own is None else _Drafting(drafter.follows, own, drafter.name)
+        return cls(direct, rule_of, drafting)
+
+    def run(self, plan: Plan) -> tuple[list[Outcome], RoundTimes] | None:
+        """See ``protocols.Burst``."""
+        budget = plan.entries[0].budget
+        depth, drafting = budget.depth, self._drafting if budget.depth else None
+        if budget.release or (depth and (drafting is None or not _only_tokens(budget))):
+            return None
+        lanes, tokens = array("B"), array("q")
+        for entry in plan.entries:
+            sequence = entry.sequence
+            known, id = sequence.tokens, sequence.request.id
+            rider = self._rider(sequence)
+            if rider is None or entry.tokens != 1 or sequence.computed + 1 != len(known) or entry.budget != budget:
+                return None
+            base = len(known)
+            fed, own = base - 1, (0, 0)
+            if drafting is not None:
+                held = None if rider.cut else drafting.follower.lend(id, known, plan.rounds * (depth + 1))
+                if held is None or base - held > CATCH_UP_TOKENS:
+                    return None
+                fed, own = held, drafting.direct.pages(id)
+            tokens.extend(known[fed:])
+            where = *self._target.pages(id), *own, *rider.stops.buffer_info()
+            lanes.frombytes(_LANE.pack(base, fed, rider.most - base, *where, rider.noise))
+            lanes.frombytes(rider.words)
+        return self._go(plan, drafting, lanes, tokens)
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        for id in ids:
+            self._riders.pop(id, None)
+
+    def _go(
+        self, plan: Plan, drafting: _Drafting | None, lanes: array[int], tokens: array[int]
+    ) -> tuple[list[Outcome], RoundTimes] | None:
+        """Run the rounds; None where the library finds something amiss, which the long way tells."""
+        entries, depth = plan.entries, plan.entries[0].budget.depth
+        count, size = len(entries), _HEAD + depth
+        written, fed = array("q", bytes(8 * plan.rounds * count * size)), array("q", bytes(8 * count))
+        own = (None, None) if drafting is None else drafting.direct.names
+        burst = _Burst(
+            *self._target.names, *own, _start(lanes), _start(tokens), count, depth, plan.rounds, SECONDS,
+            _start(written), _start(fed), 0.0, 0.0,
+        )  # fmt: skip
+        rounds = self._run(addressof(burst))
+        if not rounds:
+            return None
+        self.working += burst.draft_seconds + burst.score_seconds
+        outcomes, bases = [], [len(entry.sequence.tokens) for entry in entries]
+        for place in range(0, rounds * count * size, size):
+            row = place // size % count
+            said = written[place : place + size]
+            outcomes.append(_outcome(entries[row], bases[row], said, drafting))
+            bases[row] += said[1] + 1
+        if drafting is not None:
+            for entry, kept in zip(entries, fed, strict=True):
+                drafting.follower.take_back(entry.sequence.request.id, kept)
+        return outcomes, RoundTimes(burst.draft_seconds, burst.score_seconds, rounds)
+
+    def _rider(self, sequence: Sequence) -> _Rider | None:
+        """None for a request that asks for more than tokens, or in a way that is not the library's."""
+        request = sequence.request
+        if request.id in self._riders:
+            rider = self._riders[request.id]
+            if rider is None or rider.request is request:
+                return rider
+        rider = self._riders[request.id] = _rider(request, self._rule_of(sequence))
+        return rider
+
+
+def _rider(request: Request, rule: Rule) -> _Rider | None:
+    params, words = request.sampling, words_of(request, rule)
+    asks = params.edits_logits or params.logprobs is not None or params.prompt_logprobs is not None
+    if words is None or asks or request.speculation.policy is not None or params.max_tokens is None:
+        return None
+    most, cut = len(request.prompt) + params.max_tokens, params.truncates and not params.greedy
+    return _Rider(request, words, array("q", params.stop_token_ids), most, rule.noise, cut)
+
+
+def _only_tokens(budget: Budget) -> bool:
+    """Whether the drafter is asked for a chain of tokens, and for nothing that decides how long it is."""
+    return budget.is_chain and not budget.confident and not budget.threshold
+
+
+def _outcome(entry: PlanEntry, base: int, said: array[int], drafting: _Drafting | None) -> Outcome:
+    """What a round decided for a sequence that had ``base`` known tokens before it."""
+    drafted, accepted, token, bonus = said[:_HEAD]
+    draft = None
+    if drafting is not None and drafted:
+        nodes, names = tuple(said[_HEAD : _HEAD + drafted]), (drafting.name,) * drafted
+        draft = Draft(entry.sequence.request.id, base, nodes, tuple(range(-1, drafted - 1)), names)
+    if bonus < 0:
+        return Outcome(entry, draft, None, error=NO_NUMBERS)
+    return Outcome(entry, draft, Verdict(tuple(range(accepted)), token, bonus == 1))
+
+
+def _direct(model: Model) -> OnCache | None:
+    return model.direct if isinstance(model, PackedModel) and isinstance(model.direct, OnCache) else None
+
+
+def _start(words: array[int]) -> int:
+    return words.buffer_info()[0]

@@ -1,0 +1,157 @@
+"""Rounds that the native library runs as one call give what they give step by step: tokens, authors, counts, ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cospec import native
+from cospec.drafters.model import ModelDrafter
+from cospec.engine.burst import Burst
+from cospec.engine.engine import Engine
+from cospec.engine.requests import make_requests
+from cospec.params import SamplingParams
+from cospec.rounds.sequential import Sequential
+from cospec.types import Event, Plan, Request
+from harness.llamas import VOCAB, llama_engine, load, write_pair
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+
+LENGTHS = (30, 41, 17, 30, 3)  # of outputs that end in different rounds
+SHAPES = {
+    "greedy": SamplingParams(temperature=0),
+    "sampled": SamplingParams(temperature=0.9),
+    "seeded": SamplingParams(temperature=1.0, seed=5),
+    "truncated": SamplingParams(temperature=0.8, top_k=12, top_p=0.9),
+    "stopped": SamplingParams(temperature=1.0, stop_token_ids=tuple(range(0, VOCAB, 9))),
+    "edited": SamplingParams(temperature=0.7, repetition_penalty=1.2),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    write_pair(*found)
+    return found
+
+
+def requests(params: SamplingParams, streams: bool) -> list[Request]:
+    prompts = [[(11 * n + i * i * 5) % VOCAB for i in range(4 + 5 * n)] for n in range(len(LENGTHS))]
+    made = [
+        make_requests(f"r{n}", prompt, replace(params, max_tokens=length))[0]
+        for n, (prompt, length) in enumerate(zip(prompts, LENGTHS, strict=True))
+    ]
+    return [replace(request, seed=100 + n, streams=streams) for n, request in enumerate(made)]
+
+
+def engine_of(folders: tuple[Path, Path], rule: str, k: int, pages: int = 200) -> Engine:
+    drafter = ModelDrafter(load(folders[1], pages=pages)) if k else None
+    return llama_engine(load(folders[0], pages=pages), drafter, k=k, rule=rule)
+
+
+def step_by_step(engine: Engine) -> Engine:
+    engine.round = Sequential(replace(engine.round.crew, burst=None))  # type: ignore[attr-defined]
+    return engine
+
+
+def written(engine: Engine, asked: list[Request]) -> dict[str, list[object]]:
+    """What each output came to be; the times are left out."""
+    for request in asked:
+        engine.add(request)
+    told: dict[str, list[Event]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            told.setdefault(event.id, []).append(event)
+        engine.check_integrity()
+    found: dict[str, list[object]] = {}
+    for id, events in told.items():
+        stats = events[-1].stats
+        assert stats is not None
+        tokens = [token for event in events for token in event.tokens]
+        sources = [name for event in events for name in event.sources]
+        found[id] = [tokens, sources, events[-1].finish, events[-1].stop_reason, replace(stats, ttft=None, e2e=None)]
+    return found
+
+
+def calls(engine: Engine) -> list[tuple[int, int | None]]:
+    """From now on: the rounds that each plan allows, and those that were run as one, None where step by step."""
+    burst, noted = engine.round.crew.burst, []  # type: ignore[attr-defined]
+    run: Callable[[Plan], object] = burst.run
+
+    def noting(plan: Plan) -> object:
+        done = run(plan)
+        noted.append((plan.rounds, None if done is None else done[1].rounds))  # type: ignore[index]
+        return done
+
+    burst.run = noting
+    return noted
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["at once", "streamed"])
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize(("rule", "k"), [("auto", 0), ("match", 3), ("rejection", 3), ("block", 4), ("auto", 1)])
+def test_same_outputs(folders: tuple[Path, Path], rule: str, k: int, shape: str, streams: bool) -> None:
+    asked = requests(SHAPES[shape], streams)
+    whole, steps = engine_of(folders, rule, k), step_by_step(engine_of(folders, rule, k))
+    noted = calls(whole)
+    assert written(whole, asked) == written(steps, asked)
+    first, second = whole.metrics(), steps.metrics()
+    for name in ("rounds", "target_calls", "generation_tokens", "drafts", "draft_tokens", "accepted_tokens"):
+        assert getattr(first, name) == getattr(second, name), name
+    longest = max(rounds or 0 for _, rounds in noted)
+    if shape == "edited" or (shape == "truncated" and k):
+        assert longest == 0 or k  # edits are made here; a truncated drafter steps, and what has no draft need not
+    else:
+        assert longest == 1 if streams else longest > 1
+
+
+def test_a_burst_keeps_to_its_time(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cospec.engine.burst.SECONDS", 0.0)
+    engine = engine_of(folders, "auto", 3)
+    noted = calls(engine)
+    written(engine, requests(SHAPES["greedy"], streams=False))
+    assert {rounds for _, rounds in noted} <= {None, 1} and max(allowed for allowed, _ in noted) > 1
+
+
+def test_nobody_who_waits_is_kept_waiting(folders: tuple[Path, Path]) -> None:
+    engine = engine_of(folders, "auto", 0)
+    noted = calls(engine)
+    first, second = requests(SHAPES["greedy"], streams=False)[:2]
+    for request in (first, replace(second, streams=True)):
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    beside = noted[1 : LENGTHS[0] - 1]
+    assert beside and all(allowed == 1 for allowed, _ in beside)  # the second one is read along
+
+
+def test_little_room(folders: tuple[Path, Path]) -> None:
+    asked = requests(SHAPES["sampled"], streams=False)
+    whole, steps = engine_of(folders, "block", 3, pages=14), step_by_step(engine_of(folders, "block", 3, pages=14))
+    found, expected = written(whole, asked), written(steps, asked)
+    assert whole.scheduler.preempted > 0
+    assert {id: len(rows[0]) for id, rows in found.items()} == {id: len(rows[0]) for id, rows in expected.items()}  # type: ignore[arg-type]
+
+
+def test_logits_that_are_no_numbers_end_the_request(folders: tuple[Path, Path]) -> None:
+    ends = []
+    for change in (lambda engine: engine, step_by_step):
+        target = load(folders[0])
+        engine = change(llama_engine(target, ModelDrafter(load(folders[1])), k=2))
+        (request,) = requests(SHAPES["greedy"], streams=False)[:1]
+        engine.add(request)
+        engine.step()
+        for layer in target.cache.layers:  # type: ignore[attr-defined]
+            layer.values.fill_(torch.nan)
+        events = [event for _ in range(3) for event in engine.step()]
+        ends.append([(event.finish, event.error, event.tokens) for event in events])
+    assert ends[0] == ends[1] and ends[0][0][1]
+
+
+def test_what_cannot_be_run_as_one(folders: tuple[Path, Path]) -> None:
+    target = load(folders[0], fused="never")
+    assert Burst.of(target, lambda sequence: None, None, True) is None  # type: ignore[arg-type,return-value]
