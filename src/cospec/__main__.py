@@ -1,6 +1,6 @@
 """``python -m cospec`` is the command ``cospec``."""
 
-from cospec.cli.main import app
+from cospec.cli.main import main
 
 if __name__ == "__main__":
-    app()
+    main()

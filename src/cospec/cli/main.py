@@ -1,6 +1,6 @@
 """The command ``cospec`` and its subcommands.
 
-Another command, or group of commands, is one entry at the end of this file; its module must be cheap to import.
+Another command, or group of commands, is one entry near the end of this file; its module must be cheap to import.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from cospec.cli import bench, chat, generate, models, profile, serve, simulate, train, verify
 from cospec.errors import CospecError
+from cospec.leaving import leaving_at_once
 
 
 class _Sentences(TyperGroup):
@@ -55,3 +56,9 @@ for _command in (serve.serve, generate.generate, chat.chat, models.models, profi
 app.command()(verify.verify)
 for _name, _group in (("bench", bench.app), ("train", train.app)):
     app.add_typer(_group, name=_name)
+
+
+def main() -> None:
+    """Run the command, as the whole of a process."""
+    with leaving_at_once():
+        app()

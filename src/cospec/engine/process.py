@@ -20,6 +20,7 @@ import zmq
 
 from cospec.config import EngineConfig
 from cospec.errors import CospecError
+from cospec.leaving import leaving_at_once
 from cospec.types import Event, Finish, Request
 
 IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent is still there
@@ -53,6 +54,7 @@ class EngineLike(Protocol):
     def step(self) -> list[Event]: ...
     def metrics(self) -> Any: ...
     def check_integrity(self) -> None: ...
+    def close(self) -> None: ...
 
 
 Build = Callable[[EngineConfig], EngineLike]
@@ -140,6 +142,11 @@ Reply = Ready | Failed | Events | Rejected | Measured
 
 def run_process(address: str, config: EngineConfig, build: Build) -> None:
     """Main function of the engine process: build, report, serve until told to stop."""
+    with leaving_at_once():
+        _run(address, config, build)
+
+
+def _run(address: str, config: EngineConfig, build: Build) -> None:
     # Signals go to the whole group of a terminal or a container; the server decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -158,7 +165,10 @@ def run_process(address: str, config: EngineConfig, build: Build) -> None:
             log.exception("the engine could not be built")
             socket.send(msgspec.msgpack.encode(Failed(f"The engine could not start: {type(error).__name__}: {error}.")))
             return
-        EngineLoop(engine, socket).run()
+        try:
+            EngineLoop(engine, socket).run()
+        finally:
+            engine.close()
 
 
 class EngineLoop:
