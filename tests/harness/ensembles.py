@@ -67,9 +67,10 @@ def ensemble_engine(
     gamma: int | list[int] | str = 2,
     **more: Any,
 ) -> Engine:
-    """An engine over ``models``; ``rule``, ``drafter``, ``proposer`` and fields of ``EngineConfig`` may follow."""
+    """An engine over ``models``; ``rule``, ``drafter``, ``proposer`` ... and fields of ``EngineConfig`` may follow."""
     drafter: Drafter | None = more.pop("drafter", None)
-    speculative = SpeculativeConfig(rule=more.pop("rule", "auto"), num_speculative_tokens=more.pop("k", 2))
+    own = {name: more.pop(name) for name in ("rule", "request_may_choose") if name in more}
+    speculative = SpeculativeConfig(num_speculative_tokens=more.pop("k", 2), **own)
     collaboration = CollaborationConfig(proposal=proposal, gamma=gamma, proposer=more.pop("proposer", None))  # type: ignore[arg-type]
     config = EngineConfig(law=law, collaboration=collaboration, speculative_config=speculative, **more)
     names = tuple(f"m{place}" for place in range(len(models)))

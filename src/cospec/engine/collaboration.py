@@ -39,6 +39,7 @@ def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, 
     caster = build_caster(config.collaboration, len(cast.models), laws.default.members)
     threads = config.collaboration.proposal == "parallel" and drafter is None
     rules = {name: RULES.load(name)() for name in RULES}
+    relaxed = frozenset(name for name, rule in rules.items() if not rule.exact)
     members = Ensemble(cast, laws, rules, caster, threads)
     policy: Policy = caster if drafter is None else build_policy(speculative, drafter, time.monotonic)
     longest = min(*(model.max_len for model in cast.models), members.pages.capacity)
@@ -49,7 +50,7 @@ def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, 
         model=cast.models[0],
         scheduler=Scheduler(members.pages, policy, Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len)),
         round=Collaborative(Crew(drafter, members.verifier, policy, time.monotonic, members=members)),
-        committer=Committer(backend, laws.default.name, text.eos),
+        committer=Committer(backend, laws.default.name, text.eos, relaxed=relaxed),
         resolver=Resolver(
             cast.models[0].vocab_size,
             max_len,
@@ -57,11 +58,15 @@ def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, 
             speculative.rule,
             MAX_DEPTH,
             proposes,
+            frozenset(speculative.request_may_choose),
+            noises=getattr(drafter, "noises", None),
+            drafters=getattr(drafter, "names", None),
             laws=(lambda law: laws.of(law).name) if config.collaboration.request_laws else None,
         ),
         law=laws.default.name,
         tokenizer=text.tokenizer,
         model_path=text.path,
+        weights=getattr(drafter, "weights", dict),
         closers=(members.close,),
     )
 

@@ -17,15 +17,16 @@ from cospec.engine.build import build_parts
 from cospec.engine.collaboration import build_caster
 from cospec.engine.engine import Engine
 from cospec.engine.ensemble import JointPages, distinct
-from cospec.errors import InvalidInput
+from cospec.errors import CospecError, InvalidInput
 from cospec.llm import LLM
 from cospec.models.pages import PagePool
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.rounds.lines import Lines
-from cospec.types import Event, Finish
+from cospec.types import Event, Finish, Speculation
 from harness.ensembles import ensemble_engine, toys
 from harness.llamas import write_pair
+from harness.pools import pool_of, toy_drafters
 from harness.toys import make_request, run_all, tokens_of, with_pool
 
 LAW = {"blend": "weighted", "weights": [0.6, 0.4]}
@@ -78,7 +79,7 @@ def test_one_sentence(given: dict[str, Any], says: str) -> None:
         build_caster(config.collaboration, len(config.models or ()), (0, 1))
         build_parts(config)
 
-    with pytest.raises(Exception, match="") as raised:
+    with pytest.raises(CospecError) as raised:
         build()
     assert says in str(raised.value)
     assert type(raised.value).__module__ == "cospec.errors"
@@ -162,6 +163,32 @@ def test_requests_may_ask_for_a_law_or_not() -> None:
 
     with pytest.raises(InvalidInput, match="requests have no say"):
         toy_engine(ToyModel(5), None).add(make_request("r", (0,), PARAMS, law=LAW))
+
+
+def test_a_rule_that_is_not_exact_is_declared() -> None:
+    asked = make_request("r", (0,), PARAMS, speculation=Speculation(rule="typical"))
+    events = run_all(ensemble_engine(toys(2, 5), LAW), [asked])
+    assert {event.law for event in events["r"]} == {"typical(weighted(0.6, 0.4))"}
+
+
+def test_requests_choose_what_they_may() -> None:
+    engine = ensemble_engine(toys(2, 5), LAW, request_may_choose=("off",))
+    engine.add(make_request("plain", (0,), PARAMS, speculation=Speculation(enabled=False)))
+    with pytest.raises(InvalidInput, match=r"speculation.rule is 'typical'; allowed is absent"):
+        engine.add(make_request("r", (0,), PARAMS, speculation=Speculation(rule="typical")))
+
+
+def test_a_pool_that_is_no_member_drafts_for_sampled_requests_too() -> None:
+    """Its drafts have no q, so ``match`` judges them; a request may name some of its drafters."""
+    pool = pool_of(toy_drafters(5, ("first", "second")), "vote", vocab_size=5)
+    engine = ensemble_engine(toys(2, 5), LAW, drafter=pool)
+    unseeded = SamplingParams(max_tokens=12)
+    asked = make_request("r", (0, 1), unseeded, speculation=Speculation(drafters=("second",)))
+    (last,) = run_all(engine, [asked])["r"][-1:]
+    assert last.stats is not None
+    assert last.stats.drafted > 0
+    assert set(last.stats.accepted_by_drafter) <= {"second"}
+    assert set(engine.metrics().drafter_weights) == {"first", "second"}
 
 
 def test_prefixes_are_shared_in_every_cache() -> None:
