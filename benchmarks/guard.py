@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cospec.bench.plain import quiet
 from cospec.bench.verify.enumeration import ChosenDrafter
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.model import ModelDrafter
@@ -37,6 +36,7 @@ from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
 from cospec.models.loading import LoadOptions, load_model
+from cospec.models.quiet import quiet
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter, Model

@@ -19,9 +19,10 @@ import torch
 from pydantic import Field
 
 from cospec.bench.counters import SpeculationCounters
-from cospec.bench.plain import load_plain, quiet
+from cospec.bench.plain import load_plain
 from cospec.bench.timing import Chunk, Params, Prompt, Timing
 from cospec.models.loading import load_tokenizer, resolve, weights_dtype
+from cospec.models.quiet import quiet
 from cospec.options import Options, parse
 
 Ids = list[list[int]]

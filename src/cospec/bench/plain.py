@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from cospec.models.linear import weight_of
+from cospec.models.quiet import quiet
 
 
 def load_plain(folder: Path, dtype: torch.dtype, rounded: bool = False, device: str = "cpu") -> Any:
@@ -31,19 +30,3 @@ def load_plain(folder: Path, dtype: torch.dtype, rounded: bool = False, device: 
                 module.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16().to(dtype),))
     model.generation_config = GenerationConfig()
     return model.to(device).eval().requires_grad_(False)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and warnings; its settings are as before afterwards."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

@@ -56,9 +56,15 @@ class Cost:
         return bytes_read, sum(one.batched_tokens * self.operations for one in rounds)
 
 
-def measure_device(device: str = "cpu") -> Device:
-    """Bandwidth and FLOP rate, each the best of many tries: measure on a quiet machine, as the shares rest on them."""
-    return Device(bandwidth(READ_BYTES, device) * 1e9, flop_rate(device))
+def measure_device(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Device:
+    """Bandwidth and FLOP rate, each the best of many tries: measure on a quiet machine, as the shares rest on them.
+
+    Args:
+        dtype: of a model's weights, in which a product's inputs are multiplied.
+    """
+    # A processor without an instruction for bfloat16 multiplies such weights as float32.
+    kinds = {torch.float32, dtype} if device == "cpu" else {torch.bfloat16}
+    return Device(bandwidth(READ_BYTES, device) * 1e9, max(flop_rate(device, each) for each in kinds))
 
 
 def bandwidth(size: int = READ_BYTES, device: str = "cpu") -> float:
@@ -67,9 +73,8 @@ def bandwidth(size: int = READ_BYTES, device: str = "cpu") -> float:
     return data.numel() * 4 / _best(data.sum, 60) / 1e9
 
 
-def flop_rate(device: str = "cpu") -> float:
-    """Operations per second of a product of two large matrices, in the arithmetic that models run in there."""
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+def flop_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
+    """Operations per second of a product of two large matrices of ``dtype``."""
     side = SIDE[device]
     first, second = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return 2.0 * side**3 / _best(lambda: torch.mm(first, second), 20)

@@ -71,6 +71,8 @@ def roofline(
 
     from cospec.bench import roofline as roof
     from cospec.config import EngineConfig
+    from cospec.models.folder import resolve
+    from cospec.models.loading import weights_dtype
 
     to, common = results.place(), engine.given(model)
     ways: dict[str, Any] = {"plain": {"method": "off"}, "speculating": speculative_config}
@@ -80,13 +82,15 @@ def roofline(
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
     kind = "cuda" if engine.device != "cpu" and torch.cuda.is_available() else "cpu"
-    before = roof.measure_device(kind)
+    plain = configs["plain"]
+    dtype = torch.float32 if plain.quantization else weights_dtype(resolve(model), plain.dtype)
+    before = roof.measure_device(kind, dtype)
     taken = {
         f"{name}, {size} at once": roof.watch(config, [TEXTS[n % len(TEXTS)] for n in range(size)], output_len)
         for name, config in configs.items()
         for size in batch_size
     }
-    found = before.best(roof.measure_device(kind))
+    found = before.best(roof.measure_device(kind, dtype))
     runs = [{"label": label, **roof.figures(cost, rounds, found)} for label, (cost, rounds) in taken.items()]
     points = [{"name": run["label"], "intensity": run["intensity"], "flops_per_s": run["flops_per_s"]} for run in runs]
     about = {"bytes_per_s": found.bytes_per_s, "flops_per_s": found.flops_per_s, "points": points}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +20,7 @@ from cospec.models.llama import FusedLlama, read_weights, why_not
 from cospec.models.native import Kind
 from cospec.models.packed_model import PackedModel
 from cospec.models.pages import PagePool
+from cospec.models.quiet import quiet
 from cospec.protocols import Model
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
         InvalidInput: an option does not fit the model or the machine.
     """
     recipe = _recipe(name, options)
-    with _quiet():
+    with quiet():
         return _assemble(recipe)
 
 
@@ -101,7 +100,7 @@ def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:
     Raises:
         ModelError, InvalidInput: as ``load_model`` does.
     """
-    with _quiet():
+    with quiet():
         needs = [_need(_recipe(name, options)) for name in names]
     return divide(needs, _device(options.device), options.gpu_memory_utilization, options.cache_bytes)
 
@@ -155,7 +154,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     folder = folder if (folder / "tokenizer_config.json").exists() else base_folder(folder)
-    with _quiet():
+    with quiet():
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
@@ -311,21 +310,3 @@ def _dtype_code(name: str) -> str:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__).rstrip(". ")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Load without transformers' progress bars and warnings, and leave its settings as they were."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

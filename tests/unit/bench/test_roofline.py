@@ -59,6 +59,7 @@ def test_the_device_is_measured() -> None:
     torch.set_num_threads(1)
     assert 0.1 < bandwidth(8 << 20) < 10_000
     assert 1e8 < flop_rate() < 1e15
+    assert 1e8 < flop_rate(dtype=torch.bfloat16) < 1e15
     torch.set_num_threads(before)
 
 
