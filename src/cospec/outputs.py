@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cospec.stats import RequestStats, TokenLogprobs
+from cospec.stats import RequestStats, TokenLogprobs, total
 from cospec.types import Event
 
 
@@ -42,29 +42,7 @@ class RequestOutput:
     @property
     def stats(self) -> RequestStats:
         """Counters of all outputs together; times are those of the first token and of the last end."""
-        if len(self.outputs) == 1:
-            return self.outputs[0].stats
-        total = RequestStats()
-        for output in self.outputs:
-            part = output.stats
-            for name in ("target_calls", "drafts", "drafted", "accepted", "rejections", "preemptions"):
-                setattr(total, name, getattr(total, name) + getattr(part, name))
-            add_counts(total, part)
-        firsts = [output.stats.ttft for output in self.outputs if output.stats.ttft is not None]
-        lasts = [output.stats.e2e for output in self.outputs if output.stats.e2e is not None]
-        total.ttft, total.e2e = min(firsts, default=None), max(lasts, default=None)
-        return total
-
-
-def add_counts(total: RequestStats, part: RequestStats) -> None:
-    """Add the counts by drafter, by source and by model."""
-    for sums, counts in (
-        (total.accepted_by_drafter, part.accepted_by_drafter),
-        (total.tokens_by_source, part.tokens_by_source),
-        (total.model_calls, part.model_calls),
-    ):
-        for name, count in counts.items():
-            sums[name] = sums.get(name, 0) + count
+        return total([output.stats for output in self.outputs])
 
 
 class OutputBuilder:

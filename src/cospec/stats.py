@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,21 @@ class RequestStats:
     def mean_acceptance_length(self) -> float:
         """1 + accepted / drafts: the mean tokens that a verified draft gave, its recovered or bonus token included."""
         return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
+
+
+def total(parts: Seq[RequestStats]) -> RequestStats:
+    """The counts of several requests together; their earliest first token and their latest end."""
+    found = RequestStats()
+    for name in (each.name for each in fields(RequestStats)):
+        values = [getattr(part, name) for part in parts]
+        if isinstance(getattr(found, name), int):
+            setattr(found, name, sum(values))
+        elif isinstance(sums := getattr(found, name), dict):
+            for key, count in (item for counts in values for item in counts.items()):
+                sums[key] = sums.get(key, 0) + count
+    found.ttft = min((part.ttft for part in parts if part.ttft is not None), default=None)
+    found.e2e = max((part.e2e for part in parts if part.e2e is not None), default=None)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

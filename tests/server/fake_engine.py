@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,6 +77,7 @@ class FakeEngine:
         self.vocab_size = self._text.get_vocab_size()
         self._requests: dict[str, Request] = {}
         self._written: dict[str, int] = {}
+        self._held: dict[str, Event] = {}  # what requests wrote that do not stream
         self._finished: Counter[str] = Counter()
         self._rounds = 0
 
@@ -106,6 +107,7 @@ class FakeEngine:
             if self._requests.pop(id, None) is not None:
                 self._finished["abort"] += 1
             self._written.pop(id, None)
+            self._held.pop(id, None)
 
     @property
     def has_work(self) -> bool:
@@ -123,10 +125,22 @@ class FakeEngine:
             raise StepError(broken)
         if any("SLOW" in text or "FOREVER" in text for text in texts.values()):
             time.sleep(SLOW_SECONDS)
-        return [self._advance(request) for request in list(self._requests.values())]
+        events = []
+        for request in list(self._requests.values()):
+            event = self._advance(request)
+            if not request.streams:
+                event = _joined(self._held.pop(request.id, None), event)
+                if event.finish is None:
+                    self._held[request.id] = event
+                    continue
+            events.append(event)
+        return events
 
     def check_integrity(self) -> None:
         """There is nothing here that could be lost."""
+
+    def close(self) -> None:
+        """Nor anything that could be ended."""
 
     def metrics(self) -> EngineMetrics:
         return EngineMetrics(
@@ -184,6 +198,17 @@ class FakeEngine:
         return (None, *self._logprobs(request.prompt[1:], request.sampling.prompt_logprobs))
 
 
+def _joined(before: Event | None, event: Event) -> Event:
+    if before is None:
+        return event
+    parts = ("text", "tokens", "sources", "logprobs")
+    return replace(
+        event,
+        prompt_logprobs=before.prompt_logprobs,
+        **{name: getattr(before, name) + getattr(event, name) for name in parts},
+    )
+
+
 def _stats(tokens: int) -> RequestStats:
     drafts = tokens // 2
     return RequestStats(
@@ -193,6 +218,7 @@ def _stats(tokens: int) -> RequestStats:
         accepted=drafts,
         rejections=0,
         accepted_by_drafter={"fake": drafts},
+        model_calls={"fake": drafts + 1},
         tokens_by_source={"fake": drafts, "bonus": tokens - drafts},
         ttft=0.25,
         e2e=0.5,
@@ -212,6 +238,12 @@ class FakeLLM:
         self.engine = FakeEngine.build(EngineConfig.build({**given, **options}))
         self.engine.tokenizer = AutoTokenizer.from_pretrained(self.tokenizer_folder)
         self.made.append(self)
+
+    def __enter__(self) -> FakeLLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[Event]:
         for request in make_requests("stream", prompt, params):

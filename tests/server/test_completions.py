@@ -153,7 +153,7 @@ def test_speculation_statistics_on_request(server):
         "rejections": 0,
         "mean_acceptance_length": 2.0,
         "accepted_by_drafter": {"fake": 8},
-        "model_calls": {},
+        "model_calls": {"fake": 10},
         "tokens_by_source": {"bonus": 8, "fake": 8},
         "ttft": 0.25,
         "e2e": 0.5,

@@ -101,16 +101,17 @@ def test_metrics_have_vllm_names(server):
     )  # fmt: skip
 
 
-def test_latencies_are_counted_per_token(server):
+@pytest.mark.parametrize(("stream", "later"), [(False, 5), (True, 4)])  # of six tokens; of a stream's two come first
+def test_latencies_are_counted_per_token(server, stream, later):
     before = samples(server)
-    server.post("/v1/completions", prompt="ab", max_tokens=6)
+    server.post("/v1/completions", prompt="ab", max_tokens=6, stream=stream)
     after = samples(server)
 
     def gained(name: str) -> float:
         return after[f"cospec:{name}_count"] - before.get(f"cospec:{name}_count", 0)
 
     assert gained("time_to_first_token_seconds") == 1
-    assert gained("inter_token_latency_seconds") == 4  # six tokens, of which two came first
+    assert gained("inter_token_latency_seconds") == later
     assert gained("e2e_request_latency_seconds") == 1
 
 
@@ -207,7 +208,7 @@ def test_health_answers_head(server):
 
 def test_limit_of_outputs_at_once(server):
     service = Service(server.client, Tokens(None, 256, 300), ServerMetrics("fake"), limit=3)
-    body = CompletionBody(prompt=[[1]])
+    body = CompletionBody(prompt=[[1]], stream=True)
     slow = tuple(server.http.post("/tokenize", json={"prompt": "FOREVER"}).json()["tokens"])
 
     def call(n: int) -> Call:

@@ -1,24 +1,36 @@
 """The JSON of answers: completions and chat completions, whole and in chunks, and their usage.
 
 Beside OpenAI's keys every answer has ``law``, the distribution that its tokens follow. When the request says
-``include_speculation_stats``, ``usage.speculation`` holds target_calls, drafts, drafted, accepted, rejections,
-mean_acceptance_length, accepted_by_drafter, tokens_by_source (drafters by name, ``target`` and ``bonus``), ttft and e2e
-(seconds), summed over the choices (the last two: the first token, the longest). ``return_sources`` adds who produced
-each token to every choice and chunk.
+``include_speculation_stats``, ``usage.speculation`` holds the statistics of ``SPECULATION`` for all choices together.
+``return_sources`` adds who produced each token to every choice and chunk.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from cospec.engine.tokens import Tokens
 from cospec.server import logprobs
 from cospec.server.schemas import ChatBody, CompletionBody, Sampled
 from cospec.server.service import Call, Output
-from cospec.stats import RequestStats
+from cospec.stats import RequestStats, total
 from cospec.types import Event
+
+SPECULATION = (
+    "target_calls",
+    "drafts",
+    "drafted",
+    "accepted",
+    "rejections",
+    "mean_acceptance_length",
+    "accepted_by_drafter",
+    "model_calls",
+    "tokens_by_source",
+    "ttft",
+    "e2e",
+)
 
 
 class Shape(Protocol):
@@ -150,23 +162,9 @@ def usage(call: Call, outputs: Sequence[Output]) -> dict[str, Any]:
 
 
 def speculation(stats: Sequence[RequestStats]) -> dict[str, Any]:
-    """Counters of several outputs as one; the module docstring names them."""
-    names = ("target_calls", "drafts", "drafted", "accepted", "rejections")
-    sums = {name: sum(getattr(one, name) for one in stats) for name in names}
-    return {
-        **sums,
-        "mean_acceptance_length": 1.0 + sums["accepted"] / sums["drafts"] if sums["drafts"] else 1.0,
-        "accepted_by_drafter": _summed([one.accepted_by_drafter for one in stats]),
-        "model_calls": _summed([one.model_calls for one in stats]),
-        "tokens_by_source": _summed([one.tokens_by_source for one in stats]),
-        "ttft": min((one.ttft for one in stats if one.ttft is not None), default=None),
-        "e2e": max((one.e2e for one in stats if one.e2e is not None), default=None),
-    }
-
-
-def _summed(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    names = sorted({name for part in parts for name in part})
-    return {name: sum(part.get(name, 0) for part in parts) for name in names}
+    """What is told of how several outputs were speculated for, together."""
+    found = total(stats)
+    return {name: getattr(found, name) for name in SPECULATION}
 
 
 def _ending(piece: Event | Output) -> dict[str, Any]:

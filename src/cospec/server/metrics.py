@@ -95,14 +95,22 @@ class Clock:
     def observe(self, event: Event, now: float) -> None:
         """Count an event that came at ``now``."""
         if event.tokens:
+            later = len(event.tokens)
             if self._last is None:
-                self._ttft.observe(now - self._arrival)
-            else:
-                for _ in event.tokens:
-                    self._itl.observe((now - self._last) / len(event.tokens))
+                self._last, later = self._first(event, now)
+                self._ttft.observe(self._last - self._arrival)
+            for _ in range(later):
+                self._itl.observe((now - self._last) / later)
             self._last = now
         if event.finish is not None and self._last is not None:
             self._e2e.observe(now - self._arrival)
+
+    def _first(self, event: Event, now: float) -> tuple[float, int]:
+        """When the first token came, and how many came later; where one event brings all, its statistics know."""
+        stats = event.stats
+        if stats is None or stats.ttft is None or stats.ttft == stats.e2e:
+            return now, 0
+        return min(self._arrival + stats.ttft, now), len(event.tokens) - 1
 
 
 def families(engine: Mapping[str, Any], model: str) -> list[Metric]:

@@ -112,7 +112,11 @@ class Service:
         requests: list[Request] = []
         for number, (_, ids) in enumerate(prompts):
             made = make_requests(f"{id}-{number}", ids, params, body.choice(), now)
-            requests.extend(dataclasses.replace(request, priority=body.priority, law=body.law) for request in made)
+            # Nobody reads along unless the answer streams: one event for all of an output is enough.
+            requests.extend(
+                dataclasses.replace(request, priority=body.priority, law=body.law, streams=bool(body.stream))
+                for request in made
+            )
         texts = tuple(text for text, _ in prompts for _ in range(params.n))
         return Call(id, tuple(requests), texts, self.info.model_name, body)
 
