@@ -104,7 +104,8 @@ class EngineConfig(Options):
         law: how their distributions become one, such as ``{"blend": "weighted", "weights": [0.6, 0.4]}``.
         collaboration: who proposes how much among them.
         model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
-        dtype: of the checkpoint in memory; ``auto`` keeps the file's. Arithmetic is fp32 on a CPU whatever it is.
+        dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU a product's inputs are rounded to it too;
+            sums are float32 whatever it is.
         quantization: ``int8`` holds linear weights as 8-bit integers (a different model: its own law).
         max_model_len: tokens of one sequence, prompt and output; None is the model's own limit.
         max_num_seqs: sequences that run at once.
@@ -165,6 +166,8 @@ def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("collaboration", "") is None:
         del values["collaboration"]
     models = values.get("models")
+    if "collaboration" in values and models is None and values.get("law") is None:
+        raise InvalidInput("collaboration", words("given for one model"), "absent without models or law")
     if models is None:
         return values
     if not isinstance(models, list | tuple) or not models or not all(isinstance(name, str | Path) for name in models):

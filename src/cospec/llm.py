@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.config import EngineConfig, SpeculativeConfig, read_json
 from cospec.engine.engine import Engine
 from cospec.engine.prompts import Message, Prompt, conversations, each, read, text
 from cospec.engine.requests import make_requests
@@ -118,7 +118,7 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         speculation: Speculation | Mapping[str, Any] | None = None,
-        law: Mapping[str, Any] | None = None,
+        law: Mapping[str, Any] | str | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, all at once; results come in the order of the prompts.
 
@@ -127,16 +127,16 @@ class LLM:
                 stand by itself.
             sampling_params: one for all, or one per prompt.
             speculation: other choices than those that the model was loaded with; a mapping has ``Speculation``'s keys.
-            law: another blend of the models than the one that they were loaded with.
+            law: another blend of the models than the one that they were loaded with, as an object or JSON text.
 
         Raises:
             InvalidInput: a prompt or parameter that cannot be served; then none of them runs.
         """
         listed = each(prompts)
         params = _match(sampling_params, len(listed))
-        chosen = _choices(speculation)
+        chosen, blend = _choices(speculation), _law(law)
         calls = [
-            [replace(request, law=law, streams=False) for request in self._requests(prompt, how, chosen)]
+            self._requests(prompt, how, streams=False, speculation=chosen, law=blend)
             for prompt, how in zip(listed, params, strict=True)
         ]
         requests = [request for call in calls for request in call]
@@ -152,19 +152,23 @@ class LLM:
         self,
         messages: Seq[Message] | Seq[Seq[Message]],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        speculation: Speculation | Mapping[str, Any] | None = None,
+        law: Mapping[str, Any] | str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, through the tokenizer's chat template."""
-        return self.generate([self._tokens.chat(each) for each in conversations(messages)], sampling_params)
+        """Answer one conversation or a list of them, through the tokenizer's chat template; else as ``generate``."""
+        prompts = [self._tokens.chat(each) for each in conversations(messages)]
+        return self.generate(prompts, sampling_params, speculation, law)
 
     def stream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         speculation: Speculation | Mapping[str, Any] | None = None,
+        law: Mapping[str, Any] | str | None = None,
     ) -> Iterator[Event]:
         """Complete one prompt and give its events as they come; closing the iterator ends the work."""
         (params,) = _match(sampling_params, 1)
-        return self._follow(self._requests(prompt, params, _choices(speculation)))
+        return self._follow(self._requests(prompt, params, speculation=_choices(speculation), law=_law(law)))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ids pass through."""
@@ -174,9 +178,9 @@ class LLM:
     def _tokens(self) -> Tokens:
         return Tokens(self.tokenizer, self.engine.max_model_len, self.engine.vocab_size)
 
-    def _requests(self, prompt: Prompt, params: SamplingParams, speculation: Speculation) -> list[Request]:
-        id = f"llm-{next(self._numbers)}"
-        return make_requests(id, self.encode(prompt), params, speculation, time.monotonic())
+    def _requests(self, prompt: Prompt, params: SamplingParams, **how: Any) -> list[Request]:
+        made = make_requests(f"llm-{next(self._numbers)}", self.encode(prompt), params, arrival=time.monotonic())
+        return [replace(request, **how) for request in made]
 
     def _follow(self, requests: Seq[Request]) -> Iterator[Event]:
         """Run ``requests`` and give their events until each has ended.
@@ -231,6 +235,13 @@ def _match(params: Any, n: int) -> list[SamplingParams]:
     if len(found) != n:
         raise InvalidInput("sampling_params", words(f"{len(found)} of them"), f"one, or one per prompt, here {n}")
     return found
+
+
+def _law(given: Any) -> Mapping[str, Any] | None:
+    law = read_json(given, "law") if isinstance(given, str) else given
+    if not isinstance(law, Mapping | None):
+        raise InvalidInput("law", law, "an object such as {'blend': 'weighted', 'lambda': 0.3}")
+    return law
 
 
 def _choices(given: Any) -> Speculation:

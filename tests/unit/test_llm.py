@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import weakref
@@ -162,6 +163,16 @@ def test_prompts_parameters_and_speculation_in_other_shapes() -> None:
     assert sum((event.tokens for event in made.stream([0, 1], SEEDED, {"enabled": False})), ()) == (
         expected.outputs[0].token_ids
     )
+
+
+def test_the_law_of_one_call() -> None:
+    made = LLM.around(ensemble_engine(toys(2, 5), {"blend": "weighted"}))
+    law, other = {"blend": "contrastive", "mu": 0.5}, "contrastive(mu=0.5)"
+    assert made.generate([0], SEEDED)[0].law == "weighted(0.5, 0.5)"
+    assert {made.generate([0], SEEDED, law=given)[0].law for given in (law, json.dumps(law))} == {other}
+    assert {event.law for event in made.stream([0], SEEDED, law=law)} == {other}
+    with pytest.raises(InvalidInput, match=r"law is 5; allowed is an object such as"):
+        made.generate([0], SEEDED, law=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [None], [5]])

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from cospec.cli.jobs import Job
 from cospec.errors import CospecError
-from cospec.outputs import add_counts
-from cospec.stats import RequestStats
+from cospec.stats import RequestStats, total
 from cospec.types import Event
 
 if TYPE_CHECKING:
     from cospec.engine.engine import Engine
     from cospec.params import SamplingParams
-
-COUNTERS = ("target_calls", "drafts", "drafted", "accepted", "rejections", "cached_prompt_tokens", "preemptions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +35,6 @@ class _Talk:
 
     job: Job
     answers: list[str] = field(default_factory=list)
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
     stats: list[RequestStats] = field(default_factory=list)
 
 
@@ -87,10 +82,9 @@ class Batch:
         try:
             ids = self._tokens.check(self._prompt(talk))
             (request,) = make_requests(id, ids, self._params, arrival=time.monotonic())
-            self._engine.add(request)
+            self._engine.add(dataclasses.replace(request, streams=False))
         except CospecError as error:
             return Result(talk.job, error=str(error))
-        talk.text, talk.tokens = "", []
         self._talks[request.id] = talk
         return None
 
@@ -105,42 +99,39 @@ class Batch:
         return self._tokens.encode("\n".join([*said, turns[len(answers)]]))
 
     def _take(self, event: Event) -> Result | None:
-        talk = self._talks.get(event.id)
+        talk = self._talks.pop(event.id, None)  # all of an output comes in one event
         if talk is None:
             return None
-        talk.text += event.text
-        talk.tokens.extend(event.tokens)
-        if event.finish is None:
-            return None
-        del self._talks[event.id]
         if event.error is not None:
             return Result(talk.job, error=event.error)
-        talk.answers.append(talk.text)
+        talk.answers.append(event.text)
         talk.stats.append(event.stats or RequestStats())
         if len(talk.answers) < len(talk.job.turns):
             return self._begin(talk)
-        return Result(talk.job, row=_row(talk, event), tokens=len(talk.tokens))
+        return Result(talk.job, row=_row(talk, event), tokens=len(event.tokens))
 
 
 def _row(talk: _Talk, last: Event) -> dict[str, Any]:
     """A line of the output. Of several turns ``text`` is the last answer and ``answers`` holds all of them."""
     row: dict[str, Any] = {
         "id": talk.job.id,
-        "text": talk.text,
-        "token_ids": talk.tokens,
+        "text": last.text,
+        "token_ids": list(last.tokens),
         "finish_reason": last.finish.value if last.finish else None,
         "stats": _stats(talk.stats),
         "law": last.law,
     }
-    return row | {"answers": talk.answers} if len(talk.job.turns) > 1 else row
+    if len(talk.job.turns) > 1:
+        row["answers"] = talk.answers
+    if last.logprobs:
+        row["logprobs"] = [dataclasses.asdict(entry) for entry in last.logprobs]
+    if last.prompt_logprobs is not None:
+        row["prompt_logprobs"] = [entry and dataclasses.asdict(entry) for entry in last.prompt_logprobs]
+    return row
 
 
 def _stats(parts: list[RequestStats]) -> dict[str, Any]:
     """The counters of all turns; ``ttft`` is the first turn's, ``e2e`` the sum, in seconds."""
-    total = dataclasses.replace(parts[0], accepted_by_drafter={}, tokens_by_source={})
-    for name in COUNTERS:
-        setattr(total, name, sum(getattr(part, name) for part in parts))
-    for part in parts:
-        add_counts(total, part)
-    total.e2e = sum(part.e2e or 0.0 for part in parts)
-    return {**dataclasses.asdict(total), "mean_acceptance_length": total.mean_acceptance_length}
+    found = total(parts)
+    found.ttft, found.e2e = parts[0].ttft, sum(part.e2e or 0.0 for part in parts)
+    return {**dataclasses.asdict(found), "mean_acceptance_length": found.mean_acceptance_length}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from cospec.cli import options
 from cospec.cli.options import present
@@ -27,13 +29,18 @@ Tokens that a drafter wrote and the target accepted are coloured, one colour per
 
 
 def chat(
-    model: options.Model = "zoo",
+    model: options.Models = None,
+    law: options.Law = None,
+    collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     seed: options.Seed = None,
-    max_tokens: options.MaxTokens = 512,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer, in tokens; 512 unless given.", rich_help_panel=options.SAMPLING)
+    ] = None,
+    sampling_params: options.SamplingJson = None,
     max_model_len: options.MaxModelLen = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -44,16 +51,17 @@ def chat(
     from rich.console import Console
 
     from cospec.config import read_json
-    from cospec.params import SamplingParams
 
-    sampling = present(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    params = SamplingParams(max_tokens=max_tokens, **sampling)
+    given = present(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens)
+    params = options.sampling_params(sampling_params, 512, **given)
     config = read_json(speculative_config, "speculative_config") if speculative_config else None
 
     from cospec.llm import LLM
 
+    chosen = options.chosen_models(model or []) | present(law=law, collaboration=collaboration)
     rest = present(max_model_len=max_model_len, device=device, dtype=dtype, quantization=quantization, threads=threads)
-    Talk(LLM(model=model, speculative_config=config, **rest), params, Console(highlight=False)).run()
+    with LLM(speculative_config=config, **chosen, **rest) as llm:
+        Talk(llm, params, Console(highlight=False)).run()
 
 
 class Talk:
@@ -142,17 +150,18 @@ class Talk:
     def _show_stats(self) -> None:
         from rich.table import Table
 
+        from cospec.stats import total
+
         if not self._stats:
             self._console.print("There is no answer yet.", style="dim")
             return
         table = Table("", "last answer", "all answers", box=None)
-        names = ("target_calls", "drafts", "drafted", "accepted")
+        names, together = ("target_calls", "drafts", "drafted", "accepted"), total(self._stats)
         for name in names:
-            values = [getattr(stats, name) for stats in self._stats]
-            table.add_row(name.replace("_", " "), str(values[-1]), str(sum(values)))
-        drafts, accepted = (sum(getattr(stats, name) for stats in self._stats) for name in ("drafts", "accepted"))
-        mean = 1.0 + accepted / drafts if drafts else 1.0
-        table.add_row("mean acceptance length", f"{self._stats[-1].mean_acceptance_length:.2f}", f"{mean:.2f}")
+            values = (getattr(stats, name) for stats in (self._stats[-1], together))
+            table.add_row(name.replace("_", " "), *map(str, values))
+        means = (stats.mean_acceptance_length for stats in (self._stats[-1], together))
+        table.add_row("mean acceptance length", *(f"{mean:.2f}" for mean in means))
         for name in ("ttft", "e2e"):
             value = getattr(self._stats[-1], name)
             table.add_row(f"{name} (seconds)", "-" if value is None else f"{value:.3f}", "")

@@ -33,8 +33,13 @@ def generate(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     seed: options.Seed = None,
-    max_tokens: options.MaxTokens = 256,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", rich_help_panel=options.SAMPLING)] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest output, in tokens; 256 unless given.", rich_help_panel=options.SAMPLING)
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Write on behind the end.", rich_help_panel=options.SAMPLING)
+    ] = False,
+    sampling_params: options.SamplingJson = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put prompts of one turn into the chat template too.")] = False,
     max_num_seqs: Annotated[
         int | None, typer.Option("--max-num-seqs", "--batch", help="Sequences at once.", rich_help_panel=options.ENGINE)
@@ -51,10 +56,17 @@ def generate(
     from cospec.cli.batch import Batch
     from cospec.cli.jobs import ResultFile, key, read_jobs
     from cospec.errors import InvalidInput, words
-    from cospec.params import SamplingParams
 
-    sampling = present(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **sampling)
+    params = options.sampling_params(
+        sampling_params,
+        256,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos or None,
+    )
     jobs, complaints = read_jobs(prompts)
     if output.exists() and output.samefile(prompts):
         raise InvalidInput("output", words(f"{output}, the file of the prompts"), "another file")
@@ -78,9 +90,9 @@ def generate(
             )
             chosen = options.chosen_models(model or []) | present(law=law, collaboration=collaboration)
             config = _speculation(speculative_config)
-            llm = LLM(speculative_config=config, **chosen, **engine_options)
             window = max(WINDOW, 2 * (max_num_seqs or 0))
-            failures = _write(Batch(llm.engine, params, chat, window).run(left), results, len(left), prompts)
+            with LLM(speculative_config=config, **chosen, **engine_options) as llm:
+                failures = _write(Batch(llm.engine, params, chat, window).run(left), results, len(left), prompts)
         elif not complaints:
             why = f"{output} has all of the answers" if jobs else "it holds no prompts"
             _complain(prompts, f"nothing to do, {why}")

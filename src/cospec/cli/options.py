@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from cospec.params import SamplingParams
 
 ENGINE = "Engine"
 SAMPLING = "Sampling"
@@ -68,7 +71,15 @@ TopP = Annotated[
 ]
 TopK = Annotated[int | None, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=SAMPLING)]
 Seed = Annotated[int | None, typer.Option(help="Makes the output repeatable.", rich_help_panel=SAMPLING)]
-MaxTokens = Annotated[int, typer.Option(help="Longest output, in tokens.", rich_help_panel=SAMPLING)]
+SamplingJson = Annotated[
+    str | None,
+    typer.Option(
+        "--sampling-params",
+        metavar="JSON",
+        help="""Any sampling parameters by name, such as '{"min_p": 0.05, "stop": ["."]}'; options beside it win.""",
+        rich_help_panel=SAMPLING,
+    ),
+]
 
 
 def chosen_models(names: list[str]) -> dict[str, Any]:
@@ -76,6 +87,26 @@ def chosen_models(names: list[str]) -> dict[str, Any]:
     if len(names) > 1:
         return {"models": names}
     return {"model": names[0]} if names else {}
+
+
+def sampling_params(text: str | None, longest: int, **given: Any) -> SamplingParams:
+    """What a command samples by: its JSON, with the options that were given over it.
+
+    Args:
+        longest: tokens of an output where neither says.
+
+    Raises:
+        InvalidInput: a parameter that there is not, or out of its range; more than one output.
+    """
+    from cospec.config import read_json
+    from cospec.errors import InvalidInput
+    from cospec.params import SamplingParams
+
+    named = {} if text is None else read_json(text, "sampling_params")
+    params = SamplingParams.parse({"max_tokens": longest, **named, **present(**given)})
+    if params.n != 1:
+        raise InvalidInput("n", params.n, "1, as this command writes one answer to a prompt")
+    return params
 
 
 def present(**values: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from cospec.cli import options
 from cospec.cli.options import present
 
 SERVER_KEYS = ("host", "port", "api_key", "max_concurrent_requests", "drain_timeout", "log_level")
+MODEL_KEYS = {"model", "models"}
 
 
 def serve(
@@ -72,7 +73,10 @@ def serve(
         threads=threads,
         enable_prefix_caching=enable_prefix_caching,
     )
-    start({**_from_file(config), **given})
+    read = _from_file(config)
+    if given.keys() & MODEL_KEYS:  # one model and several are different keys
+        read = {key: value for key, value in read.items() if key not in MODEL_KEYS}
+    start({**read, **given})
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:

@@ -59,6 +59,20 @@ def test_turns_are_a_conversation(llm, cospec_command, files):
     assert row["stats"]["target_calls"] == 32
     assert row["stats"]["e2e"] == 1.0
     assert row["stats"]["ttft"] == 0.25
+    assert row["stats"]["model_calls"] == {"fake": 32}
+
+
+def test_any_sampling_parameter(llm, cospec_command, files):
+    """By name, in JSON; the options beside win."""
+    prompts, output = files
+    write_lines(prompts, {"id": 1, "prompt": "abc"})
+    given = '{"max_tokens": 9, "min_p": 0.1, "stop": ["z"], "logprobs": 1, "prompt_logprobs": 0}'
+    arguments = ["--sampling-params", given, "--max-tokens", 4]
+    assert cospec_command("generate", "--prompts", prompts, "--output", output, *arguments).exit_code == 0
+    row = read_lines(output)[1]
+    assert len(row["token_ids"]) == len(row["logprobs"]) == 4
+    assert set(row["logprobs"][0]) == {"token", "logprob", "rank", "top"}
+    assert [entry is None for entry in row["prompt_logprobs"]] == [True, False, False]
 
 
 def test_chat_puts_single_prompts_into_the_template(llm, cospec_command, files):
@@ -131,6 +145,8 @@ def test_interruption_keeps_what_is_done(llm, cospec_command, files, monkeypatch
         (["--temperature", "-1"], 1, "temperature is -1.0"),
         (["--speculative-config", "{"], 1, "speculative_config"),
         (["--speculative-config", '{"num_speculative_tokens": 999}'], 1, "num_speculative_tokens"),
+        (["--sampling-params", '{"top_q": 1}'], 1, "sampling parameter is 'top_q'"),
+        (["--sampling-params", '{"n": 2}'], 1, "n is 2"),
         (["--model", "missing"], 1, "model is 'missing'"),
         (["--dtype", "int4"], 1, "dtype is 'int4'"),
         (["--max-tokens", "many"], 2, "--max-tokens"),

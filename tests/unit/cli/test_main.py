@@ -84,8 +84,20 @@ def test_command_line_wins_over_file(cospec_command, served, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("file", "line", "models"),
+    [("models: [a, b]", ["c"], None), ("model: a", ["--model", "b", "--model", "c"], ["b", "c"])],
+)
+def test_models_of_the_command_line_win_however_many(cospec_command, served, tmp_path, file, line, models):
+    (tmp_path / "c.yaml").write_text(file)
+    assert cospec_command("serve", *line, "--config", tmp_path / "c.yaml").exit_code == 0
+    ((config, _),) = served
+    assert (config.model, config.models) == (models[0] if models else "c", models)
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["--collaboration", '{"gamma": 2}'], "collaboration is given for one model; allowed is absent without"),
         (["--port", "70000"], "port is 70000"),
         (["--drain-timeout", "-1"], "drain_timeout is -1.0"),
         (["--log-level", "loud"], "log_level is 'loud'"),
