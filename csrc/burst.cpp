@@ -11,10 +11,11 @@
 
 namespace {
 
-// A sequence as the call finds it.
+// A sequence as the call finds it; those with the longest drafts come first.
 struct Lane {
+    int64_t depth;  // tokens to draft
     int64_t base;  // known tokens
-    int64_t fed;   // of them in the drafter's cache; without one, all but the last
+    int64_t fed;   // of them in the drafter's cache; all but the last where nothing is drafted
     int64_t left;  // tokens that it may still write
     const int32_t* pages;
     int64_t page_count;
@@ -29,17 +30,17 @@ struct Lane {
 struct Burst {
     Llama* target;
     const Cache* cache;
-    Llama* drafter;  // null where nothing is drafted
+    Llama* drafter;
     const Cache* own_cache;
     const Lane* lanes;
     const int64_t* tokens;  // known ones behind `fed`, lane after lane
-    int64_t count, depth, rounds;
+    int64_t count, drafting, depth, rounds;  // lanes, those that are drafted for, the longest draft
     double seconds;  // no further round begins that would end later, by the mean of those before
     // [rounds, count, 4 + depth]: drafted, accepted, the token after them, and whether that is a bonus, or -1 where the
     // law is not made of numbers; then what was drafted.
     int64_t* written;
     int64_t* fed;  // [count], of the drafter's cache in the end
-    double draft_seconds, score_seconds;
+    double draft_seconds, score_seconds, judge_seconds;
 };
 
 constexpr long HEAD = 4;
@@ -68,7 +69,7 @@ thread_local Room room;
 struct Run {
     Burst& b;
     const long vocab = b.cache->vocabulary;
-    double* q = nullptr;  // [count, depth, vocab]
+    double* q = nullptr;  // [drafting, depth, vocab]
 
     void open() {
         room.lines.resize(b.count);
@@ -79,14 +80,15 @@ struct Run {
             room.lines[i].base = lane.base, room.lines[i].left = lane.left;
             token += lane.base - lane.fed;
         }
-        room.depths.assign(b.count, b.depth);
+        room.depths.clear();
+        for (long i = 0; i < b.drafting; i++) room.depths.push_back(b.lanes[i].depth);
         room.drafted.resize(b.count * b.depth);
     }
 
     bool draft() {
         bool draws = false;
         room.segments.clear(), room.ids.clear(), room.temperatures.clear(), room.streams.clear();
-        for (long i = 0; i < b.count; i++) {
+        for (long i = 0; i < b.drafting; i++) {
             const Lane& lane = b.lanes[i];
             const Line& line = room.lines[i];
             const uint64_t base = line.base, size = line.tokens.size();
@@ -97,9 +99,9 @@ struct Run {
                 room.streams.push_back(word);
             draws |= lane.asked.shape.temperature > 0.0;
         }
-        q = draws ? (double*)room.q.reserve(2 * b.count * b.depth * vocab) : nullptr;
+        q = draws ? (double*)room.q.reserve(2 * b.drafting * b.depth * vocab) : nullptr;
         std::fill(room.drafted.begin(), room.drafted.end(), -1);
-        const Given given = {room.segments.data(), room.ids.data(), nullptr, b.count};
+        const Given given = {room.segments.data(), room.ids.data(), nullptr, b.drafting};
         const Rollout rollout = {room.temperatures.data(), room.streams.data(), room.depths.data(), b.depth, nullptr, 0, q,
                                  room.drafted.data(), nullptr};
         return cospec_llama_rollout(b.drafter, b.own_cache, &given, &rollout);
@@ -108,7 +110,7 @@ struct Run {
     // Tokens drafted for a lane, up to where the drafter's logits were no numbers.
     long nodes(long i) const {
         const int64_t* own = room.drafted.data() + i * b.depth;
-        return std::find(own, own + b.depth, -1) - own;
+        return std::find(own, own + b.lanes[i].depth, -1) - own;
     }
 
     bool score(float** logits) {
@@ -160,7 +162,7 @@ struct Run {
         bool stopped = std::find(lane.stops, end, v.token) != end;
         for (long node = 0; node < v.path; node++) stopped |= std::find(lane.stops, end, own[node]) != end;
         b.fed[i] = line.fed();
-        return !stopped && line.left > b.depth;
+        return !stopped && line.left > lane.depth;
     }
 
     long run() {
@@ -169,13 +171,14 @@ struct Run {
         for (long round = 0; round < b.rounds; round++) {
             const double started = now();
             if (round && (started - begun) * (round + 1) > b.seconds * round) return round;
-            if (b.drafter && !draft()) return round;
+            if (b.drafting && !draft()) return round;
             const double drafted = now();
             float* logits;
             if (!score(&logits)) return round;
             const double scored = now();
             b.draft_seconds += drafted - started, b.score_seconds += scored - drafted;
             const Verdict* verdicts = judge(logits);
+            b.judge_seconds += now() - scored;
             int64_t* out = b.written + round * b.count * (HEAD + b.depth);
             bool alike = true;
             for (long i = 0; i < b.count; i++) alike &= take(i, verdicts[i], out + i * (HEAD + b.depth));

@@ -194,7 +194,8 @@ class Policy(Protocol):
     """How long to speculate, for whom. No torch.
 
     Built by ``cls.build(options, setting)``, see ``policies.setting``; ``cls.reads_costs`` says whether it decides by
-    time models, and ``cls.steady``, where there is one, whether it plans and trims by nothing that it observes.
+    time models. Where they are there and true, ``cls.keeps_drafts`` says that ``trim`` returns what it is given, and
+    ``cls.steady`` that ``plan`` does not depend on what was observed.
     """
 
     def plan(self, load: Load) -> list[Budget]:

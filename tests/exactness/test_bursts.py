@@ -16,7 +16,7 @@ from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
 from cospec.params import SamplingParams
 from cospec.rounds.sequential import Sequential
-from cospec.types import Event, Plan, Request
+from cospec.types import Event, Plan, Request, Speculation
 from harness.llamas import VOCAB, llama_engine, load, write_pair
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
@@ -46,6 +46,14 @@ def requests(params: SamplingParams, streams: bool) -> list[Request]:
         for n, (prompt, length) in enumerate(zip(prompts, LENGTHS, strict=True))
     ]
     return [replace(request, seed=100 + n, streams=streams) for n, request in enumerate(made)]
+
+
+def uneven(asked: list[Request], longest: int) -> list[Request]:
+    """With drafts of different lengths, for some of them none."""
+    return [
+        replace(request, speculation=Speculation(length=n % (longest + 1), enabled=n != 3))
+        for n, request in enumerate(asked)
+    ]
 
 
 def engine_of(folders: tuple[Path, Path], rule: str, k: int, pages: int = 200) -> Engine:
@@ -91,9 +99,11 @@ def calls(engine: Engine) -> list[tuple[int, int | None]]:
     return noted
 
 
-@pytest.mark.parametrize("streams", [False, True], ids=["at once", "streamed"])
 @pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize(("rule", "k"), [("auto", 0), ("match", 3), ("rejection", 3), ("block", 4), ("auto", 1)])
+@pytest.mark.parametrize(
+    ("rule", "k", "streams"),
+    [("auto", 0, False), ("match", 1, False), ("rejection", 3, True), ("rejection", 3, False), ("block", 4, False)],
+)
 def test_same_outputs(folders: tuple[Path, Path], rule: str, k: int, shape: str, streams: bool) -> None:
     asked = requests(SHAPES[shape], streams)
     whole, steps = engine_of(folders, rule, k), step_by_step(engine_of(folders, rule, k))
@@ -103,10 +113,20 @@ def test_same_outputs(folders: tuple[Path, Path], rule: str, k: int, shape: str,
     for name in ("rounds", "target_calls", "generation_tokens", "drafts", "draft_tokens", "accepted_tokens"):
         assert getattr(first, name) == getattr(second, name), name
     longest = max(rounds or 0 for _, rounds in noted)
-    if shape == "edited" or (shape == "truncated" and k):
-        assert longest == 0 or k  # edits are made here; a truncated drafter steps, and what has no draft need not
-    else:
+    if shape == "edited":
+        assert longest == 0
+    elif shape != "truncated" or not k:  # drafts from a truncated law are made step by step
         assert longest == 1 if streams else longest > 1
+
+
+@pytest.mark.parametrize("shape", ["greedy", "sampled"])
+@pytest.mark.parametrize(("rule", "k"), [("match", 3), ("block", 4)])
+def test_drafts_of_different_lengths(folders: tuple[Path, Path], rule: str, k: int, shape: str) -> None:
+    asked = uneven(requests(SHAPES[shape], streams=False), k)
+    whole, steps = engine_of(folders, rule, k), step_by_step(engine_of(folders, rule, k))
+    noted = calls(whole)
+    assert written(whole, asked) == written(steps, asked)
+    assert max(rounds or 0 for _, rounds in noted) > 1
 
 
 def test_a_burst_keeps_to_its_time(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,4 +174,4 @@ def test_logits_that_are_no_numbers_end_the_request(folders: tuple[Path, Path]) 
 
 def test_what_cannot_be_run_as_one(folders: tuple[Path, Path]) -> None:
     target = load(folders[0], fused="never")
-    assert Burst.of(target, lambda sequence: None, None, True) is None  # type: ignore[arg-type,return-value]
+    assert Burst.of(target, lambda sequence: None, None, whole=True) is None  # type: ignore[arg-type,return-value]

@@ -127,9 +127,9 @@ def connect(
     relaxed = frozenset(name for name, rule in rules.items() if not rule.exact)
     blend = BLENDS.load("single")()
     verifier = Verifier(target, blend, rules)
-    steady = drafter is None or getattr(POLICIES.load(speculative.policy_name), "steady", False)
-    burst = Burst.of(target, verifier.rule, drafter, steady)
-    rounds = LONGEST if burst is not None and steady else 1
+    chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
+    burst = Burst.of(target, verifier.rule, drafter, getattr(chosen, "keeps_drafts", False))
+    rounds = LONGEST if burst is not None and getattr(chosen, "steady", False) else 1
     limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules, rounds)
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)

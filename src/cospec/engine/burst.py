@@ -1,8 +1,8 @@
 """Rounds of the same sequences as one call into the native library: draft, score, judge, and again.
 
-Where drafter and target run there, the rule is one of the library's, and the policy decides nothing by what it sees,
-nothing between two such steps has to be decided here. What comes back are the outcomes of each round, the same as
-``Sequential`` finds them step by step.
+Where drafter and target run there, the rule is one of the library's and the policy leaves drafts whole, nothing between
+two of these steps has to be decided here; nor between two rounds, where the policy plans by nothing that it sees. What
+comes back are the outcomes of each round, the same as ``Sequential`` finds step by step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cospec.types import Budget, Draft, Outcome, Plan, PlanEntry, Request, Seque
 
 LONGEST = 8  # rounds of a burst
 SECONDS = 0.02  # that no further round may go beyond: how long newcomers and aborts may have to wait for it
-_LANE = Struct("=10q")  # the first half of ``Lane`` in ``csrc/burst.cpp``
+_LANE = Struct("=11q")  # the first half of ``Lane`` in ``csrc/burst.cpp``
 _HEAD = 4  # words before the drafted tokens of a round
 
 
@@ -36,10 +36,10 @@ class _Burst(Structure):
 
     _fields_ = [
         *[(name, c_void_p) for name in ("target", "cache", "drafter", "own_cache", "lanes", "tokens")],
-        *[(name, c_int64) for name in ("count", "depth", "rounds")],
+        *[(name, c_int64) for name in ("count", "drafting", "depth", "rounds")],
         ("seconds", c_double),
         *[(name, c_void_p) for name in ("written", "fed")],
-        *[(name, c_double) for name in ("draft_seconds", "score_seconds")],
+        *[(name, c_double) for name in ("draft_seconds", "score_seconds", "judge_seconds")],
     ]
 
 
@@ -80,75 +80,95 @@ class Burst:
 
     @classmethod
     def of(
-        cls, target: Model, rule_of: Callable[[Sequence], Rule], drafter: Drafter | None, steady: bool
+        cls, target: Model, rule_of: Callable[[Sequence], Rule], drafter: Drafter | None, whole: bool
     ) -> Burst | None:
-        """Where the target's forward is native; drafting too, if the policy is steady and the drafter's is."""
+        """None unless the target's forward is native. Drafts where the drafter's is and drafts stay ``whole``."""
         direct = _direct(target)
         if direct is None:
             return None
         drafting = None
-        if steady and isinstance(drafter, ModelDrafter) and drafter.follows is not None:
+        if whole and isinstance(drafter, ModelDrafter) and drafter.follows is not None:
             own = _direct(drafter.model)
             drafting = None if own is None else _Drafting(drafter.follows, own, drafter.name)
         return cls(direct, rule_of, drafting)
 
     def run(self, plan: Plan) -> tuple[list[Outcome], RoundTimes] | None:
         """See ``protocols.Burst``."""
-        budget = plan.entries[0].budget
-        depth, drafting = budget.depth, self._drafting if budget.depth else None
-        if budget.release or (depth and (drafting is None or not _only_tokens(budget))):
+        entries = sorted(plan.entries, key=_depth, reverse=True)  # as the library wants them
+        depth, lanes, tokens = entries[0].budget.depth, array("B"), array("q")
+        if depth and self._drafting is None:
             return None
-        lanes, tokens = array("B"), array("q")
-        for entry in plan.entries:
-            sequence = entry.sequence
-            known, id = sequence.tokens, sequence.request.id
-            rider = self._rider(sequence)
-            if rider is None or entry.tokens != 1 or sequence.computed + 1 != len(known) or entry.budget != budget:
+        for entry in entries:
+            lane = self._lane(entry, plan.rounds * (depth + 1), tokens)
+            if lane is None:
                 return None
-            base = len(known)
-            fed, own = base - 1, (0, 0)
-            if drafting is not None:
-                held = None if rider.cut else drafting.follower.lend(id, known, plan.rounds * (depth + 1))
-                if held is None or base - held > CATCH_UP_TOKENS:
-                    return None
-                fed, own = held, drafting.direct.pages(id)
-            tokens.extend(known[fed:])
-            where = *self._target.pages(id), *own, *rider.stops.buffer_info()
-            lanes.frombytes(_LANE.pack(base, fed, rider.most - base, *where, rider.noise))
-            lanes.frombytes(rider.words)
-        return self._go(plan, drafting, lanes, tokens)
+            lanes.frombytes(lane)
+        count, drafting = len(entries), sum([entry.budget.depth > 0 for entry in entries])
+        size = _HEAD + depth
+        written, fed = array("q", bytes(8 * plan.rounds * count * size)), array("q", bytes(8 * count))
+        own = (None, None) if self._drafting is None else self._drafting.direct.names
+        burst = _Burst(
+            *self._target.names, *own, _start(lanes), _start(tokens), count, drafting, depth, plan.rounds, SECONDS,
+            _start(written), _start(fed), 0.0, 0.0, 0.0,
+        )  # fmt: skip
+        rounds = self._run(addressof(burst))
+        if not rounds:  # the long way tells what is amiss
+            return None
+        self.working += burst.draft_seconds + burst.score_seconds
+        if self._drafting is not None:
+            for entry, kept in zip(entries[:drafting], fed, strict=False):
+                self._drafting.follower.take_back(entry.sequence.request.id, kept)
+        times = RoundTimes(burst.draft_seconds, burst.score_seconds + burst.judge_seconds, rounds)
+        return self._outcomes(entries, written[: rounds * count * size], size), times
 
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
         for id in ids:
             self._riders.pop(id, None)
 
-    def _go(
-        self, plan: Plan, drafting: _Drafting | None, lanes: array[int], tokens: array[int]
-    ) -> tuple[list[Outcome], RoundTimes] | None:
-        """Run the rounds; None where the library finds something amiss, which the long way tells."""
-        entries, depth = plan.entries, plan.entries[0].budget.depth
-        count, size = len(entries), _HEAD + depth
-        written, fed = array("q", bytes(8 * plan.rounds * count * size)), array("q", bytes(8 * count))
-        own = (None, None) if drafting is None else drafting.direct.names
-        burst = _Burst(
-            *self._target.names, *own, _start(lanes), _start(tokens), count, depth, plan.rounds, SECONDS,
-            _start(written), _start(fed), 0.0, 0.0,
-        )  # fmt: skip
-        rounds = self._run(addressof(burst))
-        if not rounds:
+    def _lane(self, entry: PlanEntry, ahead: int, tokens: array[int]) -> bytes | None:
+        """``Lane`` in ``csrc/burst.cpp``, and behind ``tokens`` its own; None where it has to be run step by step.
+
+        Args:
+            ahead: tokens that the drafter's cache is to have room for behind the known ones.
+        """
+        sequence, budget = entry.sequence, entry.budget
+        known, rider = sequence.tokens, self._rider(sequence)
+        base = len(known)
+        fed, own = base - 1, (0, 0)
+        if rider is None or sequence.computed != fed or budget.release:
             return None
-        self.working += burst.draft_seconds + burst.score_seconds
-        outcomes, bases = [], [len(entry.sequence.tokens) for entry in entries]
-        for place in range(0, rounds * count * size, size):
-            row = place // size % count
-            said = written[place : place + size]
-            outcomes.append(_outcome(entries[row], bases[row], said, drafting))
-            bases[row] += said[1] + 1
-        if drafting is not None:
-            for entry, kept in zip(entries, fed, strict=True):
-                drafting.follower.take_back(entry.sequence.request.id, kept)
-        return outcomes, RoundTimes(burst.draft_seconds, burst.score_seconds, rounds)
+        if budget.depth:
+            drafting = self._drafting
+            if drafting is None or rider.cut or not _only_tokens(budget):
+                return None
+            held = drafting.follower.lend(rider.request.id, known, ahead)
+            if held is None or base - held > CATCH_UP_TOKENS:
+                return None
+            fed, own = held, drafting.direct.pages(rider.request.id)
+        tokens.extend(known[fed:])
+        where = *self._target.pages(rider.request.id), *own, *rider.stops.buffer_info()
+        return _LANE.pack(budget.depth, base, fed, rider.most - base, *where, rider.noise) + rider.words
+
+    def _outcomes(self, entries: Seq[PlanEntry], written: array[int], size: int) -> list[Outcome]:
+        """What was decided, ``size`` words for each entry and round."""
+        name = "" if self._drafting is None else self._drafting.name
+        bases, outcomes = [len(entry.sequence.tokens) for entry in entries], []
+        for place in range(0, len(written), size):
+            row = place // size % len(entries)
+            drafted, accepted, token, bonus = written[place : place + _HEAD]
+            draft = None
+            if drafted:
+                nodes = tuple(written[place + _HEAD : place + _HEAD + drafted])
+                parents, id = tuple(range(-1, drafted - 1)), entries[row].sequence.request.id
+                draft = Draft(id, bases[row], nodes, parents, (name,) * drafted)
+            if bonus < 0:
+                outcomes.append(Outcome(entries[row], draft, None, error=NO_NUMBERS))
+            else:
+                verdict = Verdict(tuple(range(accepted)), token, bonus == 1)
+                outcomes.append(Outcome(entries[row], draft, verdict))
+            bases[row] += accepted + 1
+        return outcomes
 
     def _rider(self, sequence: Sequence) -> _Rider | None:
         """None for a request that asks for more than tokens, or in a way that is not the library's."""
@@ -175,16 +195,8 @@ def _only_tokens(budget: Budget) -> bool:
     return budget.is_chain and not budget.confident and not budget.threshold
 
 
-def _outcome(entry: PlanEntry, base: int, said: array[int], drafting: _Drafting | None) -> Outcome:
-    """What a round decided for a sequence that had ``base`` known tokens before it."""
-    drafted, accepted, token, bonus = said[:_HEAD]
-    draft = None
-    if drafting is not None and drafted:
-        nodes, names = tuple(said[_HEAD : _HEAD + drafted]), (drafting.name,) * drafted
-        draft = Draft(entry.sequence.request.id, base, nodes, tuple(range(-1, drafted - 1)), names)
-    if bonus < 0:
-        return Outcome(entry, draft, None, error=NO_NUMBERS)
-    return Outcome(entry, draft, Verdict(tuple(range(accepted)), token, bonus == 1))
+def _depth(entry: PlanEntry) -> int:
+    return entry.budget.depth
 
 
 def _direct(model: Model) -> OnCache | None:

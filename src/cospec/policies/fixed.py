@@ -27,6 +27,7 @@ class Fixed:
 
     Options: ClassVar[type[FixedOptions]] = FixedOptions
     reads_costs: ClassVar[bool] = False
+    keeps_drafts: ClassVar[bool] = True
     steady: ClassVar[bool] = True
 
     def __init__(self, length: int, max_nodes: int | None = None, widths: tuple[int, ...] = ()) -> None:

@@ -62,6 +62,7 @@ class Goodput:
 
     Options: ClassVar[type[GoodputOptions]] = GoodputOptions
     reads_costs: ClassVar[bool] = True
+    keeps_drafts: ClassVar[bool] = True
 
     def __init__(
         self, options: GoodputOptions, setting: PolicySetting, solve: Callable[[Steps, Round], Choice] = allocate

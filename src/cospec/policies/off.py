@@ -21,6 +21,7 @@ class Off:
 
     Options: ClassVar[type[OffOptions]] = OffOptions
     reads_costs: ClassVar[bool] = False
+    keeps_drafts: ClassVar[bool] = True
     steady: ClassVar[bool] = True
 
     def __init__(self) -> None:
