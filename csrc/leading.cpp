@@ -7,6 +7,8 @@
 
 namespace {
 
+constexpr uint64_t TARGET = 0;  // Purpose in draws.py
+
 // What one drafter says at a position; `node` of its whole draft, or -1.
 struct Voice {
     long member;
@@ -28,7 +30,7 @@ struct Fusion {
         const Board& b = row.b;
         std::vector<Voice> found;
         for (long m = 0; m < row.members; m++) {
-            const long at = 2 * row.seat(step, m);
+            const long at = 2 * row.place(step, m);
             if (b.guessed[at] >= 0)
                 found.push_back({m, b.guessed[at], b.chances[at], row.trust(m, b.chances[at]), -1});
         }
@@ -50,7 +52,7 @@ struct Fusion {
             if (rival.sure > best->sure ||
                 (rival.sure == best->sure && row.weight(rival.member) > row.weight(best->member)))
                 best = &rival;
-        if (chance * best->sure < b.thresholds[row.r]) return false;
+        if (chance * best->sure < row.threshold()) return false;
         const long parent = node;
         const double before = chance;
         node = tree.put(parent, best->token, best->member, before * best->sure, best->sure);
@@ -60,7 +62,7 @@ struct Fusion {
                 const long leaf = tree.put(parent, voice.token, voice.member, before * sure, sure);
                 if (voice.node >= 0) tails.push_back(voice), leaves.push_back(leaf);
             }
-        const long at = 2 * row.seat(step, best->member) + 1;
+        const long at = 2 * row.place(step, best->member) + 1;
         if (best->node < 0 && b.guessed[at] >= 0) {
             const double sure = std::min(row.trust(best->member, b.chances[at], 1), 1.0 - best->sure);
             tree.put(parent, b.guessed[at], best->member, before * sure, sure);
@@ -68,7 +70,7 @@ struct Fusion {
         b.spine[row.r * b.depth + length++] = best->token;
         chance *= best->sure;
         follow(heard, best->token);
-        return length < std::min(b.depths[row.r], b.nodes[row.r]) && tree.outranked(node) < b.nodes[row.r];
+        return length < std::min(row.seat.depth, row.seat.nodes) && tree.outranked(node) < row.seat.nodes;
     }
     // Whole drafts that go elsewhere are left.
     void follow(const std::vector<Voice>& heard, int64_t token) {
@@ -89,7 +91,7 @@ struct Fusion {
                 place[n] = tree.put(parent, b.tokens[begin + n], m, tree.scores[parent] * sure, sure);
             }
         }
-        tree.write(b, row.r, b.nodes[row.r]);
+        tree.write(b, row.r, row.seat.nodes);
     }
 };
 
@@ -108,16 +110,10 @@ void fuse(const Row& row) {
     if (!going) fusion.finish();
 }
 
-// The first of the largest. The maximum is found in lanes, since one after the other would wait for each comparison.
-long likeliest(const double* x, long count) {
-    constexpr long LANES = 8;
-    double most[LANES];
-    std::fill(most, most + LANES, x[0]);
-    for (long i = 0; i + LANES <= count; i += LANES)
-        for (long k = 0; k < LANES; k++) most[k] = x[i + k] > most[k] ? x[i + k] : most[k];
-    double top = *std::max_element(most, most + LANES);
-    for (long i = count / LANES * LANES; i < count; i++) top = std::max(top, x[i]);
-    return std::find(x, x + count, top) - x;
+Stream stream_of(const Row& row, long ahead) {
+    const Seat& seat = row.seat;
+    // As draws.py keys it: the target's own noise knows of no round.
+    return {{seat.seed, seat.purpose}, {0, 0, (uint64_t)(seat.base + ahead), seat.purpose == TARGET ? 0 : (uint64_t)seat.base}};
 }
 
 // combiners/mix.py: the voices at the present step; a whole draft is one while the spine goes its way.
@@ -131,18 +127,21 @@ struct Mixture {
         const int64_t *text = b.tokens + row.begin(member), *spine = b.spine + row.r * b.depth;
         return step < row.nodes(member) && std::equal(spine, spine + step, text) ? text[step] : -1;
     }
-    const double* q(long member) const { return row.b.q ? row.b.q[row.seat(step, member)] : nullptr; }
+    const double* q(long member) const { return row.b.q ? row.b.q[row.place(step, member)] : nullptr; }
+    int64_t said(long member) const { return row.b.guessed[2 * row.place(step, member)]; }
+    bool led(long member) const { return q(member) || said(member) >= 0; }
+    int64_t token(long member) const { return led(member) ? said(member) : copied(member); }
     double* shares() const { return row.b.shares + (row.r * row.b.depth + step) * row.members; }
     // Members that are heard: those led first, as `Line` hears them.
     std::vector<long> voices() const {
         std::vector<long> found;
         for (long m = 0; m < row.members; m++)
-            if (q(m)) found.push_back(m);
+            if (led(m)) found.push_back(m);
         for (long m = 0; m < row.members; m++)
             if (copied(m) >= 0) found.push_back(m);
         return found;
     }
-    // The mixture, how likely its tokens are to be kept, and the likeliest one.
+    // Everybody's share in the mixture [vocab], how likely its tokens are to be kept, and whether to go on by that.
     void weigh(long vocab, double* mixture) const {
         const Board& b = row.b;
         const std::vector<long> heard = voices();
@@ -154,83 +153,123 @@ struct Mixture {
         double total = 0.0, confidence = 0.0, *share = shares();
         std::fill(share, share + row.members, 0.0);
         for (long m : heard) {
-            trusts.push_back(row.trust(m, q(m) ? b.chances[2 * row.seat(step, m)] : row.raw(row.begin(m) + step)));
+            trusts.push_back(row.trust(m, led(m) ? b.chances[2 * row.place(step, m)] : row.raw(row.begin(m) + step)));
             share[m] = row.weight(m) * trusts.back();
             total += share[m];
         }
         for (long m : heard) share[m] /= total;
-        bool empty = true;
-        for (long m : heard) {
-            if (const double* own = q(m)) {
-                const double part = share[m];
-                if (empty)
-                    for (long i = 0; i < vocab; i++) mixture[i] = part * own[i];
-                else
-                    for (long i = 0; i < vocab; i++) mixture[i] += part * own[i];
-            } else {
-                if (empty) std::fill(mixture, mixture + vocab, 0.0);
-                mixture[copied(m)] += share[m];
-            }
-            empty = false;
-        }
         for (size_t i = 0; i < heard.size(); i++) confidence += share[heard[i]] * trusts[i];
         double chance = 1.0;
         for (long i = 0; i < step; i++) chance *= b.out_confidence[row.r * b.room + i];
         b.out_confidence[row.r * b.room + step] = confidence;
-        if (chance * confidence < b.thresholds[row.r])
+        if (chance * confidence < row.threshold())
             b.going[row.r] = 0;
-        else if (b.greedy[row.r])
-            b.spine[row.r * b.depth + step] = likeliest(mixture, vocab);
+        else if (row.seat.greedy)
+            take(elected(heard), heard);
+        else
+            fill(heard, vocab, mixture);
+    }
+    // Of point masses the heaviest token, the lowest on ties.
+    int64_t elected(const std::vector<long>& heard) const {
+        int64_t best = -1;
+        double most = -1.0;
+        for (long m : heard) {
+            double votes = 0.0;
+            for (long other : heard)
+                if (token(other) == token(m)) votes += shares()[other];
+            if (votes > most || (votes == most && token(m) < best)) most = votes, best = token(m);
+        }
+        return best;
+    }
+    void fill(const std::vector<long>& heard, long vocab, double* mixture) const {
+        bool empty = true;
+        for (long m : heard) {
+            const double* own = q(m);
+            const double part = shares()[m];
+            if (!own) {
+                if (empty) std::fill(mixture, mixture + vocab, 0.0);
+                mixture[copied(m)] += part;
+            } else if (empty) {
+                for (long i = 0; i < vocab; i++) mixture[i] = part * own[i];
+            } else {
+                for (long i = 0; i < vocab; i++) mixture[i] += part * own[i];
+            }
+            empty = false;
+        }
     }
     // The spine has its token; it is said to come from the drafter with the largest part in it.
-    void take() const {
+    void take(int64_t chosen, const std::vector<long>& heard) const {
         const Board& b = row.b;
-        const int64_t token = b.spine[row.r * b.depth + step];
-        const double* share = shares();
         long owner = -1;
         double most = -1.0;
-        for (long m : voices()) {
-            const double part = share[m] * (q(m) ? q(m)[token] : copied(m) == token ? 1.0 : 0.0);
+        for (long m : heard) {
+            const double part = shares()[m] * (q(m) ? q(m)[chosen] : token(m) == chosen ? 1.0 : 0.0);
             if (part > most) most = part, owner = m;
         }
         const long at = row.r * b.room + step;
-        b.out_tokens[at] = token, b.out_parents[at] = step - 1, b.out_owners[at] = owner;
+        b.spine[row.r * b.depth + step] = chosen;
+        b.out_tokens[at] = chosen, b.out_parents[at] = step - 1, b.out_owners[at] = owner;
         b.count[row.r] = b.length[row.r] = step + 1;
-        b.going[row.r] = step + 1 < std::min(b.depths[row.r], b.nodes[row.r]);
+        b.going[row.r] = step + 1 < std::min(row.seat.depth, row.seat.nodes);
     }
 };
 
-Stream stream_of(const Board& b, long row) {
-    Stream stream;
-    memcpy(&stream, b.streams + 6 * row, sizeof stream);
-    stream.counter[2] += b.steps;
-    return stream;
-}
+// What is read of one drafter at one position.
+struct Rows {
+    int64_t member;
+    const float* logits;  // [count, vocab]
+    int64_t vocab, count;
+};
 
-}  // namespace
-
-// What a drafter says at the present step: its rows of logits [count, vocab] are those of the sequences `places`.
-API void cospec_pool_hear(const Board* b, long member, const float* logits, long vocab, const int64_t* places, long count) {
-    in_parallel(team_for(count), [&](const Team& team) {
-        std::vector<double> q(vocab);
-        for (long i = team.begin(count); i < team.end(count); i++) {
-            const long row = places[i], at = 2 * ((b->steps * b->members + member) * b->rows + row);
-            guess(logits + i * vocab, b->heats[row], stream_of(*b, row), q, b->guessed + at, b->chances + at);
+// `read(place of its word, row, logits, number, spare [vocab])` for all rows of all drafters.
+template <class F> void each(const Board* b, const Rows* said, long count, const int64_t* places, F&& read) {
+    struct One {
+        int64_t member;
+        const float* logits;
+        int64_t vocab;
+    };
+    std::vector<One> all;
+    for (long s = 0; s < count; s++)
+        for (long i = 0; i < said[s].count; i++)
+            all.push_back({said[s].member, said[s].logits + i * said[s].vocab, said[s].vocab});
+    const long rows = all.size();
+    in_parallel(team_for(rows), [&](const Team& team) {
+        std::vector<double> spare;
+        for (long i = team.begin(rows); i < team.end(rows); i++) {
+            const Row row = {*b, places[i]};
+            spare.resize(all[i].vocab);
+            read(row.place(b->steps, all[i].member), row, all[i].logits, i, spare);
         }
     });
 }
 
-// The same as distributions: its law at each row, q [count, vocab], with its largest probability as confidence.
-API void cospec_pool_read(const Board* b, long member, const float* logits, long vocab, const int64_t* places, long count,
-                          double* q) {
-    in_parallel(team_for(count), [&](const Team& team) {
-        for (long i = team.begin(count); i < team.end(count); i++) {
-            const long seat = (b->steps * b->members + member) * b->rows + places[i];
-            const double heat = b->heats[places[i]];
-            if (kernels().argmax(logits + i * vocab, vocab) < 0) continue;
-            b->chances[2 * seat] = softmax(logits + i * vocab, vocab, heat > 0.0 ? heat : 1.0, q + i * vocab);
-            b->q[seat] = q + i * vocab;
-        }
+// That of a sequence at the present step, of which `kept` are kept.
+double* mixture_of(const Row& row, double* mixtures, long vocab, long kept) {
+    return mixtures ? mixtures + (row.r * kept + std::min((long)row.b.steps, kept - 1)) * vocab : nullptr;
+}
+
+}  // namespace
+
+// What drafters say at the present step: `said` [count] of their rows of logits, which are of the sequences `places`.
+API void cospec_pool_hear(const Board* b, const Rows* said, long count, const int64_t* places) {
+    each(b, said, count, places, [&](long place, const Row& row, const float* logits, long, std::vector<double>& spare) {
+        guess(logits, row.heat(), stream_of(row, b->steps), spare, b->guessed + 2 * place, b->chances + 2 * place);
+    });
+}
+
+// The same as laws: a token of greedy requests, otherwise q [rows, vocab], of which a token is drawn where that tells
+// how right it was. The confidence is the largest probability, at temperature 1 for greedy requests.
+API void cospec_pool_read(const Board* b, const Rows* said, long count, const int64_t* places, double* q) {
+    each(b, said, count, places, [&](long place, const Row& row, const float* logits, long n, std::vector<double>& spare) {
+        const long vocab = spare.size(), best = kernels().argmax(logits, vocab);
+        if (best < 0) return;
+        double* own = row.seat.greedy ? spare.data() : q + n * vocab;
+        b->chances[2 * place] = softmax(logits, vocab, row.seat.greedy ? 1.0 : row.heat(), own);
+        if (row.seat.greedy)
+            b->guessed[2 * place] = best;
+        else if (row.seat.purpose == TARGET)
+            b->guessed[2 * place] = race(own, vocab, stream_of(row, b->steps));
+        if (!row.seat.greedy) b->q[place] = own;
     });
 }
 
@@ -240,15 +279,25 @@ API void cospec_pool_fuse(const Board* b) {
         if (b->going[r]) fuse({*b, r});
 }
 
-// mixtures: [R, vocab] at step b->steps, of those that go on.
-API void cospec_pool_mix(const Board* b, long vocab, double* mixtures) {
-    in_parallel(team_for(b->rows), [&](const Team& team) {
-        for (long r = team.begin(b->rows); r < team.end(b->rows); r++)
-            if (b->going[r]) Mixture{{*b, r}, b->steps}.weigh(vocab, mixtures + r * vocab);
+// mixtures: [R, kept, vocab], of those that go on and draw; greedy ones take their token.
+API void cospec_pool_mix(const Board* b, long vocab, double* mixtures, long kept) {
+    in_parallel(mixtures ? team_for(b->rows) : 1, [&](const Team& team) {
+        for (long r = team.begin(b->rows); r < team.end(b->rows); r++) {
+            const Row row = {*b, r};
+            if (b->going[r]) Mixture{row, b->steps}.weigh(vocab, mixture_of(row, mixtures, vocab, kept));
+        }
     });
 }
 
-API void cospec_pool_take(const Board* b) {
-    for (long r = 0; r < b->rows; r++)
-        if (b->going[r]) Mixture{{*b, r}, b->steps}.take();
+// Those that draw take a token of their mixtures, or what was `chosen` [R].
+API void cospec_pool_draw(const Board* b, long vocab, double* mixtures, long kept, const int64_t* chosen) {
+    in_parallel(team_for(b->rows), [&](const Team& team) {
+        for (long r = team.begin(b->rows); r < team.end(b->rows); r++) {
+            const Row row = {*b, r};
+            if (!b->going[r] || row.seat.greedy) continue;
+            const Mixture mixed = {row, b->steps};
+            const double* mixture = mixture_of(row, mixtures, vocab, kept);
+            mixed.take(chosen ? chosen[r] : race(mixture, vocab, stream_of(row, b->steps)), mixed.voices());
+        }
+    });
 }

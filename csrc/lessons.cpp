@@ -4,14 +4,14 @@
 #include "ops.h"
 #include "together.h"
 
-namespace {
-
 constexpr double MEMORY = 0.98;  // as in routing/standing.py
 
 // One drafter's part in one draft. The lessons are pairs (confidence, value); `taught` counts those of all parts.
 struct Judged {
     double hits, seen, proposed, lessons;
 };
+
+namespace {
 
 struct Teacher {
     const Row& row;
@@ -26,7 +26,9 @@ struct Teacher {
         if (seen[place] >= MOST) hits[place] /= 2, seen[place] /= 2;
         hits[place] += value;
         seen[place] += 1.0;
-        if (rank == 0) lessons[2 * taught] = raw, lessons[2 * taught + 1] = value, taught++;
+        if (rank > 0) return;
+        if (lessons) lessons[2 * taught] = raw, lessons[2 * taught + 1] = value;
+        taught++;
     }
     // Every node whose parent was committed; a position is right when any of its nodes is.
     Judged whole(long member) {
@@ -68,34 +70,34 @@ struct Teacher {
         while (heard < std::min(length + 1, b.depth) && said(heard, member)) heard++;
         part.proposed = heard;
         for (long t = 0; t < std::min({agreed + 1, heard, count}); t++) {
-            const long seat = row.seat(t, member);
-            const double* q = b.q ? b.q[seat] : nullptr;
-            const double value = q ? q[committed[t]] : b.guessed[2 * seat] == committed[t];
-            teach(member, b.chances[2 * seat], value);
+            const long place = row.place(t, member);
+            const int64_t token = b.guessed[2 * place];  // -1 where there is a distribution from which nothing was drawn
+            const double value = token < 0 ? b.q[place][committed[t]] : token == committed[t];
+            teach(member, b.chances[2 * place], value);
             part.hits += value;
             part.seen++;
         }
         for (long t = 0; t < std::min({agreed + 1, heard, count}); t++) {
-            const long at = 2 * row.seat(t, member) + 1;
+            const long at = 2 * row.place(t, member) + 1;
             if (b.guessed[at] >= 0) teach(member, b.chances[at], b.guessed[at] == committed[t], 1);
         }
         return part;
     }
     bool said(long step, long member) const {
-        const long seat = row.seat(step, member);
-        return row.b.q ? row.b.q[seat] != nullptr : row.b.guessed[2 * seat] >= 0;
+        const long place = row.place(step, member);
+        return row.b.guessed[2 * place] >= 0 || (row.b.q && row.b.q[place]);
     }
 };
 
 }  // namespace
 
 // commits: [count, 2], a row of the board and how many of the tokens are its own.
-// parts: [count, M, 4], see `Judged`; lessons: room for two numbers of every node and guess on the board.
-API void cospec_pool_learn(const Board* b, const int64_t* commits, long count, const int64_t* tokens, double* parts,
+// parts: [count, M]; lessons: room for two numbers of every node and guess on the board. Both null where nobody asks.
+API void cospec_pool_learn(const Board* b, const int64_t* commits, long count, const int64_t* tokens, Judged* parts,
                            double* lessons) {
     for (long c = 0; c < count; c++) {
         const Row row = {*b, commits[2 * c]};
-        double* standing = b->standings[row.r];
+        double* standing = row.seat.standing;
         const double kept = pow(MEMORY, (double)commits[2 * c + 1]);
         for (long m = 0; m < b->members; m++) standing[HITS * b->members + m] *= kept, standing[SEEN * b->members + m] *= kept;
         Teacher teacher = {row, tokens, (long)commits[2 * c + 1], lessons};
@@ -105,10 +107,9 @@ API void cospec_pool_learn(const Board* b, const int64_t* commits, long count, c
             part.lessons = teacher.taught - before;
             standing[HITS * b->members + m] += part.hits;
             standing[SEEN * b->members + m] += part.seen;
-            const double written[4] = {part.hits, part.seen, part.proposed, part.lessons};
-            std::copy(written, written + 4, parts + 4 * (c * b->members + m));
+            if (parts) parts[c * b->members + m] = part;
         }
-        lessons += 2 * teacher.taught;
+        if (lessons) lessons += 2 * teacher.taught;
         tokens += commits[2 * c + 1];
     }
 }

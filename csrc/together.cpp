@@ -13,7 +13,7 @@ constexpr double LEARNING_RATE = 0.3, LOOK_RATE = 1.5, MEMORY = 0.98, PRIOR_TOKE
 void estimate(const Row& row) {
     const Board& b = row.b;
     const long n = b.members;
-    const double *s = b.standings[row.r], *prior = b.prior;
+    const double *s = row.seat.standing, *prior = b.prior;
     double *weights = b.weights + row.r * n, *odds = b.odds + row.r * n;
     double best = -1.0, most_seen = 0.0, most = 0.0, top = -1.0;
     for (long m = 0; m < n; m++) {
@@ -40,9 +40,10 @@ void estimate(const Row& row) {
 }
 
 // routing/choice.py, Choice.heaviest and heaviest_share; weights become those of who takes part
-void choose(const Row& row, uint64_t able, uint64_t free_ones, long most, double share) {
-    const long n = row.members;
-    double *weights = row.b.weights + row.r * n, *idle = row.b.standings[row.r] + IDLE * n;
+void choose(const Row& row, uint64_t free_ones, double share) {
+    const long n = row.members, most = row.seat.most - 1;
+    const uint64_t able = row.seat.able;
+    double *weights = row.b.weights + row.r * n, *idle = row.seat.standing + IDLE * n;
     std::vector<long> chosen, order;
     for (long m = 0; m < n; m++)
         if (able >> m & 1) (free_ones >> m & 1 ? chosen : order).push_back(m);
@@ -79,14 +80,14 @@ long unite(const Row& row) {
             tree.scores[node] += share.back();
         }
     }
-    tree.write(b, row.r, b.nodes[row.r]);
+    tree.write(b, row.r, row.seat.nodes);
     return tree.tokens.size();
 }
 
 // combiners/vote.py
 void elect(const Row& row) {
     const Board& b = row.b;
-    const long most = std::min(b.nodes[row.r], b.depths[row.r]), out = row.r * b.room;
+    const long most = std::min(row.seat.nodes, row.seat.depth), out = row.r * b.room;
     std::vector<long> voters = row.drafters();
     auto length = [&](long m) { return std::min(most, row.nodes(m)); };
     auto token = [&](long m, long place) { return b.tokens[row.begin(m) + place]; };
@@ -119,8 +120,9 @@ void elect(const Row& row) {
 }
 
 // pool/readable.py, allot
-void allot(const Row& row, uint64_t free_ones, uint64_t silent, double novelty, int64_t* given) {
-    const long n = row.members, depth = std::min(row.b.depths[row.r], row.b.nodes[row.r]);
+void allot(const Row& row, uint64_t free_ones, uint64_t silent, double novelty, int64_t* all) {
+    std::vector<int64_t> given(row.members);
+    const long n = row.members, depth = std::min(row.seat.depth, row.seat.nodes);
     std::vector<std::pair<double, long>> offers;
     for (long m = 0; m < n; m++) {
         given[m] = 0;
@@ -130,39 +132,50 @@ void allot(const Row& row, uint64_t free_ones, uint64_t silent, double novelty, 
         for (long j = 0; j < depth; j++) value *= sure, offers.push_back({-value, m});
     }
     std::sort(offers.begin(), offers.end());
-    const long most = (long)ceil(row.b.nodes[row.r] / novelty);
+    const long most = (long)ceil(row.seat.nodes / novelty);
     for (long i = 0; i < std::min((long)offers.size(), most); i++) given[offers[i].second]++;
     for (long m = 0; m < n; m++)
         if (row.weight(m) > 0.0) {
             if (free_ones >> m & 1) given[m] = depth;
             else if (silent >> m & 1) given[m] = std::max((int64_t)1, given[m]);
         }
+    for (long m = 0; m < n; m++) all[m * row.b.rows + row.r] = given[m];
+}
+
+void weigh(const Board& b) {
+    for (long r = 0; r < b.rows; r++) estimate({b, r});
+    if (!b.guessed) return;
+    std::fill(b.guessed, b.guessed + 2 * b.depth * b.members * b.rows, -1);
+    std::fill(b.going, b.going + b.rows, 1);
 }
 
 }  // namespace
 
 // The weights [R, M] of all drafters and what the odds of their guesses are multiplied by.
-API void cospec_pool_weigh(const Board* b) {
-    for (long r = 0; r < b->rows; r++) estimate({*b, r});
-}
+API void cospec_pool_weigh(const Board* b) { weigh(*b); }
 
-// Who takes part: of those that are able, `free_ones`, and the heaviest others that hold a share of their weight;
-// `most` of these where it is not -1. able, most: [R].
-API void cospec_pool_choose(const Board* b, const uint64_t* able, uint64_t free_ones, const int64_t* most, double share) {
-    for (long r = 0; r < b->rows; r++) choose({*b, r}, able[r], free_ones, most[r], share);
-}
-
-// How many tokens each drafter drafts, given [R, M]; novelty: [2], of requests that draw and greedy ones.
-API void cospec_pool_allot(const Board* b, uint64_t free_ones, uint64_t silent, const double* novelty, int64_t* given) {
-    for (long r = 0; r < b->rows; r++)
-        allot({*b, r}, free_ones, silent, novelty[b->greedy[r] ? 1 : 0], given + r * b->members);
+// Who takes part: of those that are able, `free_ones`, and the heaviest others that hold a share of their weight, or as
+// many as are asked for. How many tokens each drafts, given [M, R]: all the way, or what `allot` says where there is
+// novelty [2], of requests that draw and greedy ones.
+API void cospec_pool_choose(const Board* b, uint64_t free_ones, uint64_t silent, double share, const double* novelty,
+                            int64_t* given) {
+    weigh(*b);
+    for (long r = 0; r < b->rows; r++) {
+        const Row row = {*b, r};
+        choose(row, free_ones, share);
+        if (novelty)
+            allot(row, free_ones, silent, novelty[row.seat.greedy ? 1 : 0], given);
+        else
+            for (long m = 0; m < b->members; m++)
+                given[m * b->rows + r] = row.weight(m) > 0.0 ? std::min(row.seat.depth, row.seat.nodes) : 0;
+    }
 }
 
 // novelty: [2], learns which share of the drafts was new; or null.
 API void cospec_pool_unite(const Board* b, double* novelty) {
     for (long r = 0; r < b->rows; r++) {
         const long told = b->first[(r + 1) * b->members] - b->first[r * b->members], found = unite({*b, r});
-        double* kind = novelty + (b->greedy[r] ? 1 : 0);
+        double* kind = novelty + (b->seats[r].greedy ? 1 : 0);
         if (novelty && told) *kind += NOVELTY_RATE * ((double)found / told - *kind);
     }
 }

@@ -6,30 +6,37 @@
 #include <algorithm>
 #include <vector>
 
+// What a round asks for one sequence.
+struct Seat {
+    double* standing;        // [5, M], see `Evidence`
+    int64_t greedy;          // whether it takes the likeliest tokens
+    uint64_t seed, purpose;  // what its tokens are drawn with
+    uint64_t able;           // drafters that may take part, as bits
+    int64_t base;            // committed tokens
+    int64_t most;            // one more than take part at most, or 0: the routing says
+    int64_t depth, nodes;    // of the longest path, and in all
+};
+
 struct Board {
     int64_t rows, members, depth;
     int64_t room;   // nodes of the largest tree in the making, of one sequence
     int64_t steps;  // that everybody was heard at
 
-    double* const* standings;  // [R] of [5, M], see `Evidence`
-    const double* prior;       // [2, M]: rates, odds
-    double* calibrations;      // [2, 2, M, 2, bins]: drawn or greedy; first or next best guess; drafter; hits, seen
-    const int64_t* greedy;     // [R]
-    const int64_t *depths, *nodes;  // [R], of the longest path, and in all
-    const double* thresholds;       // [R]
-    double* weights;                // [R, M], of those who take part, summing to 1; 0 for the others
-    double* odds;                   // [R, M]
+    const Seat* seats;      // [R]
+    const double* reals;    // [R, 2], thresholds; temperatures, of which 0 takes the likeliest token
+    const double* prior;    // [2, M]: rates, odds
+    double* calibrations;   // [2, 2, M, 2, bins]: drawn or greedy; first or next best guess; drafter; hits, seen
+    double* weights;        // [R, M], of those who take part, summing to 1; 0 for the others
+    double* odds;           // [R, M]
 
     const int64_t* first;  // [R M + 1], where the whole draft of a drafter for a sequence begins
     const int64_t *tokens, *parents;  // [T] of all whole drafts
     const double* raw;                // [T], their confidences, or null where nobody gives any
 
-    const double* heats;      // [R], temperatures; 0 takes the likeliest token
-    const uint64_t* streams;  // [R, 6], of the first step
-    int64_t* guessed;         // [D, M, R, 2], tokens of drafters that are led; -1 for none
-    double* chances;          // [D, M, R, 2], their confidences
-    const double** q;         // [D, M, R], what a drafter gives instead of a token; or null
-    double* shares;           // [R, D, M], of the mixture
+    int64_t* guessed;  // [D, M, R, 2], tokens of drafters that are led, -1 for none; null where nobody is
+    double* chances;   // [D, M, R, 2], their confidences
+    const double** q;  // [D, M, R], distributions, each null where there is none; or null
+    double* shares;    // [R, D, M], of the mixture; or null
 
     int64_t* spine;   // [R, D]
     int64_t* length;  // [R], of the spine
@@ -50,9 +57,10 @@ constexpr double EDGE = 0.01, CALIBRATION_PRIOR = 8.0, MOST = 4096.0, UNKNOWN = 
 struct Row {
     const Board& b;
     const long r, members = b.members;
+    const Seat& seat = b.seats[r];
 
     double* bins(long rank, long member) const {
-        return b.calibrations + (((b.greedy[r] ? 2 : 0) + rank) * members + member) * 2 * BINS;
+        return b.calibrations + (((seat.greedy ? 2 : 0) + rank) * members + member) * 2 * BINS;
     }
     double trust(long member, double raw, long rank = 0) const {
         const double* hits = bins(rank, member);
@@ -66,7 +74,9 @@ struct Row {
     long begin(long member) const { return b.first[r * members + member]; }
     long nodes(long member) const { return b.first[r * members + member + 1] - begin(member); }
     double raw(long at) const { return b.raw ? b.raw[at] : UNKNOWN; }
-    long seat(long step, long member) const { return (step * members + member) * b.rows + r; }
+    double threshold() const { return b.reals[2 * r]; }
+    double heat() const { return b.reals[2 * r + 1]; }
+    long place(long step, long member) const { return (step * members + member) * b.rows + r; }
     // Those with a whole draft, the heaviest first.
     std::vector<long> drafters() const {
         std::vector<long> found;

@@ -132,6 +132,7 @@ class Guess(NamedTuple):
     """What one drafter proposes at one position.
 
     Attributes:
+        token: what it chooses or would draw; -1 where it gives a distribution from which nothing was drawn.
         confidence: raw.
         q: ``[V]``, where it gives a distribution rather than one token.
         second: its next best token, and how sure it is of that one.
@@ -143,8 +144,12 @@ class Guess(NamedTuple):
     second: tuple[int, float] | None = None
 
     def value(self, committed: int) -> float:
-        """How right it was."""
-        return float(self.token == committed) if self.q is None else float(self.q[committed])
+        """How right it was: whether it has that token, or how likely that was to it where it has none."""
+        return float(self.token == committed) if self.q is None or self.token >= 0 else float(self.q[committed])
+
+    def chance(self, token: int) -> float:
+        """How likely it proposes a token."""
+        return float(self.token == token) if self.q is None else float(self.q[token])
 
 
 @dataclass(slots=True)

@@ -1,9 +1,11 @@
 """Each token drawn from the weighted mixture of all drafters' distributions, which is kept as q.
 
 Voting that stays exact under every rule: the mixture is a function of the tokens before it, whoever is in it. A
-drafter's share is its weight times its calibrated confidence at that position. One that chooses
-its tokens by itself is in it as a point mass while its draft goes the same way; one that draws a whole draft by itself
-cannot be, because its token alone does not tell its distribution.
+drafter's share is its weight times its calibrated confidence at that position. Its distribution is the request's law as
+it sees it, so that of a greedy request is a point mass, and mixing is a vote. One that chooses its tokens by itself is
+in it as a point mass while its draft goes the same way; one that draws a whole draft by itself cannot be, because its
+token alone does not tell its distribution. Drafters gain weight by tokens that they would have drafted alone, not by
+the probability that they gave them: what is probable to everybody tells nobody apart.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class _Mixture:
     def take(self, token: int, mixture: Floats, confidence: float) -> None:
         """The token that the mixture gave; it is said to come from the drafter with the largest part in it."""
         job, voices = self.line.job, self.line.voices
-        parts = [share * voice.guess.value(token) for share, voice in zip(self.shares, voices, strict=True)]
+        parts = [share * voice.guess.chance(token) for share, voice in zip(self.shares, voices, strict=True)]
         self.owners.append(voices[parts.index(max(parts))].member)
         self.confidence.append(confidence)
         if job.context.noise is Purpose.DRAFT and not job.context.sampling.greedy:
@@ -74,7 +76,7 @@ class _Mixture:
 
 
 class Mix:
-    """Spec section 4, ``mix``; the likeliest token of the mixture for greedy requests."""
+    """Spec section 4, ``mix``; the heaviest token of the mixture for greedy requests."""
 
     name: ClassVar[str] = "mix"
     noises: ClassVar[frozenset[Purpose]] = frozenset({Purpose.TARGET, Purpose.DRAFT})

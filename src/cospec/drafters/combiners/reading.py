@@ -10,7 +10,7 @@ from torch import Tensor
 from cospec import native
 from cospec.drafters.combiners.job import Guess
 from cospec.drafters.looking import reads_natively
-from cospec.draws import Draws, Floats, Stream, race
+from cospec.draws import Draws, Floats, Purpose, Stream, race
 from cospec.sampling import Block, History, edit, laws, likeliest, softmax
 from cospec.types import Context
 
@@ -52,10 +52,10 @@ def _guess(tokens: Seq[int], chances: Seq[float]) -> Guess | None:
 def _guesses(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> list[Guess | None]:
     """The same in numpy and torch, for rows of every kind."""
     found: list[Guess | None] = [None] * len(contexts)
-    for row, guess in enumerate(distributions(logits, contexts, paths)):
-        if guess is None or guess.q is None:
+    for row, q in enumerate(_laws(logits, contexts, paths)):
+        if q is None:
             continue
-        rest, tokens = guess.q.copy(), [guess.token]
+        rest, tokens = q.copy(), [int(q.argmax())]
         if not contexts[row].sampling.greedy:
             tokens = draw(rest[None], [contexts[row]], [len(paths[row])])
         rest[tokens[0]] = 0.0
@@ -66,19 +66,42 @@ def _guesses(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> li
             tokens += draw(rest[None], [contexts[row]], [len(paths[row])]) if rest.any() else [-1]
         if not rest.any():
             tokens[1] = -1
-        found[row] = _guess(tokens, [float(guess.q[token]) for token in tokens])
+        found[row] = _guess(tokens, [float(q[token]) for token in tokens])
     return found
 
 
 def distributions(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> list[Guess | None]:
-    """As ``guesses``, with the whole distribution behind each row as the guess's q, and nothing drawn.
+    """What a drafter would draw from behind each row: the request's law as the drafter sees it.
 
-    It is the request's law as the drafter sees it, or the softmax at temperature 1 for greedy requests. The token is
-    the likeliest one and the confidence its probability, so both are known before anything is drawn.
+    That of a greedy request is a point mass, its likeliest token. Where the rule draws with the target's own noise the
+    guess knows which token the drafter would draw, which tells afterwards how right it was; otherwise it has none. The
+    confidence is the largest probability (at temperature 1 for greedy requests), known before anything is drawn.
+
+    Args:
+        logits: ``[R, V]``.
+        contexts: ``[R]``.
+        paths: ``[R]``, the draft tokens before each row.
+
+    Returns:
+        ``[R]``; None for a row that is not made of numbers.
     """
-    best = likeliest(logits)
-    found: list[Guess | None] = [None] * len(best)
-    rows = [row for row, token in enumerate(best) if token is not None]
+    found: list[Guess | None] = [None] * len(contexts)
+    for row, q in enumerate(_laws(logits, contexts, paths)):
+        if q is None:
+            continue
+        context, best = contexts[row], int(q.argmax())
+        if context.sampling.greedy:
+            found[row] = Guess(best, float(q[best]))
+        else:
+            drawn = draw(q[None], [context], [len(paths[row])])[0] if context.noise is Purpose.TARGET else -1
+            found[row] = Guess(drawn, float(q[best]), q)
+    return found
+
+
+def _laws(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> list[Floats | None]:
+    """The drafter's law behind each row, ``[V]``, or its softmax at temperature 1 for greedy requests."""
+    found: list[Floats | None] = [None] * len(contexts)
+    rows = [row for row, token in enumerate(likeliest(logits)) if token is not None]
     for greedy in (True, False):
         own = [row for row in rows if contexts[row].sampling.greedy is greedy]
         if not own:
@@ -88,8 +111,8 @@ def distributions(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) 
             q = softmax(_edited(taken, chosen, paths_), [1.0] * len(own))
         else:
             q = laws(taken, [_block(context, path) for context, path in zip(chosen, paths_, strict=True)])
-        for row, token, weights in zip(own, q.argmax(-1).tolist(), q, strict=True):
-            found[row] = Guess(token, float(weights[token]), weights)
+        for row, weights in zip(own, q, strict=True):
+            found[row] = weights
     return found
 
 

@@ -46,6 +46,7 @@ class Session:
         led: by drafter, what guards its calls.
         reading: seconds spent on reading logits, which every drafter does for itself where it drafts alone.
         stands: by drafter.
+        opened: sequences that it began with.
     """
 
     steppers: Mapping[int, Stepper]
@@ -54,9 +55,11 @@ class Session:
     clock: Clock
     reading: float = 0.0
     stands: dict[int, Stand] = field(default_factory=dict)
+    opened: int = 0
 
     def open(self, contexts: Seq[Context], depths: Seq[int], taking: Mapping[int, Seq[int]]) -> None:
         """Begin: drafters are led along the sequences that they are ``taking``, ``depths[row]`` tokens far."""
+        self.opened = len(contexts)
         for member, rows in taking.items():
             opening: Opening | None = self.led[member].call(
                 self.steppers[member].open, [contexts[row] for row in rows], [depths[row] for row in rows]
@@ -72,12 +75,9 @@ class Session:
     def feed(self, tokens: Mapping[int, int]) -> None:
         """Go on: the next token by sequence. Those that are not named are led no further."""
         for member, (rows, ids, _) in list(self.stands.items()):
-            going = [row in tokens for row in rows]
-            if not all(going):
-                rows, ids = (
-                    [row for row in rows if row in tokens],
-                    [id for id, on in zip(ids, going, strict=True) if on],
-                )
+            if len(tokens) < self.opened:  # otherwise everybody goes on
+                pairs = [(row, id) for row, id in zip(rows, ids, strict=True) if row in tokens]
+                rows, ids = [row for row, _ in pairs], [id for _, id in pairs]
             fed = [tokens[row] for row in rows]
             logits = self.led[member].call(self.steppers[member].feed, ids, fed) if rows else None
             if logits is None:

@@ -12,13 +12,12 @@ import numpy as np
 
 from cospec import native
 from cospec.drafters.pool.record import Knowledge, Seat
-from cospec.draws import Draws, Floats
+from cospec.draws import Floats
 from cospec.types import Draft
 
 UNKNOWN = 0.5  # as in ``combiners.job``
 _FIELDS = {
-    "standings": "prior calibrations greedy depths nodes thresholds weights odds first tokens parents raw",
-    "heats": "streams",
+    "seats": "reals prior calibrations weights odds first tokens parents raw",
     "guessed": "chances q shares spine length going count out_tokens out_parents out_owners out_confidence",
 }
 
@@ -36,12 +35,11 @@ class _Board(Structure):
 def library() -> Any:
     """The native library with the functions that take a board."""
     found, board = native.library(), POINTER(_Board)
-    rows = [c_long, c_void_p, c_long, c_void_p, c_long]
+    said, mixtures = [c_void_p, c_long, c_void_p], [c_long, c_void_p, c_long]
     signatures: dict[str, list[Any]] = {
-        "weigh": [], "choose": [c_void_p, c_uint64, c_void_p, c_double],
-        "allot": [c_uint64, c_uint64, c_void_p, c_void_p], "unite": [c_void_p], "elect": [], "fuse": [],
-        "hear": rows, "read": [*rows, c_void_p],
-        "mix": [c_long, c_void_p], "take": [], "learn": [c_void_p, c_long, c_void_p, c_void_p, c_void_p],
+        "weigh": [], "choose": [c_uint64, c_uint64, c_double, c_void_p, c_void_p], "unite": [c_void_p], "elect": [],
+        "fuse": [], "hear": said, "read": [*said, c_void_p], "mix": mixtures, "draw": [*mixtures, c_void_p],
+        "learn": [c_void_p, c_long, c_void_p, c_void_p, c_void_p],
     }  # fmt: skip
     for name, arguments in signatures.items():
         function = getattr(found, f"cospec_pool_{name}")
@@ -82,108 +80,112 @@ class Shelf:
 class Board:
     """What everybody says in one round, and what becomes of it. Kept until the round is committed.
 
-    Arrays are as ``csrc/together.h`` says; ``place`` counts the rows of this board.
+    Arrays are as ``csrc/together.h`` says, behind one another in one block of integers and one of other numbers;
+    ``place`` counts the rows of this board.
+
+    Args:
+        most: ``[R]``, see ``Choice.most``.
+        leads: drafters may be led, so that there is to be room for what they say and for the spines.
     """
 
-    def __init__(self, seats: Seq[Seat], knowledge: Knowledge) -> None:
+    def __init__(self, seats: Seq[Seat], most: Seq[int | None], knowledge: Knowledge, leads: bool) -> None:
         self.seats, self.knowledge = seats, knowledge
-        self.rows, self.members = len(seats), knowledge.members
-        self.drafted = 0  # nodes of all whole drafts
+        rows, members = len(seats), knowledge.members
+        self.rows, self.members, self.drafted = rows, members, 0  # the last: nodes of all whole drafts
         self._kept: list[Floats] = []
-        rows, budgets = self.rows, [seat.budget for seat in seats]
-        self.depths = [min(budget.depth, budget.max_nodes) for budget in budgets]
-        self.room = max([budget.max_nodes for budget in budgets])
-        self._limits = array("q", [seat.context.sampling.greedy for seat in seats])
-        self._limits.extend([budget.depth for budget in budgets])
-        self._limits.extend([budget.max_nodes for budget in budgets])
-        self._thresholds = array("d", [budget.threshold for budget in budgets])
-        self._standings = array("Q", [seat.record.standing.address for seat in seats])
-        self._shares = floats(2 * rows * self.members)
-        first, shares = at(self._limits), at(self._shares)
+        words, reals = list[int](), list[float]()
+        self.room = depth = 0
+        for (_, budget, record, able), count in zip(seats, most, strict=True):
+            far, nodes = budget.depth, budget.max_nodes
+            words += record.words
+            words += (able, record.base, 0 if count is None else count + 1, far, nodes)
+            reals += (budget.threshold, record.heat)
+            if nodes > self.room:
+                self.room = nodes
+            if depth < far:
+                depth = far
+        depth = min(depth, self.room)
+        self._words, self._reals = array("Q", words), array("d", reals)
+        self.depth = depth = depth if leads else 0
+        cells, said = rows * members, 2 * rows * members * depth
+        made, room = rows * (1 + 3 * self.room), rows * self.room
+        # [R + 3 R room] what is made, [M, R] how far each is asked, [2, R] states, [R, D] spines, [D, M, R, 2] tokens
+        self._asked, self._state = made, made + cells
+        self.spine_at = self._state + 2 * rows
+        self.guessed_at = self.spine_at + rows * depth
+        self.ints, self.floats = ints(self.guessed_at + said), floats(2 * cells + room + said)
+        self.chances_at = 2 * cells + room
+        first, real = at(self.ints), at(self.floats)
+        self.asked_at = first + 8 * made
+        led = first + 8 * self.guessed_at if leads else None
         self.c = _Board(
-            rows, self.members, 0, self.room, 0, at(self._standings),
-            knowledge.prior.address, knowledge.address, first, first + 8 * rows, first + 16 * rows,
-            at(self._thresholds), shares, shares + 8 * rows * self.members,
+            rows, members, depth, self.room, 0,
+            at(self._words), at(self._reals), knowledge.prior.address, knowledge.address,
+            real, real + 8 * cells, None, None, None, None,
+            led, real + 8 * self.chances_at, None, None,
+            first + 8 * self.spine_at, first + 8 * self._state, first + 8 * (self._state + rows),
+            first, first + 8 * rows, first + 8 * (rows + room), first + 8 * (rows + 2 * room), real + 16 * cells,
         )  # fmt: skip
         self.ref = byref(self.c)
 
-    shares: list[list[float]]
     _shelf: Shelf
 
     def weights(self) -> list[list[float]]:
         """``[R][M]``, as they stand."""
-        flat, members = self._shares[: self.rows * self.members].tolist(), self.members
+        flat, members = self.floats[: self.rows * self.members].tolist(), self.members
         return [flat[place : place + members] for place in range(0, len(flat), members)]
 
-    def whole_depths(self) -> list[list[int]]:
-        """``[R][M]``, all the way for those that take part."""
-        pairs = zip(self.shares, self.depths, strict=True)
-        return [[depth if weight else 0 for weight in own] for own, depth in pairs]
-
     def set_weights(self, place: int, weights: Seq[float]) -> None:
-        """Those of one sequence, ``[M]``."""
-        self._shares[place * self.members : (place + 1) * self.members] = array("d", weights)
+        """Those of one sequence, ``[M]``; who has some drafts all the way."""
+        self.floats[place * self.members : (place + 1) * self.members] = array("d", weights)
+        budget = self.seats[place].budget
+        for member, weight in enumerate(weights):
+            self.ints[self._asked + member * self.rows + place] = min(budget.depth, budget.max_nodes) * (weight > 0)
+
+    def asked(self) -> list[list[int]]:
+        """``[M][R]``, how far each drafter is to draft."""
+        rows = self.rows
+        flat = self.ints[self._asked : self._asked + rows * self.members].tolist()
+        return [flat[place : place + rows] for place in range(0, len(flat), rows)]
 
     def give(self, given: Seq[dict[int, Draft]]) -> None:
-        """Whole drafts by sequence and drafter, and room for what is made of everything."""
+        """Whole drafts by sequence and drafter."""
         first, tokens, parents, confident = [0], list[int](), list[int](), False
         drafts: list[Draft] = []
+        members = range(self.members)
         for own in given:
-            for member in range(self.members):
-                draft = own.get(member) if own else None
-                if draft is not None:
+            for member in members:
+                if member in own:
+                    draft = own[member]
                     tokens += draft.tokens
                     parents += draft.parents
                     confident = confident or draft.confidence is not None
                     drafts.append(draft)
                 first.append(len(tokens))
-        nodes, self.drafted = first[-1], first[-1]
+        nodes = self.drafted = len(tokens)
+        base = len(first)
         self._texts = array("q", first + tokens + parents)
-        base = at(self._texts)
-        self.c.first, self.c.tokens = base, base + 8 * len(first)
-        self.c.parents = base + 8 * (len(first) + nodes)
+        start, c = at(self._texts), self.c
+        c.first, c.tokens, c.parents = start, start + 8 * base, start + 8 * (base + nodes)
         if confident:
             raw = [[UNKNOWN] * len(d.tokens) if d.confidence is None else d.confidence.tolist() for d in drafts]
             self._raw = array("d", [each for own in raw for each in own])
-            self.c.raw = at(self._raw)
-        self._made, self._sure = ints(self.rows * (1 + 3 * self.room)), floats(self.rows * self.room)
-        made, size = at(self._made), 8 * self.rows * self.room
-        self.c.count, self.c.out_tokens = made, made + 8 * self.rows
-        self.c.out_parents, self.c.out_owners = self.c.out_tokens + size, self.c.out_tokens + 2 * size
-        self.c.out_confidence = at(self._sure)
+            c.raw = at(self._raw)
 
-    def lead(self) -> None:
-        """Room for what drafters say that are led, and for the spines."""
-        depth = max(self.depths)
-        self.c.depth, seats = depth, depth * self.members * self.rows
-        self.guessed = array("q", b"\xff" * (16 * seats))  # -1
-        self.chances = floats(2 * seats)
-        self.spine = ints(self.rows * depth)
-        self.state = ints(self.rows) + array("q", [1]) * self.rows  # lengths, then who goes on
-        params = [seat.context.sampling for seat in self.seats]
-        self._heats = array("d", [0.0 if each.greedy else each.temperature for each in params])
-        words = array("Q")
-        for context, *_ in self.seats:
-            base = len(context.tokens)
-            words.extend(Draws(context.seed, base).stream(base, context.noise))
-        self._streams = words
-        self.c.guessed, self.c.chances, self.c.spine = at(self.guessed), at(self.chances), at(self.spine)
-        self.c.length, self.c.going = at(self.state), at(self.state) + 8 * self.rows
-        self.c.heats, self.c.streams = at(self._heats), at(self._streams)
+    def mix(self, shelf: Shelf, draws: bool) -> None:
+        """Room for shares, and for distributions, which lie on arrays from the shelf, where any sequence has some."""
+        cells = self.depth * self.members * self.rows
+        self._parts = floats(cells)
+        self._shelf, self.c.shares = shelf, at(self._parts)
+        if draws:
+            self.laws = array("Q", bytes(8 * cells))
+            self.c.q = at(self.laws)
 
-    def mix(self, shelf: Shelf) -> None:
-        """Room for distributions, which lie on arrays from the shelf."""
-        seats = self.c.depth * self.members * self.rows
-        self.laws = array("Q", bytes(8 * seats))
-        self._parts = floats(seats)
-        self._shelf = shelf
-        self.c.q, self.c.shares = at(self.laws), at(self._parts)
-
-    def rows_of(self, count: int, vocab: int) -> Floats:
-        """``[count, vocab]``, until the board is gone."""
-        found = self._shelf.take(count * vocab)
+    def rows_of(self, count: int) -> Floats:
+        """Room for so many numbers, until the board is gone."""
+        found = self._shelf.take(count)
         self._kept.append(found)
-        return found[: count * vocab].reshape(count, vocab)
+        return found
 
     def __del__(self) -> None:
         if self._kept:
@@ -195,37 +197,39 @@ class Board:
 
     def path(self, row: int) -> list[int]:
         """The spine so far."""
-        first = row * self.c.depth
-        return self.spine[first : first + self.state[row]].tolist()
+        first = self.spine_at + row * self.depth
+        return self.ints[first : first + self.ints[self._state + row]].tolist()
 
     def going(self) -> list[int]:
-        """``[R]``, which spines go on."""
-        return self.state[self.rows :].tolist()
+        """The rows whose spines go on."""
+        first = self._state + self.rows
+        return [row for row, on in enumerate(self.ints[first : first + self.rows]) if on]
 
     def fed(self) -> dict[int, int]:
         """The newest token of the spines that go on, by row."""
-        state, depth, spine = self.state, self.c.depth, self.spine
-        return {row: spine[row * depth + state[row] - 1] for row, on in enumerate(self.going()) if on}
+        held, first, rows = self.ints, self._state, self.rows
+        states, depth, spine = held[first : first + 2 * rows].tolist(), self.depth, self.spine_at - 1
+        return {row: held[spine + row * depth + states[row]] for row in range(rows) if states[rows + row]}
 
     def drafts(self, names: Seq[str]) -> list[Draft]:
         """What was made, of the rows that anything was made for."""
         found, room, size = [], self.room, self.rows * self.room
-        made, first, name = self._made, self.rows, names.__getitem__
-        sure = np.frombuffer(self._sure)
-        for row, (context, *_) in enumerate(self.seats):
-            count = made[row]
-            if not count:
-                continue
-            start = first + row * room
-            found.append(
-                Draft(
-                    context.id,
-                    len(context.tokens),
-                    tuple(made[start : start + count]),
-                    tuple(made[start + size : start + size + count]),
-                    tuple(map(name, made[start + 2 * size : start + 2 * size + count])),
-                    None,
-                    sure[row * room : row * room + count],
+        made, start, name = self.ints[: self._asked].tolist(), self.rows, names.__getitem__
+        first = 2 * self.rows * self.members
+        sure = np.array(self.floats[first : first + size])
+        for (context, _, record, _), count in zip(self.seats, made, strict=False):
+            if count:
+                end = start + count
+                found.append(
+                    Draft(
+                        context.id,
+                        record.base,
+                        tuple(made[start:end]),
+                        tuple(made[start + size : end + size]),
+                        tuple(map(name, made[start + 2 * size : end + 2 * size])),
+                        None,
+                        sure[start - self.rows : end - self.rows],
+                    )
                 )
-            )
+            start += room
         return found

@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
+from torch import Tensor
 
 from cospec import native
+from cospec.drafters.calibration import Lesson
 from cospec.drafters.combiners.fuse import Fuse
+from cospec.drafters.combiners.job import Guess
 from cospec.drafters.combiners.mix import Mix
 from cospec.drafters.combiners.reading import distributions, draw, guesses
 from cospec.drafters.combiners.session import Session, Stand
@@ -27,10 +30,11 @@ from cospec.drafters.pool.readable import Staff
 from cospec.drafters.pool.record import Knowledge, Record, Seat
 from cospec.drafters.routing.choice import Judged
 from cospec.draws import Floats, Purpose
-from cospec.types import Commit, Draft
+from cospec.types import Commit, Context, Draft
 
 MOST_MEMBERS = 64  # who is able stands in the bits of a word
 PART = 4  # numbers of ``Judged`` in ``csrc/lessons.cpp``
+ROWS = 4  # words of ``Rows`` in ``csrc/leading.cpp``
 
 
 class Compiled:
@@ -41,7 +45,9 @@ class Compiled:
         self._make = _COMBINERS[type(staff.combiner)]
         self._board: Board | None = None
         self._shelf = Shelf()
-        self._novelty: int = knowledge.novelty.ctypes.data
+        self._novelty: int = native.address(knowledge.novelty)
+        self._silent = sum([1 << member for member in staff.silent])
+        self._asked: list[list[int]] = []
 
     @staticmethod
     def can(staff: Staff) -> bool:
@@ -50,23 +56,18 @@ class Compiled:
 
     def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
         """See ``record.Work``."""
-        board = self._board = Board(seats, self.knowledge)
-        library().cospec_pool_weigh(board.ref)
-        share = inf if self.staff.allots else self.staff.routing.share
-        if share is None or (self.staff.silent and not self.staff.allots):
+        staff = self.staff
+        board = self._board = Board(seats, most, self.knowledge, staff.combiner.steps)
+        share = inf if staff.allots else staff.routing.share
+        if share is None or (staff.silent and not staff.allots):
+            library().cospec_pool_weigh(board.ref)
             for row, (seat, count, weights) in enumerate(zip(seats, most, board.weights(), strict=True)):
-                board.set_weights(row, self.staff.route(seat, count, weights))
+                board.set_weights(row, staff.route(seat, count, weights))
         else:
-            able = array("Q", [seat.able for seat in seats])
-            counts = array("q", [-1 if count is None else count for count in most])
-            library().cospec_pool_choose(board.ref, at(able), self.staff.free, at(counts), share)
-        board.shares = board.weights()
-        if not self.staff.allots:
-            return board.whole_depths()
-        given, members = ints(len(seats) * self.knowledge.members), self.knowledge.members
-        silent = sum([1 << member for member in self.staff.silent])
-        library().cospec_pool_allot(board.ref, self.staff.free, silent, self._novelty, at(given))
-        return [given[place : place + members].tolist() for place in range(0, len(given), members)]
+            novelty = self._novelty if staff.allots else None
+            library().cospec_pool_choose(board.ref, staff.free, self._silent, share, novelty, board.asked_at)
+        self._asked = board.asked()
+        return self._asked
 
     def combine(self, seats: Seq[Seat], given: Seq[dict[int, Draft]], session: Session) -> list[Draft]:
         """See ``record.Work``."""
@@ -76,37 +77,49 @@ class Compiled:
         board.give(given)
         for row, seat in enumerate(seats):
             seat.record.said = board, row
-        found: list[Draft] = self._make(Table(board, session, self.staff, self._shelf))
+        found: list[Draft] = self._make(Table(board, session, self.staff, self._shelf, self._asked))
         return found
 
     def learn(self, commits: Seq[tuple[Record, Commit]]) -> None:
         """See ``record.Work``."""
-        boards: dict[int, list[tuple[Record, Commit]]] = {}
+        board = commits[0][0].said[0]
+        if all([record.said[0] is board for record, _ in commits]):
+            self._learn(board, commits)
+            return
+        boards: dict[int, list[tuple[Record, Commit]]] = {}  # several where drafts of several rounds come to be at once
         for pair in commits:
             boards.setdefault(id(pair[0].said[0]), []).append(pair)
-        for own in boards.values():  # several where drafts of several rounds come to be at once
+        for own in boards.values():
             self._learn(own[0][0].said[0], own)
 
     def _learn(self, board: Board, commits: Seq[tuple[Record, Commit]]) -> None:
-        heads, tokens = array("q"), array("q")
+        heads, tokens = list[int](), list[int]()
         for record, commit in commits:
-            heads.extend((record.said[1], len(commit.tokens)))
-            tokens.extend(commit.tokens)
+            heads += (record.said[1], len(commit.tokens))
+            tokens += commit.tokens
+        told, learn = array("q", heads + tokens), library().cospec_pool_learn
+        place, count = at(told), len(commits)
+        if not self.staff.routing.learns:
+            learn(board.ref, place, count, place + 16 * count, None, None)
+            return
         members = self.knowledge.members
-        parts = floats(PART * members * len(commits))
-        lessons = floats(2 * (board.drafted + board.c.depth * members * board.rows))
-        library().cospec_pool_learn(board.ref, at(heads), len(commits), at(tokens), at(parts), at(lessons))
-        if self.staff.routing.learns:
-            told = list(zip(lessons[::2], lessons[1::2], strict=True))
-            for number, (record, _) in enumerate(commits):
-                found: dict[int, Judged] = {}
-                for member in range(members):
-                    place = PART * (number * members + member)
-                    hits, seen, proposed, count = parts[place : place + PART]
-                    if proposed:
-                        found[member] = Judged(hits, int(seen), int(proposed), told[: int(count)])
-                    told = told[int(count) :]
-                self.staff.routing.learn(record.standing, found)
+        parts = floats(PART * members * count)
+        lessons = floats(2 * (board.drafted + board.depth * members * board.rows))
+        learn(board.ref, place, count, place + 16 * count, at(parts), at(lessons))
+        self._route(commits, parts, list(zip(lessons[::2], lessons[1::2], strict=True)))
+
+    def _route(self, commits: Seq[tuple[Record, Commit]], parts: array[float], told: list[Lesson]) -> None:
+        """What the routing learns: ``parts [len(commits), M, PART]``, with their lessons one after the other."""
+        members = self.knowledge.members
+        for number, (record, _) in enumerate(commits):
+            found: dict[int, Judged] = {}
+            for member in range(members):
+                place = PART * (number * members + member)
+                hits, seen, proposed, count = parts[place : place + PART]
+                if proposed:
+                    found[member] = Judged(hits, int(seen), int(proposed), told[: int(count)])
+                told = told[int(count) :]
+            self.staff.routing.learn(record.standing, found)
 
 
 @dataclass(slots=True)
@@ -117,7 +130,9 @@ class Table:
     session: Session
     staff: Staff
     shelf: Shelf
+    asked: Seq[Seq[int]]  # ``[M][R]``, as chosen
     plain: bool = False  # no row is edited or truncated
+    native: bool = True  # the library has read all rows, of the latest position
 
     def drafts(self) -> list[Draft]:
         """What is on the board."""
@@ -125,32 +140,47 @@ class Table:
 
     def open(self) -> None:
         """Begin to lead those that take part."""
-        board = self.board
-        board.lead()
-        params = {id(seat.context.sampling): seat.context.sampling for seat in board.seats}
+        seats = self.board.seats
+        contexts, depths = [seat.context for seat in seats], [min(b.depth, b.max_nodes) for _, b, *_ in seats]
+        params = {id(context.sampling): context.sampling for context in contexts}
         self.plain = not any([p.edits_logits or (p.truncates and not p.greedy) for p in params.values()])
-        taking = {led: [row for row, own in enumerate(board.shares) if own[led]] for led in sorted(self.staff.led)}
-        contexts = [seat.context for seat in board.seats]
-        self.session.open(contexts, board.depths, {member: rows for member, rows in taking.items() if rows})
+        taking = {led: [row for row, far in enumerate(self.asked[led]) if far] for led in sorted(self.staff.led)}
+        self.session.open(contexts, depths, {member: rows for member, rows in taking.items() if rows})
 
-    def hear(self, read: Callable[[int, Stand, Table], None]) -> None:
-        """What everybody says who is led."""
-        for member, stand in self.session.stands.items():
-            self.session.timed(read, member, stand, self)
-
-    def lead(self, read: Callable[[int, Stand, Table], None], advance: Callable[[], object]) -> None:
-        """Until no spine is going."""
+    def lead(self, read: Callable[[Table], None], advance: Callable[[], object]) -> None:
+        """Until no spine is going; ``read`` writes down what everybody says who is led."""
         while True:
-            self.hear(read)
+            self.session.timed(read, self)
             advance()
             fed = self.board.fed()
             if not fed:
                 return
             self.session.feed(fed)
 
+    def readable(self) -> tuple[list[tuple[int, Stand]], array[int], array[int], list[Tensor]]:
+        """Who has to be read in Python; of the others what ``Rows`` in ``csrc/leading.cpp`` says, the sequences of
+        their rows, and what has to be kept while that is read."""
+        others, words, places, held = list[tuple[int, Stand]](), list[int](), list[int](), list[Tensor]()
+        for member, stand in self.session.stands.items():
+            rows, _, logits = stand
+            if self.plain and reads_natively(logits):
+                logits = logits.contiguous()
+                words += (member, logits.data_ptr(), logits.shape[1], len(rows))
+                places += rows
+                held.append(logits)
+            else:
+                others.append((member, stand))
+        self.native = not others
+        return others, array("Q", words), array("q", places), held
+
+    def asked_for(self, stand: Stand) -> tuple[Tensor, list[Context], list[list[int]]]:
+        """Logits, contexts and paths of one drafter's rows."""
+        board, (rows, _, logits) = self.board, stand
+        return logits, [board.seats[row].context for row in rows], [board.path(row) for row in rows]
+
 
 def _unite(table: Table) -> list[Draft]:
-    novelty = table.board.knowledge.novelty.ctypes.data if table.staff.allots else None
+    novelty = native.address(table.board.knowledge.novelty) if table.staff.allots else None
     library().cospec_pool_unite(table.board.ref, novelty)
     return table.drafts()
 
@@ -172,56 +202,62 @@ def _fuse(table: Table) -> list[Draft]:
     return table.drafts()
 
 
-def _hear(member: int, stand: Stand, table: Table) -> None:
+def _hear(table: Table) -> None:
     """Tokens and confidences."""
-    board, (rows, _, logits) = table.board, stand
-    if table.plain and reads_natively(logits):
-        logits, places = logits.contiguous(), array("q", rows)
-        library().cospec_pool_hear(board.ref, member, logits.data_ptr(), logits.shape[1], at(places), len(rows))
-        return
-    found = guesses(logits, [board.seats[row].context for row in rows], [board.path(row) for row in rows])
-    for row, guess in zip(rows, found, strict=True):
-        if guess is not None:
-            place = 2 * board.place_of(member, row)
-            board.guessed[place], board.chances[place] = guess.token, guess.confidence
-            if guess.second is not None:
-                board.guessed[place + 1], board.chances[place + 1] = guess.second
+    board, (others, said, places, _held) = table.board, table.readable()
+    if said:
+        library().cospec_pool_hear(board.ref, at(said), len(said) // ROWS, at(places))
+    for member, stand in others:
+        for row, guess in zip(stand.rows, guesses(*table.asked_for(stand)), strict=True):
+            if guess is not None:
+                _note(board, board.place_of(member, row), guess)
+
+
+def _note(board: Board, place: int, guess: Guess) -> None:
+    """What the library writes of rows that it reads."""
+    tokens, chances = board.guessed_at + 2 * place, board.chances_at + 2 * place
+    board.ints[tokens], board.floats[chances] = guess.token, guess.confidence
+    if guess.second is not None:
+        board.ints[tokens + 1], board.floats[chances + 1] = guess.second
 
 
 def _mix(table: Table) -> list[Draft]:
-    board, vocab, mixtures = table.board, table.session.vocab_size, list[Floats]()
-    own = {row for row, seat in enumerate(board.seats) if _drawn(seat) and not _greedy(board, row)}
-    table.open()
-    board.mix(table.shelf)
-    mixture = board.rows_of(board.rows, vocab)
+    board, vocab = table.board, table.session.vocab_size
+    draws = [not seat.context.sampling.greedy for seat in board.seats]
+    own = {seat.context.id: row for row, seat in enumerate(board.seats) if draws[row] and _drawn(seat)}
+    board.mix(table.shelf, any(draws))
+    # A q is handed on with the draft, which may outlive the board.
+    kept = board.depth if own else 1
+    mixtures = np.empty(board.rows * kept * vocab) if own else board.rows_of(board.rows * vocab) if any(draws) else None
+    place = None if mixtures is None else native.address(mixtures)
 
     def advance() -> None:
-        library().cospec_pool_mix(board.ref, vocab, mixture.ctypes.data)
-        drawing = [row for row, on in enumerate(board.going()) if on and not _greedy(board, row)]
-        if drawing:
-            weights = mixture if len(drawing) == board.rows else mixture[drawing]
-            step, contexts = board.c.steps, [board.seats[row].context for row in drawing]
-            tokens = table.session.timed(draw, weights, contexts, [step] * len(drawing))
-            for row, token in zip(drawing, tokens, strict=True):
-                board.spine[row * board.c.depth + step] = token
-        if own:
-            mixtures.append(mixture.copy())
-        library().cospec_pool_take(board.ref)
+        library().cospec_pool_mix(board.ref, vocab, place, kept)
+        if mixtures is not None:
+            chosen = None if table.native else _chosen(table, mixtures.reshape(board.rows, kept, vocab))
+            told = None if chosen is None else at(chosen)
+            table.session.timed(library().cospec_pool_draw, board.ref, vocab, place, kept, told)
         board.c.steps += 1
 
+    table.open()
     table.lead(_read, advance)
     drafts = table.drafts()
-    rows = {board.seats[row].context.id: row for row in own}
-    for number, draft in enumerate(drafts):
-        row = rows.get(draft.id)
-        if row is not None:
-            q = np.stack([each[row] for each in mixtures[: len(draft)]])
-            drafts[number] = replace(draft, q=q)
+    if own and mixtures is not None:
+        q = mixtures.reshape(board.rows, kept, vocab)
+        drafts = [replace(d, q=q[own[d.id], : len(d)]) if d.id in own else d for d in drafts]
     return drafts
 
 
-def _greedy(board: Board, row: int) -> bool:
-    return board.seats[row].context.sampling.greedy
+def _chosen(table: Table, mixtures: Floats) -> array[int]:
+    """``[R]``: what those that go on draw of ``mixtures [R, kept, V]``, in Python."""
+    board, chosen = table.board, ints(table.board.rows)
+    rows = [row for row in board.going() if not board.seats[row].context.sampling.greedy]
+    if rows:
+        step, contexts = board.c.steps, [board.seats[row].context for row in rows]
+        weights = mixtures[rows, min(step, mixtures.shape[1] - 1)]
+        for row, token in zip(rows, table.session.timed(draw, weights, contexts, [step] * len(rows)), strict=True):
+            chosen[row] = token
+    return chosen
 
 
 def _drawn(seat: Seat) -> bool:
@@ -229,23 +265,22 @@ def _drawn(seat: Seat) -> bool:
     return seat.context.noise is Purpose.DRAFT
 
 
-def _read(member: int, stand: Stand, table: Table) -> None:
-    """Distributions, with their largest probabilities as confidences."""
-    board, (rows, _, logits) = table.board, stand
-    if table.plain and reads_natively(logits):
-        logits, places, q = logits.contiguous(), array("q", rows), board.rows_of(*logits.shape)
-        count, vocab = logits.shape
-        library().cospec_pool_read(
-            board.ref, member, logits.data_ptr(), vocab, at(places), count, q.ctypes.data
-        )  # fmt: skip
-        return
-    found = distributions(logits, [board.seats[row].context for row in rows], [board.path(row) for row in rows])
-    for row, guess in zip(rows, found, strict=True):
-        if guess is not None:
-            assert guess.q is not None, "a distribution"
-            place, own = board.place_of(member, row), board.rows_of(1, len(guess.q))
-            own[0] = guess.q
-            board.laws[place], board.chances[2 * place] = own.ctypes.data, guess.confidence
+def _read(table: Table) -> None:
+    """Laws, with their largest probabilities as confidences."""
+    board, (others, said, places, _held) = table.board, table.readable()
+    if said:
+        room = sum([said[n + 2] * said[n + 3] for n in range(0, len(said), ROWS)])
+        q = native.address(board.rows_of(room)) if board.c.q else None
+        library().cospec_pool_read(board.ref, at(said), len(said) // ROWS, at(places), q)
+    for member, stand in others:
+        for row, guess in zip(stand.rows, distributions(*table.asked_for(stand)), strict=True):
+            if guess is not None:
+                place = board.place_of(member, row)
+                _note(board, place, guess)
+                if guess.q is not None:
+                    law = board.rows_of(len(guess.q))
+                    law[: len(guess.q)] = guess.q
+                    board.laws[place] = native.address(law)
 
 
 _COMBINERS: Mapping[type, Callable[[Table], list[Draft]]] = {Union: _unite, Vote: _elect, Fuse: _fuse, Mix: _mix}

@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
+from itertools import compress
 from typing import ClassVar
 
 import numpy as np
@@ -131,22 +133,17 @@ class PoolDrafter:
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Tell every drafter, and learn how right each one was."""
-        started, telling = self.setting.clock(), []
-        for commit in commits:
-            record = self._records.get(commit.id)
-            if record is None:
-                continue
-            if commit.base_len == record.base and commit.tokens:
-                record.standing.accepted = len(commit.path)
-                telling.append((record, commit))
+        started, records = self.setting.clock(), self._records
+        known = [(records[commit.id], commit) for commit in commits if commit.id in records]
+        telling = [(record, commit) for record, commit in known if commit.base_len == record.base and commit.tokens]
         if telling:
             self.work.learn(telling)
-        for commit in commits:
-            record = self._records.get(commit.id)
-            if record is not None:
-                record.base, record.said = -1, None
-                if commit.finish is not None:
-                    self.knowledge.prior.learn(record.standing)
+        for record, commit in telling:
+            record.standing.accepted = len(commit.path)
+        for record, commit in known:
+            record.base, record.said = -1, None
+            if commit.finish is not None:
+                self.knowledge.prior.learn(record.standing)
         self.seconds.own += self.setting.clock() - started
         for member in self.members:
             member.commit(commits)
@@ -175,7 +172,7 @@ class PoolDrafter:
 
     def _seats(self, contexts: Seq[Context], budgets: Seq[Budget]) -> tuple[list[Seat], list[Context]]:
         """The sequences that somebody can and may work for, and those that drafters are to look at first."""
-        seats, due, looks, noises = list[Seat](), list[Context](), self.routing.looks, self.noises
+        seats, due, looks, noises = list[Seat](), list[Context](), self.routing.looks, tuple(self.noises)
         present = sum([1 << number for number, member in enumerate(self.members) if not member.rest])
         for context, budget in zip(contexts, budgets, strict=True):
             able = present if context.drafters is None else present & self._bits(context.drafters)
@@ -183,7 +180,7 @@ class PoolDrafter:
                 continue
             record = self._records.get(context.id)
             if record is None:
-                record = self._records[context.id] = Record(Standing(len(self.members)))
+                record = self._records[context.id] = Record.of(context, len(self.members))
             standing = record.standing
             if looks and standing.rounds >= standing.look_at:
                 standing.look_at += LOOK_AGAIN + standing.look_at
@@ -204,33 +201,32 @@ class PoolDrafter:
                 self._records[id].standing.look(number, chance, tokens)
 
     def _ask(self, seats: Seq[Seat], depths: Seq[Seq[int]]) -> list[dict[int, Draft]]:
-        """Whole drafts by sequence and drafter; each is asked once for all of its sequences, ``depths[R][M]`` far.
+        """Whole drafts by sequence and drafter; each is asked once for all of its sequences, ``depths[M][R]`` far.
 
         Those that answer later are asked first.
         """
         given: list[dict[int, Draft]] = [{} for _ in seats]
-        asked: dict[int, tuple[list[int], list[Context], list[Budget]]] = {}
+        everybody = [seat.context for seat in seats]
+        asked: dict[int, tuple[list[Context], list[Budget]]] = {}
         parts: dict[tuple[int, int], Budget] = {}  # neighbours mostly have the same budget
         for number, member in enumerate(self.members):
-            if member.stepper is None:
-                rows = [row for row, own in enumerate(depths) if own[number]]
-                if rows:
-                    budgets = []
-                    for row in rows:
-                        key = id(seats[row].budget), depths[row][number]
-                        if key not in parts:
-                            parts[key] = self._part(seats[row].budget, depths[row][number])
-                        budgets.append(parts[key])
-                    asked[number] = rows, [seats[row].context for row in rows], budgets
+            own = depths[number]
+            if member.stepper is None and any(own):
+                keys = [(id(seat.budget), depth) for seat, depth in zip(seats, own, strict=True) if depth]
+                if not parts.keys() >= set(keys):
+                    parts |= {(id(s.budget), d): self._part(s.budget, d) for s, d in zip(seats, own, strict=True)}
+                asked[number] = list(compress(everybody, own)), [parts[key] for key in keys]
         started = self.setting.clock()
         later = [number for number in asked if self.members[number].later]
-        futures = {number: self.members[number].start(*asked[number][1:]) for number in later}
-        for number, (rows, contexts, budgets) in asked.items():
+        futures = {number: self.members[number].start(*asked[number]) for number in later}
+        found = {}
+        for number, (contexts, budgets) in asked.items():
             if number not in futures:
-                self._take(given, number, (seats, rows), self.members[number].propose(contexts, budgets))
+                found[number] = self.members[number].propose(contexts, budgets)
         for number, future in futures.items():
             if future is not None:
-                self._take(given, number, (seats, asked[number][0]), self.members[number].collect(future, started))
+                found[number] = self.members[number].collect(future, started)
+        self._take(given, seats, found)
         return given
 
     def _part(self, budget: Budget, depth: int) -> Budget:
@@ -240,21 +236,16 @@ class PoolDrafter:
         confident = budget.confident or self.combiner.confident
         return Budget(depth, nodes, widths, threshold=budget.threshold, confident=confident)
 
-    def _take(
-        self,
-        given: Seq[dict[int, Draft]],
-        number: int,
-        asked: tuple[Seq[Seat], Seq[int]],
-        drafts: Seq[Draft],
-    ) -> None:
-        """Give each sequence its draft, unless it is stale or of a shape that the combiner cannot use."""
-        seats, rows = asked
-        found, branches = {draft.id: draft for draft in drafts}, self.combiner.branches
-        for row in rows:
-            record, id = seats[row].record, seats[row].context.id
-            draft = found.get(id)
-            if draft is not None and draft.tokens and draft.base_len == record.base and (branches or draft.is_chain):
-                given[row][number] = draft
+    def _take(self, given: Seq[dict[int, Draft]], seats: Seq[Seat], found: Mapping[int, Seq[Draft]]) -> None:
+        """Give each sequence its drafts, but those that are stale or of a shape that the combiner cannot use."""
+        rows, branches = {seat.context.id: row for row, seat in enumerate(seats)}, self.combiner.branches
+        for number in sorted(found):
+            for draft in found[number]:
+                row = rows.get(draft.id)
+                if row is None or not draft.tokens or draft.base_len != seats[row].record.base:
+                    continue
+                if branches or draft.parents == _straight(len(draft.tokens)):
+                    given[row][number] = draft
 
     def _forget_lost(self) -> None:
         """A drafter that raised forgets everything: nobody can tell what state it is in."""
@@ -262,3 +253,9 @@ class PoolDrafter:
             if member.lost:
                 member.lost = False
                 member.forget(list(self._records))
+
+
+@cache
+def _straight(nodes: int) -> tuple[int, ...]:
+    """The parents of a chain."""
+    return tuple(range(-1, nodes - 1))

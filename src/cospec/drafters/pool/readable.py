@@ -89,7 +89,7 @@ class Readable:
 
     def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
         """See ``record.Work``."""
-        self._trusts, self._weights, depths = [], [], []
+        self._trusts, self._weights, depths = [], [], list[list[int]]()
         for seat, count in zip(seats, most, strict=True):
             weights, odds = seat.record.standing.estimate(self.knowledge.prior)
             self._weights.append(self.staff.route(seat, count, weights))
@@ -98,7 +98,7 @@ class Readable:
                 depths.append(allot(self.staff, seat.budget, self._weights[-1], self._trusts[-1]))
             else:
                 depths.append([min(seat.budget.depth, seat.budget.max_nodes) * (w > 0) for w in self._weights[-1]])
-        return depths
+        return [list(own) for own in zip(*depths, strict=True)]
 
     def combine(self, seats: Seq[Seat], given: Seq[dict[int, Draft]], session: Session) -> list[Draft]:
         """See ``record.Work``."""

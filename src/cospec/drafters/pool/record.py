@@ -14,6 +14,7 @@ from cospec.drafters.routing.standing import Prior, Standing
 from cospec.types import Budget, Commit, Context, Draft
 
 NOVELTY_RATE = 0.05  # how far a draft moves the moving average
+_WORD = 2**64
 EDGE = 0.01  # no confidence is nearer to 0 or 1
 
 
@@ -22,13 +23,24 @@ class Record:
     """One request.
 
     Attributes:
+        words: what does not change, as ``Seat`` in ``csrc/together.h`` begins with it.
+        heat: its temperature, 0 where it takes the likeliest tokens.
         base: committed tokens when the latest draft was made; -1 when that was committed, or there was none.
         said: what everybody said about it, as ``Work`` keeps it until the round is committed.
     """
 
     standing: Standing
+    words: tuple[int, ...]
+    heat: float
     base: int = -1
     said: Any = None
+
+    @classmethod
+    def of(cls, context: Context, members: int) -> Record:
+        """A new one, for a pool of so many drafters."""
+        standing, params = Standing(members), context.sampling
+        words = (standing.address, int(params.greedy), context.seed % _WORD, int(context.noise))
+        return cls(standing, words, 0.0 if params.greedy else params.temperature)
 
 
 class Seat(NamedTuple):
@@ -67,7 +79,7 @@ class Work(Protocol):
     """A pool's own work, for all sequences of a round: in Python, or in the native library, with the same bits."""
 
     def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
-        """``[R][M]``: how many tokens each drafter is to draft for each sequence; 0 for those that do not take part.
+        """``[M][R]``: how many tokens each drafter is to draft for each sequence; 0 where it does not take part.
 
         Args:
             most: ``[R]``, see ``Choice.most``.

@@ -185,6 +185,8 @@ def test_slates_tell_what_each_drafter_got_right() -> None:
     assert whole.judge([5, 6, 1]) == Judged(2, 3, 3, [(0.9, 1.0), (0.8, 1.0), (0.7, 0.0)])
     assert whole.judge([1]) == Judged(0, 1, 3, [(0.9, 0.0)])
     q = np.array([0.1, 0.2, 0.7])
-    led = StepSlate([2, 0], [Guess(1, 0.6), Guess(2, 0.7, q)])
+    drawn = StepSlate([2, 0], [Guess(1, 0.6), Guess(2, 0.7, q)])
+    assert drawn.judge([2, 1]) == Judged(0.0, 2, 2, [(0.6, 0.0), (0.7, 0.0)]), "its own token was another one"
+    led = StepSlate([2, 0], [Guess(1, 0.6), Guess(-1, 0.7, q)])
     assert led.judge([2, 1]) == Judged(0.2, 2, 2, [(0.6, 0.0), (0.7, 0.2)])
     assert led.judge([0, 1]) == Judged(0.0, 1, 2, [(0.6, 0.0)])

@@ -376,7 +376,7 @@ def asked_by(pool: PoolDrafter) -> list[list[int]]:
 
     def kept(*arguments: Any) -> list[list[int]]:
         depths = choose(*arguments)
-        asked.extend(depths)
+        asked.extend([list(own) for own in zip(*depths, strict=True)])
         return depths
 
     pool.work.choose = kept  # type: ignore[method-assign]
