@@ -185,7 +185,7 @@ class Board:
         """Room for so many numbers, until the board is gone."""
         found = self._shelf.take(count)
         self._kept.append(found)
-        return found
+        return found[:count]
 
     def __del__(self) -> None:
         if self._kept:

@@ -279,7 +279,7 @@ def _read(table: Table) -> None:
                 _note(board, place, guess)
                 if guess.q is not None:
                     law = board.rows_of(len(guess.q))
-                    law[: len(guess.q)] = guess.q
+                    law[:] = guess.q
                     board.laws[place] = native.address(law)
 
 
