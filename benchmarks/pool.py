@@ -9,6 +9,7 @@ Figures, with 95% bootstrap intervals over the prompts:
 - tokens per call: committed tokens per forward of the target, for one request.
 - verified: target tokens computed per committed token, drafts included.
 - tokens/s: of the whole batch, the median over all batches of all repeats and its interval.
+- specialists: draft acceptance (accepted / drafted) of each on its domain, as ratios to the other drafters.
 - hedge: how the acceptance that ``hedge`` reaches compares with the best drafter in hindsight, and with other routings.
 - own: share of the rounds' time that the pool spends in combining, weighting and routing.
 """
@@ -51,6 +52,11 @@ class Runs:
         """The mean acceptance length over some of the prompts, by number."""
         counts = np.array([(each.accepted, each.drafts) for each in self.stats], dtype=np.float64)[prompts].sum(0)
         return float(1.0 + counts[0] / max(1.0, counts[1]))
+
+    def draft_acceptance(self, prompts: Any = slice(None)) -> float:
+        """Accepted per drafted tokens over some of the prompts, by number."""
+        counts = np.array([(each.accepted, each.drafted) for each in self.stats], dtype=np.float64)[prompts].sum(0)
+        return float(counts[0] / max(1.0, counts[1]))
 
     def figures(self) -> dict[str, Any]:
         """What the table shows."""
@@ -106,7 +112,7 @@ def hedged(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
         ratios.append(
             {"combiner": combiner, "workload": workload, "temperature": temperature}
             | {
-                name: paired(own, runs[other, workload, temperature])
+                name: paired(Runs.acceptance, own, runs[other, workload, temperature])
                 for name, other in others.items()
                 if (other, workload, temperature) in runs
             }
@@ -114,12 +120,27 @@ def hedged(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     return ratios
 
 
-def paired(ours: Runs, theirs: Runs, draws: int = 2000) -> Interval:
-    """The ratio of two acceptance lengths on the same prompts, and its interval."""
+def specialised(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
+    """Draft acceptance of each specialist on its domain as ratios to the other drafters', with intervals."""
+    ratios = []
+    for system, workload, temperature in runs:
+        if system in DOMAINS and system == workload:
+            own = runs[system, workload, temperature]
+            others = [name for name in DRAFTERS if name != system and (name, workload, temperature) in runs]
+            ratios.append(
+                {"specialist": system, "temperature": temperature}
+                | {name: paired(Runs.draft_acceptance, own, runs[name, workload, temperature]) for name in others}
+            )
+    return ratios
+
+
+def paired(measure: Callable[..., float], ours: Runs, theirs: Runs, draws: int = 2000) -> Interval:
+    """The ratio of a measure of two systems on the same prompts, and its interval."""
     picks = np.random.default_rng(0).integers(0, len(ours.stats), (draws, len(ours.stats)))
-    ratios = [ours.acceptance(pick) / theirs.acceptance(pick) for pick in picks]
+    below = [measure(theirs, pick) for pick in picks]
+    ratios = [measure(ours, pick) / other for pick, other in zip(picks, below, strict=True) if other > 0]
     low, high = np.quantile(ratios, [0.025, 0.975])
-    return ours.acceptance() / theirs.acceptance(), float(low), float(high)
+    return measure(ours) / measure(theirs), float(low), float(high)
 
 
 def member(name: str) -> dict[str, Any]:
@@ -154,7 +175,7 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
     for combiner in ("union", "vote", "fuse", "mix"):
         found[f"{combiner} hedge"] = pool(combiner, "hedge", (*names, "copy"))
     found["mix block"] = pool("mix", "hedge", (*names, "copy")) | {"rule": "block"}
-    for combiner in ("fuse", "vote", "union"):
+    for combiner in ("fuse", "vote", "union", "mix"):
         for routing in ("all", "explore"):
             found[f"{combiner} {routing}"] = pool(combiner, routing, (*names, "copy"))
     found["vote hedge, one"] = pool("vote", "hedge", (*names, "copy"), at_most=1)
@@ -228,12 +249,14 @@ def main() -> None:
                 {"system": name, "workload": each, "temperature": temperature, **cell.figures()}
                 for each, cell in cells.items()
             ]
-    ratios = hedged(runs)
-    show(rows, ratios)
-    print("written to", write(options.name, {"options": vars(options), "rows": rows, "hedge": ratios}))
+    ratios = {"hedge": hedged(runs), "specialists": specialised(runs)}
+    show(rows)
+    compare("hedge, as a ratio of acceptance lengths", ratios["hedge"], ("best alone", "all", "explore"))
+    compare("specialists, as a ratio of draft acceptance", ratios["specialists"], DRAFTERS)
+    print("written to", write(options.name, {"options": vars(options), "rows": rows} | ratios))
 
 
-def show(rows: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[str, Any]]) -> None:
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """One table per workload and temperature."""
     for workload, temperature in sorted({(row["workload"], row["temperature"]) for row in rows}):
         table = Table("system", "acceptance", "tokens per call", "verified", "tokens/s", "own")
@@ -243,11 +266,14 @@ def show(rows: Sequence[Mapping[str, Any]], ratios: Sequence[Mapping[str, Any]])
                 own = "" if row["own_share"] is None else f"{row['own_share']:.1%}"
                 table.add_row(row["system"], *cells, "{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"]), own)
         Console(width=150).print(f"{workload}, temperature {temperature}", table)
-    table = Table("hedge, as a ratio of acceptance lengths", "workload", "temperature", "best alone", "all", "explore")
+
+
+def compare(title: str, ratios: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A table of ratios with their intervals."""
+    table = Table(title, *columns)
     for ratio in ratios:
-        columns = ("best alone", "all", "explore")
         values = ["{:.3f} ({:.3f} to {:.3f})".format(*ratio[name]) if name in ratio else "" for name in columns]
-        table.add_row(ratio["combiner"], ratio["workload"], str(ratio["temperature"]), *values)
+        table.add_row(", ".join(str(value) for key, value in ratio.items() if key not in columns), *values)
     Console(width=150).print(table)
 
 

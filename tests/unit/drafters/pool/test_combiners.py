@@ -6,14 +6,18 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+import torch
 
 from cospec.drafters.combiners.fuse import Fusion
 from cospec.drafters.combiners.growing import Growing
 from cospec.drafters.combiners.job import DraftSlate, Guess, Job, StepSlate
 from cospec.drafters.combiners.leading import Line
+from cospec.drafters.combiners.reading import distributions
 from cospec.drafters.combiners.session import Session
+from cospec.drafters.model import ModelDrafter
 from cospec.drafters.routing.choice import Judged
 from cospec.draws import Draws, Purpose
+from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.registry import COMBINERS
 from cospec.sampling import History, law
@@ -166,6 +170,35 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
     shares = np.array([rows[0].max(), rows[1].max(), 0.5])  # equal weights, and confidences that nobody has checked
     wanted = shares @ np.stack([*rows, copied]) / shares.sum()
     assert draft.q[0] == pytest.approx(wanted)
+
+
+def test_a_drafter_says_what_it_would_draw_itself() -> None:
+    """The law of a greedy request is a point mass; what would be drawn is known where it tells how right one was."""
+    logits, params = torch.tensor([[0.1, 0.3, 0.2]]), SamplingParams(temperature=0.7)
+    wanted = law(logits.double(), params, History([0], 1, [[]]))[0]
+    for noise, token in ((Purpose.TARGET, Draws(9, 1).token(wanted, 1, Purpose.TARGET)), (Purpose.DRAFT, -1)):
+        (guess,) = distributions(logits, [Context("s", [0], 1, params, 9, noise)], [[]])
+        assert guess is not None and guess.q is not None
+        assert (guess.token, guess.confidence) == (token, guess.q.max())
+        assert guess.q == pytest.approx(wanted)
+        assert guess.value(2) == (float(guess.q[2]) if token < 0 else float(token == 2))
+    greedy = Context("s", [0], 1, SamplingParams(temperature=0), 9, Purpose.TARGET)
+    (guess,) = distributions(logits, [greedy], [[]])
+    assert guess is not None and guess.q is None
+    assert (guess.token, guess.chance(1), guess.chance(2)) == (1, 1.0, 0.0)
+
+
+def test_a_greedy_mixture_is_a_vote() -> None:
+    """Two drafters that agree outweigh a heavier one; a mixture of softmaxes would go by what all find possible."""
+    pool = pool_of({name: ModelDrafter(ToyModel(3, order=1, seed=1)) for name in "abc"}, "mix", "all")
+    rows = {"a": [2.0, 1.9, 0.0], "b": [0.0, 1.9, 2.0], "c": [0.0, 1.9, 2.0]}
+    for member in pool.members:
+        model, row = member.drafter.model, rows[member.name]  # type: ignore[attr-defined]
+        model.forward = lambda batch, row=row: torch.tensor([row] * len(batch.segments), dtype=torch.float64)
+    context = Context("s", [0, 1], 1, SamplingParams(temperature=0), 9, Purpose.TARGET)
+    (draft,) = pool.propose([context], [Budget(2, 2)])
+    assert draft.tokens == (2, 2)
+    assert draft.drafters == ("b", "b")
 
 
 def test_a_growing_tree_never_keeps_a_node_without_its_parent() -> None:
