@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 PRIOR, PRIOR_WEIGHT = 0.7, 4.0
-SHRINK = 12.0  # fits the spread between the zoo's texts: their rates deviate by 0.1
+SHRINK = 16.0  # fits what the first half of a text tells of the second: rates of the zoo's texts deviate by 0.1
 FADE, FADE_ALL = 0.97, 0.99  # of a sequence's counts and of everybody's, per round with a judgement
 UNSEEN, UNSEEN_ALL = 0.995, 0.998  # and per round without one
 

@@ -81,7 +81,8 @@ class Goodput:
         self._rates: Floats = np.zeros(0)  # that the decision was made with
         self._budgets: list[Budget] = []
         self._given: dict[str, Budget] = {}
-        self._usual: dict[int, Budget] = {}  # by the number of sequences, as of late
+        self._usual: dict[int, Budget] = {}  # for a sequence of which nothing is known, by the number of them
+        self._newest = Budget()  # the usual one of the latest decision
         self._choice: Choice | None = None
         self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
         self._age = 0  # rounds since the decision
@@ -168,10 +169,11 @@ class Goodput:
     def _carry_over(self, ids: list[str], load: Load, sudden: bool) -> None:
         """The latest decision for others than it was made for: each keeps its length, new ones get the usual one.
 
-        Where the number is ``sudden``ly another, the usual one of the latest decision for as many.
+        What one that ended had earned says little about the next. Where the number is ``sudden``ly another, all get
+        the usual one for as many.
         """
-        usual = _usual(self._budgets)
-        budgets = [self._usual[len(ids)]] * len(ids) if sudden else [self._given.get(id, usual) for id in ids]
+        usual = self._usual.get(len(ids), self._newest)
+        budgets = [usual if sudden else self._given.get(id, usual) for id in ids]
         if not self.setting.offer.free:
             budgets = self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
         self._ids, self._decided = ids, None
@@ -198,7 +200,7 @@ class Goodput:
             budgets = self.residents.settle(self._ids, budgets, lengths)
         if self._made[0] != self.cost.changed:
             self._usual.clear()
-        self._usual[len(budgets)] = _usual(budgets)
+        self._usual[len(budgets)] = self._for_anybody(situation)
         self._rates, self._made = now, (self.cost.changed, load.catching_up)
         self._take(budgets)
         self._decided = None
@@ -208,6 +210,15 @@ class Goodput:
 
     def _take(self, budgets: list[Budget]) -> None:
         self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
+
+    def _for_anybody(self, situation: Situation) -> Budget:
+        """The best single length for as many sequences, all with everybody's rate."""
+        rates = np.full(situation.sequences, self.acceptance.everybody)
+        budget = self._problem.alike(rates, replace(situation, backlog=None))[1][0]
+        if self.members.most > 1 and budget.depth:
+            budget = replace(budget, drafters=self.members.count)
+        self._newest = budget
+        return budget
 
     def _with_members(self, rates: Floats, situation: Situation, solve: Solver) -> tuple[Floats, Choice, list[Budget]]:
         """The best lengths with the best number of drafters among the present one and its neighbours."""
@@ -237,9 +248,3 @@ class Goodput:
             for row, k in zip(self._problem.menu.rows(rates), counts, strict=True)
         )
         return self.probes.choose(idle, costs, self._problem.round(situation), int(drafted), float(rates[idle].mean()))
-
-
-def _usual(budgets: Seq[Budget]) -> Budget:
-    """The budget in the middle; the shorter of two."""
-    ordered = sorted(budgets, key=lambda budget: budget.max_nodes)
-    return replace(ordered[(len(ordered) - 1) // 2], release=False)

@@ -1,7 +1,8 @@
 """What a round takes, corrected while rounds are measured (SmartSpec section 4.3, equations 4 to 7).
 
 T_round = T_draft + T_target + rest, or max(T_draft, T_target) + rest where the rounds show that the two overlap. Each
-part is a fit that follows the rounds. One that stays wrong by more than a fifth is made anew from the latest of them.
+part is a fit that follows the rounds. One that stays wrong by more than a fifth is made anew from the latest of them,
+where that explains them much better.
 """
 
 from __future__ import annotations
@@ -162,11 +163,10 @@ class RoundCost:
     def _judge(self) -> None:
         self.error = median(self._errors) if self._errors else 0.0
         if self.error > TOLERATED and len(self._errors) == LOOKS:
-            for part in (self._target, *self._drafts):
-                part.refit()
             self._errors.clear()
-            self.refits += 1
-            self.changed += 1
+            if any([part.refit() for part in (self._target, *self._drafts)]):
+                self.refits += 1
+                self.changed += 1
 
 
 def _row(stats: RoundStats, fed: bool, members: int) -> tuple[float, ...]:

@@ -27,9 +27,11 @@ LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out 
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
 NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then
 KNEES = tuple(map(float, (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64, 128)))  # tokens
+COARSE = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # of a fit to the few kinds of rounds of a moment
 SLOPES = slice(1, -3)  # of a fit's coefficients
 SPAN = (0.25, 4.0, 20.0)  # between which shares of its prior a coefficient may lie, and how many units above
 WINDOW = 96  # rounds that a new fit is made from
+BETTER = 0.7  # of the old one's error has to be left
 ANCHOR = 8  # points of the old fit that a new one keeps, for what the latest rounds do not show
 
 
@@ -80,13 +82,20 @@ class Tracked:
         self._shape = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
         self.cost = self._shape.scaled(level)
 
-    def refit(self) -> None:
-        """A new fit from what was seen; the old one answers for what was not."""
+    def refit(self) -> bool:
+        """A new fit from what was seen, where it explains that much better; the old one answers for what was not.
+
+        On a machine that stalls every model is wrong about most rounds, and one made of those would be worse.
+        """
         if len(self._seen) < WINDOW // 2:
-            return
-        self._trust = GUESSED
+            return False
         seen = [Sample(*row.tolist()) for row in self._seen]
-        self._start(fit([*seen, *_anchors(self.cost, seen)], self.cost.knees))
+        found = fit([*seen, *_anchors(self.cost, seen)], COARSE)
+        if np.median(found.errors(seen)) >= BETTER * np.median(self.cost.errors(seen)):
+            return False
+        self._trust = GUESSED
+        self._start(found)
+        return True
 
 
 def _widths(cost: ForwardCost) -> Floats:

@@ -166,17 +166,31 @@ def test_a_decision_is_kept_while_nothing_moves() -> None:
     assert made.plan(Load(ready, catching_up=500)) is not again, "a long round, for the prompts of others"
 
 
-def test_a_new_sequence_gets_the_middle_length_until_the_next_look() -> None:
-    """Not the longest one, although no length is commoner; and as many again get what as many had."""
+def test_a_new_sequence_gets_what_suits_everybodys_rate_until_the_next_look() -> None:
+    """Neither the longest nor the shortest length that others earned; and as many again get what as many got."""
     made = policy()
     World(CPU, steady(0.1, 0.6, 0.97), 3).play(made, 400)
     made._decided, made._since, made._seen = None, 0.0, []
     before = sorted(budget.depth for budget in made._budgets)
     assert before[0] < before[1] < before[2]
-    assert made.plan(Load(sequences(4)))[3].depth == before[1]
-    alone = made.plan(Load(sequences(1)))
+    assert before[0] < made.plan(Load(sequences(4)))[3].depth < before[2]
+    alone = made.plan(Load(sequences(1)))[0].depth
     made.plan(Load(sequences(4)[1:]))
-    assert made.plan(Load(sequences(4)[2:3]))[0].depth == alone[0].depth
+    assert alone < made.plan(Load(sequences(4)[2:3]))[0].depth < before[2], "the one alone was a hard text"
+
+
+def test_a_text_does_not_inherit_the_length_of_the_one_before() -> None:
+    """Requests come one after the other, and end before there is a look; the last of them was a hard text."""
+    made = policy()
+    World(CPU, steady(0.85), 1).play(made, 400)
+    easy = made._budgets[0].depth
+    World(CPU, steady(0.3), 1, seed=1).play(made, 16)
+    made.learn()
+    made._age, made._since = 1000, 1.0
+    hard = made.plan(Load(sequences(1)))[0].depth
+    made._decided, made._since, made._seen = None, 0.0, []
+    assert hard < easy
+    assert hard < made.plan(Load(sequences(2)[1:]))[0].depth <= easy
 
 
 def test_finished_sequences_are_forgotten() -> None:

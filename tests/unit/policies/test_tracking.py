@@ -121,3 +121,16 @@ def test_a_step_that_was_measured_wrongly_is_made_smaller_by_rounds() -> None:
             tracked.follow(rounds(true, 1, tokens, 4))
     cost, step = tracked.cost, 5e-4
     assert cost.seconds(100, 6, 1) - cost.seconds(100, 4, 1) < 0.75 * step, "measured as the whole of it"
+
+
+def test_a_stalling_machine_is_no_reason_for_a_new_fit() -> None:
+    """The rounds of a moment are poor teachers; only a fit that they refute gives way."""
+    chance = np.random.default_rng(0)
+    right, wrong = Tracked(TRUE, MEASURED), Tracked(ForwardCost(2e-7, (3e-3,), (), 8e-5, 1e-4), MEASURED)
+    for tracked in (right, wrong):
+        for _ in range(12):
+            for sequences, tokens in ((1, 1), (1, 4), (2, 8), (1, 6)):
+                data = rounds(TRUE, sequences, tokens, 2)
+                data[:, 3] *= np.exp(0.1 * chance.standard_normal(2)) * np.where(chance.random(2) < 0.3, 2.0, 1.0)
+                tracked.follow(data)
+        assert tracked.refit() == (tracked is wrong)
