@@ -24,6 +24,7 @@ struct Lane {
     const int64_t* stops;  // tokens that may end it
     int64_t stop_count;
     uint64_t noise;  // that the drafter draws with, see cospec.draws.Purpose
+    const double* q;  // [depth, vocabulary], what a draft that came along was drawn from, or null
     Asked asked;
 };
 
@@ -34,6 +35,7 @@ struct Burst {
     const Cache* own_cache;
     const Lane* lanes;
     const int64_t* tokens;  // known ones behind `fed`, lane after lane
+    const int64_t* drafts;  // [count, depth], those that came along; null where they are made here
     int64_t count, drafting, depth, rounds;  // lanes, those that are drafted for, the longest draft
     double seconds;  // no further round begins that would end later, by the mean of those before
     // [rounds, count, 4 + depth]: drafted, accepted, the token after them, and whether that is a bonus, or -1 where the
@@ -83,6 +85,7 @@ struct Run {
         room.depths.clear();
         for (long i = 0; i < b.drafting; i++) room.depths.push_back(b.lanes[i].depth);
         room.drafted.resize(b.count * b.depth);
+        if (b.drafts) room.drafted.assign(b.drafts, b.drafts + b.count * b.depth);
     }
 
     bool draft() {
@@ -128,7 +131,7 @@ struct Run {
             room.ids.insert(room.ids.end(), own, own + n);
             room.nodes.insert(room.nodes.end(), own, own + n);
             for (long node = 0; node < n; node++) room.parents.push_back(node - 1), room.nodes.push_back(node - 1);
-            room.cases.push_back({row, row, n + 1, place, n, drawn ? q + i * b.depth * vocab : nullptr,
+            room.cases.push_back({row, row, n + 1, place, n, drawn ? q + i * b.depth * vocab : lane.q,
                                   (uint64_t)line.base, lane.asked});
             row += n + 1;
         }

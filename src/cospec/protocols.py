@@ -356,6 +356,9 @@ class Burst(Protocol):
         run step by step.
         """
 
+    def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome] | None:
+        """What ``Judge.verify`` does, for drafts that somebody else made; None, with nothing done, as above."""
+
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
 

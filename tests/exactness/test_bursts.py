@@ -11,6 +11,7 @@ import torch
 
 from cospec import native
 from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
 from cospec.engine.burst import Burst
 from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
@@ -127,6 +128,25 @@ def test_drafts_of_different_lengths(folders: tuple[Path, Path], rule: str, k: i
     noted = calls(whole)
     assert written(whole, asked) == written(steps, asked)
     assert max(rounds or 0 for _, rounds in noted) > 1
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("rule", ["match", "block"])
+def test_drafts_that_somebody_else_made(folders: tuple[Path, Path], rule: str, shape: str) -> None:
+    asked, calls = requests(SHAPES[shape], streams=False), []
+    steps = step_by_step(llama_engine(load(folders[0]), NgramDrafter(1, 3), k=3, rule=rule))
+    whole = llama_engine(load(folders[0]), NgramDrafter(1, 3), k=3, rule=rule)
+    verify = whole.round.crew.burst.verify  # type: ignore[attr-defined]
+    whole.round.crew.burst.verify = lambda *given: calls.append(verify(*given)) or calls[-1]  # type: ignore[attr-defined]
+    assert written(whole, asked) == written(steps, asked)
+    assert any(calls) == (shape != "edited")
+
+
+def test_drafts_with_what_they_were_drawn_from(folders: tuple[Path, Path]) -> None:
+    asked = requests(SHAPES["truncated"], streams=False)  # a drafter draws from a truncated law step by step
+    whole, steps = engine_of(folders, "block", 3), step_by_step(engine_of(folders, "block", 3))
+    assert written(whole, asked) == written(steps, asked)
+    assert whole.round.crew.burst.working > 0  # type: ignore[attr-defined]
 
 
 def test_a_burst_keeps_to_its_time(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

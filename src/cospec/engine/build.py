@@ -129,8 +129,8 @@ def connect(
     verifier = Verifier(target, blend, rules)
     chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
     burst = Burst.of(target, verifier.rule, drafter, getattr(chosen, "keeps_drafts", False))
-    rounds = LONGEST if burst is not None and getattr(chosen, "steady", False) else 1
-    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules, rounds)
+    alone = burst is not None and getattr(chosen, "steady", False) and (burst.drafts or drafter is None)
+    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules, LONGEST if alone else 1)
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     handle = handle_of(drafter, speculative.drafting, target.device)

@@ -8,11 +8,13 @@ comes back are the outcomes of each round, the same as ``Sequential`` finds step
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from ctypes import Structure, addressof, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from struct import Struct
+
+import numpy as np
 
 from cospec import native
 from cospec.drafters.following import CATCH_UP_TOKENS, Follower
@@ -27,7 +29,7 @@ from cospec.types import Budget, Draft, Outcome, Plan, PlanEntry, Request, Seque
 
 LONGEST = 8  # rounds of a burst
 SECONDS = 0.02  # that no further round may go beyond: how long newcomers and aborts may have to wait for it
-_LANE = Struct("=11q")  # the first half of ``Lane`` in ``csrc/burst.cpp``
+_LANE = Struct("=12q")  # the first half of ``Lane`` in ``csrc/burst.cpp``
 _HEAD = 4  # words before the drafted tokens of a round
 
 
@@ -35,7 +37,7 @@ class _Burst(Structure):
     """``Burst`` in ``csrc/burst.cpp``."""
 
     _fields_ = [
-        *[(name, c_void_p) for name in ("target", "cache", "drafter", "own_cache", "lanes", "tokens")],
+        *[(name, c_void_p) for name in ("target", "cache", "drafter", "own_cache", "lanes", "tokens", "drafts")],
         *[(name, c_int64) for name in ("count", "drafting", "depth", "rounds")],
         ("seconds", c_double),
         *[(name, c_void_p) for name in ("written", "fed")],
@@ -64,6 +66,17 @@ class _Drafting:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the library is given: ``csrc/burst.cpp`` tells of each."""
+
+    lanes: array[int]
+    tokens: array[int]
+    drafting: int
+    depth: int
+    drafts: array[int] | None = None  # that came along
+
+
 class Burst:
     """Implements ``protocols.Burst``. ``working`` are seconds inside of the models so far.
 
@@ -77,6 +90,11 @@ class Burst:
         self._target, self._rule_of, self._drafting = target, rule_of, drafting
         self._riders: dict[str, _Rider | None] = {}
         self._run = native.library().cospec_burst
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it makes drafts."""
+        return self._drafting is not None
 
     @classmethod
     def of(
@@ -103,23 +121,34 @@ class Burst:
             if lane is None:
                 return None
             lanes.frombytes(lane)
-        count, drafting = len(entries), sum([entry.budget.depth > 0 for entry in entries])
-        size = _HEAD + depth
-        written, fed = array("q", bytes(8 * plan.rounds * count * size)), array("q", bytes(8 * count))
-        own = (None, None) if self._drafting is None else self._drafting.direct.names
-        burst = _Burst(
-            *self._target.names, *own, _start(lanes), _start(tokens), count, drafting, depth, plan.rounds, SECONDS,
-            _start(written), _start(fed), 0.0, 0.0, 0.0,
-        )  # fmt: skip
-        rounds = self._run(addressof(burst))
-        if not rounds:  # the long way tells what is amiss
-            return None
-        self.working += burst.draft_seconds + burst.score_seconds
-        if self._drafting is not None:
-            for entry, kept in zip(entries[:drafting], fed, strict=False):
-                self._drafting.follower.take_back(entry.sequence.request.id, kept)
-        times = RoundTimes(burst.draft_seconds, burst.score_seconds + burst.judge_seconds, rounds)
-        return self._outcomes(entries, written[: rounds * count * size], size), times
+        drafting = sum([entry.budget.depth > 0 for entry in entries])
+        return self._go(entries, plan.rounds, _Job(lanes, tokens, drafting, depth))
+
+    def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome] | None:
+        """See ``protocols.Burst``."""
+        depth = max([len(draft.tokens) for draft in drafts.values()], default=0)
+        if not depth:
+            return None  # ``run`` has had its look at it
+        lanes, tokens, drafted, held = array("B"), array("q"), array("q"), []
+        for entry in entries:
+            sequence, rider = entry.sequence, self._rider(entry.sequence)
+            base = len(sequence.tokens)
+            if rider is None or sequence.computed != base - 1:
+                return None
+            draft, count, q = drafts.get(rider.request.id), 0, 0
+            if draft is not None:
+                if draft.base_len != base or not draft.is_chain:
+                    return None
+                count = len(draft.tokens)
+                drafted.extend(draft.tokens)
+                if draft.q is not None:
+                    held.append(np.ascontiguousarray(draft.q, dtype=np.float64))
+                    q = native.address(held[-1])
+            drafted.extend([-1] * (depth - count))
+            tokens.append(sequence.tokens[-1])
+            lanes.frombytes(self._pack(rider, (count, base, base - 1), (0, 0), q))
+        done = self._go(entries, 1, _Job(lanes, tokens, 0, depth, drafted), drafts)
+        return None if done is None else done[0]
 
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
@@ -147,20 +176,49 @@ class Burst:
                 return None
             fed, own = held, drafting.direct.pages(rider.request.id)
         tokens.extend(known[fed:])
-        where = *self._target.pages(rider.request.id), *own, *rider.stops.buffer_info()
-        return _LANE.pack(budget.depth, base, fed, rider.most - base, *where, rider.noise) + rider.words
+        return self._pack(rider, (budget.depth, base, fed), own, 0)
 
-    def _outcomes(self, entries: Seq[PlanEntry], written: array[int], size: int) -> list[Outcome]:
-        """What was decided, ``size`` words for each entry and round."""
+    def _pack(self, rider: _Rider, lengths: tuple[int, int, int], own: tuple[int, int], q: int) -> bytes:
+        """``Lane`` in ``csrc/burst.cpp``; ``lengths`` are those of the draft, of what is known and of what is fed."""
+        where = *self._target.pages(rider.request.id), *own, *rider.stops.buffer_info()
+        return _LANE.pack(*lengths, rider.most - lengths[1], *where, rider.noise, q) + rider.words
+
+    def _go(
+        self, entries: Seq[PlanEntry], rounds: int, job: _Job, drafts: Mapping[str, Draft] | None = None
+    ) -> tuple[list[Outcome], RoundTimes] | None:
+        """Have the library do it; None where something is amiss, which the long way tells."""
+        count, size = len(entries), _HEAD + job.depth
+        written, fed = array("q", bytes(8 * rounds * count * size)), array("q", bytes(8 * count))
+        own = (None, None) if self._drafting is None else self._drafting.direct.names
+        burst = _Burst(
+            *self._target.names, *own, _start(job.lanes), _start(job.tokens), job.drafts and _start(job.drafts), count,
+            job.drafting, job.depth, rounds, SECONDS, _start(written), _start(fed), 0.0, 0.0, 0.0,
+        )  # fmt: skip
+        rounds = self._run(addressof(burst))
+        if not rounds:
+            return None
+        self.working += burst.draft_seconds + burst.score_seconds
+        if self._drafting is not None:
+            for entry, kept in zip(entries[: job.drafting], fed, strict=False):
+                self._drafting.follower.take_back(entry.sequence.request.id, kept)
+        times = RoundTimes(burst.draft_seconds, burst.score_seconds + burst.judge_seconds, rounds)
+        return self._outcomes(entries, written[: rounds * count * size], size, drafts), times
+
+    def _outcomes(
+        self, entries: Seq[PlanEntry], written: array[int], size: int, drafts: Mapping[str, Draft] | None
+    ) -> list[Outcome]:
+        """What was decided, ``size`` words for each entry and round; ``drafts`` are those that came along."""
         name = "" if self._drafting is None else self._drafting.name
         bases, outcomes = [len(entry.sequence.tokens) for entry in entries], []
         for place in range(0, len(written), size):
             row = place // size % len(entries)
             drafted, accepted, token, bonus = written[place : place + _HEAD]
-            draft = None
-            if drafted:
+            draft, id = None, entries[row].sequence.request.id
+            if drafts is not None:
+                draft = drafts.get(id)
+            elif drafted:
                 nodes = tuple(written[place + _HEAD : place + _HEAD + drafted])
-                parents, id = tuple(range(-1, drafted - 1)), entries[row].sequence.request.id
+                parents = tuple(range(-1, drafted - 1))
                 draft = Draft(id, bases[row], nodes, parents, (name,) * drafted)
             if bonus < 0:
                 outcomes.append(Outcome(entries[row], draft, None, error=NO_NUMBERS))

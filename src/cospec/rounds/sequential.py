@@ -22,12 +22,14 @@ class Sequential:
         crew = self.crew
         done = None if crew.burst is None else crew.burst.run(plan)
         if done is not None:
-            outcomes, self.times = done
-            return outcomes
+            found, self.times = done
+            return found
         started = crew.clock()
         drafts = {} if crew.drafter is None else self._draft(crew.drafter, plan)
         drafted = crew.clock()
-        outcomes = crew.judge.verify(plan.entries, drafts)
+        outcomes = None if crew.burst is None else crew.burst.verify(plan.entries, drafts)
+        if outcomes is None:
+            outcomes = crew.judge.verify(plan.entries, drafts)
         self.times = RoundTimes(drafted - started, crew.clock() - drafted)
         return outcomes
 
