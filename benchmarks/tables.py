@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks.common import ROOT
 
 Found = Mapping[str, Any]
-PAGES = ("README.md", "docs/benchmarks.md", "docs/collaborative.md", "docs/peers.md", "docs/policies.md")
+DOCS = ("benchmarks", "collaborative", "peers", "policies", "rounds")
+PAGES = ("README.md", *(f"docs/{name}.md" for name in DOCS))
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DATA = " ".join(f"--dataset-path examples/data/{name}.jsonl" for name in ("code", "math", "prose"))
 OURS = """'off={"speculative_config": {"method": "off"}}'
@@ -121,6 +122,20 @@ def load(found: Found) -> Iterator[str]:
         yield _row(f"{row['rate']:g}", *latencies, *ratios)
 
 
+def pipelining(found: Found) -> Iterator[str]:
+    """Every way of drafting beside the target over taking turns, for each batch size."""
+    batches = found["batches"]
+    heads = [head for size in batches for head in (f"{size} at once: over turns", "overlap")]
+    yield from _head("round, drafting", *heads)
+    for way in next(iter(batches.values())):
+        cells: list[str] = []
+        for row in (ways[way] for ways in batches.values()):
+            told = "{:.2f} ({:.2f} to {:.2f})".format(row["speed"], *row["speed_interval"])
+            cells += [f"{row['tokens_per_second']:.0f} tokens/s" if way == "sequential" else told]
+            cells += [f"{row['overlap']:.2f}"]
+        yield _row(way, *cells)
+
+
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "compare": compared,
     "servers": compared,
@@ -129,6 +144,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "overhead": overhead,
     "load": load,
     "collaborative": collaborative,
+    "pipelining": pipelining,
 }
 
 
@@ -139,7 +155,8 @@ def block(name: str) -> str:
     date = (found.get("date") or machine["date"])[:10]
     about = [f"{machine[key]} {key}" for key in ("cores", "threads") if key in machine]
     about += [f"{key} {machine[key]}" for key in ("kernels", "torch") if key in machine]
-    lines = [*_wrapped(found["command"]), *TABLES[name.partition("_")[0]](found)]
+    command = found.get("command", f"python -m benchmarks.{name}")
+    lines = [*_wrapped(command), *TABLES[name.partition("_")[0]](found)]
     return "\n".join([*lines, "", f"{machine['processor']}, {', '.join(about)}; {date}.", ""])
 
 

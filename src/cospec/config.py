@@ -117,6 +117,7 @@ class EngineConfig(Options):
         linear_backend, attention_backend: ``auto`` is ``native`` where it was built, then the fall-back.
         measure_at_start: take three seconds for a time model where the policy needs one and none is kept.
         threads: of the CPU kernels; None is every core.
+        plugins: Python modules that the engine's process imports first, such as one that registers blends.
     """
 
     model: str = "zoo"
@@ -138,6 +139,7 @@ class EngineConfig(Options):
     attention_backend: Literal["auto", "native", "sdpa"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
     measure_at_start: bool = True
+    plugins: tuple[str, ...] = Field(default=(), strict=False)
     speculative_config: SpeculativeConfig | None = None
 
     @classmethod

@@ -46,6 +46,7 @@ def chat(
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
     threads: options.Threads = None,
+    plugins: options.Plugins = None,
 ) -> None:
     """Talk with a model in the terminal; accepted draft tokens are coloured."""
     from rich.console import Console
@@ -59,7 +60,14 @@ def chat(
     from cospec.llm import LLM
 
     chosen = options.chosen_models(model or []) | present(law=law, collaboration=collaboration)
-    rest = present(max_model_len=max_model_len, device=device, dtype=dtype, quantization=quantization, threads=threads)
+    rest = present(
+        max_model_len=max_model_len,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        threads=threads,
+        plugins=plugins or None,
+    )
     with LLM(speculative_config=config, **chosen, **rest) as llm:
         Talk(llm, params, Console(highlight=False)).run()
 

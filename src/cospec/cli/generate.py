@@ -51,6 +51,7 @@ def generate(
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
     threads: options.Threads = None,
+    plugins: options.Plugins = None,
 ) -> None:
     """Answer prompts from a file into a file; run it again to go on after an interruption."""
     from cospec.cli.batch import Batch
@@ -87,6 +88,7 @@ def generate(
                 dtype=dtype,
                 quantization=quantization,
                 threads=threads,
+                plugins=plugins or None,
             )
             chosen = options.chosen_models(model or []) | present(law=law, collaboration=collaboration)
             config = _speculation(speculative_config)

@@ -55,6 +55,15 @@ GpuMemoryUtilization = Annotated[
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=ENGINE)]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=ENGINE)]
 Quantization = Annotated[str | None, typer.Option(help="int8, or nothing.", rich_help_panel=ENGINE)]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE",
+        help="A Python module to import first, such as one that registers a blend; may be repeated.",
+        rich_help_panel=ENGINE,
+    ),
+]
 Threads = Annotated[int | None, typer.Option(help="Of the CPU kernels.", rich_help_panel=ENGINE)]
 PrefixCaching = Annotated[
     bool | None,

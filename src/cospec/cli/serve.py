@@ -46,6 +46,7 @@ def serve(
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
     threads: options.Threads = None,
+    plugins: options.Plugins = None,
     enable_prefix_caching: options.PrefixCaching = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI does."""
@@ -71,6 +72,7 @@ def serve(
         dtype=dtype,
         quantization=quantization,
         threads=threads,
+        plugins=plugins or None,
         enable_prefix_caching=enable_prefix_caching,
     )
     read = _from_file(config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def default_drafter(model: str) -> str | None:
 
 def build_parts(config: EngineConfig) -> Parts:
     """Load and connect everything that ``config`` names. Raises ``CospecError`` with one sentence."""
+    for name in config.plugins:
+        _import(name)
     share_cores(config)
     if config.models is not None or config.law is not None:
         return _ensemble_parts(config)
@@ -62,6 +65,14 @@ def build_parts(config: EngineConfig) -> Parts:
     costs = _costs(target, drafter, path, speculative, config)
     text = Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer))
     return connect(target, drafter, speculative, config, text, costs)
+
+
+def _import(name: str) -> None:
+    """Raises ``InvalidInput`` when there is no such module."""
+    try:
+        import_module(name)
+    except ImportError as error:
+        raise InvalidInput("plugins", words(f"{name} ({error})"), "modules that Python finds") from None
 
 
 def _costs(

@@ -165,6 +165,20 @@ def test_requests_may_ask_for_a_law_or_not() -> None:
         toy_engine(ToyModel(5), None).add(make_request("r", (0,), PARAMS, law=LAW))
 
 
+def test_a_plugin_registers_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a law is read; what is wrong with it is told in one sentence."""
+    code = "import cospec\ncospec.register_blend('of-a-plugin', lambda logits: logits[0])\n"
+    (tmp_path / "blend_plugin.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {"models": ["zoo", "no/such-folder"], "law": {"blend": "of-a-plugin"}}
+    with pytest.raises(InvalidInput, match=r"law.blend is 'of-a-plugin'"):
+        build_parts(EngineConfig.build(given))
+    with pytest.raises(CospecError, match="no/such-folder"):
+        build_parts(EngineConfig.build({**given, "plugins": ["blend_plugin"]}))
+    with pytest.raises(InvalidInput, match=r"plugins is no_such_plugin \(No module .*\); allowed is modules that"):
+        build_parts(EngineConfig.build({"plugins": ["no_such_plugin"]}))
+
+
 def test_a_rule_that_is_not_exact_is_declared() -> None:
     asked = make_request("r", (0,), PARAMS, speculation=Speculation(rule="typical"))
     events = run_all(ensemble_engine(toys(2, 5), LAW), [asked])
