@@ -350,10 +350,9 @@ class Burst(Protocol):
     """Runs rounds from draft to verdict as one call, where nothing between the steps has to be decided."""
 
     def run(self, plan: Plan) -> tuple[list[Outcome], RoundTimes] | None:
-        """The outcomes of up to ``plan.rounds`` rounds, one after the other.
+        """The outcomes of up to ``plan.rounds`` rounds, up to that in which a sequence may have ended.
 
-        It ends with the round in which a sequence may have ended. None, with nothing done, for a plan that has to be
-        run step by step.
+        None, with nothing done, for a plan that has to be run step by step.
         """
 
     def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome] | None:

@@ -67,9 +67,9 @@ def bare_engine(model: Model, drafter: Drafter, length: int, rules: Mapping[str,
     parts = connect(model, drafter, speculative, EngineConfig(), Text())
     if rules is not None:
         made: Any = parts.round
-        parts = replace(
-            parts, round=type(made)(replace(made.crew, judge=Verifier(model, made.crew.judge.blend, rules)))
-        )
+        judge = Verifier(model, made.crew.judge.blend, rules)
+        # A burst would judge by the table's rules.
+        parts = replace(parts, round=type(made)(replace(made.crew, judge=judge, burst=None)))
     return Engine(parts)
 
 
