@@ -53,7 +53,7 @@ def render(card: Mapping[str, Any]) -> str:
     if card.get("heads"):
         parts.append(_heads(card["heads"]))
     for domain, text in card.get("samples", {}).items():
-        parts.append(f"## Sample: {domain} (temperature 0.7)\n\n```text\n{text}\n```\n")
+        parts.append(f"## Sample: {domain} (temperature {card['sampled_at']:g})\n\n```text\n{text}\n```\n")
     parts.append("## Recipe\n\n```yaml\n" + yaml.safe_dump(dict(recipe), sort_keys=False) + "```\n")
     return "\n".join(parts)
 

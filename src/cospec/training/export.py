@@ -25,6 +25,7 @@ from cospec.training.generate import engine_writer
 from cospec.training.recipe import Recipe
 
 TEMPERATURES = (0.0, 1.0)  # that the card tells of
+SAMPLED_AT = 0.5  # temperature of the samples
 LIMIT = 64 * 2**20  # bytes: a family is small enough to come with the package
 SAMPLES = {
     "prose": "It was a cold morning when the old man came to the door and",
@@ -55,7 +56,7 @@ def export(recipe: Recipe, runs: Path, folder: Path) -> Path:
         elif name == "target":
             load_trained(recipe, name, tokenizer, runs)  # says what is missing
     if same_target:
-        card |= {key: adopted[key] for key in ("notes", "samples", "heads") if key in adopted}
+        card |= {key: adopted[key] for key in ("notes", "samples", "sampled_at", "heads") if key in adopted}
     if not (runs / "heads" / "checkpoint.pt").exists():
         _carry_over("heads", "heads" in card, runs, folder)
     for name in recipe.variants:
@@ -153,9 +154,10 @@ def measure(recipe: Recipe, runs: Path, folder: Path) -> dict[str, Any]:
         card["acceptance"] = acceptances(folder / "target", drafters, prompts, TEMPERATURES)
     if "samples" not in card:
         card["samples"] = {
-            domain: text + tokenizer.decode(writer([tokenizer.encode(text).ids], 96, 0.7, 1)[0])
+            domain: text + tokenizer.decode(writer([tokenizer.encode(text).ids], 128, SAMPLED_AT, 1)[0])
             for domain, text in SAMPLES.items()
         }
+        card["sampled_at"] = SAMPLED_AT
     card["machine"] = {**machine("auto"), "date": datetime.date.today().isoformat()}
     _write_card(folder, card)
     return card
