@@ -80,11 +80,12 @@ def zoo() -> cospec.LLM:
 
 
 def zoo_outputs(zoo: cospec.LLM, prompt: Sequence[int], rule: str) -> list[tuple[int, ...]]:
+    # Of a length that is asked for: with so many requests the policy may draft too little for the control to be seen.
     engine = zoo.engine
     requests = seeded(prompt, FEW, 400)
     chosen = [
         type(request)(request.id, request.prompt, request.sampling, request.seed, parent=request.id,
-                      speculation=Speculation(rule=rule))
+                      speculation=Speculation(rule=rule, length=3))
         for request in requests
     ]  # fmt: skip
     return [tokens[:3] for tokens in tokens_of(run_all(engine, chosen, check=False)).values()]
