@@ -52,8 +52,9 @@ def render(card: Mapping[str, Any]) -> str:
         parts.append(_agreement(card["agreement"]))
     if card.get("heads"):
         parts.append(_heads(card["heads"]))
+    heat = card.get("sampled_at", 0.7)  # a card that does not say is of before it was noted
     for domain, text in card.get("samples", {}).items():
-        parts.append(f"## Sample: {domain} (temperature {card['sampled_at']:g})\n\n```text\n{text}\n```\n")
+        parts.append(f"## Sample: {domain} (temperature {heat:g})\n\n```text\n{text}\n```\n")
     parts.append("## Recipe\n\n```yaml\n" + yaml.safe_dump(dict(recipe), sort_keys=False) + "```\n")
     return "\n".join(parts)
 
