@@ -140,7 +140,7 @@ def test_the_baselines(proposal: str) -> None:
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
 def test_a_drafter_that_is_no_member(rule: str) -> None:
-    """The law behind its last token is known, so there is a bonus token; of a tree the first path is judged."""
+    """The law behind its last token is known, so there is a bonus token; rules for chains leave trees out."""
     tree = ScriptedDrafter([0, 1, 1], [-1, -1, 1])
     sampling = [ModelDrafter(ToyModel(2, order=1, seed=5))] if rule != "match" else []  # its draws are the law's own
     for drafter in (*sampling, NgramDrafter(1, 3), tree):

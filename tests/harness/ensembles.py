@@ -22,6 +22,7 @@ from cospec.rounds import proposing
 from harness.oracle import BranchingDraws
 from harness.reference import normalised
 
+SPECULATIVE = ("rule", "request_may_choose", "max_nodes", "widths", "round", "drafting", "policy")
 Mix = Callable[[Sequence[Sequence[float]]], list[float]]
 """The probabilities of every model to those of the blend."""
 
@@ -69,7 +70,7 @@ def ensemble_engine(
 ) -> Engine:
     """An engine over ``models``; ``rule``, ``drafter``, ``proposer`` ... and fields of ``EngineConfig`` may follow."""
     drafter: Drafter | None = more.pop("drafter", None)
-    own = {name: more.pop(name) for name in ("rule", "request_may_choose") if name in more}
+    own = {name: more.pop(name) for name in SPECULATIVE if name in more}
     speculative = SpeculativeConfig(num_speculative_tokens=more.pop("k", 2), **own)
     collaboration = CollaborationConfig(proposal=proposal, gamma=gamma, proposer=more.pop("proposer", None))  # type: ignore[arg-type]
     config = EngineConfig(law=law, collaboration=collaboration, speculative_config=speculative, **more)

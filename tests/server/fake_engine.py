@@ -66,7 +66,6 @@ class FakeTokenizer:
 
 class FakeEngine:
     max_model_len = CONTEXT
-    law = "target"
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config

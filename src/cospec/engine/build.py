@@ -12,7 +12,7 @@ from typing import Any
 from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
 from cospec.engine.burst import LONGEST, Burst
-from cospec.engine.collaboration import DEFAULT_LAW, connect_ensemble
+from cospec.engine.collaboration import DEFAULT_LAW, check_speculation, connect_ensemble
 from cospec.engine.committer import Committer
 from cospec.engine.drafters import EngineHost, build_drafter, handle_of, same_tokens, share_cores
 from cospec.engine.engine import Parts
@@ -29,7 +29,6 @@ from cospec.policies.round_cost import Costs
 from cospec.profiling.start import costs_at_start
 from cospec.protocols import Crew, Drafter, Handle, Model
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
-from cospec.rounds.remote import RemoteDrafter
 from cospec.types import Offer
 
 DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
@@ -96,6 +95,7 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
     build_blend(config.law or DEFAULT_LAW, len(given))
     speculative = config.speculative_config or SpeculativeConfig()
     _check(speculative)
+    check_speculation(speculative, config.collaboration)
     if _reads_states(speculative):
         raise InvalidInput("speculative_config.method", speculative.method, "a drafter without the target's states")
     paths, options = [resolve(name) for name in given], replace(load_options(config), max_model_len=None)
@@ -108,9 +108,7 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
     text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))
     drafter = build_drafter(speculative, host, config.threads)
-    parts = connect_ensemble(cast, drafter, config, text)
-    elsewhere = drafter.handle if isinstance(drafter, RemoteDrafter) else None
-    return replace(parts, model_paths=tuple(paths), closers=(*parts.closers, *_closers(elsewhere)))
+    return replace(connect_ensemble(cast, drafter, config, text), model_paths=tuple(paths))
 
 
 @dataclass(frozen=True, slots=True)

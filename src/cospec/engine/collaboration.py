@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
-from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
+from cospec.config import LONGEST_DRAFT, CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.engine.committer import Committer
+from cospec.engine.drafters import handle_of
 from cospec.engine.engine import Parts
-from cospec.engine.ensemble import Cast, Ensemble, Laws, check_vocabularies
+from cospec.engine.ensemble import Cast, Ensemble, Laws, Panel, check_vocabularies
+from cospec.engine.joint import JointPages, JointVerifier
 from cospec.engine.policy import build_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
 from cospec.errors import InvalidInput, words
 from cospec.policies.collaboration import Casting, Collaboration, Freedom, rotations
-from cospec.protocols import Crew, Drafter, Policy
-from cospec.registry import RULES
+from cospec.protocols import Blend, Crew, Drafter, Pages, Policy, Round
+from cospec.registry import ROUNDS, RULES
 from cospec.rounds.collaborative import Collaborative
+from cospec.types import Offer
 
-MAX_DEPTH = 64
 DEFAULT_LAW = {"blend": "weighted"}
 
 
@@ -36,39 +40,89 @@ def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, 
     check_vocabularies(cast)
     laws = Laws(config.law or DEFAULT_LAW, len(cast.models))
     speculative = config.speculative_config or SpeculativeConfig()
-    caster = build_caster(config.collaboration, len(cast.models), laws.default.members)
-    threads = config.collaboration.proposal == "parallel" and drafter is None
     rules = {name: RULES.load(name)() for name in RULES}
     relaxed = frozenset(name for name, rule in rules.items() if not rule.exact)
-    members = Ensemble(cast, laws, rules, caster, threads)
-    policy: Policy = caster if drafter is None else build_policy(speculative, drafter, time.monotonic)
-    longest = min(*(model.max_len for model in cast.models), members.pages.capacity)
+    chain_rules = frozenset(name for name, rule in rules.items() if not rule.trees)
+    own = laws.build()
+    panel = Panel(cast, laws, rules)
+    found = _proposing(panel, own, config.collaboration) if drafter is None else _drafted(panel, drafter, speculative)
+    longest = min(*(model.max_len for model in cast.models), found.pages.capacity)
     max_len = min(config.max_model_len or longest, longest)
-    proposes = caster.casting.proposes or drafter is not None
+    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     return Parts(
         model=cast.models[0],
-        scheduler=Scheduler(members.pages, policy, Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len)),
-        round=Collaborative(Crew(drafter, members.verifier, policy, time.monotonic, members=members)),
-        committer=Committer(backend, laws.default.name, text.eos, relaxed=relaxed),
+        scheduler=Scheduler(found.pages, found.policy, limits),
+        round=found.round,
+        committer=Committer(backend, own.name, text.eos, relaxed=relaxed),
         resolver=Resolver(
             cast.models[0].vocab_size,
             max_len,
             text.eos,
             speculative.rule,
-            MAX_DEPTH,
-            proposes,
-            frozenset(speculative.request_may_choose),
+            LONGEST_DRAFT,
+            found.proposes,
+            frozenset(speculative.request_may_choose) - found.withheld,
             noises=getattr(drafter, "noises", None),
             drafters=getattr(drafter, "names", None),
-            laws=(lambda law: laws.of(law).name) if config.collaboration.request_laws else None,
+            laws=(lambda law: laws.build(law).name) if config.collaboration.request_laws else None,
+            sampled_rule="recursive" if speculative.branches(getattr(drafter, "offer", Offer())) else "block",
         ),
-        law=laws.default.name,
+        law=own.name,
         tokenizer=text.tokenizer,
         model_path=text.path,
         weights=getattr(drafter, "weights", dict),
-        closers=(members.close,),
+        closers=found.closers,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What depends on who proposes: the members themselves, or a drafter that is none of them.
+
+    Attributes:
+        withheld: what a request may not choose, because there is nothing to choose.
+    """
+
+    round: Round
+    pages: Pages
+    policy: Policy
+    proposes: bool
+    withheld: frozenset[str]
+    closers: tuple[Callable[[], None], ...]
+
+
+def _proposing(panel: Panel, own: Blend, options: CollaborationConfig) -> _Found:
+    """The members propose to each other."""
+    caster = build_caster(options, len(panel.models), own.members)
+    members = Ensemble(panel, caster, options.proposal == "parallel")
+    pages = JointPages([model.pages for model in panel.models], members.lines.fed, members.lines.drop)
+    made = Collaborative(Crew(None, panel.verifier, caster, time.monotonic, members=members))
+    return _Found(made, pages, caster, caster.casting.proposes, frozenset({"policy"}), (members.close,))
+
+
+def _drafted(panel: Panel, drafter: Drafter, speculative: SpeculativeConfig) -> _Found:
+    """A drafter proposes to all of them, as to a single target."""
+    joint = JointVerifier(panel)
+    policy = build_policy(speculative, drafter, time.monotonic)
+    handle = handle_of(drafter, speculative.drafting, panel.models[0].device)
+    made = ROUNDS.load(speculative.round)(Crew(drafter, joint, policy, time.monotonic, handle))
+    return _Found(made, joint.pages, policy, True, frozenset(), () if handle is None else (handle.close,))
+
+
+def check_speculation(speculative: SpeculativeConfig, options: CollaborationConfig) -> None:
+    """Refuse what is said of a drafter where there is none, and of the members' proposals where there is one."""
+    if speculative.method == "off":
+        for key in speculative.model_fields_set - {"method", "rule", "request_may_choose", "options"}:
+            allowed = "absent without a method; how several models propose to each other is said in collaboration"
+            raise InvalidInput(f"speculative_config.{key}", getattr(speculative, key), allowed)
+        return
+    if speculative.policy == "off":
+        allowed = "another policy; with collaboration.proposal 'standard' nobody proposes"
+        raise InvalidInput("speculative_config.policy", "off", allowed)
+    for key in options.model_fields_set - {"request_laws"}:
+        allowed = "absent where a drafter that is no member proposes, by speculative_config.method"
+        raise InvalidInput(f"collaboration.{key}", getattr(options, key), allowed)
 
 
 def build_caster(options: CollaborationConfig, count: int, members: Seq[int]) -> Collaboration:
@@ -95,7 +149,7 @@ def _gammas(given: str | int | list[int], count: int) -> tuple[int, ...] | None:
     if isinstance(given, str):
         return None
     gammas = (given,) * count if isinstance(given, int) else tuple(given)
-    if len(gammas) != count or not all(1 <= gamma <= MAX_DEPTH for gamma in gammas):
-        allowed = f"'auto', a number from 1 to {MAX_DEPTH}, or a list of {count} of them"
+    if len(gammas) != count or not all(1 <= gamma <= LONGEST_DRAFT for gamma in gammas):
+        allowed = f"'auto', a number from 1 to {LONGEST_DRAFT}, or a list of {count} of them"
         raise InvalidInput("collaboration.gamma", words(str(given)), allowed)
     return gammas

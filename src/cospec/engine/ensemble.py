@@ -1,4 +1,4 @@
-"""Several models behind one engine: their caches kept in step, their logits joined by the law of each request."""
+"""Several models that speak as one: the blend that each request is written by, and what they decide by it together."""
 
 from __future__ import annotations
 
@@ -9,89 +9,63 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from cospec.blends.build import build_blend
+from cospec.blends.custom import USER_BLENDS
 from cospec.blends.single import Single
 from cospec.engine.judging import Task
 from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput
 from cospec.policies.collaboration import Collaboration
-from cospec.protocols import Blend, Case, Model, Pages, Rule
+from cospec.protocols import Blend, Case, Model, Rule
 from cospec.rounds.lines import Line, Lines
-from cospec.types import Outcome, Sequence
-
-
-class JointPages:
-    """The caches of several models as one: a sequence has room in all of them or in none. Implements ``Pages``."""
-
-    def __init__(self, pools: Seq[Pages], lines: Lines) -> None:
-        self._pools, self._lines = tuple(pools), lines
-
-    @property
-    def usage(self) -> float:
-        """Of the fullest cache."""
-        return max(pool.usage for pool in self._pools)
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit in every cache."""
-        return min(pool.capacity for pool in self._pools)
-
-    def attach(self, id: str, tokens: Seq[int]) -> int:
-        """Open a sequence everywhere with the longest prefix that is in every cache."""
-        while True:
-            found = [pool.attach(id, tokens) for pool in self._pools]
-            if min(found) == max(found):
-                return found[0]
-            for pool in self._pools:
-                pool.free(id)
-            tokens = tokens[: min(found) + 1]
-
-    def reserve(self, id: str, length: int) -> bool:
-        """Make room everywhere; where one cache has none, the room in the others stays with the sequence."""
-        return all([pool.reserve(id, length) for pool in self._pools])
-
-    def keep(self, id: str, tokens: Seq[int], computed: int) -> None:
-        """Offer what each model has computed of ``tokens[:computed]``."""
-        for model, pool in enumerate(self._pools):
-            pool.keep(id, tokens, min(computed, self._lines.fed(id, model)))
-
-    def free(self, id: str) -> None:
-        """Give back a sequence's pages, and forget what stood ahead of it."""
-        self._lines.drop([id])
-        for pool in self._pools:
-            pool.free(id)
-
-    def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when one of the caches is not in order."""
-        for pool in self._pools:
-            pool.check_integrity()
+from cospec.types import Outcome, Request, Sequence
 
 
 class Laws:
-    """The blends of an ensemble: its own, and those that requests ask for."""
+    """The blends of an ensemble: its own, and those that requests ask for.
+
+    A request keeps the blend that it began with, requests that ask for the same one share it, and none outlives them: a
+    function that is registered anew writes the requests that begin after that.
+    """
 
     def __init__(self, law: Mapping[str, Any], count: int) -> None:
-        self._count = count
-        self._blends: dict[str, Blend] = {}
-        self.default = build_blend(law, count)
+        self._own, self._count = law, count
+        self._shared: WeakValueDictionary[tuple[str, int], Blend] = WeakValueDictionary()
+        self._running: dict[str, Blend] = {}  # by request
 
-    def of(self, law: Mapping[str, Any] | None) -> Blend:
-        """The blend that a request asks for.
+    def build(self, law: Mapping[str, Any] | None = None) -> Blend:
+        """The blend that a law describes now; without one the ensemble's own.
 
         Raises:
             InvalidInput: it cannot be built for these models.
         """
-        if law is None:
-            return self.default
-        key = json.dumps(law, sort_keys=True, default=str)
-        blend = self._blends.get(key)
+        asked = self._own if law is None else law
+        key = json.dumps(asked, sort_keys=True, default=str), id(USER_BLENDS.get(asked.get("blend")))
+        blend = self._shared.get(key)
         if blend is None:
-            blend = self._blends[key] = build_blend(law, self._count)
+            blend = self._shared[key] = build_blend(asked, self._count)
         return blend
+
+    def of(self, request: Request) -> Blend:
+        """The blend that a request is written by, from its first round to its last."""
+        blend = self._running.get(request.id)
+        if blend is None:
+            blend = self._running[request.id] = self.build(request.law)
+        return blend
+
+    def reads(self, id: str, model: int) -> bool:
+        """Whether a model has a part in the request."""
+        return id in self._running and model in self._running[id].members
+
+    def free(self, ids: Seq[str]) -> None:
+        """Forget requests. Unknown ids are ignored."""
+        for id in ids:
+            self._running.pop(id, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +76,16 @@ class Cast:
     names: tuple[str, ...]
 
 
-class Ensemble:
-    """Implements ``protocols.Members``.
+class Panel:
+    """What several models decide together, by the law and the rule of each request."""
 
-    Args:
-        threads: models score at the same time where nobody proposes (parallel collaborative decoding).
-    """
-
-    def __init__(self, cast: Cast, laws: Laws, rules: Mapping[str, Rule], policy: Collaboration, threads: bool) -> None:
-        self.models, self.names, self.policy = cast.models, cast.names, policy
-        self._laws = laws
-        self._lines = Lines(len(cast.models))
+    def __init__(self, cast: Cast, laws: Laws, rules: Mapping[str, Rule]) -> None:
+        self.models, self.names, self.laws = cast.models, cast.names, laws
         self.verifier = Verifier(cast.models[0], Single(), rules)
-        self._threads = ThreadPoolExecutor(len(cast.models)) if threads else None
         self._native = all(getattr(model, "native", False) for model in cast.models)
-        self.pages = JointPages([model.pages for model in cast.models], self._lines)
 
-    def line(self, sequence: Sequence) -> Line:
-        """What the models have computed of a sequence; fresh after it was admitted."""
-        line = self._lines.open(sequence.id, len(sequence.tokens), sequence.computed)
-        assert line.frontier == len(sequence.tokens), "a sequence was written by somebody else"
-        return line
-
-    def blend(self, sequence: Sequence) -> Blend:
-        """The blend of the sequence's request."""
-        return self._laws.of(sequence.request.law)
-
-    def rule(self, sequence: Sequence) -> Rule:
-        """The rule of the sequence's request."""
-        return self.verifier.rule(sequence)
-
-    def decide(self, blend: Blend, cases: Seq[Case], counts: Seq[int], queues: Seq[Tensor]) -> list[Outcome]:
-        """See ``protocols.Members``."""
-        tasks, first = [], 0
-        for (entry, draft), count in zip(cases, counts, strict=True):
-            last = len(queues[0]) if len(cases) == 1 else first + count
-            tasks.append(Task(entry, draft, first, last, count))
-            first = last
+    def judge(self, blend: Blend, tasks: Seq[Task], queues: Seq[Tensor]) -> list[Outcome]:
+        """One outcome per task, by ``queues [R, V]`` of every member of the blend."""
         outcomes = None if blend.recipe is None else self.verifier.decide_by(tasks, blend.recipe, queues)
         if outcomes is not None:
             return outcomes
@@ -146,7 +93,7 @@ class Ensemble:
             with torch.no_grad():
                 logits = blend.combine(queues)
         except InvalidInput as error:
-            return [Outcome(entry, None, None, error=str(error)) for entry, _ in cases]
+            return [Outcome(task.entry, None, None, error=str(error)) for task in tasks]
         return self.verifier.decide(tasks, logits)
 
     @contextmanager
@@ -166,6 +113,51 @@ class Ensemble:
         finally:
             torch.set_num_threads(before)
 
+    def free(self, ids: Seq[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        self.laws.free(ids)
+        self.verifier.free(ids)
+        for model in self.models[1:]:
+            model.free(ids)
+
+
+class Ensemble:
+    """Models that propose to each other. Implements ``protocols.Members``.
+
+    Args:
+        threads: models score at the same time where nobody proposes (parallel collaborative decoding).
+    """
+
+    def __init__(self, panel: Panel, policy: Collaboration, threads: bool) -> None:
+        self.models, self.names, self.policy = panel.models, panel.names, policy
+        self.lines = Lines(len(panel.models))
+        self.working = panel.working
+        self._panel = panel
+        self._threads = ThreadPoolExecutor(len(panel.models)) if threads else None
+
+    def line(self, sequence: Sequence) -> Line:
+        """What the models have computed of a sequence; fresh after it was admitted."""
+        line = self.lines.open(sequence.id, len(sequence.tokens), sequence.computed)
+        assert line.frontier == len(sequence.tokens), "a sequence was written by somebody else"
+        return line
+
+    def blend(self, sequence: Sequence) -> Blend:
+        """The blend of the sequence's request."""
+        return self._panel.laws.of(sequence.request)
+
+    def rule(self, sequence: Sequence) -> Rule:
+        """The rule of the sequence's request."""
+        return self._panel.verifier.rule(sequence)
+
+    def decide(self, blend: Blend, cases: Seq[Case], counts: Seq[int], queues: Seq[Tensor]) -> list[Outcome]:
+        """See ``protocols.Members``."""
+        tasks, first = [], 0
+        for (entry, draft), count in zip(cases, counts, strict=True):
+            last = len(queues[0]) if len(cases) == 1 else first + count
+            tasks.append(Task(entry, draft, first, last, count))
+            first = last
+        return self._panel.judge(blend, tasks, queues)
+
     def at_once(self, score: Callable[[int], None]) -> None:
         """One thread per model, where nobody proposes."""
         if self._threads is not None:
@@ -173,10 +165,8 @@ class Ensemble:
 
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
-        self._lines.drop(ids)
-        self.verifier.free(ids)
-        for model in self.models[1:]:
-            model.free(ids)
+        self.lines.drop(ids)
+        self._panel.free(ids)
 
     def close(self) -> None:
         """End the threads."""

@@ -46,8 +46,6 @@ class EngineLike(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
-    def law(self) -> str: ...
-    @property
     def has_work(self) -> bool: ...
     def add(self, request: Request) -> None: ...
     def abort(self, ids: Iterable[str]) -> None: ...
@@ -73,15 +71,12 @@ class EngineInfo(msgspec.Struct, frozen=True):
     Attributes:
         model_name: the name that requests ask for.
         tokenizer_path: folder or hub name of the tokenizer.
-        law: what unspeculative and exact outputs follow, such as ``target``.
     """
 
     model_name: str
-    model_path: str
     tokenizer_path: str
     max_model_len: int
     vocab_size: int
-    law: str
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -270,11 +265,9 @@ class EngineLoop:
 def _describe(engine: EngineLike) -> EngineInfo:
     return EngineInfo(
         model_name=engine.model_name,
-        model_path=str(engine.model_path or ""),
         tokenizer_path=str(getattr(engine.tokenizer, "name_or_path", "") or engine.model_path or ""),
         max_model_len=engine.max_model_len,
         vocab_size=engine.vocab_size,
-        law=engine.law,
     )
 
 

@@ -125,11 +125,6 @@ class EngineClient:
         return self._info is not None and not self._dead.is_set()
 
     @property
-    def draining(self) -> bool:
-        """Whether no new requests are taken."""
-        return self._draining
-
-    @property
     def active(self) -> int:
         """Requests that have not finished."""
         return len(self._streams)

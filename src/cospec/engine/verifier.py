@@ -40,7 +40,15 @@ class Verifier:
         return self.rules[name]
 
     def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome]:
-        """Score and judge. A stale draft, or one of a shape that its request's rule cannot judge, is left out."""
+        """Score and judge."""
+        tasks, segments = self.lay_out(entries, drafts)
+        return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
+
+    def lay_out(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> tuple[list[Task], list[Segment]]:
+        """What is to be scored, and what of that is judged.
+
+        A stale draft, or one of a shape that its request's rule cannot judge, is left out.
+        """
         tasks: list[Task] = []
         segments: list[Segment] = []
         row = 0
@@ -51,7 +59,7 @@ class Verifier:
             last = row + len(segment.tokens) - segment.logits_from
             tasks.append(Task(entry, draft, row, last, count))
             row = last
-        return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
+        return tasks, segments
 
     def decide(self, tasks: Seq[Task], logits: Tensor) -> list[Outcome]:
         """Judge by logits of the law, ``[R, V]``: one outcome per task, in order. Nothing is scored."""

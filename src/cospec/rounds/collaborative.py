@@ -11,7 +11,7 @@ stand at different stages. In its turn a model
 The model whose queue is shortest has the next turn with a sequence, as in CoS's Algorithm 2; behind a rejection the
 default proposer begins anew. Proposals that were not judged outlive the round. When nobody proposes this is standard
 collaborative decoding. With a blend of the scorer alone (lambda = 0) it is plain speculative decoding: the law behind
-the last proposal is known, so the bonus token is legitimate there. A drafter that is no member may propose instead.
+the last proposal is known, so the bonus token is legitimate there.
 """
 
 from __future__ import annotations
@@ -24,15 +24,10 @@ from torch import Tensor
 
 from cospec.batches import Segment, TokenBatch
 from cospec.protocols import Blend, Crew, Members
-from cospec.rounds.lines import Proposal
 from cospec.rounds.proposing import Author, choose, pick, rolls, taken
-from cospec.rounds.sequential import context_of
 from cospec.rounds.work import Work
 from cospec.stats import Call, RoundInfo, RoundTimes
-from cospec.tree import children
 from cospec.types import Commit, Outcome, Plan
-
-OUTSIDE = -1  # the author of proposals that come from no member
 
 
 class Collaborative:
@@ -59,10 +54,7 @@ class Collaborative:
         works = [Work(entry, members.line(entry.sequence), members.blend(entry.sequence)) for entry in plan.entries]
         self._compute_prompts([work for work in works if not work.entry.reaches_end or work.wants_prompt_rows])
         waiting = [work for work in works if work.outcome is None]
-        self._ask_drafter(waiting)
-        self._members.at_once(
-            lambda model: self._feed(model, [work for work in waiting if model in work.blend.members])
-        )
+        members.at_once(lambda model: self._feed(model, [work for work in waiting if model in work.blend.members]))
         while waiting:
             for model in members.policy.casting.order:
                 group = [work for work in waiting if work.outcome is None and self._next(work) == model]
@@ -77,14 +69,10 @@ class Collaborative:
 
     def commit(self, commits: Seq[Commit]) -> None:
         """The lines were written when the proposals were judged; chains leave nothing to move in a cache."""
-        if self.crew.drafter is not None:
-            self.crew.drafter.commit(commits)
 
     def free(self, ids: Seq[str]) -> None:
-        """Members first, then the drafter."""
+        """The members'."""
         self._members.free(ids)
-        if self.crew.drafter is not None:
-            self.crew.drafter.free(ids)
 
     @property
     def _members(self) -> Members:
@@ -98,7 +86,7 @@ class Collaborative:
         line, casting = work.line, self._members.policy.casting
         if not line.pending and work.kept:
             return None
-        if not line.pending and work.room > 0 and casting.proposes and self.crew.drafter is None:
+        if not line.pending and work.room > 0 and casting.proposes:
             return casting.order[0]
         turns = [model for model in casting.order if model in work.blend.members]
         return min(turns, key=line.scored)
@@ -106,7 +94,7 @@ class Collaborative:
     def _goes_on(self, work: Work, model: int) -> bool:
         """Whether the model proposes in this turn."""
         casting = self._members.policy.casting
-        if work.outcome is not None or work.room <= 0 or not casting.gammas[model] or self.crew.drafter is not None:
+        if work.outcome is not None or work.room <= 0 or not casting.gammas[model]:
             return False
         return casting.alternate or (model == casting.order[0] and not work.line.pending and not work.kept)
 
@@ -254,10 +242,9 @@ class Collaborative:
             proposed = work.line.pending[: len(outcome.draft) if outcome.draft else 0]
             accepted = work.settle(outcome)
             for place, proposal in enumerate(proposed[: accepted + 1] if outcome.verdict else ()):
-                if proposal.author != OUTSIDE:
-                    members.policy.judged(proposal.author, place < accepted)
+                members.policy.judged(proposal.author, place < accepted)
 
-    # ---- known tokens, and drafts from outside
+    # ---- known tokens
 
     def _compute_prompts(self, works: Seq[Work]) -> None:
         """Known tokens behind which nothing is drawn yet, and those whose own log-probabilities are asked for."""
@@ -286,27 +273,6 @@ class Collaborative:
             if work.wants_prompt_rows:
                 (outcome,) = members.decide(work.blend, [(work.entry, None)], [count], rows[work.id])
             work.settle(outcome)
-
-    def _ask_drafter(self, works: Seq[Work]) -> None:
-        """Let a drafter that is no member propose; of a tree its first path."""
-        drafter = self.crew.drafter
-        asked = [work for work in works if work.entry.budget.depth > 0]
-        if drafter is None or not asked:
-            return
-        started = self.crew.clock()
-        contexts = [context_of(work.entry, self._members.rule(work.entry.sequence)) for work in asked]
-        drafts = drafter.propose(contexts, [work.entry.budget for work in asked])
-        found = {draft.id: draft for draft in self.crew.policy.trim(drafts)}
-        for work in asked:
-            draft = found.get(work.id)
-            if draft is None or draft.base_len != work.line.frontier:
-                continue
-            node = -1
-            while below := children(draft.parents, node):
-                node = below[0]
-                q = None if draft.q is None else draft.q[node]
-                work.line.pending.append(Proposal(draft.tokens[node], OUTSIDE, draft.drafters[node], q))
-        self._proposing += self.crew.clock() - started
 
 
 def _rows(work: Work, proposals: int) -> int:

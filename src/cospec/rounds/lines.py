@@ -29,7 +29,7 @@ class Proposal:
     """One proposed token.
 
     Attributes:
-        author: the index of the model that drew it; -1 for a drafter that is no member.
+        author: the index of the model that drew it.
         q: ``[V]``, what it was drawn from: the author's distribution, whoever scores it; None for a point mass.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ from transformers import PreTrainedTokenizerFast
 
 from cospec import native, register_blend
 from cospec.config import CollaborationConfig, EngineConfig
+from cospec.drafters.ngram import NgramDrafter
 from cospec.engine.build import build_parts
 from cospec.engine.collaboration import build_caster
 from cospec.engine.engine import Engine
-from cospec.engine.ensemble import JointPages, distinct
+from cospec.engine.ensemble import Laws, distinct
+from cospec.engine.joint import JointPages
 from cospec.errors import CospecError, InvalidInput
 from cospec.llm import LLM
 from cospec.models.pages import PagePool
@@ -56,6 +60,9 @@ BAD_LAWS = [
 ]
 
 
+PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -71,6 +78,20 @@ BAD_LAWS = [
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposer": 2}}, "from 0 to 1"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposal": "both"}}, "collaboration.proposal"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"speed": 1}}, "collaboration.speed"),
+        (
+            PAIR | {"speculative_config": {"round": "pipelined"}},
+            "round is 'pipelined'; allowed is absent without a method",
+        ),
+        (PAIR | {"speculative_config": {"policy": "fixed"}}, "policy is 'fixed'; allowed is absent without a method"),
+        (
+            PAIR | {"speculative_config": {"num_speculative_tokens": 3}},
+            "tokens is 3; allowed is absent without a method",
+        ),
+        (PAIR | {"speculative_config": {"method": "ngram", "policy": "off"}}, "'standard' nobody proposes"),
+        (
+            PAIR | {"speculative_config": {"method": "ngram"}, "collaboration": {"gamma": 2}},
+            "collaboration.gamma is 2; allowed is absent where a drafter that is no member proposes",
+        ),
     ],
 )
 def test_one_sentence(given: dict[str, Any], says: str) -> None:
@@ -192,6 +213,82 @@ def test_requests_choose_what_they_may() -> None:
         engine.add(make_request("r", (0,), PARAMS, speculation=Speculation(rule="typical")))
 
 
+def test_requests_choose_a_policy_where_there_is_one() -> None:
+    """The members' own proposals follow none of the table's."""
+    asked = make_request("r", (0, 1), PARAMS, speculation=Speculation(policy="off"))
+    with pytest.raises(InvalidInput, match=r"speculation.policy is 'off'; allowed is absent"):
+        ensemble_engine(toys(2, 5), LAW).add(asked)
+    drafted = []
+    for request in (asked, make_request("r", (0, 1), PARAMS)):
+        (*_, last) = run_all(ensemble_engine(toys(2, 5), LAW, drafter=NgramDrafter(1, 3)), [request])["r"]
+        assert last.stats is not None
+        drafted.append(last.stats.drafted)
+    assert drafted[0] == 0 < drafted[1]
+
+
+def of_model(place: int) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    """One model's logits alone."""
+    return lambda logits: logits[place]
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "the engine's own"])
+def test_a_blend_that_is_registered_anew(asked: bool) -> None:
+    """It writes the requests that begin then; one that is under way keeps the function that it began with."""
+    law, params = {"blend": "anew-test"}, SamplingParams(temperature=0, max_tokens=20)
+    names = ("old", "new", "newer")
+    alone = [
+        tokens_of(
+            run_all(
+                ensemble_engine(toys(2, 5), {"blend": "weighted", "lambda": part}), [make_request("r", (0, 1), params)]
+            )
+        )["r"]
+        for part in (0.0, 1.0)
+    ]
+    assert alone[0] != alone[1]
+    register_blend("anew-test", of_model(0))
+    engine = ensemble_engine(toys(2, 5), LAW if asked else law)
+    requests = [make_request(name, (0, 1), params, law=law if asked else None) for name in names]
+    engine.add(requests[0])
+    events = engine.step()
+    register_blend("anew-test", of_model(1))
+    engine.add(requests[1])
+    while engine.has_work:
+        events += engine.step()
+    events += [event for own in run_all(engine, requests[2:]).values() for event in own]
+    found = tokens_of({name: [event for event in events if event.id == name] for name in names})
+    assert found == {"old": alone[0], "new": alone[1], "newer": alone[1]}
+
+
+def test_laws_are_kept_as_long_as_they_write() -> None:
+    """And one for all requests that ask for the same."""
+    laws = Laws(LAW, 2)
+    for n in range(100):
+        laws.of(make_request(f"r{n}", (0,), PARAMS, law={"blend": "weighted", "lambda": n / 100}))
+    twice = [laws.of(make_request(name, (0,), PARAMS, law={"blend": "single"})) for name in ("a", "b")]
+    assert twice[0] is twice[1]
+    assert laws.reads("r1", 1)
+    assert not laws.reads("r0", 1)
+    assert len(laws._shared) == 101
+    laws.free([f"r{n}" for n in range(100)])
+    assert len(laws._shared) == 1
+    assert not laws.reads("r1", 1)
+
+
+def test_nothing_is_left_of_requests() -> None:
+    """Those that finished, were aborted, were refused."""
+    engine = ensemble_engine(toys(2, 5), LAW)
+    asked = [make_request(f"r{n}", (0,), PARAMS, law={"blend": "weighted", "lambda": n / 10}) for n in range(4)]
+    run_all(engine, asked[:2])
+    engine.add(asked[2])
+    engine.step()
+    engine.abort(["r2"])
+    with pytest.raises(InvalidInput):
+        engine.add(replace(asked[3], law={"blend": "weighted", "lambda": 7}))
+    laws = engine.round._members._panel.laws  # type: ignore[attr-defined]
+    assert not laws._running
+    assert not laws._shared
+
+
 def test_a_pool_that_is_no_member_drafts_for_sampled_requests_too() -> None:
     """Its drafts have no q, so ``match`` judges them; a request may name some of its drafters."""
     pool = pool_of(toy_drafters(5, ("first", "second")), "vote", vocab_size=5)
@@ -223,7 +320,7 @@ def test_prefixes_are_shared_in_every_cache() -> None:
 def test_joint_pages_agree_on_a_prefix() -> None:
     """A prefix that only one cache still has is computed again in all."""
     pools, lines = [PagePool(8, 4), PagePool(8, 4)], Lines(2)
-    pages, tokens = JointPages(pools, lines), list(range(20))
+    pages, tokens = JointPages(pools, lines.fed, lines.drop), list(range(20))
     assert pages.attach("a", tokens) == 0
     assert pages.reserve("a", 20)
     line = lines.open("a", 20, 0)
