@@ -6,32 +6,38 @@
 
 constexpr double MEMORY = 0.98;  // as in routing/standing.py
 
-// One drafter's part in one draft. The lessons are pairs (confidence, value); `taught` counts those of all parts.
+// routing/explore.py
+constexpr double EPSILON = 0.05, RATE = 0.3;
+
+// One drafter's part in one draft; `agreed`: the sum of what eq. 2 of CoSine says of its `lessons`.
 struct Judged {
-    double hits, seen, proposed, lessons;
+    double hits, seen, proposed, lessons, agreed;
 };
 
 namespace {
+
+// routing/explore.py, one term of eq. 2
+double agreement(double confidence, double accuracy) {
+    const double c = std::min(std::max(confidence, EPSILON), 1.0 - EPSILON);
+    const double d = std::min(std::max(accuracy, EPSILON), 1.0 - EPSILON);
+    return c * d / (c * d + (1.0 - c) * (1.0 - d));
+}
 
 struct Teacher {
     const Row& row;
     const int64_t* committed;
     long count;
-    double* lessons;
-    long taught = 0;
 
-    void teach(long member, double raw, double value, long rank = 0) {
+    void teach(Judged& part, long member, double raw, double value, long rank = 0) const {
         double *hits = row.bins(rank, member), *seen = hits + BINS;
         const int place = (int)(sqrt(raw) * (BINS - 1));
         if (seen[place] >= MOST) hits[place] /= 2, seen[place] /= 2;
         hits[place] += value;
         seen[place] += 1.0;
-        if (rank > 0) return;
-        if (lessons) lessons[2 * taught] = raw, lessons[2 * taught + 1] = value;
-        taught++;
+        if (rank == 0) part.lessons++, part.agreed += agreement(raw, value);
     }
     // Every node whose parent was committed; a position is right when any of its nodes is.
-    Judged whole(long member) {
+    Judged whole(long member) const {
         const Board& b = row.b;
         const long begin = row.begin(member), nodes = row.nodes(member);
         Judged part = {};
@@ -47,7 +53,7 @@ struct Teacher {
             for (long i = node + 1; i < nodes; i++) {
                 if (b.parents[begin + i] != node) continue;
                 const bool same = b.tokens[begin + i] == committed[t];
-                teach(member, row.raw(begin + i), same);
+                teach(part, member, row.raw(begin + i), same);
                 any = true;
                 if (same && right < 0) right = i;
             }
@@ -60,7 +66,7 @@ struct Teacher {
         return part;
     }
     // The guesses up to the first committed token that the spine has not.
-    Judged led(long member) {
+    Judged led(long member) const {
         const Board& b = row.b;
         const int64_t* spine = b.spine + row.r * b.depth;
         const long length = b.length[row.r];
@@ -73,13 +79,13 @@ struct Teacher {
             const long place = row.place(t, member);
             const int64_t token = b.guessed[2 * place];  // -1 where there is a distribution from which nothing was drawn
             const double value = token < 0 ? b.q[place][committed[t]] : token == committed[t];
-            teach(member, b.chances[2 * place], value);
+            teach(part, member, b.chances[2 * place], value);
             part.hits += value;
             part.seen++;
         }
         for (long t = 0; t < std::min({agreed + 1, heard, count}); t++) {
             const long at = 2 * row.place(t, member) + 1;
-            if (b.guessed[at] >= 0) teach(member, b.chances[at], b.guessed[at] == committed[t], 1);
+            if (b.guessed[at] >= 0) teach(part, member, b.chances[at], b.guessed[at] == committed[t], 1);
         }
         return part;
     }
@@ -91,25 +97,24 @@ struct Teacher {
 
 }  // namespace
 
-// commits: [count, 2], a row of the board and how many of the tokens are its own.
-// parts: [count, M]; lessons: room for two numbers of every node and guess on the board. Both null where nobody asks.
-API void cospec_pool_learn(const Board* b, const int64_t* commits, long count, const int64_t* tokens, Judged* parts,
-                           double* lessons) {
+// commits: [count, 3], a row of the board, how many of the tokens are its own, how many of its draft were accepted.
+// `scores`: whether those of routing `explore` move.
+API void cospec_pool_learn(const Board* b, const int64_t* commits, long count, const int64_t* tokens, long scores) {
     for (long c = 0; c < count; c++) {
-        const Row row = {*b, commits[2 * c]};
-        double* standing = row.seat.standing;
-        const double kept = pow(MEMORY, (double)commits[2 * c + 1]);
-        for (long m = 0; m < b->members; m++) standing[HITS * b->members + m] *= kept, standing[SEEN * b->members + m] *= kept;
-        Teacher teacher = {row, tokens, (long)commits[2 * c + 1], lessons};
+        const Row row = {*b, commits[3 * c]};
+        const long own = commits[3 * c + 1];
+        const double kept = pow(MEMORY, (double)own);
+        const Teacher teacher = {row, tokens, own};
+        row.own(ACCEPTED)[0] = commits[3 * c + 2];
         for (long m = 0; m < b->members; m++) {
-            const long before = teacher.taught;
-            Judged part = row.nodes(m) ? teacher.whole(m) : b->depth ? teacher.led(m) : Judged{};
-            part.lessons = teacher.taught - before;
-            standing[HITS * b->members + m] += part.hits;
-            standing[SEEN * b->members + m] += part.seen;
-            if (parts) parts[c * b->members + m] = part;
+            const Judged part = row.nodes(m) ? teacher.whole(m) : b->depth ? teacher.led(m) : Judged{};
+            row.own(HITS)[m] = row.own(HITS)[m] * kept + part.hits;
+            row.own(SEEN)[m] = row.own(SEEN)[m] * kept + part.seen;
+            if (!scores || part.lessons == 0.0) continue;
+            const double wrong = std::max(0.0, part.proposed - part.lessons) * agreement(0.5, 0.0);
+            const double mean = (part.agreed + wrong) / std::max(part.proposed, part.lessons);
+            row.own(SCORE)[m] += RATE * (mean - row.own(SCORE)[m]);
         }
-        if (lessons) lessons += 2 * teacher.taught;
-        tokens += commits[2 * c + 1];
+        tokens += own;
     }
 }

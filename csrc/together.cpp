@@ -2,12 +2,18 @@
 // The files of cospec.drafters named at each part do the same in Python, in the same order of operations: same bits.
 #include "together.h"
 
+#include "dispatch.h"
 #include "ops.h"
 
 namespace {
 
 // routing/standing.py
-constexpr double LEARNING_RATE = 0.3, LOOK_RATE = 1.5, MEMORY = 0.98, PRIOR_TOKENS = 4.0, RATE_EDGE = 0.02;
+constexpr double LEARNING_RATE = 0.3, LOOK_RATE = 1.5, PRIOR_TOKENS = 4.0, RATE_EDGE = 0.02;
+// routing/hedge.py
+constexpr double SHARE = 0.8, PATIENCE = 16.0;
+// routing/explore.py
+constexpr double ALPHA = 0.3, BETA = 0.8, TAU = 2.0;
+constexpr uint64_t ROUTE = 4;  // Purpose in draws.py
 
 // routing/standing.py, Standing.estimate
 void estimate(const Row& row) {
@@ -39,28 +45,77 @@ void estimate(const Row& row) {
     for (long m = 0; m < n; m++) weights[m] /= total;
 }
 
-// routing/choice.py, Choice.heaviest and heaviest_share; weights become those of who takes part
-void choose(const Row& row, uint64_t free_ones, double share) {
-    const long n = row.members, most = row.seat.most - 1;
-    const uint64_t able = row.seat.able;
-    double *weights = row.b.weights + row.r * n, *idle = row.seat.standing + IDLE * n;
-    std::vector<long> chosen, order;
-    for (long m = 0; m < n; m++)
-        if (able >> m & 1) (free_ones >> m & 1 ? chosen : order).push_back(m);
-    std::stable_sort(order.begin(), order.end(), [&](long a, long c) { return weights[a] > weights[c]; });
-    double wanted = 0.0, held = 0.0, total = 0.0;
-    for (long m : order) wanted += weights[m];
+// Drafters by what they are worth, the best first.
+std::vector<long> ranked(std::vector<long> some, const double* worth) {
+    std::stable_sort(some.begin(), some.end(), [&](long a, long c) { return worth[a] > worth[c]; });
+    return some;
+}
+
+// routing/choice.py, Choice.heaviest; order: the heaviest first
+std::vector<long> heaviest(const Row& row, const std::vector<long>& order, double share) {
+    const long most = row.seat.most - 1, count = order.size();
+    if (most >= 0) return {order.begin(), order.begin() + std::min(count, std::max(1L, most))};
+    double wanted = 0.0, held = 0.0;
+    for (long m : order) wanted += row.weight(m);
     wanted *= share;
-    const long taken = most < 0 ? (long)order.size() : std::min((long)order.size(), std::max(1L, most));
-    for (long i = 0; i < taken; i++) {
-        chosen.push_back(order[i]);
-        held += weights[order[i]];
-        if (most < 0 && held >= wanted) break;
+    for (long i = 0; i < count; i++)
+        if ((held += row.weight(order[i])) >= wanted) return {order.begin(), order.begin() + i + 1};
+    return order;
+}
+
+// routing/hedge.py
+std::vector<long> hedge(const Row& row, const std::vector<long>& order, uint64_t silent) {
+    std::vector<long> chosen = heaviest(row, order, SHARE), overdue;
+    for (long m : order)
+        if (silent >> m & 1 && row.own(IDLE)[m] >= PATIENCE && std::find(chosen.begin(), chosen.end(), m) == chosen.end())
+            overdue.push_back(m);
+    const long most = row.seat.most > 0 ? std::max(1L, (long)row.seat.most - 1) : (long)order.size();
+    chosen.resize(std::min((long)chosen.size(), std::max(0L, most - (long)overdue.size())));
+    overdue.resize(std::min((long)overdue.size(), most));
+    chosen.insert(chosen.end(), overdue.begin(), overdue.end());
+    return chosen;
+}
+
+// routing/explore.py
+std::vector<long> explore(const Row& row, std::vector<long> able) {
+    const uint64_t base = row.seat.base;
+    const Stream stream = {{row.seat.seed, ROUTE}, {base, 0, 0, base}};
+    const long most = row.seat.most > 0 ? row.seat.most - 1 : ((long)able.size() + 1) / 2;
+    const long count = std::min(std::max(1L, most), (long)able.size());
+    if (kernels().uniform(stream, 0) < (row.own(ACCEPTED)[0] >= TAU ? BETA : ALPHA)) {
+        able = ranked(able, row.own(SCORE));
+        able.resize(count);
+        return able;
     }
+    std::vector<long> chosen;
+    for (long i = 1; i <= count; i++) {
+        const long left = able.size();
+        const double uniform = kernels().uniform(stream, i);
+        long place = 0;
+        while (place < left - 1 && !(uniform < (double)(place + 1) / left)) place++;
+        chosen.push_back(able[place]);
+        able.erase(able.begin() + place);
+    }
+    return chosen;
+}
+
+// pool/readable.py, Staff.route; weights become those of who takes part
+void choose(const Row& row, uint64_t free_ones, uint64_t silent, Way way) {
+    const long n = row.members;
+    double *weights = row.b.weights + row.r * n, *idle = row.own(IDLE), total = 0.0;
+    std::vector<long> chosen, priced, some;
+    for (long m = 0; m < n; m++)
+        if (row.seat.able >> m & 1) (free_ones >> m & 1 ? chosen : priced).push_back(m);
+    if (!priced.empty()) {
+        const std::vector<long> order = ranked(priced, weights);
+        some = way == EXPLORE ? explore(row, priced) : way == HEDGE ? hedge(row, order, silent) : heaviest(row, order, 1.0 / 0.0);
+    }
+    chosen.insert(chosen.end(), some.begin(), some.end());
     std::vector<double> kept(n, 0.0);
     for (long m : chosen) total += weights[m];
-    for (long m : chosen) kept[m] = weights[m] / total;
-    for (long m = 0; m < n; m++) idle[m] = kept[m] > 0.0 ? 0.0 : idle[m] + 1.0, weights[m] = kept[m];
+    for (long m = 0; m < n; m++) idle[m] += 1.0;
+    for (long m : chosen) kept[m] = weights[m] / total, idle[m] = 0.0;
+    std::copy(kept.begin(), kept.end(), weights);
 }
 
 // combiners/union.py; how many tokens were new
@@ -151,18 +206,14 @@ void weigh(const Board& b) {
 
 }  // namespace
 
-// The weights [R, M] of all drafters and what the odds of their guesses are multiplied by.
-API void cospec_pool_weigh(const Board* b) { weigh(*b); }
-
-// Who takes part: of those that are able, `free_ones`, and the heaviest others that hold a share of their weight, or as
-// many as are asked for. How many tokens each drafts, given [M, R]: all the way, or what `allot` says where there is
-// novelty [2], of requests that draw and greedy ones.
-API void cospec_pool_choose(const Board* b, uint64_t free_ones, uint64_t silent, double share, const double* novelty,
+// Who takes part: of those that are able, `free_ones`, and of the others whom the routing chooses. How many tokens each
+// drafts, given [M, R]: all the way, or what `allot` says where there is novelty [2], of requests that draw and greedy ones.
+API void cospec_pool_choose(const Board* b, uint64_t free_ones, uint64_t silent, long way, const double* novelty,
                             int64_t* given) {
     weigh(*b);
     for (long r = 0; r < b->rows; r++) {
         const Row row = {*b, r};
-        choose(row, free_ones, share);
+        choose(row, free_ones, silent, (Way)way);
         if (novelty)
             allot(row, free_ones, silent, novelty[row.seat.greedy ? 1 : 0], given);
         else

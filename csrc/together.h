@@ -8,7 +8,7 @@
 
 // What a round asks for one sequence.
 struct Seat {
-    double* standing;        // [5, M], see `Evidence`
+    double* standing;        // [6, M] and one more, see `Evidence`
     int64_t greedy;          // whether it takes the likeliest tokens
     uint64_t seed, purpose;  // what its tokens are drawn with
     uint64_t able;           // drafters that may take part, as bits
@@ -47,7 +47,9 @@ struct Board {
     double* out_confidence;                          // [R, room]
 };
 
-enum Evidence { HITS = 0, SEEN = 1, CHANCE = 2, LOOKED = 3, IDLE = 4 };
+enum Evidence { HITS = 0, SEEN = 1, CHANCE = 2, LOOKED = 3, IDLE = 4, SCORE = 5, ACCEPTED = 6 };
+// How drafters are chosen: drafters/routing.
+enum Way { ALL = 0, HEDGE = 1, EXPLORE = 2 };
 
 // drafters/calibration.py and pool/record.py
 constexpr int BINS = 17;
@@ -58,6 +60,8 @@ struct Row {
     const Board& b;
     const long r, members = b.members;
     const Seat& seat = b.seats[r];
+
+    double* own(Evidence kind) const { return seat.standing + kind * members; }
 
     double* bins(long rank, long member) const {
         return b.calibrations + (((seat.greedy ? 2 : 0) + rank) * members + member) * 2 * BINS;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
-from ctypes import POINTER, Structure, byref, c_double, c_int64, c_long, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_int64, c_long, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -37,9 +37,9 @@ def library() -> Any:
     found, board = native.library(), POINTER(_Board)
     said, mixtures = [c_void_p, c_long, c_void_p], [c_long, c_void_p, c_long]
     signatures: dict[str, list[Any]] = {
-        "weigh": [], "choose": [c_uint64, c_uint64, c_double, c_void_p, c_void_p], "unite": [c_void_p], "elect": [],
+        "choose": [c_uint64, c_uint64, c_long, c_void_p, c_void_p], "unite": [c_void_p], "elect": [],
         "fuse": [], "hear": said, "read": [*said, c_void_p], "mix": mixtures, "draw": [*mixtures, c_void_p],
-        "learn": [c_void_p, c_long, c_void_p, c_void_p, c_void_p],
+        "learn": [c_void_p, c_long, c_void_p, c_long],
     }  # fmt: skip
     for name, arguments in signatures.items():
         function = getattr(found, f"cospec_pool_{name}")
@@ -91,7 +91,7 @@ class Board:
     def __init__(self, seats: Seq[Seat], most: Seq[int | None], knowledge: Knowledge, leads: bool) -> None:
         self.seats, self.knowledge = seats, knowledge
         rows, members = len(seats), knowledge.members
-        self.rows, self.members, self.drafted = rows, members, 0  # the last: nodes of all whole drafts
+        self.rows, self.members = rows, members
         self._kept: list[Floats] = []
         words, reals = list[int](), list[float]()
         self.room = depth = 0
@@ -130,18 +130,6 @@ class Board:
 
     _shelf: Shelf
 
-    def weights(self) -> list[list[float]]:
-        """``[R][M]``, as they stand."""
-        flat, members = self.floats[: self.rows * self.members].tolist(), self.members
-        return [flat[place : place + members] for place in range(0, len(flat), members)]
-
-    def set_weights(self, place: int, weights: Seq[float]) -> None:
-        """Those of one sequence, ``[M]``; who has some drafts all the way."""
-        self.floats[place * self.members : (place + 1) * self.members] = array("d", weights)
-        budget = self.seats[place].budget
-        for member, weight in enumerate(weights):
-            self.ints[self._asked + member * self.rows + place] = min(budget.depth, budget.max_nodes) * (weight > 0)
-
     def asked(self) -> list[list[int]]:
         """``[M][R]``, how far each drafter is to draft."""
         rows = self.rows
@@ -162,7 +150,7 @@ class Board:
                     confident = confident or draft.confidence is not None
                     drafts.append(draft)
                 first.append(len(tokens))
-        nodes = self.drafted = len(tokens)
+        nodes = len(tokens)
         base = len(first)
         self._texts = array("q", first + tokens + parents)
         start, c = at(self._texts), self.c

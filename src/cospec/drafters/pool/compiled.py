@@ -10,13 +10,11 @@ from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from math import inf
 
 import numpy as np
 from torch import Tensor
 
 from cospec import native
-from cospec.drafters.calibration import Lesson
 from cospec.drafters.combiners.fuse import Fuse
 from cospec.drafters.combiners.job import Guess
 from cospec.drafters.combiners.mix import Mix
@@ -25,24 +23,27 @@ from cospec.drafters.combiners.session import Session, Stand
 from cospec.drafters.combiners.union import Union
 from cospec.drafters.combiners.vote import Vote
 from cospec.drafters.looking import reads_natively
-from cospec.drafters.pool.board import Board, Shelf, at, floats, ints, library
+from cospec.drafters.pool.board import Board, Shelf, at, ints, library
 from cospec.drafters.pool.readable import Staff
 from cospec.drafters.pool.record import Knowledge, Record, Seat
-from cospec.drafters.routing.choice import Judged
+from cospec.drafters.routing.choice import Routing
+from cospec.drafters.routing.everyone import Everyone
+from cospec.drafters.routing.explore import Explore
+from cospec.drafters.routing.hedge import Hedge
 from cospec.draws import Floats, Purpose
 from cospec.types import Commit, Context, Draft
 
 MOST_MEMBERS = 64  # who is able stands in the bits of a word
-PART = 4  # numbers of ``Judged`` in ``csrc/lessons.cpp``
 ROWS = 4  # words of ``Rows`` in ``csrc/leading.cpp``
 
 
 class Compiled:
-    """See ``record.Work``. It knows the combiners of this package; ``can`` tells."""
+    """See ``record.Work``. It knows the combiners and routings of this package; ``can`` tells."""
 
     def __init__(self, staff: Staff, knowledge: Knowledge) -> None:
         self.staff, self.knowledge = staff, knowledge
         self._make = _COMBINERS[type(staff.combiner)]
+        self._routing = _ROUTINGS[Everyone if staff.allots else type(staff.routing)]
         self._board: Board | None = None
         self._shelf = Shelf()
         self._novelty: int = native.address(knowledge.novelty)
@@ -52,20 +53,15 @@ class Compiled:
     @staticmethod
     def can(staff: Staff) -> bool:
         """Whether the library is there and has what the pool does."""
-        return native.available() and type(staff.combiner) in _COMBINERS and len(staff.names) <= MOST_MEMBERS
+        known = type(staff.combiner) in _COMBINERS and type(staff.routing) in _ROUTINGS
+        return native.available() and known and len(staff.names) <= MOST_MEMBERS
 
     def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
         """See ``record.Work``."""
         staff = self.staff
         board = self._board = Board(seats, most, self.knowledge, staff.combiner.steps)
-        share = inf if staff.allots else staff.routing.share
-        if share is None or (staff.silent and not staff.allots):
-            library().cospec_pool_weigh(board.ref)
-            for row, (seat, count, weights) in enumerate(zip(seats, most, board.weights(), strict=True)):
-                board.set_weights(row, staff.route(seat, count, weights))
-        else:
-            novelty = self._novelty if staff.allots else None
-            library().cospec_pool_choose(board.ref, staff.free, self._silent, share, novelty, board.asked_at)
+        novelty = self._novelty if staff.allots else None
+        library().cospec_pool_choose(board.ref, staff.free, self._silent, self._routing, novelty, board.asked_at)
         self._asked = board.asked()
         return self._asked
 
@@ -95,31 +91,11 @@ class Compiled:
     def _learn(self, board: Board, commits: Seq[tuple[Record, Commit]]) -> None:
         heads, tokens = list[int](), list[int]()
         for record, commit in commits:
-            heads += (record.said[1], len(commit.tokens))
+            heads += (record.said[1], len(commit.tokens), len(commit.path))
             tokens += commit.tokens
-        told, learn = array("q", heads + tokens), library().cospec_pool_learn
-        place, count = at(told), len(commits)
-        if not self.staff.routing.learns:
-            learn(board.ref, place, count, place + 16 * count, None, None)
-            return
-        members = self.knowledge.members
-        parts = floats(PART * members * count)
-        lessons = floats(2 * (board.drafted + board.depth * members * board.rows))
-        learn(board.ref, place, count, place + 16 * count, at(parts), at(lessons))
-        self._route(commits, parts, list(zip(lessons[::2], lessons[1::2], strict=True)))
-
-    def _route(self, commits: Seq[tuple[Record, Commit]], parts: array[float], told: list[Lesson]) -> None:
-        """What the routing learns: ``parts [len(commits), M, PART]``, with their lessons one after the other."""
-        members = self.knowledge.members
-        for number, (record, _) in enumerate(commits):
-            found: dict[int, Judged] = {}
-            for member in range(members):
-                place = PART * (number * members + member)
-                hits, seen, proposed, count = parts[place : place + PART]
-                if proposed:
-                    found[member] = Judged(hits, int(seen), int(proposed), told[: int(count)])
-                told = told[int(count) :]
-            self.staff.routing.learn(record.standing, found)
+        told, count = array("q", heads + tokens), len(commits)
+        place = at(told)
+        library().cospec_pool_learn(board.ref, place, count, place + 24 * count, self.staff.routing.learns)
 
 
 @dataclass(slots=True)
@@ -283,4 +259,5 @@ def _read(table: Table) -> None:
                     board.laws[place] = native.address(law)
 
 
+_ROUTINGS: Mapping[type[Routing], int] = {Everyone: 0, Hedge: 1, Explore: 2}  # as ``Way`` in ``csrc/together.h``
 _COMBINERS: Mapping[type, Callable[[Table], list[Draft]]] = {Union: _unite, Vote: _elect, Fuse: _fuse, Mix: _mix}

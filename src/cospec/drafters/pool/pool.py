@@ -93,7 +93,7 @@ class PoolDrafter:
             sum([1 << number for number, each in enumerate(self.members) if each.free]),
             frozenset(number for number, each in enumerate(self.members) if not (each.free or each.looks)),
             frozenset(self._steppers),
-            combiner.gathers and routing.share is not None and routing.share < 1.0,
+            combiner.gathers and routing.weighs,
         )
         self.work: Work = (Compiled if Compiled.can(staff) else Readable)(staff, self.knowledge)
 
@@ -138,8 +138,6 @@ class PoolDrafter:
         telling = [(record, commit) for record, commit in known if commit.base_len == record.base and commit.tokens]
         if telling:
             self.work.learn(telling)
-        for record, commit in telling:
-            record.standing.accepted = len(commit.path)
         for record, commit in known:
             record.base, record.said = -1, None
             if commit.finish is not None:

@@ -120,6 +120,7 @@ class Readable:
         for record, commit in commits:
             trust, slates = record.said
             standing: Standing = record.standing
+            standing.went(len(commit.path))
             standing.fade(len(commit.tokens))
             found = {member: slate.judge(commit.tokens) for member, slate in slates.items()}
             for member, part in found.items():

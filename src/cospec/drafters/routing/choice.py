@@ -69,7 +69,7 @@ class Routing(Protocol):
     name: ClassVar[str]
     looks: ClassVar[bool]  # whether drafters are to look at known tokens
     learns: ClassVar[bool]  # whether it learns more than the weights do
-    share: ClassVar[float | None]  # it chooses ``heaviest(share)`` of drafters that look; None: in a way of its own
+    weighs: ClassVar[bool]  # whether drafters are left out by their weights
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """At least one of ``choice.able``."""

@@ -16,7 +16,7 @@ class Everyone:
     name: ClassVar[str] = "all"
     looks: ClassVar[bool] = False
     learns: ClassVar[bool] = False
-    share: ClassVar[float | None] = inf
+    weighs: ClassVar[bool] = False
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """As many as the policy lets."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from cospec.drafters.routing.choice import Choice, Judged
-from cospec.drafters.routing.standing import Standing
+from cospec.drafters.routing.standing import Standing, total
 
 ALPHA, BETA = 0.3, 0.8  # how likely the best are chosen after a bad and after a good round
 TAU = 2  # accepted tokens of a good round
@@ -27,16 +27,15 @@ class Explore:
     name: ClassVar[str] = "explore"
     looks: ClassVar[bool] = False
     learns: ClassVar[bool] = True
-    share: ClassVar[float | None] = None
+    weighs: ClassVar[bool] = False
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The best or random ones, by draws of this round."""
         count = (len(choice.able) + 1) // 2 if choice.most is None else choice.most
         count = min(max(1, count), len(choice.able))
-        scores = standing.scores or [0.5] * len(choice.weights)
         uniforms = choice.uniforms(1 + count)
         if uniforms[0] < (BETA if standing.accepted >= TAU else ALPHA):
-            return sorted(choice.able, key=lambda member: -scores[member])[:count]
+            return sorted(choice.able, key=lambda member: -standing.scores[member])[:count]
         left, chosen = list(choice.able), []
         for uniform in uniforms[1:]:
             place = next((n for n in range(len(left) - 1) if uniform < (n + 1) / len(left)), len(left) - 1)
@@ -45,13 +44,11 @@ class Explore:
 
     def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:
         """Eq. 2, averaged over the positions of a drafter's draft; a position behind a mismatch counts as wrong."""
-        if not standing.scores:
-            standing.scores = [0.5] * len(standing.idle)
         for member, part in parts.items():
             if part.lessons:
                 wrong = max(0, part.proposed - len(part.lessons)) * _agreement(0.5, 0.0)
-                total = sum(_agreement(confidence, value) for confidence, value in part.lessons) + wrong
-                mean = total / max(part.proposed, len(part.lessons))
+                right = total(_agreement(confidence, value) for confidence, value in part.lessons)
+                mean = (right + wrong) / max(part.proposed, len(part.lessons))
                 standing.scores[member] += RATE * (mean - standing.scores[member])
 
 

@@ -25,7 +25,7 @@ class Hedge:
     name: ClassVar[str] = "hedge"
     looks: ClassVar[bool] = True
     learns: ClassVar[bool] = False
-    share: ClassVar[float | None] = SHARE
+    weighs: ClassVar[bool] = True
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The heaviest, and whoever has not been heard of for long."""
@@ -35,7 +35,7 @@ class Hedge:
         most = len(choice.able) if choice.most is None else max(1, choice.most)
         order = sorted(choice.able, key=lambda member: -choice.weights[member])
         silent = [member for member in order if member in choice.silent and member not in chosen]
-        overdue = [member for member in silent if standing.rounds == 0 or standing.idle[member] >= PATIENCE]
+        overdue = [member for member in silent if standing.idle[member] >= PATIENCE]
         return chosen[: max(0, most - len(overdue))] + overdue[:most]
 
     def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from math import exp
+from math import exp, inf
 
 import numpy as np
 
@@ -44,26 +44,31 @@ class Standing:
     """One request's record; written by the pool alone, ``scores`` by the routing.
 
     Attributes:
-        numbers: ``[5, M]``, the rows that follow, in this order; ``address`` is where the library finds them.
+        numbers: the rows that follow, in this order, ``accepted`` last; ``address`` is where the library finds them.
         hits, seen: ``[M]``, known tokens that a drafter guessed right, and those it was seen to guess; both fade.
         chance, looked: ``[M]``, probability that it gave to known tokens it looked at, and how many; both fade.
-        look_at: the round before which drafters look again.
-        idle: ``[M]``, rounds since a drafter took part.
-        rounds: in which the pool drafted for the request.
-        accepted: tokens accepted in the latest round.
+        idle: ``[M]``, rounds since a drafter took part; infinitely many where it never did.
         scores: ``[M]``, of a routing that keeps some.
+        accepted: tokens accepted in the latest round.
+        look_at: the round before which drafters look again.
+        rounds: in which the pool drafted for the request.
     """
 
     __slots__ = (
-        "accepted", "address", "chance", "hits", "idle", "look_at", "looked", "numbers", "rounds", "scores", "seen",
+        "address", "chance", "hits", "idle", "look_at", "looked", "numbers", "rounds", "scores", "seen",
     )  # fmt: skip
 
     def __init__(self, members: int) -> None:
-        self.numbers = np.zeros((5, members))
-        self.hits, self.seen, self.chance, self.looked, self.idle = self.numbers
+        self.numbers = np.zeros(6 * members + 1)
+        self.hits, self.seen, self.chance, self.looked, self.idle, self.scores = self.numbers[:-1].reshape(6, members)
+        self.idle[:], self.scores[:] = inf, 0.5
         self.address: int = self.numbers.ctypes.data
-        self.look_at = self.rounds = self.accepted = 0
-        self.scores: list[float] = []
+        self.look_at = self.rounds = 0
+
+    @property
+    def accepted(self) -> float:
+        """See the class."""
+        return float(self.numbers[-1])
 
     def rates(self, prior: Prior) -> list[float]:
         """``[M]``, the estimated chance that a drafter guesses the next token right."""
@@ -111,6 +116,10 @@ class Standing:
         """A drafter guessed ``hits`` of ``seen`` known tokens right."""
         self.hits[member] += hits
         self.seen[member] += seen
+
+    def went(self, accepted: int) -> None:
+        """So many tokens of the latest draft were accepted."""
+        self.numbers[-1] = accepted
 
     def look(self, member: int, chance: float, tokens: int) -> None:
         """A drafter gave ``tokens`` known tokens ``chance`` of probability in all."""

@@ -77,9 +77,11 @@ def played(combiner: str, routing: str, params: SamplingParams, work: type, ever
         member.free = False
     pool.work = work(pool.work.staff, pool.knowledge)  # type: ignore[attr-defined]
     said: list[Draft] = []
+    stood: list[dict[str, Any]] = []
     propose = pool.propose
 
     def kept(contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        stood.append({id: record.standing.numbers.copy() for id, record in pool._records.items()})
         some = [replace(b, threshold=0.05 * (n % 3), drafters=(None, 2, 3)[n % 3]) for n, b in enumerate(budgets)]
         drafts = propose(contexts, some)
         said.extend(drafts)
@@ -90,7 +92,8 @@ def played(combiner: str, routing: str, params: SamplingParams, work: type, ever
     listed = [make_request(f"r{n}", (n, 1, 2, n), params) for n in range(5)]
     some = Speculation(drafters=("m0", "copy"))
     tokens = tokens_of(run_all(engine, [*listed, replace(listed[0], id="few", speculation=some)]))
-    return tokens, said, pool.weights(), pool.knowledge.calibrations, pool.knowledge.prior.numbers, pool.left_out()
+    known = pool.knowledge
+    return tokens, said, pool.weights(), known.calibrations, known.prior.numbers, pool.left_out(), stood
 
 
 @pytest.mark.parametrize("every", [True, False], ids=("some read in Python", "all read in the library"))
@@ -99,7 +102,7 @@ def played(combiner: str, routing: str, params: SamplingParams, work: type, ever
 def test_the_library_does_what_the_readable_work_does(
     combiner: str, routing: str, params: SamplingParams, every: bool
 ) -> None:
-    tokens, said, weights, cells, prior, left_out = played(combiner, routing, params, Compiled, every)
+    tokens, said, weights, cells, prior, left_out, stood = played(combiner, routing, params, Compiled, every)
     other = played(combiner, routing, params, Readable, every)
     assert tokens == other[0]
     assert len(said) == len(other[1])
@@ -113,6 +116,9 @@ def test_the_library_does_what_the_readable_work_does(
     assert np.array_equal(cells, other[3])
     assert np.array_equal(prior, other[4])
     assert left_out == other[5]
+    for ours, theirs in zip(stood, other[6], strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(numbers, theirs[id]) for id, numbers in ours.items())
 
 
 def test_what_the_library_knows_is_what_it_does() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ PRIOR = Prior(3)
 
 def standing(rates: tuple[float, ...], seen: float = 40.0) -> Standing:
     made = Standing(len(rates))
-    made.rounds = 1
+    made.took_part(range(len(rates)))
     for member, rate in enumerate(rates):
         made.saw(member, rate * seen, seen)
     return made
@@ -99,6 +100,18 @@ def test_hedge_hears_those_that_cannot_look_first_and_again() -> None:
     assert hedge.route(made, choice([0.9, 0.07, 0.03], count=1, silent=[2])) == [2]
 
 
+@pytest.mark.parametrize("made", [Compiled, Readable])
+def test_who_cannot_look_drafts_in_the_first_round_of_a_request_and_after_some_more(made: type) -> None:
+    """One takes part at a time, and the other one is better by all that is known."""
+    pool = pool_of({name: ScriptedDrafter([1, 2, 3]) for name in "ab"}, "vote", "hedge", 5)
+    pool.knowledge.prior.numbers[0] = 0.95, 0.05
+    staff = replace(pool.work.staff, free=0, silent=frozenset({1}))  # type: ignore[attr-defined]
+    pool.work = made(staff, pool.knowledge)
+    context = Context("s", [0, 4], 1, SamplingParams(temperature=0), 0, Purpose.TARGET)
+    drafted = [pool.propose([context], [Budget(3, 3, drafters=1)])[0].drafters for _ in range(2 * PATIENCE + 3)]
+    assert [place for place, own in enumerate(drafted) if own[0] == "b"] == [0, PATIENCE + 1, 2 * PATIENCE + 2]
+
+
 def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
     made = Standing(3)
     for member, chance in enumerate((16.0, 8.0)):
@@ -122,7 +135,8 @@ def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
     explore, found = Explore(), {}
     for accepted in (0, 4):
         made = standing((0.5, 0.5, 0.5))
-        made.scores, made.accepted = [0.1, 0.9, 0.2], accepted
+        made.scores[:] = [0.1, 0.9, 0.2]
+        made.went(accepted)
         chosen = [explore.route(made, choice([1 / 3] * 3, count=1, seed=seed)) for seed in range(2000)]
         assert all(len(each) == 1 for each in chosen)
         found[accepted] = np.mean([each == [1] for each in chosen])
