@@ -95,6 +95,15 @@ class CollaborationConfig(Options):
     proposer: int | None = Field(default=None, ge=0)
     request_laws: bool = True
 
+    @field_validator("gamma", mode="plain")
+    @classmethod
+    def _check_gamma(cls, value: object) -> object:
+        every = value if isinstance(value, list) and value else [value]
+        if value == "auto" or all(type(each) is int and 1 <= each <= LONGEST_DRAFT for each in every):
+            return value
+        allowed = "'auto', a whole number from 1 to {most}, or a list of one for each model"
+        raise PydanticCustomError("gamma", allowed, {"most": LONGEST_DRAFT})
+
 
 class EngineConfig(Options):
     """Everything that the engine is built from.

@@ -47,11 +47,10 @@ def _sentence(cls: type[Options], error: ValidationError, where: str) -> Invalid
     first = error.errors()[0]
     name = where + ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return InvalidInput(
-            f"key {name}",
-            first["input"],
-            "one of " + ", ".join(where + (field.alias or key) for key, field in cls.model_fields.items()),
-        )
+        known = ", ".join(where + (field.alias or key) for key, field in cls.model_fields.items())
+        refused = InvalidInput(f"key {name}", first["input"], f"one of {known}" if known else "left out here")
+        refused.field = name
+        return refused
     if first["type"] == "missing":
         return InvalidInput(name, words("missing"), "a value")
     return InvalidInput(name, first["input"], allowed(first))

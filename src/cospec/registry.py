@@ -40,7 +40,7 @@ class Table(Mapping[str, str]):
 
     def check(self, name: object, *also: str, field: str | None = None) -> None:
         """Raise ``InvalidInput``, about ``field`` or the table's own, unless ``name`` is in it or among ``also``."""
-        if name not in self._entries and name not in also:
+        if not isinstance(name, str) or (name not in self._entries and name not in also):
             raise InvalidInput(field or self._field, name, "one of " + ", ".join([*self._entries, *also]))
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
-from test_real_engine import Served, needs_zoo
+from served import Served
+from test_real_engine import needs_zoo
 
 from cospec.engine.metrics import EngineMetrics
 from cospec.engine.tokens import Tokens

@@ -3,69 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import httpx
-import openai
 import pytest
-from fake_engine import write_tokenizer
+from served import Served, write_llama
 
 ZOO = Path(__import__("cospec").__file__).parent / "zoo" / "target"
 needs_zoo = pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's weights are not installed")
-
-
-def write_llama(folder: Path) -> Path:
-    """A Llama of two layers with random weights."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    shape = LlamaConfig(
-        vocab_size=257,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        bos_token_id=None,
-        eos_token_id=256,
-        initializer_range=0.5,
-    )
-    LlamaForCausalLM(shape).save_pretrained(folder)
-    return write_tokenizer(folder)
-
-
-class Served:
-    """``cospec serve`` as a user runs it."""
-
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "cospec", "serve", *arguments, "--port", "0", "--served-model-name", "m"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        assert self.process.stderr is not None
-        said = ""
-        for line in self.process.stderr:
-            said += line
-            if "http://" in line:
-                break
-        assert "http://" in line, said
-        self.url = "http://" + line.strip().rpartition("http://")[2]
-        self.http = httpx.Client(base_url=self.url, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
-
-    def stop(self) -> int:
-        self.http.close()
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-        code = self.process.wait(60)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from cospec.blends.recipes import blended
-from cospec.blends.weights import WeightOptions, named
+from cospec.blends.weights import WeightOptions, check_within, named
 from cospec.native import PLAIN, Recipe
 from cospec.sampling import log_softmax
+
+MOST = 100.0  # of a weight; beyond that the logits' own digits are all that decides
 
 
 class Realign:
@@ -31,7 +33,9 @@ class Realign:
     @classmethod
     def build(cls, options: WeightOptions, count: int) -> Realign:
         """For ``count`` models."""
-        return cls(options.resolve(count))
+        weights = options.resolve(count)
+        check_within(-MOST, MOST, weights, options)
+        return cls(weights)
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
         """Log-probabilities of ``sum_i w_i l_i``, ``[R, V]`` in double precision."""

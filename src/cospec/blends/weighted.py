@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cospec.blends.recipes import blended
-from cospec.blends.weights import WeightOptions, check_convex, named
+from cospec.blends.weights import WeightOptions, check_within, named
 from cospec.native import PLAIN, Recipe
 from cospec.sampling import softmax
 
@@ -36,7 +36,7 @@ class Weighted:
     def build(cls, options: WeightOptions, count: int) -> Weighted:
         """For ``count`` models."""
         weights = options.resolve(count)
-        check_convex(weights, options)
+        check_within(0, 1, weights, options)
         return cls(weights)
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:

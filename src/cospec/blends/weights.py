@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
 from cospec.errors import InvalidInput, words
 from cospec.options import Options
@@ -19,8 +19,8 @@ class WeightOptions(Options):
         lambda_: with two models, the weight of the second; the first has the rest.
     """
 
-    weights: list[float] | None = None
-    lambda_: float | None = Field(default=None, alias="lambda")
+    weights: list[FiniteFloat] | None = None
+    lambda_: FiniteFloat | None = Field(default=None, alias="lambda")
 
     def resolve(self, count: int) -> tuple[float, ...]:
         """The weights of ``count`` models.
@@ -45,11 +45,12 @@ class WeightOptions(Options):
         return tuple(self.weights)
 
 
-def check_convex(weights: Seq[float], options: WeightOptions) -> None:
-    """Raise ``InvalidInput`` unless every weight is from 0 to 1."""
-    if not all(0 <= weight <= 1 for weight in weights):
+def check_within(least: float, most: float, weights: Seq[float], options: WeightOptions) -> None:
+    """Raise ``InvalidInput`` unless every weight is from ``least`` to ``most``."""
+    if not all(least <= weight <= most for weight in weights):
         field = "law.lambda" if options.weights is None else "law.weights"
-        raise InvalidInput(field, options.lambda_ if options.weights is None else options.weights, "from 0 to 1")
+        given = options.lambda_ if options.weights is None else options.weights
+        raise InvalidInput(field, given, f"from {least:g} to {most:g}")
 
 
 def named(name: str, weights: Seq[float]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
 from cospec.engine.burst import LONGEST, Burst
-from cospec.engine.collaboration import DEFAULT_LAW, check_speculation, connect_ensemble
+from cospec.engine.collaboration import check_speculation, connect_ensemble, law_of
 from cospec.engine.committer import Committer
 from cospec.engine.drafters import EngineHost, build_drafter, handle_of, same_tokens, share_cores
 from cospec.engine.engine import Parts
@@ -92,8 +92,8 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
     given = config.models or [config.model, *([own] if own else [])]
     if len(given) < 2:
         raise InvalidInput("models", words(", ".join(given)), "two models or more")
-    build_blend(config.law or DEFAULT_LAW, len(given))
-    speculative = config.speculative_config or SpeculativeConfig()
+    build_blend(law_of(config), len(given))
+    speculative = _as_drafter(config.speculative_config or SpeculativeConfig())
     _check(speculative)
     check_speculation(speculative, config.collaboration)
     if _reads_states(speculative):
@@ -108,7 +108,8 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
     text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))
     drafter = build_drafter(speculative, host, config.threads)
-    return replace(connect_ensemble(cast, drafter, config, text), model_paths=tuple(paths))
+    chosen = config.model_copy(update={"speculative_config": speculative})
+    return replace(connect_ensemble(cast, drafter, chosen, text), model_paths=tuple(paths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +194,26 @@ def load_options(config: EngineConfig) -> LoadOptions:
 def _speculation(config: EngineConfig) -> SpeculativeConfig:
     """What is configured, with the method that is meant where none is named.
 
-    A zoo target comes with its drafter, and who names a model means it as a drafter; any other model runs plain until
-    it is told what drafts for it.
+    A zoo target comes with its drafter; any other model runs plain until it is told what drafts for it.
 
     Raises:
         InvalidInput: there are options for a method that is not named and cannot be guessed.
     """
-    given = config.speculative_config or SpeculativeConfig()
+    given = _as_drafter(config.speculative_config or SpeculativeConfig())
     if "method" in given.model_fields_set:
         return given
-    if default_drafter(config.model) or "model" in given.options:
+    if default_drafter(config.model):
         return given.model_copy(update={"method": "draft_model"})
     if given != SpeculativeConfig():
         allowed = "one of " + ", ".join([*DRAFTERS, "off"])
         raise InvalidInput("speculative_config.method", words("missing"), allowed)
     return given
+
+
+def _as_drafter(given: SpeculativeConfig) -> SpeculativeConfig:
+    """Who names a model and no method means it as a drafter."""
+    meant = "model" in given.options and "method" not in given.model_fields_set
+    return given.model_copy(update={"method": "draft_model"}) if meant else given
 
 
 def _check(speculative: SpeculativeConfig) -> None:

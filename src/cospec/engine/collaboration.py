@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +17,12 @@ from cospec.engine.joint import JointPages, JointVerifier
 from cospec.engine.policy import build_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput
 from cospec.policies.collaboration import Casting, Collaboration, Freedom, rotations
 from cospec.protocols import Blend, Crew, Drafter, Pages, Policy, Round
 from cospec.registry import ROUNDS, RULES
 from cospec.rounds.collaborative import Collaborative
 from cospec.types import Offer
-
-DEFAULT_LAW = {"blend": "weighted"}
 
 
 def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, text: Any) -> Parts:
@@ -38,7 +36,7 @@ def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, 
         InvalidInput: models, law and options do not fit each other.
     """
     check_vocabularies(cast)
-    laws = Laws(config.law or DEFAULT_LAW, len(cast.models))
+    laws = Laws(law_of(config), len(cast.models))
     speculative = config.speculative_config or SpeculativeConfig()
     rules = {name: RULES.load(name)() for name in RULES}
     relaxed = frozenset(name for name, rule in rules.items() if not rule.exact)
@@ -125,6 +123,11 @@ def check_speculation(speculative: SpeculativeConfig, options: CollaborationConf
         raise InvalidInput(f"collaboration.{key}", getattr(options, key), allowed)
 
 
+def law_of(config: EngineConfig) -> Mapping[str, Any]:
+    """How several models become one."""
+    return {"blend": "weighted"} if config.law is None else config.law
+
+
 def build_caster(options: CollaborationConfig, count: int, members: Seq[int]) -> Collaboration:
     """Who proposes how much to begin with, and whether that may change.
 
@@ -149,7 +152,6 @@ def _gammas(given: str | int | list[int], count: int) -> tuple[int, ...] | None:
     if isinstance(given, str):
         return None
     gammas = (given,) * count if isinstance(given, int) else tuple(given)
-    if len(gammas) != count or not all(1 <= gamma <= LONGEST_DRAFT for gamma in gammas):
-        allowed = f"'auto', a number from 1 to {LONGEST_DRAFT}, or a list of {count} of them"
-        raise InvalidInput("collaboration.gamma", words(str(given)), allowed)
+    if len(gammas) != count:
+        raise InvalidInput("collaboration.gamma", list(gammas), f"a list of one for each of the {count} models")
     return gammas

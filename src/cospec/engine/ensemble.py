@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -19,7 +19,7 @@ from cospec.blends.custom import USER_BLENDS
 from cospec.blends.single import Single
 from cospec.engine.judging import Task
 from cospec.engine.verifier import Verifier
-from cospec.errors import InvalidInput
+from cospec.errors import InvalidInput, words
 from cospec.policies.collaboration import Collaboration
 from cospec.protocols import Blend, Case, Model, Rule
 from cospec.rounds.lines import Line, Lines
@@ -87,14 +87,14 @@ class Panel:
     def judge(self, blend: Blend, tasks: Seq[Task], queues: Seq[Tensor]) -> list[Outcome]:
         """One outcome per task, by ``queues [R, V]`` of every member of the blend."""
         outcomes = None if blend.recipe is None else self.verifier.decide_by(tasks, blend.recipe, queues)
-        if outcomes is not None:
-            return outcomes
-        try:
-            with torch.no_grad():
-                logits = blend.combine(queues)
-        except InvalidInput as error:
-            return [Outcome(task.entry, None, None, error=str(error)) for task in tasks]
-        return self.verifier.decide(tasks, logits)
+        if outcomes is None:
+            try:
+                with torch.no_grad():
+                    logits = blend.combine(queues)
+            except InvalidInput as error:
+                return [Outcome(task.entry, None, None, error=str(error)) for task in tasks]
+            outcomes = self.verifier.decide(tasks, logits)
+        return [_named(outcome, blend) if outcome.error else outcome for outcome in outcomes]
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -172,6 +172,12 @@ class Ensemble:
         """End the threads."""
         if self._threads is not None:
             self._threads.shutdown()
+
+
+def _named(outcome: Outcome, blend: Blend) -> Outcome:
+    """The outcome of a sequence whose law is no distribution, saying which law that is."""
+    allowed = "finite logits, or minus infinity for a token that is ruled out"
+    return replace(outcome, error=str(InvalidInput(f"law {blend.name}", words("not numbers at this prompt"), allowed)))
 
 
 def check_vocabularies(cast: Cast) -> None:

@@ -16,6 +16,7 @@ register_blend("first-plus-half", lambda logits: logits[0] + 0.5 * logits[1])
 register_blend("wrong-shape", lambda logits: logits[0][:, :-1])
 register_blend("not-a-tensor", lambda logits: 3.0)  # type: ignore[arg-type,return-value]
 register_blend("raises", lambda logits: logits[7])
+register_blend("asserts", lambda logits: torch._assert(False, "no such\nthing"))
 
 LAWS: list[tuple[dict[str, Any], int, str, tuple[int, ...]]] = [
     ({"blend": "single"}, 3, "target", (0,)),
@@ -128,6 +129,14 @@ def test_extremes_are_numbers() -> None:
         ({"blend": "weighted", "lambda": 1.3}, 2, "law.lambda is 1.3; allowed is from 0 to 1"),
         ({"blend": "weighted", "lambda": -0.1}, 2, "law.lambda is -0.1"),
         ({"blend": "weighted", "lambda": 0.5}, 3, "give law.weights"),
+        ({"blend": ["weighted"]}, 2, "law.blend is ['weighted']; allowed is one of single, weighted"),
+        ({"blend": "single", "mu": 1}, 2, "key law.mu is 1; allowed is left out here"),
+        ({"blend": "realign", "lambda": 1e9}, 2, "law.lambda is 1000000000.0; allowed is from -100 to 100"),
+        (
+            {"blend": "realign", "weights": [float("inf"), -float("inf")]},
+            2,
+            "law.weights.0 is inf; allowed is a finite",
+        ),
         ({"blend": "weighted", "weights": [0.6, 0.6]}, 2, "whose sum is 1.2; allowed is weights whose sum is 1"),
         ({"blend": "weighted", "weights": [1.5, -0.5]}, 2, "law.weights is [1.5, -0.5]; allowed is from 0 to 1"),
         ({"blend": "weighted", "weights": [1.0]}, 2, "one weight for each of the 2 models"),
@@ -147,7 +156,8 @@ def test_one_sentence(law: dict[str, Any], count: int, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("wrong-shape", "[7, 49]"), ("not-a-tensor", "a float"), ("raises", "IndexError")]
+    ("name", "says"),
+    [("wrong-shape", "[7, 49]"), ("not-a-tensor", "a float"), ("raises", "IndexError"), ("asserts", "no such thing;")],
 )
 def test_functions_that_misbehave(name: str, says: str) -> None:
     with pytest.raises(InvalidInput) as raised:

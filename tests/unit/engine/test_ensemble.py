@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.engine.build import build_parts
 from cospec.engine.collaboration import build_caster
 from cospec.engine.engine import Engine
-from cospec.engine.ensemble import Laws, distinct
+from cospec.engine.ensemble import distinct
 from cospec.engine.joint import JointPages
 from cospec.errors import CospecError, InvalidInput
 from cospec.llm import LLM
@@ -73,8 +71,10 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
         ({"models": ["zoo", "zoo:drafter"], "law": {"blend": "weighted", "weights": [0.6, 0.5]}}, "whose sum is 1.1"),
         ({"models": ["zoo", "zoo:drafter"], "law": {"blend": "weighted", "lambda": 1.5}}, "law.lambda is 1.5"),
         ({"models": ["zoo", "zoo:drafter"], "law": "{"}, "law"),
-        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"gamma": [1, 2, 3]}}, "a list of 2 of them"),
-        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"gamma": 0}}, "collaboration.gamma"),
+        ({"models": ["zoo", "zoo:drafter"], "collaboration": {"gamma": [1, 2, 3]}}, "for each of the 2 models"),
+        (PAIR | {"collaboration": {"gamma": 0}}, "collaboration.gamma is 0; allowed is 'auto', a whole number from 1"),
+        (PAIR | {"collaboration": {"gamma": [2, "x"]}}, "gamma is [2, 'x']; allowed is 'auto', a whole number"),
+        (PAIR | {"law": {}}, "law.blend is missing"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposer": 2}}, "from 0 to 1"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposal": "both"}}, "collaboration.proposal"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"speed": 1}}, "collaboration.speed"),
@@ -186,6 +186,15 @@ def test_requests_may_ask_for_a_law_or_not() -> None:
         toy_engine(ToyModel(5), None).add(make_request("r", (0,), PARAMS, law=LAW))
 
 
+def test_who_names_a_model_means_it_as_a_drafter() -> None:
+    """As over one model; it is none of the members."""
+    config = EngineConfig.build(PAIR | {"speculative_config": {"model": "zoo:code"}, **ROOM})
+    (*_, last) = run_all(Engine.build(config), [make_request("r", (9, 8, 7), PARAMS)])["r"]
+    assert last.stats is not None
+    assert set(last.stats.model_calls) == set(ZOO)
+    assert last.stats.drafted
+
+
 def test_a_plugin_registers_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a law is read; what is wrong with it is told in one sentence."""
     code = "import cospec\ncospec.register_blend('of-a-plugin', lambda logits: logits[0])\n"
@@ -224,69 +233,6 @@ def test_requests_choose_a_policy_where_there_is_one() -> None:
         assert last.stats is not None
         drafted.append(last.stats.drafted)
     assert drafted[0] == 0 < drafted[1]
-
-
-def of_model(place: int) -> Callable[[list[torch.Tensor]], torch.Tensor]:
-    """One model's logits alone."""
-    return lambda logits: logits[place]
-
-
-@pytest.mark.parametrize("asked", [True, False], ids=["asked for", "the engine's own"])
-def test_a_blend_that_is_registered_anew(asked: bool) -> None:
-    """It writes the requests that begin then; one that is under way keeps the function that it began with."""
-    law, params = {"blend": "anew-test"}, SamplingParams(temperature=0, max_tokens=20)
-    names = ("old", "new", "newer")
-    alone = [
-        tokens_of(
-            run_all(
-                ensemble_engine(toys(2, 5), {"blend": "weighted", "lambda": part}), [make_request("r", (0, 1), params)]
-            )
-        )["r"]
-        for part in (0.0, 1.0)
-    ]
-    assert alone[0] != alone[1]
-    register_blend("anew-test", of_model(0))
-    engine = ensemble_engine(toys(2, 5), LAW if asked else law)
-    requests = [make_request(name, (0, 1), params, law=law if asked else None) for name in names]
-    engine.add(requests[0])
-    events = engine.step()
-    register_blend("anew-test", of_model(1))
-    engine.add(requests[1])
-    while engine.has_work:
-        events += engine.step()
-    events += [event for own in run_all(engine, requests[2:]).values() for event in own]
-    found = tokens_of({name: [event for event in events if event.id == name] for name in names})
-    assert found == {"old": alone[0], "new": alone[1], "newer": alone[1]}
-
-
-def test_laws_are_kept_as_long_as_they_write() -> None:
-    """And one for all requests that ask for the same."""
-    laws = Laws(LAW, 2)
-    for n in range(100):
-        laws.of(make_request(f"r{n}", (0,), PARAMS, law={"blend": "weighted", "lambda": n / 100}))
-    twice = [laws.of(make_request(name, (0,), PARAMS, law={"blend": "single"})) for name in ("a", "b")]
-    assert twice[0] is twice[1]
-    assert laws.reads("r1", 1)
-    assert not laws.reads("r0", 1)
-    assert len(laws._shared) == 101
-    laws.free([f"r{n}" for n in range(100)])
-    assert len(laws._shared) == 1
-    assert not laws.reads("r1", 1)
-
-
-def test_nothing_is_left_of_requests() -> None:
-    """Those that finished, were aborted, were refused."""
-    engine = ensemble_engine(toys(2, 5), LAW)
-    asked = [make_request(f"r{n}", (0,), PARAMS, law={"blend": "weighted", "lambda": n / 10}) for n in range(4)]
-    run_all(engine, asked[:2])
-    engine.add(asked[2])
-    engine.step()
-    engine.abort(["r2"])
-    with pytest.raises(InvalidInput):
-        engine.add(replace(asked[3], law={"blend": "weighted", "lambda": 7}))
-    laws = engine.round._members._panel.laws  # type: ignore[attr-defined]
-    assert not laws._running
-    assert not laws._shared
 
 
 def test_a_pool_that_is_no_member_drafts_for_sampled_requests_too() -> None:

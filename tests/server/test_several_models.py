@@ -1,0 +1,143 @@
+"""Several models as one over HTTP: the list, laws of requests, streams, and bad laws beside neighbours that go on."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from served import Served, write_llama
+
+LAW = {"blend": "weighted", "weights": [0.6, 0.4]}
+PLUGIN = """
+import cospec
+import torch
+
+
+def asserts(logits):
+    assert False, "no\\nnumbers"
+
+
+cospec.register_blend("second", lambda logits: logits[1])
+cospec.register_blend("nan", lambda logits: logits[0] * torch.nan)
+cospec.register_blend("asserts", asserts)
+cospec.register_blend("late", lambda logits: open("no-such-file"))
+cospec.register_blend("text", lambda logits: "logits")
+"""
+BAD = [
+    ({"blend": "weighted", "lambda": 1.5}, "law.lambda is 1.5; allowed is from 0 to 1"),
+    ({"blend": "weighted", "lambda": -0.1}, "law.lambda is -0.1; allowed is from 0 to 1"),
+    ({"blend": "weighted", "lambda": "half"}, "law.lambda is 'half'; allowed is a valid number"),
+    ({"blend": "weighted", "lambda": float("nan")}, "law.lambda is nan; allowed is a finite number"),
+    ({"blend": "weighted", "weights": [0.6, 0.6]}, "whose sum is 1.2; allowed is weights whose sum is 1"),
+    ({"blend": "weighted", "weights": [0.2, 0.3, 0.5]}, "allowed is one weight for each of the 2 models"),
+    ({"blend": "weighted", "weights": [1.2, -0.2]}, "law.weights is [1.2, -0.2]; allowed is from 0 to 1"),
+    ({"blend": "weighted", "weights": [0.5, None]}, "law.weights.1 is None; allowed is a valid number"),
+    ({"blend": "weighted", "lambda": 0.5, "weights": [0.5, 0.5]}, "left out when law.weights is given"),
+    ({"blend": "weighted", "mu": 0.5}, "key law.mu is 0.5; allowed is one of law.weights, law.lambda"),
+    ({"blend": "contrastive", "mu": -1}, "law.mu is -1; allowed is a number from 0"),
+    ({"blend": "contrastive", "plausibility": 2}, "law.plausibility is 2; allowed is a number up to 1"),
+    ({"blend": "adaptive", "tau": 2}, "law.tau is 2; allowed is a number up to 1"),
+    ({"blend": "realign", "weights": [3, 3]}, "whose sum is 6; allowed is weights whose sum is 1"),
+    ({"blend": "realign", "lambda": 1e30}, "law.lambda is 1e+30; allowed is from -100 to 100"),
+    ({"blend": "realign", "weights": [float("inf"), -float("inf")]}, "law.weights.0 is inf; allowed is a finite"),
+    ({"blend": "single", "x": 1}, "key law.x is 1; allowed is left out here"),
+    ({"blend": "second", "mu": 1}, "key law.mu is 1; allowed is left out for this blend"),
+    ({"blend": "no-such-blend"}, "law.blend is 'no-such-blend'; allowed is one of single, weighted"),
+    ({"blend": ["weighted"]}, "law.blend is ['weighted']; allowed is one of single, weighted"),
+    ({}, "law.blend is missing; allowed is one of single, weighted"),
+    ("weighted", "law is 'weighted'; allowed is an object"),
+    ({"blend": "nan"}, "law nan is not numbers at this prompt; allowed is finite logits"),
+    ({"blend": "asserts"}, "law asserts is a function that raised AssertionError: no numbers; allowed is"),
+    ({"blend": "late"}, "law late is a function that raised FileNotFoundError"),
+    ({"blend": "text"}, "law text is a function that returned a str; allowed is a floating-point tensor"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several")
+    write_llama(folder / "one", 0)
+    write_llama(folder / "two", 1)
+    (folder / "blend_plugin.py").write_text(PLUGIN)
+    models = ["--model", "one", "--model", "two", "--law", json.dumps(LAW)]
+    server = Served(*models, "--plugin", "blend_plugin", "--threads", "1", name=None, folder=folder)
+    yield server
+    assert server.stop() == 0
+
+
+BODY = {"prompt": "abcab", "max_tokens": 24, "seed": 3, "ignore_eos": True, "include_speculation_stats": True}
+
+
+def test_they_are_listed_as_one_model(served):
+    (only,) = served.http.get("/v1/models").json()["data"]
+    assert only["id"] == "one+two"
+    answer = served.http.post("/v1/completions", json={**BODY, "model": only["id"]}).json()
+    assert answer["law"] == "weighted(0.6, 0.4)"
+    assert set(answer["usage"]["speculation"]["model_calls"]) == {"one", "two"}
+    refused = served.http.post("/v1/completions", json={**BODY, "model": "one"})
+    assert refused.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("law", "name"),
+    [
+        ({"blend": "weighted", "lambda": 0.3}, "weighted(0.7, 0.3)"),
+        ({"blend": "contrastive", "mu": 0.5, "plausibility": 0.1}, "contrastive(mu=0.5, plausibility=0.1)"),
+        ({"blend": "realign", "lambda": 1.5}, "realign(-0.5, 1.5)"),
+        ({"blend": "adaptive", "tau": 0.4}, "adaptive(tau=0.4)"),
+        ({"blend": "single"}, "target"),
+        ({"blend": "second"}, "second"),
+    ],
+)
+def test_a_request_brings_a_law_of_its_own(served, law, name):
+    """The same whole, streamed, as a chat, and with nobody proposing."""
+    body = {**BODY, "law": law, "frequency_penalty": 0.5, "top_p": 0.9}
+    whole = served.http.post("/v1/completions", json=body).json()
+    assert whole["law"] == name
+    quiet = served.http.post("/v1/completions", json={**body, "speculation": {"enabled": False}}).json()
+    assert quiet["choices"][0]["text"] == whole["choices"][0]["text"]
+    lines = served.http.post("/v1/completions", json={**body, "stream": True}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
+    assert {chunk["law"] for chunk in chunks if "law" in chunk} == {name}
+    messages = [{"role": "user", "content": "abc"}]
+    assert (
+        served.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 3, "law": law}).json()["law"]
+        == name
+    )
+
+
+def test_bad_laws_harm_no_neighbour(served):
+    alone = served.http.post("/v1/completions", json={**BODY, "max_tokens": 90}).json()["choices"]
+
+    def ask(law: object) -> str:
+        data = json.dumps({"prompt": "abc", "max_tokens": 9, "law": law})
+        answer = served.http.post("/v1/completions", content=data)
+        assert answer.status_code in (400, 500)
+        said = answer.json()["error"]["message"]
+        assert "\n" not in said
+        return str(said)
+
+    with ThreadPoolExecutor(4) as pool:
+        neighbours = [
+            pool.submit(served.http.post, "/v1/completions", json={**BODY, "max_tokens": 90}) for _ in range(9)
+        ]
+        for law, says in BAD:
+            assert says in ask(law), law
+        for neighbour in neighbours:
+            assert neighbour.result().status_code == 200
+            assert neighbour.result().json()["choices"] == alone
+
+
+def test_laws_that_requests_may_not_bring(tmp_path):
+    write_llama(tmp_path / "one", 0)
+    write_llama(tmp_path / "two", 1)
+    models = ["--model", "one", "--model", "two", "--law", json.dumps(LAW), "--threads", "1"]
+    server = Served(*models, "--collaboration", '{"request_laws": false}', folder=tmp_path)
+    refused = server.http.post("/v1/completions", json={**BODY, "law": {"blend": "single"}})
+    allowed = server.http.post("/v1/completions", json=BODY)
+    assert server.stop() == 0
+    assert refused.status_code == 400
+    assert "left out; requests have no say in it here" in refused.json()["error"]["message"]
+    assert allowed.json()["law"] == "weighted(0.6, 0.4)"
