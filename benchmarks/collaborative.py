@@ -71,7 +71,7 @@ def systems(setting: Setting, batch: int) -> dict[str, Writer]:
     return {
         "standard": writer(setting, {"proposal": "standard"}, batch),
         "parallel": writer(setting, {"proposal": "parallel"}, batch),
-        "plain": writer(setting, {"proposal": "standard"}, batch, speculative_config=PLAIN),
+        "plain": writer(setting, {}, batch, speculative_config=PLAIN),
         "naive": writer(setting, {"proposal": "naive", "proposer": last}, batch),
         "alternate": writer(setting, {"proposal": "alternate"}, batch),
     }
