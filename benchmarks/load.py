@@ -12,11 +12,15 @@ SmartSpec's figure 11.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from queue import SimpleQueue
+from select import select
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -56,25 +60,53 @@ def poisson(rate: float, number: int, texts: Sequence[Sequence[int]], tokens: in
     return [Job(float(at), tuple(texts[(start + i) % len(texts)]), int(n)) for i, (at, n) in enumerate(jobs)]
 
 
+class Callers:
+    """Jobs that come when they are due, whatever the engine does; it hears of them as a server's engine does."""
+
+    def __init__(self, jobs: Sequence[Job], started: float) -> None:
+        self._jobs, self._started = jobs, started
+        self._come: SimpleQueue[Job] = SimpleQueue()
+        self.bell = os.eventfd(0)
+        self._thread = Thread(target=self._call, daemon=True)
+
+    def __enter__(self) -> Callers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        os.close(self.bell)
+
+    def take(self, wait: bool) -> list[Job]:
+        """Those that came since it was last asked; ``wait`` for one."""
+        if select([self.bell], [], [], None if wait else 0.0)[0]:
+            os.eventfd_read(self.bell)
+        return [self._come.get() for _ in range(self._come.qsize())]
+
+    def _call(self) -> None:
+        for job in self._jobs:
+            time.sleep(max(0.0, self._started + job.due - time.monotonic()))
+            self._come.put(job)
+            os.eventfd_write(self.bell, 1)
+
+
 def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float]:
     """Latency of every job in seconds, from when it was due to its last token."""
     ends: dict[str, float] = {}
     ids: list[str] = []
-    started, waiting = time.monotonic(), list(jobs)[::-1]
-    while waiting or engine.has_work:
-        now = time.monotonic() - started
-        while waiting and waiting[-1].due <= now:
-            job = waiting.pop()
-            params = SamplingParams(temperature=temperature, max_tokens=job.tokens, ignore_eos=True)
-            (request,) = make_requests(f"load-{next(_numbers)}", job.prompt, params, arrival=started + job.due)
-            ids.append(request.id)
-            engine.add(request)
-        if not engine.has_work:
-            time.sleep(max(0.0, waiting[-1].due - (time.monotonic() - started)))
-            continue
-        for event in engine.step():
-            if event.finish is not None:
-                ends[event.id] = time.monotonic() - started
+    started = time.monotonic()
+    with Callers(jobs, started) as callers:
+        engine.heed(callers.bell)
+        while len(ends) < len(jobs):
+            for job in callers.take(wait=not engine.has_work):
+                params = SamplingParams(temperature=temperature, max_tokens=job.tokens, ignore_eos=True)
+                (request,) = make_requests(f"load-{next(_numbers)}", job.prompt, params, arrival=started + job.due)
+                ids.append(request.id)
+                engine.add(request)
+            for event in engine.step():
+                if event.finish is not None:
+                    ends[event.id] = time.monotonic() - started
+        engine.heed(-1)
     return [ends[id] - job.due for id, job in zip(ids, jobs, strict=True)]
 
 

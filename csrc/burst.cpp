@@ -1,5 +1,6 @@
 // Rounds of the same sequences as one call: draft, score, judge, and again, as long as nothing between them has to be
 // decided elsewhere. A round does what drafters/model.py, engine/verifier.py and drafters/following.py do.
+#include <poll.h>
 #include <string.h>
 
 #include <algorithm>
@@ -37,12 +38,13 @@ struct Burst {
     const int64_t* tokens;  // known ones behind `fed`, lane after lane
     const int64_t* drafts;  // [count, depth], those that came along; null where they are made here
     int64_t count, drafting, depth, rounds;  // lanes, those that are drafted for, the longest draft
-    double seconds;  // no further round begins that would end later, by the mean of those before
+    double limit;  // seconds; no further round begins that would end later, by the mean of those before
+    int64_t wake;  // a file descriptor: no further round begins once it can be read; less than 0: none
     // [rounds, count, 4 + depth]: drafted, accepted, the token after them, and whether that is a bonus, or -1 where the
     // law is not made of numbers; then what was drafted.
     int64_t* written;
     int64_t* fed;  // [count], of the drafter's cache in the end
-    double draft_seconds, score_seconds, judge_seconds;
+    double* seconds;  // [rounds, 3]: drafting, scoring, judging
 };
 
 constexpr long HEAD = 4;
@@ -168,20 +170,26 @@ struct Run {
         return !stopped && line.left > lane.depth;
     }
 
+    // Whether somebody has something to say that should not wait for further rounds.
+    bool called() const {
+        pollfd one = {(int)b.wake, POLLIN, 0};
+        return b.wake >= 0 && poll(&one, 1, 0) > 0;
+    }
+
     long run() {
         const double begun = now();
         open();
         for (long round = 0; round < b.rounds; round++) {
             const double started = now();
-            if (round && (started - begun) * (round + 1) > b.seconds * round) return round;
+            if (round && ((started - begun) * (round + 1) > b.limit * round || called())) return round;
             if (b.drafting && !draft()) return round;
             const double drafted = now();
             float* logits;
             if (!score(&logits)) return round;
             const double scored = now();
-            b.draft_seconds += drafted - started, b.score_seconds += scored - drafted;
             const Verdict* verdicts = judge(logits);
-            b.judge_seconds += now() - scored;
+            double* spent = b.seconds + 3 * round;
+            spent[0] = drafted - started, spent[1] = scored - drafted, spent[2] = now() - scored;
             int64_t* out = b.written + round * b.count * (HEAD + b.depth);
             bool alike = true;
             for (long i = 0; i < b.count; i++) alike &= take(i, verdicts[i], out + i * (HEAD + b.depth));

@@ -194,8 +194,8 @@ class Policy(Protocol):
     """How long to speculate, for whom. No torch.
 
     Built by ``cls.build(options, setting)``, see ``policies.setting``; ``cls.reads_costs`` says whether it decides by
-    time models. Where they are there and true, ``cls.keeps_drafts`` says that ``trim`` returns what it is given, and
-    ``cls.steady`` that ``plan`` does not depend on what was observed.
+    time models. Where they are there, ``cls.keeps_drafts`` says that ``trim`` returns what it is given, and ``lasts``
+    how many rounds of the same sequences may follow the latest plan before it has to be asked again; otherwise one.
     """
 
     def plan(self, load: Load) -> list[Budget]:
@@ -349,11 +349,10 @@ class Members(Protocol):
 class Burst(Protocol):
     """Runs rounds from draft to verdict as one call, where nothing between the steps has to be decided."""
 
-    def run(self, plan: Plan) -> tuple[list[Outcome], RoundTimes] | None:
-        """The outcomes of up to ``plan.rounds`` rounds, up to that in which a sequence may have ended.
+    wake: int  # a file descriptor; once it can be read no further round is begun. Less than 0: none
 
-        None, with nothing done, for a plan that has to be run step by step.
-        """
+    def run(self, plan: Plan) -> tuple[list[Outcome], RoundTimes] | None:
+        """Outcomes of up to ``plan.rounds`` rounds, until a sequence may have ended; None: run it step by step."""
 
     def verify(self, entries: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> list[Outcome] | None:
         """What ``Judge.verify`` does, for drafts that somebody else made; None, with nothing done, as above."""

@@ -66,11 +66,27 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Seconds that a round, or several that were run as one, spent proposing and verifying."""
+    """Seconds that a round, or several that were run as one, spent proposing and verifying.
+
+    Attributes:
+        each: the same for each of several rounds, in their order; empty for one round.
+    """
 
     draft: float = 0.0
     target: float = 0.0
-    rounds: int = 1
+    each: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def of(cls, each: tuple[tuple[float, float], ...]) -> RoundTimes:
+        """Of rounds that were run as one."""
+        if len(each) == 1:
+            return cls(*each[0])
+        return cls(sum([draft for draft, _ in each]), sum([target for _, target in each]), each)
+
+    @property
+    def rounds(self) -> int:
+        """How many were run as one."""
+        return max(1, len(self.each))
 
 
 @dataclass(frozen=True, slots=True)

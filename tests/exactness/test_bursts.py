@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -155,6 +156,33 @@ def test_a_burst_keeps_to_its_time(folders: tuple[Path, Path], monkeypatch: pyte
     noted = calls(engine)
     written(engine, requests(SHAPES["greedy"], streams=False))
     assert {rounds for _, rounds in noted} <= {None, 1} and max(allowed for allowed, _ in noted) > 1
+
+
+@pytest.mark.parametrize("shape", ["greedy", "seeded"])
+def test_a_policy_that_learns(folders: tuple[Path, Path], shape: str) -> None:
+    """Its plan lasts for several rounds, and whatever it decides the tokens are the same."""
+    asked = requests(SHAPES[shape], streams=False)
+    plain = engine_of(folders, "match", 0)
+    whole = llama_engine(load(folders[0]), ModelDrafter(load(folders[1])), k="auto", rule="match")  # type: ignore[arg-type]
+    noted = calls(whole)
+    found, expected = written(whole, asked), written(plain, asked)
+    assert {id: rows[0] for id, rows in found.items()} == {id: rows[0] for id, rows in expected.items()}
+    assert max(rounds or 0 for _, rounds in noted) > 1
+
+
+def test_one_who_calls_does_not_wait_for_further_rounds(folders: tuple[Path, Path]) -> None:
+    engine = engine_of(folders, "auto", 3)
+    noted = calls(engine)
+    readable, writable = os.pipe()
+    engine.heed(readable)
+    os.write(writable, b"!")
+    written(engine, requests(SHAPES["greedy"], streams=False))
+    assert {rounds for _, rounds in noted} <= {None, 1} and max(allowed for allowed, _ in noted) > 1
+    os.read(readable, 1)
+    noted.clear()
+    written(engine, requests(SHAPES["greedy"], streams=False))
+    assert max(rounds or 0 for _, rounds in noted) > 1
+    os.close(readable), os.close(writable)
 
 
 def test_nobody_who_waits_is_kept_waiting(folders: tuple[Path, Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class World:
     noise: float = 0.0  # standard deviation of the log of measured times
     catching_up: int = 0
     offer: Offer = Offer()
+    burst: int = 1  # rounds that may be run as one, as far as a plan lasts
     lengths: list[list[int]] = field(default_factory=list)  # chosen, by round
     tokens: float = 0.0
     seconds: float = 0.0
@@ -50,17 +51,22 @@ class World:
         ready = sequences(self.count)
         self.tokens = self.seconds = 0.0
         self.lengths = []
-        for step in range(first, first + rounds):
+        step = first
+        while step < first + rounds:
             budgets = policy.plan(Load(ready, self.catching_up))
             assert len(budgets) == len(ready)
-            rates = self.rates(step)
-            pairs = list(zip(ready, budgets, rates, strict=True))
-            commits = [self._judge(one, budget, rate, chance) for one, budget, rate in pairs]
-            stats = self._stats(step, budgets, commits, chance)
-            policy.observe(stats, commits)
-            self.tokens += sum(tree_tokens(rate, b.widths or (1,) * b.depth) for _, b, rate in pairs)
-            self.seconds += stats.total
-            self.lengths.append([budget.depth for budget in budgets])
+            seen = []
+            for _ in range(min(self.burst, getattr(policy, "lasts", 1), first + rounds - step)):
+                rates = self.rates(step)
+                pairs = list(zip(ready, budgets, rates, strict=True))
+                commits = [self._judge(one, budget, rate, chance) for one, budget, rate in pairs]
+                stats = self._stats(step, budgets, commits, chance)
+                seen.append((stats, commits))
+                self.tokens += sum(tree_tokens(rate, b.widths or (1,) * b.depth) for _, b, rate in pairs)
+                self.seconds += stats.total
+                self.lengths.append([budget.depth for budget in budgets])
+                step += 1
+            policy.observe(*as_one(seen))
         return self.tokens / self.seconds
 
     def _judge(self, one: Sequence, budget: Budget, rate: float, chance: np.random.Generator) -> Commit:
@@ -79,7 +85,7 @@ class World:
         self, step: int, budgets: list[Budget], commits: list[Commit], chance: np.random.Generator
     ) -> RoundStats:
         n, proposed = len(budgets), sum(budget.max_nodes for budget in budgets)
-        context, depth = 200 * n, max(budget.depth for budget in budgets)
+        context, depth = 199 * n, max(budget.depth for budget in budgets)
         tokens = n + proposed + self.catching_up
         target = self.costs.target.seconds(context, tokens, n) * np.exp(self.noise * chance.standard_normal())
         draft = 0.0
@@ -106,6 +112,26 @@ class World:
             total,
             sum(budget.depth > 0 for budget in budgets),
         )
+
+
+def as_one(seen: list[tuple[RoundStats, list[Commit]]]) -> tuple[RoundStats, list[Commit]]:
+    """What an engine tells of rounds that it ran as one."""
+    first, commits = seen[0][0], [commit for _, own in seen for commit in own]
+    sums = {
+        name: sum(getattr(stats, name) for stats, _ in seen)
+        for name in [
+            "sequences",
+            "batched_tokens",
+            "context_tokens",
+            "proposed",
+            "accepted",
+            "committed",
+            "total",
+            "drafts",
+        ]
+    }
+    times = RoundTimes.of(tuple((stats.times.draft, stats.times.target) for stats, _ in seen))
+    return replace(first, depth=max(stats.depth for stats, _ in seen), times=times, **sums), commits
 
 
 def steady(*rates: float) -> Rates:

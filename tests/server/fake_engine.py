@@ -112,6 +112,9 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    def heed(self, descriptor: int) -> None:
+        pass
+
     def step(self) -> list[Event]:
         self._rounds += 1
         texts = {id: self._text.decode(list(request.prompt)) for id, request in self._requests.items()}

@@ -32,6 +32,11 @@ class Watch:
         """As the policy does."""
         return self._policy.plan(load)
 
+    @property
+    def lasts(self) -> int:
+        """As the policy's plan."""
+        return getattr(self._policy, "lasts", 1)
+
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         """As the policy does."""
         return self._policy.trim(drafts)

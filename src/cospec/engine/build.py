@@ -139,7 +139,7 @@ def connect(
     verifier = Verifier(target, blend, rules)
     chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
     burst = Burst.of(target, verifier.rule, drafter, getattr(chosen, "keeps_drafts", False))
-    alone = burst is not None and getattr(chosen, "steady", False) and (burst.drafts or drafter is None)
+    alone = burst is not None and (burst.drafts or drafter is None)
     limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules, LONGEST if alone else 1)
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
@@ -168,6 +168,7 @@ def connect(
         model_path=text.path,
         weights=getattr(drafter, "weights", dict),
         closers=_closers(handle),
+        burst=burst,
     )
 
 

@@ -1,8 +1,8 @@
 """Rounds of the same sequences as one call into the native library: draft, score, judge, and again.
 
 Where drafter and target run there, the rule is one of the library's and the policy leaves drafts whole, nothing between
-two of these steps has to be decided here; nor between two rounds, where the policy plans by nothing that it sees. What
-comes back are the outcomes of each round, the same as ``Sequential`` finds step by step.
+two of these steps has to be decided here; nor between two rounds, as long as the policy's plan lasts. What comes back
+are the outcomes of each round, the same as ``Sequential`` finds step by step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from ctypes import Structure, addressof, c_double, c_int64, c_void_p
 from dataclasses import dataclass
+from operator import add
 from struct import Struct
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from cospec.stats import RoundTimes
 from cospec.types import Budget, Draft, Outcome, Plan, PlanEntry, Request, Sequence, Verdict
 
 LONGEST = 8  # rounds of a burst
-SECONDS = 0.02  # that no further round may go beyond: how long newcomers and aborts may have to wait for it
+SECONDS = 0.02  # that no further round may go beyond: how long one who cannot call may have to wait for it
 _LANE = Struct("=12q")  # the first half of ``Lane`` in ``csrc/burst.cpp``
 _HEAD = 4  # words before the drafted tokens of a round
 
@@ -39,9 +41,9 @@ class _Burst(Structure):
     _fields_ = [
         *[(name, c_void_p) for name in ("target", "cache", "drafter", "own_cache", "lanes", "tokens", "drafts")],
         *[(name, c_int64) for name in ("count", "drafting", "depth", "rounds")],
-        ("seconds", c_double),
-        *[(name, c_void_p) for name in ("written", "fed")],
-        *[(name, c_double) for name in ("draft_seconds", "score_seconds", "judge_seconds")],
+        ("limit", c_double),
+        ("wake", c_int64),
+        *[(name, c_void_p) for name in ("written", "fed", "seconds")],
     ]
 
 
@@ -78,7 +80,11 @@ class _Job:
 
 
 class Burst:
-    """Implements ``protocols.Burst``. ``working`` are seconds inside of the models so far.
+    """Implements ``protocols.Burst``.
+
+    Attributes:
+        working: seconds inside of the models so far.
+        wake: a file descriptor; once it can be read no further round is begun. Less than 0: none.
 
     Args:
         rule_of: the rule that a sequence is judged by.
@@ -86,7 +92,7 @@ class Burst:
     """
 
     def __init__(self, target: OnCache, rule_of: Callable[[Sequence], Rule], drafting: _Drafting | None) -> None:
-        self.working = 0.0
+        self.working, self.wake = 0.0, -1
         self._target, self._rule_of, self._drafting = target, rule_of, drafting
         self._riders: dict[str, _Rider | None] = {}
         self._run = native.library().cospec_burst
@@ -189,20 +195,22 @@ class Burst:
         """Have the library do it; None where something is amiss, which the long way tells."""
         count, size = len(entries), _HEAD + job.depth
         written, fed = array("q", bytes(8 * rounds * count * size)), array("q", bytes(8 * count))
+        seconds = array("d", bytes(24 * rounds))
         own = (None, None) if self._drafting is None else self._drafting.direct.names
         burst = _Burst(
             *self._target.names, *own, _start(job.lanes), _start(job.tokens), job.drafts and _start(job.drafts), count,
-            job.drafting, job.depth, rounds, SECONDS, _start(written), _start(fed), 0.0, 0.0, 0.0,
+            job.drafting, job.depth, rounds, SECONDS, self.wake, _start(written), _start(fed), _start(seconds),
         )  # fmt: skip
         rounds = self._run(addressof(burst))
         if not rounds:
             return None
-        self.working += burst.draft_seconds + burst.score_seconds
+        draft, score, judge = (seconds[kind : 3 * rounds : 3] for kind in range(3))
+        self.working += sum(draft) + sum(score)
         if self._drafting is not None:
             for entry, kept in zip(entries[: job.drafting], fed, strict=False):
                 self._drafting.follower.take_back(entry.sequence.request.id, kept)
-        times = RoundTimes(burst.draft_seconds, burst.score_seconds + burst.judge_seconds, rounds)
-        return self._outcomes(entries, written[: rounds * count * size], size, drafts), times
+        each = tuple(zip(draft, map(add, score, judge), strict=True))
+        return self._outcomes(entries, written[: rounds * count * size], size, drafts), RoundTimes.of(each)
 
     def _outcomes(
         self, entries: Seq[PlanEntry], written: array[int], size: int, drafts: Mapping[str, Draft] | None
@@ -261,5 +269,5 @@ def _direct(model: Model) -> OnCache | None:
     return model.direct if isinstance(model, PackedModel) and isinstance(model.direct, OnCache) else None
 
 
-def _start(words: array[int]) -> int:
+def _start(words: array[Any]) -> int:
     return words.buffer_info()[0]

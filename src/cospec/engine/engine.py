@@ -14,7 +14,7 @@ from cospec.engine.metrics import Counters, EngineMetrics
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Scheduler
 from cospec.errors import InvalidInput
-from cospec.protocols import Clock, Model, Round
+from cospec.protocols import Burst, Clock, Model, Round
 from cospec.stats import RoundStats
 from cospec.types import Commit, Event, Finish, Outcome, Plan, Request, Sequence
 
@@ -35,6 +35,7 @@ class Parts:
     model_paths: tuple[Path, ...] = ()  # of all models, where several speak as one
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
     closers: tuple[Callable[[], None], ...] = ()  # what ends the threads and processes of the parts
+    burst: Burst | None = None
 
 
 class Engine:
@@ -127,6 +128,11 @@ class Engine:
         self._broadcast(commits, sequences)
         self._observe(plan, outcomes, commits, contexts, self.parts.clock() - started)
         return events
+
+    def heed(self, descriptor: int) -> None:
+        """While a file descriptor can be read, a step is no more than one round: somebody wants to add or abort."""
+        if self.parts.burst is not None:
+            self.parts.burst.wake = descriptor
 
     def metrics(self) -> EngineMetrics:
         """Counts since the start, and the present load."""

@@ -27,7 +27,7 @@ class Limits:
 
     Attributes:
         chain_rules: names of the rules that judge chains only, whose requests get no trees.
-        rounds: that may be run without another plan between them.
+        rounds: that may be run as one at most.
     """
 
     max_num_seqs: int
@@ -127,18 +127,19 @@ class Scheduler:
 
     def _rounds(self, entries: Seq[PlanEntry]) -> int:
         """How many rounds may be run as one: where nobody waits or reads along, and everybody has room for all."""
-        if self.waiting or len(entries) < len(self.running):
+        rounds = min(self.limits.rounds, getattr(self.policy, "lasts", 1))
+        if rounds == 1 or self.waiting or len(entries) < len(self.running):
             return 1
         for entry in entries:
             request = entry.sequence.request
             if entry.tokens > 1 or request.streams or request.sampling.stop:
                 return 1
-        return self.limits.rounds if all(map(self._has_room, entries)) else 1
+        return rounds if all([self._has_room(entry, rounds) for entry in entries]) else 1
 
-    def _has_room(self, entry: PlanEntry) -> bool:
-        """Make room for the longest run of rounds, or all that the sequence may still write."""
+    def _has_room(self, entry: PlanEntry, rounds: int) -> bool:
+        """Make room for so many rounds, or all that the sequence may still write."""
         sequence = entry.sequence
-        more = min(self.limits.rounds * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
+        more = min(rounds * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
         return self.pages.reserve(sequence.id, len(sequence.tokens) + more)
 
     def _fit(self, sequence: Sequence, left: int, budget: Budget) -> PlanEntry | None:

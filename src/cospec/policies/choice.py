@@ -45,6 +45,11 @@ class Choice:
             found.update((sequence.request.id, budget) for sequence, budget in zip(own, budgets, strict=True))
         return [found[sequence.request.id] for sequence in load.ready]
 
+    @property
+    def lasts(self) -> int:
+        """As long as the plan of the configured policy; a request with another one is asked about every round."""
+        return 1 if self._asked else getattr(self.usual, "lasts", 1)
+
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         """Each draft by the policy that asked for it."""
         if not self._asked:

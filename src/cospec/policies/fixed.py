@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import ClassVar
@@ -28,7 +29,7 @@ class Fixed:
     Options: ClassVar[type[FixedOptions]] = FixedOptions
     reads_costs: ClassVar[bool] = False
     keeps_drafts: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
+    lasts: ClassVar[int] = sys.maxsize
 
     def __init__(self, length: int, max_nodes: int | None = None, widths: tuple[int, ...] = ()) -> None:
         most = level_nodes(widths, length) if max_nodes is None else max_nodes

@@ -18,6 +18,7 @@ from pydantic import Field
 from cospec.options import Options
 from cospec.policies.acceptance import PRIOR, Acceptance, Floats, Ints
 from cospec.policies.allocation import Choice, Round, Steps, allocate
+from cospec.policies.apart import apart
 from cospec.policies.members import Members
 from cospec.policies.menu import chains, trees
 from cospec.policies.probing import LENGTH, ROUNDS, Probes
@@ -33,7 +34,7 @@ Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.04  # root mean square change of the rates that makes a decision old
 SUDDEN = 1.5  # times as many sequences, or as few: decided anew at once
-LOOK = 0.15  # seconds of rounds between two looks at what was observed, which a decision may follow
+LOOK = 0.25  # seconds of rounds between two looks at what was observed, which a decision may follow
 SOON, KEEP = 4, 64  # rounds between two looks at most: at first, when nothing is known, and later
 
 
@@ -89,6 +90,8 @@ class Goodput:
         self._patience = SOON  # rounds to the next look
         self._since = 0.0  # seconds of rounds since what was observed was learned from
         self._seen: list[tuple[RoundStats, Seq[Commit], Mapping[str, Budget]]] = []
+        self._unread = 0  # rounds that these are
+        self._passed = 1  # rounds since the latest plan was asked for
         self._decided: tuple[list[Budget], dict[str, Budget]] | None = None  # what is interrupted
         self._brief = 0  # for so many rounds
 
@@ -103,14 +106,15 @@ class Goodput:
             return []
         ids = [sequence.request.id for sequence in load.ready]
         changed, before = ids != self._ids, len(self._ids)
-        self._brief -= 1
+        self._brief -= self._passed
         if self._decided is not None and self._brief <= 0:
             self._budgets, self._given = self._decided
             self._decided = None
-        self._age += 1
-        self.residents.tick()
+        self._age += self._passed
+        self.residents.tick(self._passed)
+        self._passed = 1
         sudden = changed and not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
-        if (sudden and len(ids) not in self._usual) or self._since >= LOOK or len(self._seen) >= self._patience:
+        if (sudden and len(ids) not in self._usual) or self._since >= LOOK or self._unread >= self._patience:
             self.learn()
             self._patience = min(self._patience + SOON, KEEP)
             if changed or self._age > KEEP or self._is_old(load):
@@ -120,6 +124,12 @@ class Goodput:
             self._carry_over(ids, load, sudden)
         return self._budgets
 
+    @property
+    def lasts(self) -> int:
+        """Until the next look, or until what is interrupted goes on."""
+        left = self._patience - self._unread
+        return max(1, left if self._decided is None else min(left, self._brief))
+
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         """All of every draft: it was made to measure."""
         return drafts
@@ -128,10 +138,15 @@ class Goodput:
         """Only note the round, so that it costs next to nothing: ``learn`` is called when a decision may be due."""
         self._seen.append((stats, commits, self._given))
         self._since += stats.total
+        self._passed = stats.times.rounds
+        self._unread += self._passed
+        if self._unread > 2 * KEEP:  # nobody asks for plans
+            self.learn()
 
     def learn(self) -> None:
         """Judgements of the rounds that were observed to the rates, times to the costs."""
-        seen, self._seen, self._since = self._seen, [], 0.0
+        seen = [(*each, given) for stats, commits, given in self._seen for each in apart(stats, commits)]
+        self._seen, self._unread, self._since = [], 0, 0.0
         self.acceptance.observe([(commits, given) for _, commits, given in seen])
         for stats, commits, given in seen:
             if self.members.most > 1:

@@ -59,6 +59,11 @@ class Milp:
         """All of every draft."""
         return drafts
 
+    @property
+    def lasts(self) -> int:
+        """As ``goodput``."""
+        return self._goodput.lasts
+
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """As ``goodput``."""
         self._goodput.observe(stats, commits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import ClassVar
@@ -22,7 +23,7 @@ class Off:
     Options: ClassVar[type[OffOptions]] = OffOptions
     reads_costs: ClassVar[bool] = False
     keeps_drafts: ClassVar[bool] = True
-    steady: ClassVar[bool] = True
+    lasts: ClassVar[int] = sys.maxsize
 
     def __init__(self) -> None:
         self._budget = Budget()

@@ -38,9 +38,9 @@ class Residents:
         self._all: dict[str, _Resident] = {}
         self._round = 0
 
-    def tick(self) -> None:
-        """A round goes by with the latest budgets."""
-        self._round += 1
+    def tick(self, rounds: int = 1) -> None:
+        """So many rounds went by with the latest budgets."""
+        self._round += rounds
 
     def backlog(self, sequences: Seq[Sequence], lengths: Seq[int]) -> Floats:
         """``[n]``: tokens to feed before each can be drafted for, as far as this round should bear them."""

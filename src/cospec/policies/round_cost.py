@@ -28,7 +28,7 @@ REST = ForwardCost(slopes=(1e-6,), sequence=2e-5, fixed=4e-5)  # the shape of ev
 FOLLOW = 0.05  # share of a round in what is known of overlap
 PATIENCE = 32  # rounds between two looks at the errors
 FIRST, MOST = 32, 256  # rounds that are kept at most before they are learned from, at first and later
-SECONDS = 0.4  # of rounds that are kept before they are learned from: so learning takes the same share of all rounds
+SECONDS = 0.8  # of rounds that are kept before they are learned from: so learning takes the same share of all rounds
 LOOKS = 9  # latest predictions that the error is taken of
 TOLERATED = 0.2  # median relative error
 CHANGED = 0.03  # relative change of a typical round that makes plans old

@@ -241,3 +241,13 @@ def test_rounds_are_run_as_one_where_nobody_waits_or_reads_along() -> None:
     assert allowed(pages=10) == 1 and allowed(pages=11) == 8  # 9 known tokens, and 32 that may come
     (request,) = [replace(sequence("b", 5, arrival=2.0, streams=False).request, sampling=quiet)]
     assert allowed(Sequence(request, list(request.prompt))) == 1
+
+
+def test_no_more_rounds_are_run_as_one_than_the_plan_lasts() -> None:
+    policy = Fixed(3)
+    made = Scheduler(PagePool(64, 4), policy, Limits(64, 64, 200, rounds=8))
+    add(made, sequence("a", 8, streams=False))
+    play(made, made.plan())
+    for lasts, rounds in ((1, 1), (3, 3), (100, 8)):
+        policy.lasts = lasts  # type: ignore[misc]
+        assert made.plan().rounds == rounds

@@ -21,6 +21,8 @@ def policy(costs: Costs = CPU, offer: Offer = Offer(), **options: object) -> Goo
 class Oracle(Goodput):
     """Knows every rate before it plans."""
 
+    lasts = 1
+
     def __init__(self, options: GoodputOptions, setting: PolicySetting, rates: Rates) -> None:
         super().__init__(options, setting)
         self._true, self._step = rates, 0
@@ -46,14 +48,35 @@ def wandering(count: int, seed: int) -> Rates:
     return lambda step: values[step]
 
 
+@pytest.mark.parametrize("burst", [1, 8])
 @pytest.mark.parametrize("costs", [CPU, FLAT], ids=["cpu", "flat"])
 @pytest.mark.parametrize("count", [1, 8, 32])
-def test_close_to_one_that_knows_the_rates(costs: Costs, count: int) -> None:
+def test_close_to_one_that_knows_the_rates(costs: Costs, count: int, burst: int) -> None:
     rates = wandering(count, count)
     oracle = Oracle(GoodputOptions(), PolicySetting(costs=costs), rates)
     known = World(costs, rates, count).play(oracle, 1500)
-    learned = World(costs, rates, count).play(policy(costs), 1500)
+    learned = World(costs, rates, count, burst=burst).play(policy(costs), 1500)
     assert learned >= 0.92 * known
+
+
+def test_a_plan_lasts_until_the_next_look_and_a_probe_no_longer_than_it_is_meant_to() -> None:
+    """Rounds that are run as one are planned and learned from as if each had been by itself."""
+    assert CPU.target is not None and CPU.draft is not None
+    quick = Costs(CPU.target.scaled(0.25), CPU.draft.scaled(0.25))  # looks come by the number of rounds, not by time
+    steps, whole = policy(quick), policy(quick)
+    slow, together = World(quick, steady(0.2, 0.9), 2), World(quick, steady(0.2, 0.9), 2, burst=8)
+    assert slow.play(steps, 800) == together.play(whole, 800)
+    assert slow.lengths == together.lengths and len({tuple(each) for each in slow.lengths}) > 3
+    assert whole.acceptance._counts == steps.acceptance._counts
+    assert whole.cost.target == steps.cost.target and whole.cost.draft == steps.cost.draft
+
+
+def test_rounds_that_nobody_plans_are_learned_from_all_the_same() -> None:
+    """Where no request wants drafts no plan is asked for."""
+    made = policy()
+    for step in range(1000):
+        made.observe(RoundStats(step, 1, 1, 100, 0, 0, 0, 1, RoundTimes(0.0, 1e-3), 1e-3), [])
+    assert len(made._seen) < 200
 
 
 def test_a_length_for_each_beats_one_for_all_on_mixed_domains() -> None:
@@ -162,7 +185,7 @@ def test_a_decision_is_kept_while_nothing_moves() -> None:
     assert made.plan(Load(ready)) is first
     assert made.plan(Load(ready[:7])) is not first
     again = made.plan(Load(ready))
-    made.observe(RoundStats(0, 8, 508, 1600, 0, 0, 0, 8, RoundTimes(), 0.2), [])
+    made.observe(RoundStats(0, 8, 508, 1600, 0, 0, 0, 8, RoundTimes(), 0.3), [])
     assert made.plan(Load(ready, catching_up=500)) is not again, "a long round, for the prompts of others"
 
 
@@ -170,7 +193,7 @@ def test_a_new_sequence_gets_what_suits_everybodys_rate_until_the_next_look() ->
     """Neither the longest nor the shortest length that others earned; and as many again get what as many got."""
     made = policy()
     World(CPU, steady(0.1, 0.6, 0.97), 3).play(made, 400)
-    made._decided, made._since, made._seen = None, 0.0, []
+    made._decided, made._since, made._seen, made._unread = None, 0.0, [], 0
     before = sorted(budget.depth for budget in made._budgets)
     assert before[0] < before[1] < before[2]
     assert before[0] < made.plan(Load(sequences(4)))[3].depth < before[2]
@@ -188,7 +211,7 @@ def test_a_text_does_not_inherit_the_length_of_the_one_before() -> None:
     made.learn()
     made._age, made._since = 1000, 1.0
     hard = made.plan(Load(sequences(1)))[0].depth
-    made._decided, made._since, made._seen = None, 0.0, []
+    made._decided, made._since, made._seen, made._unread = None, 0.0, [], 0
     assert hard < easy
     assert hard < made.plan(Load(sequences(2)[1:]))[0].depth <= easy
 

@@ -1,0 +1,39 @@
+"""Rounds that were run as one, each by itself again, as a policy would have seen them step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from cospec.stats import RoundStats, RoundTimes
+from cospec.types import Commit
+
+
+def apart(stats: RoundStats, commits: Seq[Commit]) -> Iterator[tuple[RoundStats, Seq[Commit]]]:
+    """Every round with its commits. What the call took outside of the models falls on all of its rounds alike."""
+    rounds = stats.times.rounds
+    if rounds == 1:
+        yield stats, commits
+        return
+    rest = (stats.total - stats.times.draft - stats.times.target) / rounds
+    size = len(commits) // rounds  # such rounds are of the same sequences, with one known token each
+    for place, (draft, target) in enumerate(stats.times.each):
+        own = commits[place * size : (place + 1) * size]
+        drafted = [commit.drafted for commit in own]
+        yield (
+            replace(
+                stats,
+                sequences=size,
+                batched_tokens=size + sum(drafted),
+                context_tokens=sum([commit.base_len - 1 for commit in own]),
+                depth=max(drafted),
+                proposed=sum(drafted),
+                accepted=sum([len(commit.path) for commit in own]),
+                committed=sum([len(commit.tokens) for commit in own]),
+                times=RoundTimes(draft, target),
+                total=draft + target + rest,
+                drafts=sum([number > 0 for number in drafted]),
+            ),
+            own,
+        )

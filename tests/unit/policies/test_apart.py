@@ -1,0 +1,43 @@
+"""Rounds that were run as one are the same rounds when they are taken apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cospec.policies.apart import apart
+from cospec.policies.fixed import Fixed
+from cospec.stats import RoundStats
+from cospec.types import Commit
+from harness.rounds import CPU, World, as_one, steady
+
+
+class Notes(Fixed):
+    """A fixed length, and all that was told of the rounds."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.seen: list[tuple[RoundStats, list[Commit]]] = []
+
+    def observe(self, stats: RoundStats, commits: list[Commit]) -> None:  # type: ignore[override]
+        self.seen.append((stats, commits))
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_each_round_by_itself(length: int) -> None:
+    notes = Notes(length)
+    World(CPU, steady(0.3, 0.9, 0.6), 3).play(notes, 5)
+    stats, commits = as_one(notes.seen)
+    assert stats.times.rounds == 5 and len(commits) == 15
+    found = list(apart(stats, commits))
+    assert [own for _, own in found] == [own for _, own in notes.seen]
+    for (one, _), (before, _) in zip(found, notes.seen, strict=True):
+        assert one.total == pytest.approx(before.total)
+        assert replace(one, step=before.step, total=before.total) == before
+
+
+def test_one_round_stays_as_it_is() -> None:
+    notes = Notes(2)
+    World(CPU, steady(0.5), 1).play(notes, 1)
+    assert list(apart(*notes.seen[0])) == notes.seen
