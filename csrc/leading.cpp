@@ -2,7 +2,6 @@
 #include <string.h>
 
 #include "guesses.h"
-#include "ops.h"
 #include "together.h"
 
 namespace {
@@ -212,13 +211,6 @@ struct Mixture {
         b.count[row.r] = b.length[row.r] = step + 1;
         b.going[row.r] = step + 1 < std::min(row.seat.depth, row.seat.nodes);
     }
-};
-
-// What is read of one drafter at one position.
-struct Rows {
-    int64_t member;
-    const float* logits;  // [count, vocab]
-    int64_t vocab, count;
 };
 
 // `read(place of its word, row, logits, number, spare [vocab])` for all rows of all drafters.

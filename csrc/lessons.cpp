@@ -1,7 +1,6 @@
 // What a pool learns when tokens are committed (pool/record.py, combiners/job.py, calibration.py).
 #include <math.h>
 
-#include "ops.h"
 #include "together.h"
 
 constexpr double MEMORY = 0.98;  // as in routing/standing.py

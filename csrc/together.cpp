@@ -3,7 +3,6 @@
 #include "together.h"
 
 #include "dispatch.h"
-#include "ops.h"
 
 namespace {
 

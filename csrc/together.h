@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "ops.h"
+
 // What a round asks for one sequence.
 struct Seat {
     double* standing;        // [6, M] and one more, see `Evidence`
@@ -135,3 +137,17 @@ struct Growing {
         b.count[row] = nodes.size();
     }
 };
+
+// What is read of one drafter at one position.
+struct Rows {
+    int64_t member;
+    const float* logits;  // [count, vocab]
+    int64_t vocab, count;
+};
+
+// See csrc/leading.cpp.
+API void cospec_pool_hear(const Board* b, const Rows* said, long count, const int64_t* places);
+API void cospec_pool_read(const Board* b, const Rows* said, long count, const int64_t* places, double* q);
+API void cospec_pool_fuse(const Board* b);
+API void cospec_pool_mix(const Board* b, long vocab, double* mixtures, long kept);
+API void cospec_pool_draw(const Board* b, long vocab, double* mixtures, long kept, const int64_t* chosen);

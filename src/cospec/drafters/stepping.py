@@ -6,6 +6,7 @@ then fed one token after the other, which somebody else chose. What it was fed m
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -13,9 +14,10 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from cospec.batches import Segment, TokenBatch
-from cospec.drafters.following import Follower
+from cospec.drafters.following import CATCH_UP_TOKENS, Follower
 from cospec.drafters.looking import Look, look
 from cospec.drafters.vocabulary import SharedVocabulary
+from cospec.models.llama_native import on_cache
 from cospec.protocols import Model
 from cospec.types import Budget, Commit, Context
 
@@ -33,6 +35,20 @@ class Opening:
     logits: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What somebody needs who leads a model in the native library: ``Led`` in ``csrc/led.cpp``.
+
+    Attributes:
+        names: what the library calls the model and its cache.
+        segments, ids: what is to be fed first, as the library lays it out.
+    """
+
+    names: tuple[int, int]
+    segments: array[int]
+    ids: array[int]
+
+
 class Stepper(Protocol):
     """A drafter that can be led token by token."""
 
@@ -41,6 +57,12 @@ class Stepper(Protocol):
 
     def feed(self, ids: Seq[str], tokens: Seq[int]) -> Tensor:
         """Logits ``[len(ids), V]`` behind one more token of each of the sequences, which were opened before."""
+
+    def lend(self, contexts: Seq[Context], depths: Seq[int]) -> Lent | None:
+        """Make room as ``open`` does, for somebody who feeds the model himself; None where that has to be done here."""
+
+    def take_back(self, contexts: Seq[Context], fed: Seq[Seq[int]]) -> None:
+        """These tokens of each lent sequence were fed behind the known ones."""
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Keep of what was fed the part that was committed. Unknown ids are ignored."""
@@ -63,6 +85,29 @@ class ModelStepper:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._follower = Follower(model, SharedVocabulary())
+        self._direct = on_cache(model)
+
+    def lend(self, contexts: Seq[Context], depths: Seq[int]) -> Lent | None:
+        """Where the whole forward is native."""
+        direct, follower = self._direct, self._follower
+        if direct is None:
+            return None
+        segments, ids = array("q"), array("q")
+        for context, depth in zip(contexts, depths, strict=True):
+            tokens, known = context.tokens, len(context.tokens)
+            fed = None
+            if known + depth <= self.model.max_len and not context.assumed:
+                fed = follower.lend(context.id, tokens, depth - 1)
+            if fed is None or known - fed > CATCH_UP_TOKENS:
+                return None
+            segments.extend((fed, known - fed, 0, known - fed - 1, *direct.pages(context.id)))
+            ids.extend(tokens[fed:])
+        return Lent(direct.names, segments, ids)
+
+    def take_back(self, contexts: Seq[Context], fed: Seq[Seq[int]]) -> None:
+        """They are draft tokens from now on."""
+        for context, tokens in zip(contexts, fed, strict=True):
+            self._follower.keep(context, tokens, range(-1, len(tokens) - 1))
 
     def open(self, contexts: Seq[Context], depths: Seq[int]) -> Opening | None:
         """One forward over what was committed since, all sequences together."""

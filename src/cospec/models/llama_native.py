@@ -20,7 +20,9 @@ from cospec.models.cache import KVCache, LayerPages
 from cospec.models.llama import Affine, LayerWeights, Weights
 from cospec.models.native import Kind, PackedLinear
 from cospec.models.packed import PackedBatch
+from cospec.models.packed_model import PackedModel
 from cospec.native import address
+from cospec.protocols import Model
 
 
 class _LayerSpec(Structure):
@@ -163,6 +165,12 @@ class NativeRunner:
         """To the keys and the values of each layer."""
         keys = self._pointers(*(layer.keys.data_ptr() for layer in layers))
         return keys, self._pointers(*(layer.values.data_ptr() for layer in layers))
+
+
+def on_cache(model: Model) -> OnCache | None:
+    """The shortest way to run a model, for whoever speaks to the library himself; None where it has none."""
+    direct = model.direct if isinstance(model, PackedModel) else None
+    return direct if isinstance(direct, OnCache) else None
 
 
 class OnCache:

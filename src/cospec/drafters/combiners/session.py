@@ -19,6 +19,13 @@ ResultT = TypeVar("ResultT")
 class Led(Protocol):
     """A drafter of a pool as a session sees it."""
 
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that a round may wait for it."""
+
+    def spend(self, seconds: float) -> None:
+        """It was at work for so long, without having been called."""
+
     def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         """What ``verb(*arguments)`` gives, or None when the drafter has failed in it."""
 

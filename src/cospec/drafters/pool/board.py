@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
-from ctypes import POINTER, Structure, byref, c_int64, c_long, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_int, c_int64, c_long, c_uint64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -39,11 +39,13 @@ def library() -> Any:
     signatures: dict[str, list[Any]] = {
         "choose": [c_uint64, c_uint64, c_long, c_void_p, c_void_p], "unite": [c_void_p], "elect": [],
         "fuse": [], "hear": said, "read": [*said, c_void_p], "mix": mixtures, "draw": [*mixtures, c_void_p],
+        "lead": [c_void_p, c_long, c_void_p, c_void_p, c_void_p],
         "learn": [c_void_p, c_long, c_void_p, c_long],
     }  # fmt: skip
     for name, arguments in signatures.items():
         function = getattr(found, f"cospec_pool_{name}")
         function.argtypes, function.restype = [board, *arguments], None
+    found.cospec_pool_lead.restype = c_int
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -23,7 +23,9 @@ from cospec.drafters.combiners.session import Session, Stand
 from cospec.drafters.combiners.union import Union
 from cospec.drafters.combiners.vote import Vote
 from cospec.drafters.looking import reads_natively
+from cospec.drafters.pool import led
 from cospec.drafters.pool.board import Board, Shelf, at, ints, library
+from cospec.drafters.pool.led import Mixing
 from cospec.drafters.pool.readable import Staff
 from cospec.drafters.pool.record import Knowledge, Record, Seat
 from cospec.drafters.routing.choice import Routing
@@ -108,6 +110,7 @@ class Table:
     shelf: Shelf
     asked: Seq[Seq[int]]  # ``[M][R]``, as chosen
     plain: bool = False  # no row is edited or truncated
+    taking: Mapping[int, list[int]] = field(default_factory=dict)  # the sequences that each drafter is led along
     native: bool = True  # the library has read all rows, of the latest position
 
     def drafts(self) -> list[Draft]:
@@ -115,16 +118,22 @@ class Table:
         return self.board.drafts(self.staff.names)
 
     def open(self) -> None:
-        """Begin to lead those that take part."""
+        """Who is led along which sequences, and whether the library can read what they say."""
+        params = {id(seat.context.sampling): seat.context.sampling for seat in self.board.seats}
+        self.plain = not any([p.edits_logits or (p.truncates and not p.greedy) for p in params.values()])
+        taking = {own: [row for row, far in enumerate(self.asked[own]) if far] for own in sorted(self.staff.led)}
+        self.taking = {member: rows for member, rows in taking.items() if rows}
+
+    def lead(self, read: Callable[[Table], None], advance: Callable[[], object], mixing: Mixing | None = None) -> None:
+        """Those that take part, until no spine is going; ``read`` writes down what everybody says who is led.
+
+        ``mixing`` is for the library, which knows what to read and how to advance.
+        """
+        if self.plain and led.lead(self.board, self.session, self.taking, mixing):
+            return
         seats = self.board.seats
         contexts, depths = [seat.context for seat in seats], [min(b.depth, b.max_nodes) for _, b, *_ in seats]
-        params = {id(context.sampling): context.sampling for context in contexts}
-        self.plain = not any([p.edits_logits or (p.truncates and not p.greedy) for p in params.values()])
-        taking = {led: [row for row, far in enumerate(self.asked[led]) if far] for led in sorted(self.staff.led)}
-        self.session.open(contexts, depths, {member: rows for member, rows in taking.items() if rows})
-
-    def lead(self, read: Callable[[Table], None], advance: Callable[[], object]) -> None:
-        """Until no spine is going; ``read`` writes down what everybody says who is led."""
+        self.session.open(contexts, depths, self.taking)
         while True:
             self.session.timed(read, self)
             advance()
@@ -207,6 +216,11 @@ def _mix(table: Table) -> list[Draft]:
     mixtures = np.empty(board.rows * kept * vocab) if own else board.rows_of(board.rows * vocab) if any(draws) else None
     place = None if mixtures is None else native.address(mixtures)
 
+    table.open()
+    most = board.depth * sum([len(rows) for rows in table.taking.values()])
+    laws = native.address(board.rows_of(most * vocab)) if table.plain and mixtures is not None else None
+    mixing = Mixing(laws, place, vocab, kept)
+
     def advance() -> None:
         library().cospec_pool_mix(board.ref, vocab, place, kept)
         if mixtures is not None:
@@ -215,8 +229,7 @@ def _mix(table: Table) -> list[Draft]:
             table.session.timed(library().cospec_pool_draw, board.ref, vocab, place, kept, told)
         board.c.steps += 1
 
-    table.open()
-    table.lead(_read, advance)
+    table.lead(_read, advance, mixing)
     drafts = table.drafts()
     if own and mixtures is not None:
         q = mixtures.reshape(board.rows, kept, vocab)

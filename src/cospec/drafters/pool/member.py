@@ -87,6 +87,11 @@ class Member:
                 self.worked = True
         return result
 
+    def spend(self, seconds: float) -> None:
+        """It was at work for so long, without having been called."""
+        self.seconds += seconds
+        self.worked = True
+
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """Whole drafts; none when it fails."""
         return self.call(self.drafter.propose, contexts, budgets) or []
