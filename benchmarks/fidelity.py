@@ -29,6 +29,7 @@ from benchmarks.common import DOMAINS, prompts, write
 from benchmarks.load import CONFIGS, Job, poisson, serve
 from cospec import LLM, SamplingParams
 from cospec.models.folder import resolve
+from cospec.policies.apart import apart
 from cospec.policies.cost import ForwardCost
 from cospec.profiling.rounds import Measured, fit_rounds
 from cospec.simulation.run import World, serve_all
@@ -76,7 +77,8 @@ class Watch:
     def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
         """A round; whether the drafter saw one of its texts for the first time."""
         ids = {commit.id for commit in commits if commit.drafted}
-        self.rounds.append(Measured(stats, fed=not ids <= self._drafted))
+        fed = not ids <= self._drafted
+        self.rounds.extend(Measured(each, fed) for each, _ in apart(stats, commits))
         self._drafted |= ids
         self._observe(stats, commits)
 

@@ -10,6 +10,7 @@ from cospec.config import EngineConfig
 from cospec.engine.build import build_parts
 from cospec.engine.engine import Engine, Parts
 from cospec.engine.scheduler import Scheduler
+from cospec.policies.apart import apart
 from cospec.protocols import Policy
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load
@@ -44,7 +45,7 @@ class Watch:
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Write down, then as the policy does."""
         self.commits.extend(commits)
-        self.rounds.append(stats)
+        self.rounds.extend(each for each, _ in apart(stats, commits))
         self._policy.observe(stats, commits)
 
     def gauges(self) -> Mapping[str, float]:
