@@ -14,7 +14,6 @@ struct Led {
     const Segment* segments;  // [count], what it has not fed yet, with logits behind the last token
     const int64_t *ids, *places;  // their tokens; [count], rows of the board
     int64_t count;
-    double seconds;  // that its forwards took
 };
 
 // What `mix` is made of. mixtures: [R, kept, vocab], or null where nobody draws; then there are no distributions either.
@@ -37,11 +36,11 @@ thread_local std::vector<Ahead> aheads;
 
 struct Leading {
     Board& b;
-    Led* led;
+    const Led* led;
     const long count;
     const Mixing* mixing;
-    int64_t* fed;  // [R]
-    double reading = 0.0;
+    int64_t* fed;     // [R]
+    double* seconds;  // [count + 1], of the drafters' forwards; of reading logits and drawing
     double* distributions = mixing ? mixing->distributions : nullptr;
     std::vector<Rows> said = {};
     std::vector<int64_t> places = {};
@@ -59,7 +58,7 @@ struct Leading {
             if (!cospec_llama_score(led[i].model, led[i].cache, &given, logits)) return false;
             said.push_back({led[i].member, logits, vocab, rows});
             places.insert(places.end(), own.places.begin(), own.places.end());
-            led[i].seconds += now() - started;
+            seconds[i] += now() - started;
         }
         return true;
     }
@@ -71,7 +70,7 @@ struct Leading {
             cospec_pool_read(&b, said.data(), said.size(), places.data(), distributions);
             if (distributions) distributions += (long)places.size() * mixing->vocab;
         }
-        reading += now() - started;
+        seconds[count] += now() - started;
     }
     void advance() {
         if (!mixing) {
@@ -81,7 +80,7 @@ struct Leading {
         cospec_pool_mix(&b, mixing->vocab, mixing->mixtures, mixing->kept);
         const double started = now();
         if (mixing->mixtures) cospec_pool_draw(&b, mixing->vocab, mixing->mixtures, mixing->kept, nullptr);
-        reading += now() - started;
+        seconds[count] += now() - started;
         b.steps++;
     }
     // The newest token of the spines that go on; whether there are any.
@@ -125,11 +124,8 @@ struct Leading {
 
 }  // namespace
 
-// fed [R]: how many tokens of each spine were fed; reading: seconds of reading logits and drawing. False where a drafter
-// refuses its batch: the first one, since there is room for all that follow.
-API int cospec_pool_lead(Board* b, Led* led, long count, const Mixing* mixing, int64_t* fed, double* reading) {
-    Leading leading = {*b, led, count, mixing, fed};
-    const bool fine = leading.run();
-    *reading = leading.reading;
-    return fine;
+// fed [R]: how many tokens of each spine were fed. False where a drafter refuses its batch: the first one, since there is
+// room for all that follow.
+API int cospec_pool_lead(Board* b, const Led* led, long count, const Mixing* mixing, int64_t* fed, double* seconds) {
+    return Leading{*b, led, count, mixing, fed, seconds}.run();
 }

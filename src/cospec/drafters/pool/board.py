@@ -64,6 +64,12 @@ def floats(count: int) -> array[float]:
     return array("d", bytes(8 * count))
 
 
+@cache
+def straight(nodes: int) -> tuple[int, ...]:
+    """The parents of a chain."""
+    return tuple(range(-1, nodes - 1))
+
+
 class Shelf:
     """Large arrays that are used again: the system clears new ones, which takes longer than what they are used for."""
 
@@ -119,15 +125,16 @@ class Board:
         self.chances_at = 2 * cells + room
         first, real = at(self.ints), at(self.floats)
         self.asked_at = first + 8 * made
-        led = first + 8 * self.guessed_at if leads else None
-        self.c = _Board(
+        led = first + 8 * self.guessed_at if leads else 0
+        held = (
             rows, members, depth, self.room, 0,
             at(self._words), at(self._reals), knowledge.prior.address, knowledge.address,
-            real, real + 8 * cells, None, None, None, None,
-            led, real + 8 * self.chances_at, None, None,
+            real, real + 8 * cells, 0, 0, 0, 0,
+            led, real + 8 * self.chances_at, 0, 0,
             first + 8 * self.spine_at, first + 8 * self._state, first + 8 * (self._state + rows),
             first, first + 8 * rows, first + 8 * (rows + room), first + 8 * (rows + 2 * room), real + 16 * cells,
         )  # fmt: skip
+        self.c = _Board.from_buffer(array("q", held))  # quicker than to set one field after the other
         self.ref = byref(self.c)
 
     _shelf: Shelf
@@ -190,6 +197,11 @@ class Board:
         first = self.spine_at + row * self.depth
         return self.ints[first : first + self.ints[self._state + row]].tolist()
 
+    def paths(self, counts: Seq[int]) -> list[list[int]]:
+        """The first ``counts [R]`` tokens of each spine."""
+        depth, flat = self.depth, self.ints[self.spine_at : self.guessed_at].tolist()
+        return [flat[row * depth : row * depth + count] for row, count in enumerate(counts)]
+
     def going(self) -> list[int]:
         """The rows whose spines go on."""
         first = self._state + self.rows
@@ -201,8 +213,8 @@ class Board:
         states, depth, spine = held[first : first + 2 * rows].tolist(), self.depth, self.spine_at - 1
         return {row: held[spine + row * depth + states[row]] for row in range(rows) if states[rows + row]}
 
-    def drafts(self, names: Seq[str]) -> list[Draft]:
-        """What was made, of the rows that anything was made for."""
+    def drafts(self, names: Seq[str], branches: bool) -> list[Draft]:
+        """What was made, of the rows that anything was made for; chains unless it ``branches``."""
         found, room, size = [], self.room, self.rows * self.room
         made, start, name = self.ints[: self._asked].tolist(), self.rows, names.__getitem__
         first = 2 * self.rows * self.members
@@ -215,7 +227,7 @@ class Board:
                         context.id,
                         record.base,
                         tuple(made[start:end]),
-                        tuple(made[start + size : end + size]),
+                        tuple(made[start + size : end + size]) if branches else straight(count),
                         tuple(map(name, made[start + 2 * size : end + 2 * size])),
                         None,
                         sure[start - self.rows : end - self.rows],

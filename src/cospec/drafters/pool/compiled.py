@@ -80,24 +80,18 @@ class Compiled:
 
     def learn(self, commits: Seq[tuple[Record, Commit]]) -> None:
         """See ``record.Work``."""
-        board = commits[0][0].said[0]
-        if all([record.said[0] is board for record, _ in commits]):
-            self._learn(board, commits)
-            return
-        boards: dict[int, list[tuple[Record, Commit]]] = {}  # several where drafts of several rounds come to be at once
-        for pair in commits:
-            boards.setdefault(id(pair[0].said[0]), []).append(pair)
-        for own in boards.values():
-            self._learn(own[0][0].said[0], own)
-
-    def _learn(self, board: Board, commits: Seq[tuple[Record, Commit]]) -> None:
-        heads, tokens = list[int](), list[int]()
+        boards: dict[Board, tuple[list[int], list[int]]] = {}  # several where drafts of several rounds come to be
         for record, commit in commits:
-            heads += (record.said[1], len(commit.tokens), len(commit.path))
+            board, row = record.said
+            if board not in boards:
+                boards[board] = [], []
+            heads, tokens = boards[board]
+            heads += (row, len(commit.tokens), len(commit.path))
             tokens += commit.tokens
-        told, count = array("q", heads + tokens), len(commits)
-        place = at(told)
-        library().cospec_pool_learn(board.ref, place, count, place + 24 * count, self.staff.routing.learns)
+        for board, (heads, tokens) in boards.items():
+            told, count = array("q", heads + tokens), len(heads) // 3
+            place = at(told)
+            library().cospec_pool_learn(board.ref, place, count, place + 8 * len(heads), self.staff.routing.learns)
 
 
 @dataclass(slots=True)
@@ -115,7 +109,7 @@ class Table:
 
     def drafts(self) -> list[Draft]:
         """What is on the board."""
-        return self.board.drafts(self.staff.names)
+        return self.board.drafts(self.staff.names, self.staff.combiner.branches)
 
     def open(self) -> None:
         """Who is led along which sequences, and whether the library can read what they say."""

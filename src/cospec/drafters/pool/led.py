@@ -9,22 +9,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from ctypes import Structure, addressof, byref, c_double, c_int64, c_void_p
+from ctypes import Structure, addressof, c_int64, c_void_p
 
 from cospec.drafters.combiners.session import Session
-from cospec.drafters.pool.board import Board, at, ints, library
+from cospec.drafters.pool.board import Board, at, floats, ints, library
 from cospec.drafters.stepping import Lent
-
-
-class _Led(Structure):
-    """Mirrors the struct of that name."""
-
-    _fields_ = [
-        ("member", c_int64),
-        *[(name, c_void_p) for name in ("model", "cache", "segments", "ids", "places")],
-        ("count", c_int64),
-        ("seconds", c_double),
-    ]
 
 
 class Mixing(Structure):
@@ -38,25 +27,20 @@ def lead(board: Board, session: Session, taking: Mapping[int, Seq[int]], mixing:
     lent = _lent(board, session, taking)
     if lent is None:
         return False
-    places = {member: array("q", rows) for member, rows in taking.items()}
-    led = (_Led * len(lent))(
-        *[
-            _Led(member, *own.names, at(own.segments), at(own.ids), at(places[member]), len(places[member]), 0.0)
-            for member, own in lent.items()
-        ]
-    )
-    fed, reading = ints(board.rows), c_double()
+    words, places = array("q"), [array("q", rows) for rows in taking.values()]
+    for (member, own), place in zip(lent.items(), places, strict=True):  # ``Led`` in ``csrc/led.cpp``
+        words.extend((member, *own.names, at(own.segments), at(own.ids), at(place), len(place)))
+    count, fed, seconds = len(lent), ints(board.rows), floats(len(lent) + 1)
     how = None if mixing is None else addressof(mixing)
-    if not library().cospec_pool_lead(board.ref, addressof(led), len(led), how, at(fed), byref(reading)):
+    if not library().cospec_pool_lead(board.ref, at(words), count, how, at(fed), at(seconds)):
         return False
-    session.reading += reading.value
-    contexts = [seat.context for seat in board.seats]
-    paths = [board.path(row)[:count] for row, count in enumerate(fed)]
-    for part in led:
-        rows = taking[part.member]
-        session.led[part.member].spend(part.seconds)
-        give_back = session.steppers[part.member].take_back
-        session.led[part.member].call(give_back, [contexts[row] for row in rows], [paths[row] for row in rows])
+    session.reading += seconds[count]
+    contexts, paths = [seat.context for seat in board.seats], board.paths(fed)
+    for (member, rows), spent in zip(taking.items(), seconds, strict=False):
+        led = session.led[member]
+        led.spend(spent)
+        give_back = session.steppers[member].take_back
+        led.call(give_back, [contexts[row] for row in rows], [paths[row] for row in rows])
     return True
 
 
@@ -67,7 +51,7 @@ def _lent(board: Board, session: Session, taking: Mapping[int, Seq[int]]) -> dic
         if session.led[member].deadline is not None:
             return None
         seats = [board.seats[row] for row in rows]
-        depths = [min(budget.depth, budget.max_nodes) for _, budget, _, _ in seats]
+        depths = [min(seat.budget.depth, seat.budget.max_nodes) for seat in seats]
         own: Lent | None = session.led[member].call(
             session.steppers[member].lend, [context for context, *_ in seats], depths
         )

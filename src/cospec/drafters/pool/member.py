@@ -63,6 +63,11 @@ class Member:
     lost: bool = False
     seconds: float = 0.0
     left_out: Counter[str] = field(default_factory=Counter)
+    _looker: Looks | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        state = self._state
+        self._looker = state if isinstance(state, Looks) else None
 
     @classmethod
     def of(cls, name: str, drafter: Drafter, clock: Clock, leads: bool, deadline: float | None = None) -> Member:
@@ -99,12 +104,11 @@ class Member:
     @property
     def looks(self) -> bool:
         """Whether it can tell what it makes of known tokens."""
-        return isinstance(self._state, Looks)
+        return self._looker is not None
 
     def look(self, contexts: Seq[Context]) -> dict[str, Look]:
         """What it makes of the latest known tokens; nothing when it fails, or cannot tell."""
-        state = self._state
-        return (self.call(state.look, contexts) or {}) if isinstance(state, Looks) else {}
+        return {} if self._looker is None else self.call(self._looker.look, contexts) or {}
 
     def start(self, contexts: Seq[Context], budgets: Seq[Budget]) -> Future | None:
         """Ask for whole drafts that come later; None when it is not that kind, or fails."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cache
 from itertools import compress
 from typing import ClassVar
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from cospec.drafters.combiners.job import Combiner
 from cospec.drafters.combiners.session import Session
+from cospec.drafters.pool.board import straight
 from cospec.drafters.pool.compiled import Compiled
 from cospec.drafters.pool.member import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
@@ -134,14 +134,20 @@ class PoolDrafter:
     def commit(self, commits: Seq[Commit]) -> None:
         """Tell every drafter, and learn how right each one was."""
         started, records = self.setting.clock(), self._records
-        known = [(records[commit.id], commit) for commit in commits if commit.id in records]
-        telling = [(record, commit) for record, commit in known if commit.base_len == record.base and commit.tokens]
+        known, telling = list[Record](), list[tuple[Record, Commit]]()
+        for commit in commits:
+            record = records.get(commit.id)
+            if record is not None:
+                known.append(record)
+                if commit.base_len == record.base and commit.tokens:
+                    telling.append((record, commit))
         if telling:
             self.work.learn(telling)
-        for record, commit in known:
+        for record in known:
             record.base, record.said = -1, None
-            if commit.finish is not None:
-                self.knowledge.prior.learn(record.standing)
+        for commit in commits:
+            if commit.finish is not None and commit.id in records:
+                self.knowledge.prior.learn(records[commit.id].standing)
         self.seconds.own += self.setting.clock() - started
         for member in self.members:
             member.commit(commits)
@@ -193,10 +199,9 @@ class PoolDrafter:
 
     def _look(self, due: Seq[Context]) -> None:
         """Have drafters that can look at known tokens do so."""
-        for number, member in enumerate(self.members):
-            looks = {} if member.rest else member.look(due)
-            for id, (chance, tokens) in looks.items():
-                self._records[id].standing.look(number, chance, tokens)
+        looks = [{} if member.rest else member.look(due) for member in self.members]
+        for context in due:
+            self._records[context.id].standing.look([own.get(context.id) for own in looks])
 
     def _ask(self, seats: Seq[Seat], depths: Seq[Seq[int]]) -> list[dict[int, Draft]]:
         """Whole drafts by sequence and drafter; each is asked once for all of its sequences, ``depths[M][R]`` far.
@@ -210,10 +215,16 @@ class PoolDrafter:
         for number, member in enumerate(self.members):
             own = depths[number]
             if member.stepper is None and any(own):
-                keys = [(id(seat.budget), depth) for seat, depth in zip(seats, own, strict=True) if depth]
-                if not parts.keys() >= set(keys):
-                    parts |= {(id(s.budget), d): self._part(s.budget, d) for s, d in zip(seats, own, strict=True)}
-                asked[number] = list(compress(everybody, own)), [parts[key] for key in keys]
+                budgets = list[Budget]()
+                for seat, depth in zip(seats, own, strict=True):
+                    if depth:
+                        key = id(seat.budget), depth
+                        if key not in parts:
+                            parts[key] = self._part(seat.budget, depth)
+                        budgets.append(parts[key])
+                asked[number] = list(compress(everybody, own)), budgets
+        if not asked:
+            return given
         started = self.setting.clock()
         later = [number for number in asked if self.members[number].later]
         futures = {number: self.members[number].start(*asked[number]) for number in later}
@@ -242,7 +253,7 @@ class PoolDrafter:
                 row = rows.get(draft.id)
                 if row is None or not draft.tokens or draft.base_len != seats[row].record.base:
                     continue
-                if branches or draft.parents == _straight(len(draft.tokens)):
+                if branches or draft.parents == straight(len(draft.tokens)):
                     given[row][number] = draft
 
     def _forget_lost(self) -> None:
@@ -251,9 +262,3 @@ class PoolDrafter:
             if member.lost:
                 member.lost = False
                 member.forget(list(self._records))
-
-
-@cache
-def _straight(nodes: int) -> tuple[int, ...]:
-    """The parents of a chain."""
-    return tuple(range(-1, nodes - 1))

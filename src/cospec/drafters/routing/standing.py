@@ -121,10 +121,12 @@ class Standing:
         """So many tokens of the latest draft were accepted."""
         self.numbers[-1] = accepted
 
-    def look(self, member: int, chance: float, tokens: int) -> None:
-        """A drafter gave ``tokens`` known tokens ``chance`` of probability in all."""
-        self.chance[member] = LOOK_MEMORY * self.chance[member] + chance
-        self.looked[member] = LOOK_MEMORY * self.looked[member] + tokens
+    def look(self, looks: Seq[tuple[float, int] | None]) -> None:
+        """Drafters gave so many known tokens this much of probability in all; None: one did not look, ``[M]``."""
+        chances, counts = zip(*[(0.0, 0) if own is None else own for own in looks], strict=True)
+        kept = [1.0 if own is None else LOOK_MEMORY for own in looks]
+        self.chance[:] = [keep * old + new for keep, old, new in zip(kept, self.chance.tolist(), chances, strict=True)]
+        self.looked[:] = [keep * old + new for keep, old, new in zip(kept, self.looked.tolist(), counts, strict=True)]
 
     def took_part(self, members: Seq[int]) -> None:
         """A round was drafted by ``members``."""

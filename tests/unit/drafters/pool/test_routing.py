@@ -114,19 +114,16 @@ def test_who_cannot_look_drafts_in_the_first_round_of_a_request_and_after_some_m
 
 def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
     made = Standing(3)
-    for member, chance in enumerate((16.0, 8.0)):
-        made.look(member, chance, 32)
+    made.look([(16.0, 32), (8.0, 32), None])
     weights = made.weights(PRIOR)
     assert weights[0] > 0.45
     assert weights[1] < 0.01
     assert weights[2] == pytest.approx(weights[0]), "who cannot look loses nothing"
     for _ in range(3):
-        for member, chance in enumerate((4.0, 16.0)):
-            made.look(member, chance, 32)
+        made.look([(4.0, 32), (16.0, 32), None])
     assert made.weights(PRIOR)[1] > 0.45 > 0.01 > made.weights(PRIOR)[0], "what was found later counts for more"
     late = Standing(2)
-    late.look(0, 16.0, 32)
-    late.look(1, 8.0, 16)
+    late.look([(16.0, 32), (8.0, 16)])
     assert late.weights(Prior(2)) == pytest.approx([0.5, 0.5]), "means are compared"
 
 
