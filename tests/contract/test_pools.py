@@ -31,6 +31,17 @@ def test_a_combiner_says_what_it_is(name: str) -> None:
     assert isinstance(combiner.steps, bool)
     assert isinstance(combiner.branches, bool)
     assert isinstance(combiner.confident, bool)
+    assert isinstance(combiner.gathers, bool)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_a_routing_says_what_it_is(name: str) -> None:
+    routing = ROUTINGS.load(name)()
+    assert routing.name == name
+    assert routing.__doc__
+    assert isinstance(routing.looks, bool)
+    assert isinstance(routing.learns, bool)
+    assert isinstance(routing.weighs, bool)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)

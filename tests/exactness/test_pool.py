@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from cospec.drafters.pool.compiled import Compiled
 from cospec.draws import Draws, Purpose
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
@@ -91,11 +92,21 @@ def test_every_combiner_under_every_rule(combiner: str, rule: str, params: str) 
     assert error((combiner, "all"), rule, PARAMS[params], ("first", "copy"), 3) < EXACT
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize(("combiner", "rule"), [("mix", "block"), ("mix", "rejection"), ("fuse", "match")])
-def test_every_routing_over_several_rounds(combiner: str, rule: str, routing: str) -> None:
-    """Weights and confidences move between the rounds, and random routing branches like every other draw."""
+def test_every_routing_over_several_rounds(
+    combiner: str, rule: str, routing: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and confidences move between the rounds. In the readable work random routing branches like every draw."""
+    if not compiled:
+        monkeypatch.setattr(Compiled, "can", lambda staff: False)
     assert error((combiner, routing), rule, PLAIN, ("first", "second"), 3, k=1) < EXACT
+
+
+@pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])
+def test_another_vocabulary_and_suffixes_in_a_pool(combiner: str) -> None:
+    assert error((combiner, "hedge"), "match", PLAIN, ("foreign", "suffix", "first"), 3) < EXACT
 
 
 def test_a_pool_of_three() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.member import Member
 from cospec.drafters.pool.pool import PoolDrafter, PoolSetting
+from cospec.drafters.suffix import SuffixDrafter
+from cospec.drafters.vocabulary import MappedVocabulary
 from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
@@ -41,12 +45,25 @@ def pool_of(
     return PoolDrafter(members, made, ROUTINGS.load(routing)(), PoolSetting(vocab_size, clock))
 
 
+def letters(words: str) -> Tokenizer:
+    """One token per letter, in the order given."""
+    tokenizer = Tokenizer(models.BPE(vocab={word: id for id, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def toy_drafters(vocab_size: int = 3, names: Sequence[str] = ("first", "second", "copy")) -> dict[str, Drafter]:
-    """Two models that differ from each other and from the targets of the tests, and prompt lookup."""
+    """Two models that differ from each other and from the targets of the tests, prompt lookup, and when they are named
+    one with another tokenizer, which counts the tokens backwards, and suffixes."""
+    words = "abcdefgh"[:vocab_size]
+    vocabulary = MappedVocabulary(letters(words), letters(words[::-1]), vocab_size, vocab_size)
     made: dict[str, Drafter] = {
         "first": ModelDrafter(ToyModel(vocab_size, order=1, seed=5, sharpness=1.5)),
         "second": ModelDrafter(ToyModel(vocab_size, order=2, seed=7, sharpness=1.0)),
         "copy": NgramDrafter(1, 3),
+        "foreign": ModelDrafter(ToyModel(vocab_size, order=1, seed=5, sharpness=1.5), vocabulary=vocabulary),
+        "suffix": SuffixDrafter(),
     }
     return {name: made[name] for name in names}
 

@@ -18,6 +18,7 @@ from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.types import Budget, Commit, Context
 from harness.oracle import total_variation
+from harness.pools import letters
 from harness.reference import joint_law
 from harness.toys import enumerated_law, make_request, run_all, tokens_of, toy_engine
 
@@ -175,14 +176,6 @@ def test_what_was_drafted_and_kept_is_not_fed_again() -> None:
 def test_no_shared_word_is_refused() -> None:
     with pytest.raises(InvalidInput, match="none of whose tokens"):
         MappedVocabulary(TARGET, metaspace(["zz"], 259), 1, 259)
-
-
-def letters(words: str) -> Tokenizer:
-    """One token per letter, in the order given."""
-    tokenizer = Tokenizer(models.BPE(vocab={word: id for id, word in enumerate(words)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
 
 
 def translated(own: str, seed: int = 5) -> ModelDrafter:

@@ -16,7 +16,7 @@ from cospec.drafters.looking import LOOKBACK
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.compiled import Compiled
 from cospec.drafters.pool.member import Member
-from cospec.drafters.pool.options import PoolOptions
+from cospec.drafters.pool.options import Named, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.drafters.pool.readable import Readable
 from cospec.drafters.stepping import ModelStepper
@@ -103,6 +103,13 @@ def test_wrong_options_are_one_sentence_that_names_the_drafter(given: dict[str, 
         build(**given)
     assert str(caught.value).startswith(sentence)
     assert str(caught.value).endswith(".")
+
+
+def test_a_drafter_that_draws_whole_drafts_is_no_part_of_a_mixture() -> None:
+    listed = [Named(name, drafter) for name, drafter in toy_drafters(3, ("first", "copy", "foreign")).items()]
+    check_distributions(listed[:2], "mix")
+    with pytest.raises(InvalidInput, match=r"drafters\[2\] is 'foreign', which draws its drafts by itself; allowed is"):
+        check_distributions(listed, "mix")
 
 
 def test_a_model_that_is_not_there_is_told_with_the_drafter_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
