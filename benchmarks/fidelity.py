@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.common import DOMAINS, prompts, write
 from benchmarks.load import CONFIGS, Job, poisson, serve
 from cospec import LLM, SamplingParams
+from cospec.lasting import keep
 from cospec.models.folder import resolve
 from cospec.policies.apart import apart
 from cospec.policies.cost import ForwardCost
@@ -153,6 +154,7 @@ def main() -> None:
     for llm in llms.values():
         serve(llm.engine, poisson(8, 24, texts, options.tokens, 99), 0.0)
     watches = {name: Watch(llm) for name, llm in llms.items()}
+    keep()  # as a server's processes do
     pairs: dict[tuple[float, str], Pair] = defaultdict(Pair)
     for turn in range(options.turns):
         for rate in options.rates:

@@ -31,6 +31,7 @@ from benchmarks.common import DOMAINS, ROOT, prompts, write
 from cospec import LLM, SamplingParams
 from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
+from cospec.lasting import keep
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "auto": {"method": "draft_model", "model": "zoo:drafter", "num_speculative_tokens": "auto"},
@@ -200,6 +201,7 @@ def main() -> None:
     ]
     for llm in llms.values():
         serve(llm.engine, poisson(8, 24, texts, options.tokens, 99), options.temperature)  # warm, and learnt a little
+    keep()  # as a server's processes do
     shuffler = random.Random(0)
     found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in CONFIGS} for rate in options.rates}
     for turn in range(options.turns):

@@ -20,6 +20,7 @@ import zmq
 
 from cospec.config import EngineConfig
 from cospec.errors import CospecError
+from cospec.lasting import keep
 from cospec.leaving import leaving_at_once
 from cospec.types import Event, Finish, Request
 
@@ -161,6 +162,7 @@ def _run(address: str, config: EngineConfig, build: Build) -> None:
             log.exception("the engine could not be built")
             socket.send(msgspec.msgpack.encode(Failed(f"The engine could not start: {type(error).__name__}: {error}.")))
             return
+        keep()
         try:
             EngineLoop(engine, socket).run()
         finally:

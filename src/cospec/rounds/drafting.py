@@ -21,6 +21,7 @@ from typing import Any
 
 from cospec.draws import Purpose
 from cospec.errors import CospecError
+from cospec.lasting import keep
 from cospec.protocols import Drafter
 from cospec.rounds.cores import keep_to
 from cospec.rounds.wire import receive, send
@@ -102,6 +103,7 @@ def main(arguments: list[str]) -> None:
     except CospecError as error:
         send(connection, Refused(str(error)))
         return
+    keep()
     send(connection, Ready(Traits.of(drafter)))
     _serve(drafter, calls, connection)
 

@@ -19,6 +19,7 @@ from cospec.engine.process import Build, build_engine
 from cospec.engine.serving import EngineClient
 from cospec.engine.tokens import Tokens, import_tokenizers, load_tokenizer
 from cospec.errors import InvalidInput, words
+from cospec.lasting import keep
 from cospec.options import Options
 from cospec.server.app import create_app
 from cospec.server.metrics import ServerMetrics
@@ -96,6 +97,7 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
         for name in SIGNALS:
             loop.add_signal_handler(name, shutdown.begin)
         ending = asyncio.create_task(_end_with_engine(client, server))
+        keep()
         await server.serve(sockets=[listener])
         ending.cancel()
         client.check_alive()
