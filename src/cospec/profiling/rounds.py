@@ -42,6 +42,22 @@ def fit_rounds(rounds: Seq[Measured], of: Seq[Measured]) -> tuple[ForwardCost, F
     )
 
 
+def pace(rounds: Seq[Measured], costs: tuple[ForwardCost, ForwardCost]) -> list[tuple[float, float]]:
+    """How fast the machine was from round to round: seconds by ``costs``, and the factor that they took; 1 in the mean.
+
+    Single requests wait as long as they do because slow moments last for many rounds, which no mean shows.
+    """
+    target, draft = costs
+    found = []
+    for one in rounds:
+        predicted = target.predict(_verification(one.stats))
+        steps = _drafts([one])
+        predicted += draft.predict(steps[0]) if steps else one.stats.times.draft
+        found.append((predicted, one.stats.total / predicted))
+    mean = sum(one.stats.total for one in rounds) / sum(seconds for seconds, _ in found)
+    return [(seconds, factor / mean) for seconds, factor in found]
+
+
 def _verification(stats: RoundStats) -> Sample:
     seconds = stats.total - stats.times.draft
     return Sample(stats.context_tokens, stats.batched_tokens, stats.sequences, seconds)

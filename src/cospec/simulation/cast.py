@@ -74,9 +74,7 @@ class SimulatedDrafter:
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """In turn with the target, which waits."""
-        seconds = self.seconds(contexts, budgets)
-        self.busy += seconds
-        self._clock.advance(seconds)
+        self.busy += self._clock.advance(self.seconds(contexts, budgets))
         return self.drafts(contexts, budgets)
 
     def seconds(self, contexts: Seq[Context], budgets: Seq[Budget]) -> float:
@@ -178,9 +176,8 @@ class SimulatedJudge:
             tokens += len(draft.tokens)
             path = _right_path(draft)
             outcomes.append(Outcome(entry, draft, _Verdict(path, RIGHT, _is_whole(draft, path))))
-        seconds = self.seconds(context, tokens, len(entries))
-        self.busy += seconds
-        self._clock.advance(seconds + self._target.overhead)
+        self.busy += self._clock.advance(self.seconds(context, tokens, len(entries)))
+        self._clock.advance(self._target.overhead)
         return outcomes
 
     def seconds(self, context: float, tokens: float, sequences: int) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence as Seq
+from itertools import cycle
 from typing import Any, Protocol
 
 from cospec.types import Budget, Commit, Context, Draft
@@ -12,17 +14,31 @@ SAME = 1e-12  # seconds that rounding may make of one moment
 
 
 class VirtualClock:
-    """A ``Clock``: seconds since the start of a simulation."""
+    """A ``Clock``: seconds since the start of a simulation.
 
-    def __init__(self) -> None:
+    Args:
+        pace: what a machine that is not always equally fast makes of work: ``(seconds, factor)`` says that so much work
+            takes so many times as long. One after the other, again and again.
+    """
+
+    def __init__(self, pace: Seq[tuple[float, float]] = ()) -> None:
         self.now = 0.0
+        self._pace = cycle(pace or [(math.inf, 1.0)])
+        self._left, self._factor = next(self._pace)
 
     def __call__(self) -> float:
         return self.now
 
-    def advance(self, seconds: float) -> None:
-        """Somebody works for so long, and the others wait for it."""
-        self.now += seconds
+    def advance(self, seconds: float) -> float:
+        """Somebody works, and the others wait for it; the time that passes."""
+        began = self.now
+        while seconds > self._left:
+            self.now += self._left * self._factor
+            seconds -= self._left
+            self._left, self._factor = next(self._pace)
+        self._left -= seconds
+        self.now += seconds * self._factor
+        return self.now - began
 
     def reach(self, moment: float) -> None:
         """Wait until ``moment``; nothing happens when it is past."""
@@ -62,7 +78,7 @@ class Promise:
             TimeoutError: it is further away than ``timeout``.
         """
         if timeout is not None and self._moment - self._clock.now > timeout:
-            self._clock.advance(timeout)
+            self._clock.reach(self._clock.now + timeout)
             raise TimeoutError
         self._clock.reach(self._moment)
         return self._value

@@ -91,7 +91,8 @@ class World:
         Raises:
             InvalidInput: a policy, option or round that does not exist.
         """
-        scenario, variant, clock = self.scenario, self.variant, VirtualClock()
+        scenario, variant = self.scenario, self.variant
+        clock = VirtualClock([(each.seconds, each.factor) for each in scenario.pace])
         target, draft = scenario.target.cost.built(self.folder), self.drafting.cost.built(self.folder)
         cache = Cache(PagePool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False))
         drafter = SimulatedDrafter(self.drafting, draft, clock, self._rates())

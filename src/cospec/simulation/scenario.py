@@ -90,6 +90,13 @@ class Target(Options):
     replicas: int = Field(default=1, ge=1)
 
 
+class Pace(Options):
+    """How fast the machines are for a while: work of so many ``seconds`` takes ``factor`` times as long."""
+
+    seconds: Positive
+    factor: Positive
+
+
 class Length(Options):
     """Tokens: a log-normal distribution with this mean and coefficient of variation, cut at both ends; 0 is fixed."""
 
@@ -178,6 +185,7 @@ class Scenario(Options):
     Attributes:
         kv_tokens: tokens that the target's cache holds.
         requests: of each run.
+        pace: of every replica, one after the other, again and again; drafters on nodes of their own keep theirs.
     """
 
     description: str = ""
@@ -190,6 +198,7 @@ class Scenario(Options):
     drafting: Drafting = Drafting()
     domains: tuple[Domain, ...] = Field(default=(Domain(),), min_length=1, strict=False)
     arrivals: Coming = Coming()
+    pace: tuple[Pace, ...] = Field(default=(), strict=False)
     variants: tuple[Variant, ...] = Field(min_length=1, strict=False)
 
     @classmethod

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cospec.policies.cost import ForwardCost
-from cospec.profiling.rounds import Measured, fit_rounds
+from cospec.profiling.rounds import Measured, fit_rounds, pace
 from cospec.stats import RoundStats, RoundTimes
 
 TARGET = ForwardCost(2e-7, (5e-5, 3e-4), (6.0,), 8e-5, 1e-3)
@@ -46,3 +46,20 @@ def test_texts_that_were_new_to_the_drafter_do_not_count() -> None:
     assert fit_rounds([*rounds, *fed], rounds)[1].seconds(0, 2, 2, 3) == pytest.approx(
         fit_rounds(rounds, rounds)[1].seconds(0, 2, 2, 3), rel=1e-6
     )
+
+
+def test_the_pace_tells_when_the_machine_was_slow_and_nothing_of_how_much_there_was_to_do() -> None:
+    rounds = served(600)
+    costs = fit_rounds(rounds, rounds)
+    found = pace(rounds, costs)
+    assert sum(seconds * factor for seconds, factor in found) == pytest.approx(sum(seconds for seconds, _ in found))
+    factors = np.array([factor for _, factor in found])
+    assert np.argsort(factors)[-60:].min() % 10 == 0 and set(np.argsort(factors)[-60:] % 10) == {0}
+    assert np.median(factors[::10]) / np.median(np.delete(factors, slice(0, 600, 10))) == pytest.approx(3, rel=0.1)
+
+
+def test_a_pace_needs_no_draft_times_where_nothing_was_drafted() -> None:
+    rounds = served(300)
+    costs = fit_rounds(rounds, rounds)
+    alone = [one for one in rounds if not one.stats.depth]
+    assert len(pace(alone, costs)) == len(alone)

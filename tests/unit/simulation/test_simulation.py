@@ -165,6 +165,22 @@ def test_a_handle_works_beside_the_clock() -> None:
     assert third.result(1.0) == ["done"] and clock.now == 1.0 and handle.busy == 1.5
 
 
+def test_work_takes_its_time_by_the_pace_and_waiting_does_not() -> None:
+    clock = VirtualClock([(2.0, 1.0), (1.0, 4.0)])
+    assert clock.advance(1.5) == 1.5
+    assert clock.advance(1.0) == 2.5, "half a second as it should be, half a second four times as slow"
+    clock.reach(100.0)
+    assert clock.advance(0.5) == 2.0 and clock.advance(2.0) == 2.0, "it goes on where work stopped, and begins again"
+    assert clock.advance(6.0) == 12.0 and clock.now == 116.0
+
+
+def test_slow_moments_make_the_longest_waits_longer_and_the_common_ones_shorter() -> None:
+    given = {"requests": 200, "arrivals": {"rates": [2]}}
+    steady = only(**given)["latency"]
+    slow = only(**given, pace=[{"seconds": 3.0, "factor": 0.8}, {"seconds": 0.3, "factor": 3.0}])["latency"]
+    assert slow["p99"] > 1.1 * steady["p99"] and slow["p50"] < steady["p50"], (slow, steady)
+
+
 def test_no_cache_page_is_lost() -> None:
     made = scenario(kv_tokens=1024, arrivals={"kind": "closed", "concurrency": [32]})
     world = World(made, made.variants[0], Path())
@@ -188,6 +204,7 @@ def test_no_cache_page_is_lost() -> None:
         ({"variants": [{"name": "v", "round": "sideways"}]}, "speculative_config.round"),
         ({"variants": [{"name": "v", "policy": "sideways"}]}, "speculative_config.policy"),
         ({"arrivals": {"kind": "segments"}}, "arrivals"),
+        ({"pace": [{"seconds": 1.0, "factor": 0}]}, "pace.0.factor"),
         ({"target": {"cost": {"profile": "nothing.json"}}}, "profile"),
     ],
 )
