@@ -2,7 +2,9 @@
 
 Run ``python -m benchmarks.pool``. Every system writes the same outputs for the same prompts: the three domains by
 themselves, and mixed, so that neighbours in a batch are of different domains; greedy, and at temperature 0.8. Requests
-are seeded, so that all systems but one are judged by ``match``; ``mix block`` is not, and is judged by ``block``.
+are seeded, so that all systems but one are judged by ``match``; ``mix block`` is not, and is judged by ``block``. All
+systems are loaded at once and write every batch one after the other, in a new order each time, so that a machine which
+is slower for a minute is slower for all of them.
 
 Figures, with 95% bootstrap intervals over the prompts:
 - acceptance: mean acceptance length, 1 + accepted / drafts.
@@ -10,16 +12,20 @@ Figures, with 95% bootstrap intervals over the prompts:
 - verified: target tokens computed per committed token, drafts included.
 - tokens/s: of the whole batch, the median over all batches of all repeats and its interval.
 - specialists: draft acceptance (accepted / drafted) of each on its domain, as ratios to the other drafters.
-- hedge: how the acceptance that ``hedge`` reaches compares with the best drafter in hindsight, and with other routings.
+- hedge: how the acceptance that ``hedge`` reaches compares with the best drafter in hindsight, and with other routings;
+  and its tokens/s with those of other routings, batch by batch, all workloads together.
 - own: share of the rounds' time that the pool spends in combining, weighting and routing.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,12 +36,15 @@ from benchmarks.common import DOMAINS, prompts, write
 from cospec import LLM, SamplingParams
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import ModelError
+from cospec.lasting import keep
 from cospec.models.folder import resolve
 from cospec.stats import RequestStats
 
 DRAFTERS = ("generic", "code", "math", "prose")
 ZOO_NAMES = {"generic": "drafter"}
+COMBINERS = ("union", "vote", "fuse", "mix")
 MIXED = "mixed"
+ROOM = 1 << 28  # bytes of KV cache of each system
 Interval = tuple[float, float, float]
 
 
@@ -43,7 +52,7 @@ Interval = tuple[float, float, float]
 class Runs:
     """All runs of one system on one workload at one temperature."""
 
-    stats: list[RequestStats] = field(default_factory=list)  # per prompt, of the last repeat
+    stats: list[RequestStats] = field(default_factory=list)  # per prompt, repeat after repeat
     tokens: list[int] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
@@ -120,6 +129,23 @@ def hedged(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     return ratios
 
 
+def hedged_speed(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
+    """Tokens per second by ``hedge`` over those by other routings: the median over all batches, and its interval."""
+    ratios = []
+    for combiner, temperature in product(COMBINERS, (0.0, 0.8)):
+        row: dict[str, Any] = {"combiner": combiner, "temperature": temperature}
+        for other in ("all", "explore"):
+            pairs = [
+                ours / theirs
+                for (system, workload, at), own in runs.items()
+                if (system, at) == (f"{combiner} hedge", temperature) and (f"{combiner} {other}", workload, at) in runs
+                for ours, theirs in zip(own.speeds, runs[f"{combiner} {other}", workload, at].speeds, strict=True)
+            ]
+            row |= {other: spread(pairs)} if pairs else {}
+        ratios.append(row)
+    return ratios
+
+
 def specialised(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     """Draft acceptance of each specialist on its domain as ratios to the other drafters', with intervals."""
     ratios = []
@@ -172,10 +198,10 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
     for name in (*names, "copy"):
         given = member(name)
         found[name] = {key: value for key, value in given.items() if key != "name"}
-    for combiner in ("union", "vote", "fuse", "mix"):
+    for combiner in COMBINERS:
         found[f"{combiner} hedge"] = pool(combiner, "hedge", (*names, "copy"))
     found["mix block"] = pool("mix", "hedge", (*names, "copy")) | {"rule": "block"}
-    for combiner in ("fuse", "vote", "union", "mix"):
+    for combiner in COMBINERS:
         for routing in ("all", "explore"):
             found[f"{combiner} {routing}"] = pool(combiner, routing, (*names, "copy"))
     found["vote hedge, one"] = pool("vote", "hedge", (*names, "copy"), at_most=1)
@@ -198,21 +224,19 @@ def workloads(count: int) -> dict[str, list[str]]:
     return found | {MIXED: turns[:count]}
 
 
-def run(llm: LLM, texts: Sequence[str], params: SamplingParams, batch: int, runs: Runs) -> None:
-    """One repeat: batch after batch, so that there is a speed for each."""
+def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs) -> None:
+    """One batch."""
     drafter = llm.engine.round.crew.drafter  # type: ignore[attr-defined]
-    outputs = []
-    for first in range(0, len(texts), batch):
-        own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
-        before = llm.engine.metrics().round_seconds
-        written = llm.generate(list(texts[first : first + batch]), params)
-        taken = llm.engine.metrics().round_seconds - before
-        runs.speeds.append(sum(len(output.outputs[0].token_ids) for output in written) / taken)
-        if isinstance(drafter, PoolDrafter):
-            runs.own.append((drafter.seconds.own - own) / taken)
-        outputs += written
-    runs.stats = [output.stats for output in outputs]
-    runs.tokens = [len(output.outputs[0].token_ids) for output in outputs]
+    own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
+    before = llm.engine.metrics().round_seconds
+    written = llm.generate(list(texts), params)
+    taken = llm.engine.metrics().round_seconds - before
+    tokens = [len(output.outputs[0].token_ids) for output in written]
+    runs.speeds.append(sum(tokens) / taken)
+    if isinstance(drafter, PoolDrafter):
+        runs.own.append((drafter.seconds.own - own) / taken)
+    runs.stats += [output.stats for output in written]
+    runs.tokens += tokens
 
 
 def main() -> None:
@@ -231,27 +255,38 @@ def main() -> None:
     options = parser.parse_args()
     names = [name for name in DRAFTERS if shipped(name)]
     work = workloads(options.prompts)
-    rows: list[dict[str, Any]] = []
-    runs: dict[Key, Runs] = {}
-    for name, speculation in systems(names, options.length, options.nodes).items():
-        if options.only and name not in options.only:
-            continue
-        llm = LLM(options.model, speculation, max_num_seqs=options.batch, threads=options.threads)
-        for temperature in (0.0, 0.8):
-            seed = None if "rule" in speculation else 1
+    runs: dict[Key, Runs] = defaultdict(Runs)
+    configs = {
+        name: config
+        for name, config in systems(names, options.length, options.nodes).items()
+        if not options.only or name in options.only
+    }
+    llms = {
+        name: LLM(
+            options.model, config, max_num_seqs=options.batch, threads=options.threads, kv_cache_memory_bytes=ROOM
+        )
+        for name, config in configs.items()
+    }
+    for llm in llms.values():
+        llm.generate(list(work[MIXED][: options.batch]), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    keep()  # as a server's processes do
+    shuffler = random.Random(0)
+    batches = product(range(options.repeats), (0.0, 0.8), work, range(0, options.prompts, options.batch))
+    for _, temperature, workload, first in batches:
+        for name in shuffler.sample(list(llms), len(llms)):
+            seed = None if "rule" in configs[name] else 1
             params = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.tokens, ignore_eos=True)
-            cells = {each: Runs() for each in work}
-            for _ in range(options.repeats):
-                for each, texts in work.items():
-                    run(llm, texts, params, options.batch, cells[each])
-            runs |= {(name, each, temperature): cell for each, cell in cells.items()}
-            rows += [
-                {"system": name, "workload": each, "temperature": temperature, **cell.figures()}
-                for each, cell in cells.items()
-            ]
-    ratios = {"hedge": hedged(runs), "specialists": specialised(runs)}
+            texts = work[workload][first : first + options.batch]
+            run(llms[name], texts, params, runs[name, workload, temperature])
+    cells = {key: runs[key] for key in product(llms, work, (0.0, 0.8))}
+    rows = [
+        {"system": name, "workload": workload, "temperature": temperature, **cell.figures()}
+        for (name, workload, temperature), cell in cells.items()
+    ]
+    ratios = {"hedge": hedged(cells), "hedge_speed": hedged_speed(cells), "specialists": specialised(cells)}
     show(rows)
     compare("hedge, as a ratio of acceptance lengths", ratios["hedge"], ("best alone", "all", "explore"))
+    compare("hedge, as a ratio of tokens/s", ratios["hedge_speed"], ("all", "explore"))
     compare("specialists, as a ratio of draft acceptance", ratios["specialists"], DRAFTERS)
     print("written to", write(options.name, {"options": vars(options), "rows": rows} | ratios))
 
