@@ -22,9 +22,11 @@ class InvalidInput(CospecError, ValueError):
         self.field = field
 
     def within(self, where: str) -> InvalidInput:
-        """The same sentence behind the name of the part that it is about."""
-        located = InvalidInput.__new__(InvalidInput, f"{where}: {self}")
-        located.args, located.field = (f"{where}: {self}",), self.field
+        """The same sentence behind the name of the part that it is about; what both begin with is said once."""
+        whole, _, _ = where.partition(".")
+        text = f"{where}: {str(self).removeprefix(f'{whole}.')}"
+        located = InvalidInput.__new__(InvalidInput, text)
+        located.args, located.field = (text,), self.field
         return located
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
+from cospec.drafters.pool.options import called
 from cospec.engine.burst import LONGEST, Burst
 from cospec.engine.collaboration import check_speculation, connect_ensemble, law_of
 from cospec.engine.committer import Committer
@@ -21,7 +22,7 @@ from cospec.engine.policy import build_policy, check_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
 from cospec.engine.verifier import Verifier
-from cospec.errors import InvalidInput, words
+from cospec.errors import InvalidInput, ModelError, words
 from cospec.models.adapters import base_folder
 from cospec.models.folder import read_object
 from cospec.models.loading import LoadOptions, cache_budget, load_model, load_tokenizer, resolve
@@ -231,32 +232,40 @@ def _check(speculative: SpeculativeConfig) -> None:
         raise InvalidInput(f"key speculative_config.{key}", speculative.options[key], "left out when method is 'off'")
 
 
-def _methods(speculative: SpeculativeConfig) -> list[tuple[str, Mapping[str, Any]]]:
-    """The method, and those of the members of a pool, with their options; names that are not in the table left out."""
+def _methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """How errors call it, method and options of the drafter and of a pool's members; what is no method is left out."""
     if speculative.method == "off" or speculative.policy == "off":
         return []
     fields = DRAFTERS.load(speculative.method).Options.model_fields
     members = speculative.options.get("drafters", fields["drafters"].default if "drafters" in fields else None)
-    found: list[tuple[str, Mapping[str, Any]]] = [(speculative.method, speculative.options)]
-    for member in members if isinstance(members, list) else []:
-        if isinstance(member, dict) and member.get("method") in DRAFTERS:
-            found.append((str(member["method"]), member))
+    found: list[tuple[str, str, Mapping[str, Any]]] = [("", speculative.method, speculative.options)]
+    for number, member in enumerate(members if isinstance(members, list) else []):
+        method = member.get("method") if isinstance(member, dict) else None
+        if isinstance(method, str) and method in DRAFTERS:
+            found.append((f"{called(number, member.get('name', method))}: ", method, member))
     return found
 
 
 def _reads_states(speculative: SpeculativeConfig) -> bool:
     """Whether a drafter, or a member of a pool of them, reads the target's hidden states."""
-    return any(DRAFTERS.load(method).reads_states for method, _ in _methods(speculative))
+    return any(DRAFTERS.load(method).reads_states for _, method, _ in _methods(speculative))
 
 
 def _drafting(speculative: SpeculativeConfig, target: str) -> list[str]:
-    """The models that will draft, each with a KV cache of its own."""
-    named = [
-        options.get("model") or default_drafter(target)
-        for method, options in _methods(speculative)
-        if getattr(DRAFTERS.load(method), "keeps_cache", False)
-    ]
-    return [str(resolve(name)) for name in named if isinstance(name, str)]
+    """The models that will draft, each with a KV cache of its own.
+
+    Raises:
+        ModelError: one is not there; the sentence says which drafter of a pool wants it.
+    """
+    found = []
+    for where, method, options in _methods(speculative):
+        name = options.get("model") or default_drafter(target)
+        if getattr(DRAFTERS.load(method), "keeps_cache", False) and isinstance(name, str):
+            try:
+                found.append(str(resolve(name)))
+            except ModelError as error:
+                raise ModelError(f"{where}{error}") from None
+    return found
 
 
 def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:

@@ -56,19 +56,23 @@ def build_drafters(options: PoolOptions, host: Host) -> list[Named]:
     """
     built: list[Named] = []
     for number, given in enumerate(options.drafters):
-        where = f"{WHERE}[{number}]"
-        name = given.get("name", given.get("method"))
-        if not isinstance(name, str) or not name:
-            raise InvalidInput(f"{where}.name", name, "a name")
+        name = given["name"] if "name" in given else _method(given, f"{WHERE}[{number}].method")
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            raise InvalidInput(f"{WHERE}[{number}].name", name, "a name of printable characters")
         if name in RESERVED or name in (each.name for each in built):
-            raise InvalidInput(f"{where}.name", name, "a name that nothing else has")
+            raise InvalidInput(f"{WHERE}[{number}].name", name, "a name that nothing else has")
         try:
             built.append(Named(name, _build(given, host)))
         except InvalidInput as error:
-            raise error.within(f"{where} {name!r}") from None
+            raise error.within(called(number, name)) from None
         except ModelError as error:
-            raise ModelError(f"{where} {name!r}: {error}") from None
+            raise ModelError(f"{called(number, name)}: {error}") from None
     return built
+
+
+def called(number: int, name: object) -> str:
+    """How errors call a drafter of the pool."""
+    return f"{WHERE}[{number}] {name!r}"
 
 
 def check_distributions(drafters: list[Named], combiner: str) -> None:
@@ -82,10 +86,15 @@ def check_distributions(drafters: list[Named], combiner: str) -> None:
 
 def _build(given: Mapping[str, Any], host: Host) -> Drafter:
     own = {key: value for key, value in given.items() if key not in ("name", "method")}
-    method = given.get("method")
-    if not isinstance(method, str) or method not in DRAFTERS or method == "pool":
-        allowed = "one of " + ", ".join(name for name in DRAFTERS if name != "pool")
-        raise InvalidInput("method", words("missing") if method is None else method, allowed)
-    cls = DRAFTERS.load(method)
+    cls = DRAFTERS.load(_method(given, "method"))
     drafter: Drafter = cls.build(parse(cls.Options, own), host)
     return drafter
+
+
+def _method(given: Mapping[str, Any], field: str) -> str:
+    """A drafter's method; raises ``InvalidInput`` about ``field`` where it is none, or a pool."""
+    method = given.get("method")
+    if isinstance(method, str) and method in DRAFTERS and method != "pool":
+        return method
+    allowed = "one of " + ", ".join(name for name in DRAFTERS if name != "pool")
+    raise InvalidInput(field, words("missing") if method is None else method, allowed)

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 import torch
 
 import cospec
-from cospec.config import EngineConfig
 from cospec.drafters.looking import LOOKBACK
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.compiled import Compiled
 from cospec.drafters.pool.member import Member
-from cospec.drafters.pool.options import Named, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.drafters.pool.readable import Readable
 from cospec.drafters.stepping import ModelStepper
-from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.draws import Purpose
-from cospec.errors import InvalidInput, ModelError
-from cospec.models.folder import resolve
+from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.options import parse
 from cospec.params import SamplingParams
-from cospec.protocols import Model, Vocabulary
 from cospec.registry import COMBINERS
 from cospec.server.metrics import families
 from cospec.types import Budget, Commit, Context, Draft, Speculation
@@ -44,79 +38,6 @@ def target() -> ToyModel:
 
 def context(tokens: Sequence[int], id: str = "s", **more: Any) -> Context:
     return Context(id, tokens, 1, GREEDY, 0, Purpose.TARGET, **more)
-
-
-@dataclass(frozen=True)
-class Host:
-    target: Model
-    default_drafter: str | None = "toy"
-
-    def load_drafter(self, name: str) -> Model:
-        if name == "none":
-            raise InvalidInput("speculative_config.model", name, "a model that exists")
-        return ToyModel(V, seed=2)
-
-    def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
-        return self.load_drafter(name), SharedVocabulary()
-
-
-def build(**given: Any) -> PoolDrafter:
-    return PoolDrafter.build(parse(PoolOptions, given, "speculative_config."), Host(target()))
-
-
-def test_a_pool_is_built_from_plain_keys() -> None:
-    listed = [{"name": "code", "method": "draft_model", "model": "toy"}, {"name": "copy", "method": "ngram"}]
-    given = {"method": "pool", "combiner": "fuse", "routing": "hedge", "drafters": listed, "max_nodes": 16}
-    config = EngineConfig.build({"speculative_config": given}).speculative_config
-    assert config is not None
-    pool = build(**config.options)
-    assert pool.names == ("code", "copy")
-    assert [member.stepper is not None for member in pool.members] == [True, False]
-    assert [member.free for member in pool.members] == [False, True]
-    assert build().names == ("model", "copy")
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"drafters": []}, "speculative_config.drafters"),
-        ({"combiner": "sum"}, "speculative_config.combiner is 'sum'; allowed is one of union, vote, fuse, mix."),
-        ({"routing": "best"}, "speculative_config.routing is 'best'; allowed is one of hedge, explore, all."),
-        ({"deadline": 0}, "speculative_config.deadline"),
-        ({"voting": True}, "key speculative_config.voting"),
-        ({"drafters": [{"name": "a", "method": "pool"}]}, "speculative_config.drafters[0] 'a': method is 'pool'"),
-        ({"drafters": [{"name": "a"}]}, "speculative_config.drafters[0] 'a': method is missing"),
-        ({"drafters": [{"name": "target", "method": "ngram"}]}, "speculative_config.drafters[0].name is 'target'"),
-        ({"drafters": [{"method": "ngram"}, {"method": "ngram"}]}, "speculative_config.drafters[1].name is 'ngram'"),
-        (
-            {"drafters": [{"method": "ngram"}, {"name": "copy", "method": "ngram", "prompt_lookup_max": 0}]},
-            "speculative_config.drafters[1] 'copy': prompt_lookup_max is 0",
-        ),
-        (
-            {"drafters": [{"name": "x", "method": "draft_model", "model": "none"}]},
-            "speculative_config.drafters[0] 'x': speculative_config.model is 'none'; allowed is a model that exists.",
-        ),
-    ],
-)
-def test_wrong_options_are_one_sentence_that_names_the_drafter(given: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        build(**given)
-    assert str(caught.value).startswith(sentence)
-    assert str(caught.value).endswith(".")
-
-
-def test_a_drafter_that_draws_whole_drafts_is_no_part_of_a_mixture() -> None:
-    listed = [Named(name, drafter) for name, drafter in toy_drafters(3, ("first", "copy", "foreign")).items()]
-    check_distributions(listed[:2], "mix")
-    with pytest.raises(InvalidInput, match=r"drafters\[2\] is 'foreign', which draws its drafts by itself; allowed is"):
-        check_distributions(listed, "mix")
-
-
-def test_a_model_that_is_not_there_is_told_with_the_drafter_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Host, "load_drafter", lambda host, name: resolve(name))
-    monkeypatch.setattr(Host, "load_translated", lambda host, name: resolve(name))
-    with pytest.raises(ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope', which"):
-        build(drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
 
 
 class Failing(ScriptedDrafter):
@@ -312,14 +233,6 @@ def test_the_policy_says_how_many_take_part() -> None:
         for count in (1, 2, 4):
             pool.propose([context([1, 2, 3], f"s{count}")], [Budget(2, 8, drafters=count)])
             assert (pool._records[f"s{count}"].standing.idle == 0).sum() == count, combiner
-
-
-def test_a_pool_may_bound_how_many_take_part_and_a_policy_overrules_it() -> None:
-    pool = build(at_most=1, drafters=[{"name": f"m{n}", "method": "draft_model", "model": "toy"} for n in range(3)])
-    assert pool.setting.at_most == 1
-    for count, wanted in ((None, 1), (2, 2)):
-        pool.propose([context([1, 2, 3], f"s{count}")], [Budget(2, 8, drafters=count)])
-        assert (pool._records[f"s{count}"].standing.idle == 0).sum() == wanted
 
 
 def weights_of_the_right_one(combiner: str) -> tuple[float, float]:

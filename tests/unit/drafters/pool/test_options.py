@@ -1,0 +1,135 @@
+"""What a pool's configuration says: built from plain keys, refused in one sentence that names the drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import cospec
+from cospec.config import EngineConfig
+from cospec.drafters.pool.options import Named, PoolOptions, check_distributions
+from cospec.drafters.pool.pool import PoolDrafter
+from cospec.drafters.vocabulary import SharedVocabulary
+from cospec.draws import Purpose
+from cospec.errors import CospecError, InvalidInput, ModelError
+from cospec.models.folder import resolve
+from cospec.models.toy import ToyModel
+from cospec.options import parse
+from cospec.params import SamplingParams
+from cospec.protocols import Model, Vocabulary
+from cospec.types import Budget, Context
+from harness.pools import toy_drafters
+
+V = 5
+GREEDY = SamplingParams(temperature=0)
+
+
+@dataclass(frozen=True)
+class Host:
+    target: Model
+    default_drafter: str | None = "toy"
+
+    def load_drafter(self, name: str) -> Model:
+        if name == "none":
+            raise InvalidInput("speculative_config.model", name, "a model that exists")
+        return ToyModel(V, seed=2)
+
+    def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
+        return self.load_drafter(name), SharedVocabulary()
+
+
+def build(**given: Any) -> PoolDrafter:
+    return PoolDrafter.build(
+        parse(PoolOptions, given, "speculative_config."), Host(ToyModel(V, order=2, seed=1, sharpness=2.0))
+    )
+
+
+def test_a_pool_is_built_from_plain_keys() -> None:
+    listed = [{"name": "code", "method": "draft_model", "model": "toy"}, {"name": "copy", "method": "ngram"}]
+    given = {"method": "pool", "combiner": "fuse", "routing": "hedge", "drafters": listed, "max_nodes": 16}
+    config = EngineConfig.build({"speculative_config": given}).speculative_config
+    assert config is not None
+    pool = build(**config.options)
+    assert pool.names == ("code", "copy")
+    assert [member.stepper is not None for member in pool.members] == [True, False]
+    assert [member.free for member in pool.members] == [False, True]
+    assert build().names == ("model", "copy")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"drafters": []}, "speculative_config.drafters"),
+        ({"combiner": "sum"}, "speculative_config.combiner is 'sum'; allowed is one of union, vote, fuse, mix."),
+        ({"routing": "best"}, "speculative_config.routing is 'best'; allowed is one of hedge, explore, all."),
+        ({"deadline": 0}, "speculative_config.deadline"),
+        ({"voting": True}, "key speculative_config.voting"),
+        ({"drafters": [{"name": "a", "method": "pool"}]}, "speculative_config.drafters[0] 'a': method is 'pool'"),
+        ({"drafters": [{"name": "a"}]}, "speculative_config.drafters[0] 'a': method is missing"),
+        ({"drafters": [{}]}, "speculative_config.drafters[0].method is missing; allowed is one of draft_model, ngram"),
+        ({"drafters": [{"name": "a", "method": ["ngram"]}]}, "speculative_config.drafters[0] 'a': method is ['ngram']"),
+        ({"drafters": [{"name": None, "method": "ngram"}]}, "speculative_config.drafters[0].name is None"),
+        ({"drafters": [{"name": " ", "method": "ngram"}]}, "speculative_config.drafters[0].name is ' '"),
+        ({"drafters": [{"name": "a\n", "method": "ngram"}]}, "speculative_config.drafters[0].name is 'a\\n'"),
+        ({"drafters": [{"name": "\ud800", "method": "ngram"}]}, "speculative_config.drafters[0].name is '\\ud800'"),
+        ({"drafters": [{"name": "target", "method": "ngram"}]}, "speculative_config.drafters[0].name is 'target'"),
+        ({"drafters": [{"method": "ngram"}, {"method": "ngram"}]}, "speculative_config.drafters[1].name is 'ngram'"),
+        (
+            {"drafters": [{"method": "ngram"}, {"name": "copy", "method": "ngram", "prompt_lookup_max": 0}]},
+            "speculative_config.drafters[1] 'copy': prompt_lookup_max is 0",
+        ),
+        (
+            {"drafters": [{"name": "x", "method": "draft_model", "model": "none"}]},
+            "speculative_config.drafters[0] 'x': model is 'none'; allowed is a model that exists.",
+        ),
+    ],
+)
+def test_wrong_options_are_one_sentence_that_names_the_drafter(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        build(**given)
+    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).endswith(".")
+
+
+def test_a_drafter_that_draws_whole_drafts_is_no_part_of_a_mixture() -> None:
+    listed = [Named(name, drafter) for name, drafter in toy_drafters(3, ("first", "copy", "foreign")).items()]
+    check_distributions(listed[:2], "mix")
+    with pytest.raises(InvalidInput, match=r"drafters\[2\] is 'foreign', which draws its drafts by itself; allowed is"):
+        check_distributions(listed, "mix")
+
+
+def test_a_model_that_is_not_there_is_told_with_the_drafter_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Host, "load_drafter", lambda host, name: resolve(name))
+    monkeypatch.setattr(Host, "load_translated", lambda host, name: resolve(name))
+    with pytest.raises(ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope', which"):
+        build(drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
+
+
+@pytest.mark.parametrize(
+    ("member", "sentence"),
+    [
+        ({"method": "draft_model", "model": "zoo:nope"}, "model is 'zoo:nope', which is not in the zoo; allowed is "),
+        ({"method": "draft_model", "model": "/no/folder"}, "model is '/no/folder', which is not an existing folder; "),
+        ({"method": "draft_model", "model": 5}, "model is 5; allowed is "),
+        ({"method": "heads", "heads": "/no/folder"}, "/no/folder holds no heads (FileNotFoundError); allowed is "),
+        ({"method": ["ngram"]}, "method is ['ngram']; allowed is one of draft_model, ngram, heads, "),
+        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min is 5; allowed is at "),
+    ],
+)
+def test_the_engine_names_the_drafter_that_is_wrong(member: dict[str, Any], sentence: str) -> None:
+    """Before its models are loaded too, where room for their caches is found."""
+    listed = [{"name": "sound", "method": "ngram"}, {"name": "x", **member}]
+    with pytest.raises(CospecError) as caught:
+        cospec.LLM("zoo", {"method": "pool", "drafters": listed})
+    assert str(caught.value).startswith(f"speculative_config.drafters[1] 'x': {sentence}")
+    assert str(caught.value).endswith(".")
+
+
+def test_a_pool_may_bound_how_many_take_part_and_a_policy_overrules_it() -> None:
+    pool = build(at_most=1, drafters=[{"name": f"m{n}", "method": "draft_model", "model": "toy"} for n in range(3)])
+    assert pool.setting.at_most == 1
+    for count, wanted in ((None, 1), (2, 2)):
+        pool.propose([Context(f"s{count}", [1, 2, 3], 1, GREEDY, 0, Purpose.TARGET)], [Budget(2, 8, drafters=count)])
+        assert (pool._records[f"s{count}"].standing.idle == 0).sum() == wanted
