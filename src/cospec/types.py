@@ -62,7 +62,7 @@ class Request:
     priority: int = 0  # smaller goes first
     law: Mapping[str, Any] | None = None  # a blend of its own, where several models speak as one
     law_name: str = ""  # what its events declare; filled when the request is resolved
-    streams: bool = True  # an event for every round that wrote something; otherwise one for all, at the end
+    streams: bool = True  # an event for every step that wrote something; otherwise one for all, at the end
 
 
 class Status(Enum):

@@ -43,6 +43,10 @@ class _Output:
     sources: list[str] = field(default_factory=list)
 
 
+_Tell = tuple[Sequence, _Output, str | int | None, str | None]
+"""What an event is made of: who wrote, the output, the reason why it ended, the error."""
+
+
 class Committer:
     """Turns outcomes into commits and events.
 
@@ -65,23 +69,28 @@ class Committer:
         self._outputs: dict[str, _Output] = {}
 
     def commit(self, outcomes: Seq[Outcome]) -> tuple[list[Commit], list[Event]]:
-        """One commit per outcome, in order, and an event for each sequence that a user should hear of now."""
-        commits, events = [], []
+        """One commit per outcome, in order, and an event for each sequence that a user should hear of now.
+
+        Outcomes may be those of several rounds; an event then tells of all that its sequence wrote in them.
+        """
+        commits, told = [], {}
         now = self._clock()
         for outcome in outcomes:
-            commit, event = self._commit(outcome, now)
+            commit, tell = self._commit(outcome, now)
             commits.append(commit)
-            if event is not None:
-                events.append(event)
-            if commit.finish is not None:
-                self.forget(commit.id)
+            if tell is not None:
+                told[commit.id] = tell
+        events = [self._event(*tell) for tell in told.values()]
+        for event in events:
+            if event.finish is not None:
+                self.forget(event.id)
         return commits, events
 
     def forget(self, id: str) -> None:
         """Drop what is held for a sequence that ended or was aborted."""
         self._outputs.pop(id, None)
 
-    def _commit(self, outcome: Outcome, now: float) -> tuple[Commit, Event | None]:
+    def _commit(self, outcome: Outcome, now: float) -> tuple[Commit, _Tell | None]:
         entry, draft, verdict = outcome.entry, outcome.draft, outcome.verdict
         sequence = entry.sequence
         request, stats, tokens = sequence.request, sequence.stats, sequence.tokens
@@ -119,12 +128,12 @@ class Committer:
             output.sources.append("bonus" if verdict.bonus else "target")
         if stats.ttft is None or ending is not None:
             _note_times(sequence, now)
-        event = None
+        tell: _Tell | None = None
         if request.streams or ending is not None:
-            event = self._event(sequence, output, None if ending is None else ending.reason)
+            tell = sequence, output, None if ending is None else ending.reason, None
         return Commit(
             request.id, base, tuple(new), path, sequence.computed, nodes, sequence.finish, rejected, outcome.state
-        ), event
+        ), tell
 
     def _open(self, sequence: Sequence) -> _Output:
         params, prompt = sequence.request.sampling, sequence.request.prompt
@@ -152,9 +161,7 @@ class Committer:
                 return _Ending(count, Finish.LENGTH)
         return None
 
-    def _event(
-        self, sequence: Sequence, output: _Output, reason: str | int | None = None, error: str | None = None
-    ) -> Event:
+    def _event(self, sequence: Sequence, output: _Output, reason: str | int | None, error: str | None) -> Event:
         """All that was written since the last event."""
         request, finish, start = sequence.request, sequence.finish, output.told
         params, written = request.sampling, start - len(request.prompt)
@@ -187,12 +194,12 @@ class Committer:
         law, chosen = request.law_name or self._law, request.speculation
         return f"{chosen.rule}({law})" if chosen.enabled and chosen.rule in self._relaxed else law
 
-    def _fail(self, sequence: Sequence, error: str, now: float) -> tuple[Commit, Event]:
+    def _fail(self, sequence: Sequence, error: str, now: float) -> tuple[Commit, _Tell]:
         """The end of an output that gets no new token."""
         sequence.finish = Finish.ERROR
         _note_times(sequence, now)
         commit = Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed, 0, Finish.ERROR)
-        return commit, self._event(sequence, self._outputs.get(sequence.id) or self._open(sequence), None, error)
+        return commit, (sequence, self._outputs.get(sequence.id) or self._open(sequence), None, error)
 
 
 def _note_times(sequence: Sequence, now: float) -> None:

@@ -126,13 +126,12 @@ class Scheduler:
         return budgets
 
     def _rounds(self, entries: Seq[PlanEntry]) -> int:
-        """How many rounds may be run as one: where nobody waits or reads along, and everybody has room for all."""
+        """How many rounds may be run as one: where nobody waits, and everybody has room for all."""
         rounds = min(self.limits.rounds, getattr(self.policy, "lasts", 1))
         if rounds == 1 or self.waiting or len(entries) < len(self.running):
             return 1
         for entry in entries:
-            request = entry.sequence.request
-            if entry.tokens > 1 or request.streams or request.sampling.stop:
+            if entry.tokens > 1 or entry.sequence.request.sampling.stop:
                 return 1
         return rounds if all([self._has_room(entry, rounds) for entry in entries]) else 1
 

@@ -224,29 +224,28 @@ def test_a_removed_sequence_leaves_nothing() -> None:
     assert made.pages.usage == 0
 
 
-def test_rounds_are_run_as_one_where_nobody_waits_or_reads_along() -> None:
+def test_rounds_are_run_as_one_where_nobody_waits() -> None:
     def allowed(*more: Sequence, pages: int = 64, seqs: int = 64) -> int:
         made = Scheduler(PagePool(pages, 4), Fixed(3), Limits(seqs, 64, 200, rounds=8))
-        add(made, sequence("a", 8, arrival=1.0, streams=False), *more)
+        add(made, sequence("a", 8, arrival=1.0), *more)
         play(made, made.plan())
         plan = made.plan()
         made.pages.check_integrity()
         return plan.rounds
 
     quiet = SamplingParams(max_tokens=50, stop=("x",))
-    assert allowed() == 8 and allowed(sequence("b", 5, arrival=2.0, streams=False)) == 8
-    assert allowed(sequence("b", 5, arrival=2.0)) == 1
-    assert allowed(sequence("b", 5, arrival=2.0, streams=False), seqs=1) == 1
-    assert allowed(sequence("b", 80, arrival=2.0, streams=False)) == 1  # its prompt is computed in pieces
+    assert allowed() == 8 and allowed(sequence("b", 5, arrival=2.0)) == 8
+    assert allowed(sequence("b", 5, arrival=2.0), seqs=1) == 1
+    assert allowed(sequence("b", 80, arrival=2.0)) == 1  # its prompt is computed in pieces
     assert allowed(pages=10) == 1 and allowed(pages=11) == 8  # 9 known tokens, and 32 that may come
-    (request,) = [replace(sequence("b", 5, arrival=2.0, streams=False).request, sampling=quiet)]
+    (request,) = [replace(sequence("b", 5, arrival=2.0).request, sampling=quiet)]
     assert allowed(Sequence(request, list(request.prompt))) == 1
 
 
 def test_no_more_rounds_are_run_as_one_than_the_plan_lasts() -> None:
     policy = Fixed(3)
     made = Scheduler(PagePool(64, 4), policy, Limits(64, 64, 200, rounds=8))
-    add(made, sequence("a", 8, streams=False))
+    add(made, sequence("a", 8))
     play(made, made.plan())
     for lasts, rounds in ((1, 1), (3, 3), (100, 8)):
         policy.lasts = lasts  # type: ignore[misc]
