@@ -12,6 +12,7 @@ Figures, with 95% bootstrap intervals over the prompts:
 - verified: target tokens computed per committed token, drafts included.
 - tokens/s: of the whole batch, the median over all batches of all repeats and its interval.
 - specialists: draft acceptance (accepted / drafted) of each on its domain, as ratios to the other drafters.
+- same nodes: acceptance lengths of ``union`` and ``fuse`` as ratios to the best drafter's tree of as many nodes.
 - hedge: how the acceptance that ``hedge`` reaches compares with the best drafter in hindsight, and with other routings;
   and its tokens/s with those of other routings, batch by batch, all workloads together.
 - own: share of the rounds' time that the pool spends in combining, weighting and routing.
@@ -160,6 +161,21 @@ def specialised(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
     return ratios
 
 
+def beside_trees(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
+    """Acceptance lengths of pools that make trees as ratios to the best tree of a drafter alone, with intervals."""
+    ratios = []
+    for system, workload, temperature in runs:
+        trees = [name for name in DRAFTERS if (f"{name} tree", workload, temperature) in runs]
+        if trees and system in ("union hedge", "fuse hedge"):
+            best = max(trees, key=lambda name: runs[f"{name} tree", workload, temperature].acceptance())
+            own, other = runs[system, workload, temperature], runs[f"{best} tree", workload, temperature]
+            ratios.append(
+                {"combiner": system.split()[0], "workload": workload, "temperature": temperature, "of": best}
+                | {"best tree": paired(Runs.acceptance, own, other)}
+            )
+    return ratios
+
+
 def paired(measure: Callable[..., float], ours: Runs, theirs: Runs, draws: int = 2000) -> Interval:
     """The ratio of a measure of two systems on the same prompts, and its interval."""
     picks = np.random.default_rng(0).integers(0, len(ours.stats), (draws, len(ours.stats)))
@@ -197,7 +213,9 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
     found: dict[str, dict[str, Any]] = {}
     for name in (*names, "copy"):
         given = member(name)
-        found[name] = {key: value for key, value in given.items() if key != "name"}
+        found[name] = {key: value for key, value in given.items() if key != "name"} | {"max_nodes": length}
+    for name in names:
+        found[f"{name} tree"] = found[name] | {"max_nodes": nodes}
     for combiner in COMBINERS:
         found[f"{combiner} hedge"] = pool(combiner, "hedge", (*names, "copy"))
     found["mix block"] = pool("mix", "hedge", (*names, "copy")) | {"rule": "block"}
@@ -211,10 +229,7 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
         found[f"{count}: no fusion"] = pool("union", "hedge", some)
         found[f"{count}: no routing"] = pool("fuse", "all", some)
     shape = {"num_speculative_tokens": length, "max_nodes": nodes, "policy": "fixed", "round": "sequential"}
-    return {
-        name: given | shape | ({} if given["method"] == "pool" else {"max_nodes": length})
-        for name, given in found.items()
-    }
+    return {name: shape | given for name, given in found.items()}
 
 
 def workloads(count: int) -> dict[str, list[str]]:
@@ -284,10 +299,12 @@ def main() -> None:
         for (name, workload, temperature), cell in cells.items()
     ]
     ratios = {"hedge": hedged(cells), "hedge_speed": hedged_speed(cells), "specialists": specialised(cells)}
+    ratios["same_nodes"] = beside_trees(cells)
     show(rows)
     compare("hedge, as a ratio of acceptance lengths", ratios["hedge"], ("best alone", "all", "explore"))
     compare("hedge, as a ratio of tokens/s", ratios["hedge_speed"], ("all", "explore"))
     compare("specialists, as a ratio of draft acceptance", ratios["specialists"], DRAFTERS)
+    compare("pools, as a ratio of acceptance lengths at the same nodes", ratios["same_nodes"], ("best tree",))
     print("written to", write(options.name, {"options": vars(options), "rows": rows} | ratios))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import ROOT
 
 Found = Mapping[str, Any]
-DOCS = ("benchmarks", "collaborative", "peers", "policies", "rounds")
+DOCS = ("benchmarks", "collaborative", "drafters", "peers", "policies", "rounds")
 PAGES = ("README.md", *(f"docs/{name}.md" for name in DOCS))
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DATA = " ".join(f"--dataset-path examples/data/{name}.jsonl" for name in ("code", "math", "prose"))
@@ -136,6 +136,60 @@ def pipelining(found: Found) -> Iterator[str]:
         yield _row(way, *cells)
 
 
+def pool(found: Found) -> Iterator[str]:
+    """The mixed workload; what ``hedge`` reaches; pools beside trees of one drafter; specialists on their domains."""
+    heats = sorted({row["temperature"] for row in found["rows"]})
+    mixed = {(row["system"], row["temperature"]): row for row in found["rows"] if row["workload"] == "mixed"}
+    figures = {"acceptance": "acceptance", "tokens_per_call": "per call", "verified": "verified"}
+    yield "Three domains mixed:\n"
+    yield from _head("", *(f"{name}, T = {heat:g}" for heat in heats for name in (*figures.values(), "tokens/s")))
+    for name in dict.fromkeys(system for system, _ in mixed if not system[0].isdigit()):
+        cells: list[str] = []
+        for row in (mixed[name, heat] for heat in heats):
+            cells += ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in figures]
+            cells += ["{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"])]
+        yield _row(name, *cells)
+    yield "\n`hedge`, acceptance lengths over those of the best drafter alone / of `all` / of `explore`:\n"
+    yield from _by_workload(found["hedge"], ("best alone", "all", "explore"))
+    if "same_nodes" in found:
+        yield "\nPools under `hedge`, acceptance lengths over that of the best drafter's tree of as many nodes:\n"
+        yield from _by_workload(found["same_nodes"], ("best tree",))
+    yield "\nSpecialists on their domains, accepted of drafted tokens over that of each other drafter:\n"
+    others = list(dict.fromkeys(name for row in found["specialists"] for name in row if isinstance(row[name], list)))
+    yield from _head("", "T", *others)
+    for row in found["specialists"]:
+        told = ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) if name in row else "" for name in others]
+        yield _row(row["specialist"], f"{row['temperature']:g}", *told)
+
+
+def _by_workload(ratios: Seq[Found], names: Seq[str]) -> Iterator[str]:
+    """One line per combiner and temperature; an interval where there is only one ratio to tell."""
+    workloads = list(dict.fromkeys(row["workload"] for row in ratios))
+    cells = {(row["combiner"], row["temperature"], row["workload"]): row for row in ratios}
+    yield from _head("", "T", *workloads)
+    for combiner, heat in dict.fromkeys(key[:2] for key in cells):
+        rows = [cells[combiner, heat, workload] for workload in workloads]
+        only = ["{:.2f} ({:.2f} to {:.2f})".format(*row[names[0]]) for row in rows]
+        several = [" / ".join(f"{row[name][0]:.2f}" for name in names) for row in rows]
+        yield _row(combiner, f"{heat:g}", *(only if len(names) == 1 else several))
+
+
+def heads(found: Found) -> Iterator[str]:
+    """How often each head is right within its first guesses; full trees beside sparse ones of as many nodes."""
+    accuracy = found["accuracy"]
+    yield "Right among the first guesses, on the target's held-out text:\n"
+    yield from _head("head", *map(str, range(1, len(accuracy[0]) + 1)))
+    for number, ranks in enumerate(accuracy, start=1):
+        yield _row(str(number), *(f"{sum(ranks[:width]):.1%}" for width in range(1, len(ranks) + 1)))
+    rows = {name: "{:.2f} ({:.2f} to {:.2f})".format(*row["acceptance_length"]) for name, row in found["rows"].items()}
+    yield "\nAcceptance lengths of trees:\n"
+    yield from _head("nodes", "widths", "full", "sparse, as deep", "sparse")
+    for name in (name for name in rows if name.startswith("full ")):
+        widths, nodes = name.removeprefix("full ").removesuffix(")").split(" (")
+        sparse = (f"sparse ({nodes}), as deep as {widths}", f"sparse ({nodes})")
+        yield _row(nodes, widths, rows[name], *(rows[each] for each in sparse))
+
+
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "compare": compared,
     "servers": compared,
@@ -145,6 +199,8 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "load": load,
     "collaborative": collaborative,
     "pipelining": pipelining,
+    "pool": pool,
+    "heads": heads,
 }
 
 

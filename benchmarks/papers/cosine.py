@@ -83,6 +83,7 @@ def offline(results: Results) -> Section:
         results.row("fuse over union (SpecInfer), batch 8", "1.31 to 1.62×", POOL, lambda f: over(f, "union hedge")),
         results.row("fuse over the generic drafter, batch 8", "", POOL, lambda f: over(f, "generic")),
         results.row("fuse over the best single drafter, batch 8", "", POOL, over_best),
+        results.row("fuse over the best single drafter's tree of as many nodes", "", POOL, over_tree),
         results.row("mix over union, batch 8", "", POOL, lambda f: Pool(f).speed("mix hedge", "union hedge")),
     ]
     return Section(
@@ -182,6 +183,15 @@ def over_best(found: Found) -> str:
     """Fusion with routing over the best single drafter."""
     best = Pool(found).best_single()
     return f"{over(found, best)} of {best}"
+
+
+def over_tree(found: Found) -> str:
+    """Acceptance length of fusion with routing over the best tree of one drafter, and of which."""
+    wanted = ("fuse", "mixed", 0.0)
+    for row in found["same_nodes"]:
+        if (row["combiner"], row["workload"], row["temperature"]) == wanted:
+            return "acceptance length {:.2f}× ({:.2f} to {:.2f})".format(*row["best tree"]) + f" of {row['of']}"
+    raise KeyError("fuse")
 
 
 def coupled(runs: Runs) -> tuple[str, ...]:
