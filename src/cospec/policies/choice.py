@@ -29,14 +29,13 @@ class Choice:
 
     def plan(self, load: Load) -> list[Budget]:
         """Everybody's budget from the policy of his choice."""
-        if not any(sequence.request.speculation.policy for sequence in load.ready):
+        chosen = {s.request.id: s.request.speculation.policy for s in load.ready if s.request.speculation.policy}
+        self._asked = chosen  # only who is here now: nobody tells of those that were aborted
+        if not chosen:
             return self.usual.plan(load)
         groups: dict[str, list[Sequence]] = defaultdict(list)
         for sequence in load.ready:
-            name = sequence.request.speculation.policy or ""
-            groups[name].append(sequence)
-            if name:
-                self._asked[sequence.request.id] = name
+            groups[sequence.request.speculation.policy or ""].append(sequence)
         found: dict[str, Budget] = {}
         for name, own in groups.items():
             others = len(load.ready) - len(own)

@@ -41,13 +41,22 @@ def test_everybody_gets_his_own() -> None:
     for _ in range(3):
         assert [budget.depth for budget in policy.plan(Load(ready))] == [3, 0, 3, 0]
     assert made == ["off"], "built once"
-    assert [budget.depth for budget in policy.plan(Load(ready[:1]))] == [3]
     drafts = [Draft(f"s{n}", 200, (1,), (-1,), ("d",), None, np.array([0.5])) for n in (0, 1)]
     assert {draft.id for draft in policy.trim(drafts)} == {"s0", "s1"}
     end = Commit("s1", 200, (1,), (), 201, finish=Finish.STOP)
     policy.observe(RoundStats(0, 1, 1, 200, 0, 0, 0, 1, RoundTimes(), 1e-3), [end])
     assert set(policy._asked) == {"s3"}
+    assert [budget.depth for budget in policy.plan(Load(ready[:1]))] == [3]
     assert policy.gauges() == {"speculation_length": 3}
+
+
+def test_one_that_was_aborted_leaves_nothing_behind() -> None:
+    policy = Choice(Fixed(3), lambda name: Off())
+    ready = asking([None, "off"])
+    policy.plan(Load(ready))
+    assert policy.lasts == 1
+    policy.plan(Load(ready[:1]))
+    assert policy.lasts == Fixed.lasts, "rounds may run as one again"
 
 
 def test_the_configuration_names_the_policy() -> None:
