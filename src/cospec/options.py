@@ -19,6 +19,18 @@ BOUNDS = {
     "too_short": "a list of at least {min_length}",
     "string_too_short": "a text of {min_length} characters or more",
 }
+KINDS = {
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+}
 OptionsT = TypeVar("OptionsT", bound="Options")
 
 
@@ -40,12 +52,17 @@ def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> Opt
     try:
         return cls.model_validate(dict(given))
     except ValidationError as error:
-        raise _sentence(cls, error, where) from None
+        raise _sentence(cls, given, error, where) from None
 
 
-def _sentence(cls: type[Options], error: ValidationError, where: str) -> InvalidInput:
-    first = error.errors()[0]
-    name = where + ".".join(str(part) for part in first["loc"])
+def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationError, where: str) -> InvalidInput:
+    first, *others = error.errors()
+    place = _place(given, first)
+    for other in others:  # what every member of a union says; the one that got furthest is the one that was meant
+        found = _place(given, other)
+        if found[: len(place)] == place and len(found) > len(place):
+            first, place = other, found
+    name = where + ".".join(str(part) for part in place)
     if first["type"] == "extra_forbidden":
         known = ", ".join(where + (field.alias or key) for key, field in cls.model_fields.items())
         refused = InvalidInput(f"key {name}", first["input"], f"one of {known}" if known else "left out here")
@@ -53,7 +70,18 @@ def _sentence(cls: type[Options], error: ValidationError, where: str) -> Invalid
         return refused
     if first["type"] == "missing":
         return InvalidInput(name, words("missing"), "a value")
-    return InvalidInput(name, first["input"], allowed(first))
+    alike = [allowed(each) for each in (first, *others) if _place(given, each) == place]
+    return InvalidInput(name, first["input"], " or ".join(dict.fromkeys(alike)))
+
+
+def _place(given: object, error: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """Where the value stands that an error is about: what of ``loc`` is in ``given``, so no names of union members."""
+    found: list[int | str] = []
+    for part in error["loc"]:
+        here = isinstance(given, list | tuple) and isinstance(part, int) and part < len(given)
+        if here or (isinstance(given, Mapping) and part in given):
+            found, given = [*found, part], given[part]  # type: ignore[index]
+    return (*found, error["loc"][-1]) if error["type"] == "missing" else tuple(found)
 
 
 def allowed(error: Mapping[str, Any]) -> str:
@@ -62,5 +90,7 @@ def allowed(error: Mapping[str, Any]) -> str:
         return "an object"
     if error["type"] in BOUNDS:
         return BOUNDS[error["type"]].format(**error["ctx"])
-    message = str(error["msg"])
+    if error["type"] in KINDS:
+        return KINDS[error["type"]]
+    message = str(error["msg"]).removeprefix("Value error, ")
     return (message[0].lower() + message[1:]).removeprefix("input should be ")

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
+
+from cospec.errors import InvalidInput
 
 Floats = npt.NDArray[np.float64]
 
@@ -45,6 +47,9 @@ class ForwardCost:
         sequence: per sequence of a call, however many passes it makes.
         fixed: of every pass, δ_M.
         start: of every call, where one call makes several passes, as a drafter does for all of a draft.
+
+    Raises:
+        InvalidInput: not one slope more than knees, knees that do not rise, or a coefficient without end.
     """
 
     context: float = 0.0
@@ -53,6 +58,15 @@ class ForwardCost:
     sequence: float = 0.0
     fixed: float = 0.0
     start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.slopes) != len(self.knees) + 1:
+            raise InvalidInput("slopes", self.slopes, f"one more than the knees, here {len(self.knees) + 1}")
+        if any(after <= before for before, after in pairwise(self.knees)):
+            raise InvalidInput("knees", self.knees, "numbers of tokens that rise")
+        for name, value in asdict(self).items():
+            if not np.isfinite(value).all():
+                raise InvalidInput(name, value, "finite")
 
     def tokens(self, count: float) -> float:
         """Seconds for computing ``count`` tokens, beside everything else."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cospec.errors import InvalidInput
 from cospec.policies.cost import ForwardCost, Sample, fit
 from cospec.policies.round_cost import Costs, RoundCost
 from cospec.policies.tracking import WINDOW
@@ -23,6 +25,22 @@ def samples(cost: ForwardCost, noise: float = 0.0) -> list[Sample]:
         Sample(c, max(t, s), s, cost.seconds(c, max(t, s), s) * np.exp(noise * chance.standard_normal()))
         for c, t, s in GRID
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"slopes": (1e-5,), "knees": (8, 16)}, "slopes is (1e-05,); allowed is one more than the knees, here 3."),
+        ({"slopes": ()}, "slopes is (); allowed is one more than the knees, here 1."),
+        ({"slopes": (0.0, 1.0, 2.0), "knees": (9, 8)}, "knees is (9, 8); allowed is numbers of tokens that rise."),
+        ({"fixed": float("inf")}, "fixed is inf; allowed is finite."),
+        ({"slopes": (float("nan"),)}, "slopes is (nan,); allowed is finite."),
+    ],
+)
+def test_coefficients_that_make_no_time_model_are_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ForwardCost(**given)
+    assert str(caught.value) == sentence
 
 
 def test_a_knee_is_found() -> None:

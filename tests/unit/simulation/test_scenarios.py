@@ -1,0 +1,52 @@
+"""Scenario files: each mistake is one sentence, and what the shipped ones say of themselves is what comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cospec.errors import InvalidInput
+from cospec.options import parse
+from cospec.simulation.run import simulate
+from cospec.simulation.scenario import Scenario
+
+TARGET = {"cost": {"slopes": [1e-5], "fixed": 0.01}}
+OFF = [{"name": "off", "policy": "off"}]
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"seeds": 1}, "key seeds is 1; allowed is one of description, seed, "),
+    ({"requests": "many"}, "requests is 'many'; allowed is a whole number."),
+    ({"requests": 0}, "requests is 0; allowed is a number from 1 up."),
+    ({"target": "a100"}, "target is 'a100'; allowed is an object."),
+    ({"target": {}}, "target.cost is missing; allowed is a value."),
+    ({"target": {**TARGET, "replicas": 0}}, "target.replicas is 0; allowed is a number from 1 up."),
+    ({"target": {"cost": {"fixed": -1}}}, "target.cost.fixed is -1; allowed is a number from 0.0 up."),
+    ({"target": {"cost": {"knees": [8]}}}, "slopes is (0.0,); allowed is one more than the knees, here 2."),
+    ({"target": {"cost": {"fixed": float("inf")}}}, "fixed is inf; allowed is finite."),
+    ({"target": {"cost": {"profile": "no.json"}}}, "profile is no.json ("),
+    ({"drafting": {"kind": "medusa"}}, "drafting.kind is 'medusa'; allowed is 'model', 'heads' or 'lookup'."),
+    ({"domains": [{"acceptance": 1.2}]}, "domains.0.acceptance is 1.2; allowed is a number up to 1.0 or a list."),
+    ({"domains": [{"acceptance": [0.5, "x"]}]}, "domains.0.acceptance.1 is 'x'; allowed is a number."),
+    ({"domains": [{"trace": "no.txt"}]}, "trace is 'no.txt'; allowed is a file with one JSON list of 0 and 1 per line"),
+    ({"arrivals": {"kind": "poisson"}}, "arrivals.kind is 'poisson'; allowed is 'open', 'closed', 'trace' or 'segm"),
+    ({"arrivals": {"rates": [0]}}, "arrivals.rates.0 is 0; allowed is a number above 0.0."),
+    ({"arrivals": {"kind": "trace"}}, "arrivals is {'kind': 'trace'}; allowed is the file of a trace where arrivals"),
+    ({"arrivals": {"kind": "trace", "trace": "no.txt"}}, "trace is 'no.txt'; allowed is a readable text file ("),
+    ({"variants": []}, "variants is []; allowed is a list of at least 1."),
+    ({"variants": ["off"]}, "variants.0 is 'off'; allowed is an object."),
+    ({"variants": [{"name": "x", "policy": False}]}, "variants.0.policy is False; allowed is a text."),
+    (
+        {"variants": [{"name": "x", "num_speculative_tokens": "some"}]},
+        "variants.0.num_speculative_tokens is 'some'; allowed is a whole number or 'auto'.",
+    ),
+    ({"variants": [{"name": "x", "policy": "best"}]}, "speculative_config.policy is 'best'; allowed is one of fixed, "),
+    ({"variants": [{"name": "x", "round": "pipe"}]}, "speculative_config.round is 'pipe'; allowed is one of auto, "),
+]
+
+
+@pytest.mark.parametrize(("changes", "sentence"), WRONG, ids=lambda value: str(value)[:50])
+def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        simulate(parse(Scenario, {"requests": 4, "target": TARGET, "variants": OFF, **changes}))
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
