@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence as Seq
 from dataclasses import fields
 from itertools import takewhile
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
@@ -270,11 +271,23 @@ def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
         return InvalidInput("body", words(f"an object that cannot be read ({first['msg']})"), "a JSON object")
     path = ".".join(str(part) for part in parts)
     if first["type"] == "extra_forbidden":
-        known = sorted(schema.model_fields) if len(parts) == 1 else ["those that the documentation names"]
-        refused = InvalidInput(f"key {path}", first["input"], "one of " + ", ".join(known))
+        refused = InvalidInput(f"key {path}", first["input"], "one of " + ", ".join(_keys(schema, parts[:-1])))
         refused.field = path
         return refused
     if first["type"] == "missing":
         return InvalidInput(path, words("missing"), "a value")
     # A union's own messages name one member each; the first member, a string, is given the whole value.
     return InvalidInput(path, first["input"], UNIONS.get(str(parts[-1]), options.allowed(first)))
+
+
+def _keys(schema: type[Schema], place: Seq[int | str]) -> list[str]:
+    """The keys of the object that stands at ``place``."""
+    for part in place:
+        annotation = schema.model_fields[str(part)].annotation if part in schema.model_fields else None
+        inner = [
+            one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Schema)
+        ]
+        if not inner:
+            return ["those that the documentation names"]
+        schema = inner[0]
+    return sorted(schema.model_fields)
