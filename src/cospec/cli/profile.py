@@ -22,7 +22,7 @@ def profile(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file for samples, fits and errors.")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="PNG file of predicted against measured; needs cospec[bench].")
+        Path | None, typer.Option(help="PNG file of predicted against measured; needs the extra 'bench'.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="For each model.")] = 20.0,
     device: options.Device = None,

@@ -17,7 +17,7 @@ WIDTH = 140  # of the table where nobody's terminal says
 def simulate(
     scenario: Annotated[Path, typer.Argument(metavar="SCENARIO.yaml", help="What is simulated.")],
     output: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="PNG file; needs cospec[bench].")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file; needs the extra 'bench'.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Of each run, instead of the scenario's.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Instead of the scenario's.")] = None,
 ) -> None:
