@@ -11,7 +11,11 @@ from rich.console import Console
 from cospec.cli.places import make_folder
 from cospec.errors import InvalidInput
 
-app = typer.Typer(help="Train a family of models: tokenizer, target, drafters, variants.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train a family of models: tokenizer, target, drafters, variants, heads. What was interrupted goes on when it "
+    "is run again with the same --out.",
+    no_args_is_help=True,
+)
 
 RecipeName = Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a YAML file.")]
 Data = Annotated[Path, typer.Option("--data", help="Folder with prose.txt.xz and math.jsonl.xz.")]
@@ -81,7 +85,7 @@ def drafters(
     start: From = None,
     domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.")] = None,
 ) -> None:
-    """Distil one specialist per domain, from the target and the drafter."""
+    """Distil one specialist per domain, from the target and the drafter. Goes on where it was interrupted."""
     from cospec.training.distill import train_specialists
 
     made = _recipe(recipe, None)
@@ -113,7 +117,7 @@ def variants(
 def heads(
     recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, start: From = None, to: To = EXPORTED
 ) -> None:
-    """Train Medusa heads on the frozen target, and write them to --to."""
+    """Train Medusa heads on the frozen target, and write them to --to. Goes on where it was interrupted."""
     from cospec.training.heads import train_heads
 
     made = _recipe(recipe, None)
@@ -156,7 +160,7 @@ def everything(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Run every stage: tokenizer, target, drafter, the recipe's specialists and variants, export, evaluate.
+    """Run every stage: tokenizer, target, drafter, the recipe's specialists, variants and heads, export, evaluate.
 
     With --from target and drafter go on from a family's; what depends on them is made anew.
     """

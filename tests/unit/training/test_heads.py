@@ -45,6 +45,24 @@ def test_heads_learn_what_the_target_says_later(
         assert loss(trained, numbers) < 0.9 * loss(untrained, numbers)
 
 
+def test_interrupted_heads_end_as_unbroken_ones(with_heads: Recipe, runs: Path, tmp_path: Path) -> None:
+    assert with_heads.heads is not None
+    flat = with_heads.heads.schedule.model_copy(update={"warmup": 0.0, "decay": 0.0})
+    whole, half = (
+        with_heads.model_copy(update={"heads": HeadsPlan(count=2, schedule=flat.model_copy(update={"tokens": tokens}))})
+        for tokens in (4_000, 2_000)
+    )
+    train_target(with_heads, runs, runs)
+    unbroken = train_heads(whole, runs, runs, tmp_path / "unbroken")
+    for path in (runs / "heads").iterdir():
+        path.unlink()
+    partly = train_heads(half, runs, runs, tmp_path / "half")
+    broken = train_heads(whole, runs, runs, tmp_path / "broken")
+    assert not torch.equal(partly.weight, unbroken.weight)
+    assert torch.equal(broken.weight, unbroken.weight) and torch.equal(broken.bias, unbroken.bias)
+    assert broken.accuracy == unbroken.accuracy
+
+
 def test_a_recipe_without_heads_is_refused(recipe: Recipe, runs: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"recipe\.heads is missing"):
         train_heads(recipe, runs, runs, tmp_path)
