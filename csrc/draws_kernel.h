@@ -226,6 +226,21 @@ static void logarithm(double* x, long count) {
     }
 }
 
+// out [n] = the sum of weights [count] times rows [count, n], the first one first.
+static void weighted(const double* const* rows, const double* weights, long count, long n, double* out) {
+    long i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        D sum[REGISTERS] = {};
+        for (long r = 0; r < count; r++)
+            UNROLL for (int j = 0; j < REGISTERS; j++) sum[j] += weights[r] * read<D>(rows[r] + i + j * WIDE);
+        UNROLL for (int j = 0; j < REGISTERS; j++) write(out + i + j * WIDE, sum[j]);
+    }
+    for (; i < n; i++) {
+        out[i] = 0.0;
+        for (long r = 0; r < count; r++) out[i] += weights[r] * rows[r][i];
+    }
+}
+
 // Each weight over the exponential number that its uniform one stands for.
 INLINE void compete(const double* units, const double* weights, double* scores) {
     constexpr int COUNT = STEP / WIDE;

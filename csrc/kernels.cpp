@@ -12,5 +12,5 @@
 
 extern const Kernels TABLE(COSPEC_ISA) = {
     NAME(COSPEC_ISA), linear, linear_scratch, attend, attend_scratch, rms_norm, rotate, widen, argmax,
-    softmax<float>, softmax<double>, logarithm, race, first_uniform, surplus,
+    softmax<float>, softmax<double>, logarithm, weighted, race, first_uniform, surplus,
 };

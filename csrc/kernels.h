@@ -67,6 +67,8 @@ struct Kernels {
     double (*softmax64)(const double* logits, long vocab, double temperature, double* out);
     // The natural logarithm of each, in place; of 0 minus infinity. Not for subnormal numbers.
     void (*logarithm)(double* x, long count);
+    // out [n] = the sum of weights [count] times rows [count, n], the first one first.
+    void (*weighted)(const double* const* rows, const double* weights, long count, long n, double* out);
     // The first token with the largest weight / exponential; -1 when no weight is positive.
     long (*race)(const double* weights, long vocab, const Stream& stream);
     // The number between 0 and 1 that the first word `block` blocks behind the stream's start stands for.

@@ -51,7 +51,7 @@ struct Fusion {
             if (rival.sure > best->sure ||
                 (rival.sure == best->sure && row.weight(rival.member) > row.weight(best->member)))
                 best = &rival;
-        if (chance * best->sure < row.threshold()) return false;
+        if (chance * best->sure < row.seat.threshold) return false;
         const long parent = node;
         const double before = chance;
         node = tree.put(parent, best->token, best->member, before * best->sure, best->sure);
@@ -126,7 +126,7 @@ struct Mixture {
         const int64_t *text = b.tokens + row.begin(member), *spine = b.spine + row.r * b.depth;
         return step < row.nodes(member) && std::equal(spine, spine + step, text) ? text[step] : -1;
     }
-    const double* q(long member) const { return row.b.q ? row.b.q[row.place(step, member)] : nullptr; }
+    const double* q(long member) const { return row.b.q[row.place(step, member)]; }
     int64_t said(long member) const { return row.b.guessed[2 * row.place(step, member)]; }
     bool led(long member) const { return q(member) || said(member) >= 0; }
     int64_t token(long member) const { return led(member) ? said(member) : copied(member); }
@@ -161,7 +161,7 @@ struct Mixture {
         double chance = 1.0;
         for (long i = 0; i < step; i++) chance *= b.out_confidence[row.r * b.room + i];
         b.out_confidence[row.r * b.room + step] = confidence;
-        if (chance * confidence < row.threshold())
+        if (chance * confidence < row.seat.threshold)
             b.going[row.r] = 0;
         else if (row.seat.greedy)
             take(elected(heard), heard);
@@ -180,21 +180,15 @@ struct Mixture {
         }
         return best;
     }
+    // Distributions come before point masses, see `voices`.
     void fill(const std::vector<long>& heard, long vocab, double* mixture) const {
-        bool empty = true;
-        for (long m : heard) {
-            const double* own = q(m);
-            const double part = shares()[m];
-            if (!own) {
-                if (empty) std::fill(mixture, mixture + vocab, 0.0);
-                mixture[copied(m)] += part;
-            } else if (empty) {
-                for (long i = 0; i < vocab; i++) mixture[i] = part * own[i];
-            } else {
-                for (long i = 0; i < vocab; i++) mixture[i] += part * own[i];
-            }
-            empty = false;
-        }
+        std::vector<const double*> laws;
+        std::vector<double> parts;
+        for (long m : heard)
+            if (q(m)) laws.push_back(q(m)), parts.push_back(shares()[m]);
+        kernels().weighted(laws.data(), parts.data(), laws.size(), vocab, mixture);
+        for (long m : heard)
+            if (!q(m)) mixture[copied(m)] += shares()[m];
     }
     // The spine has its token; it is said to come from the drafter with the largest part in it.
     void take(int64_t chosen, const std::vector<long>& heard) const {
@@ -245,7 +239,7 @@ double* mixture_of(const Row& row, double* mixtures, long vocab, long kept) {
 // What drafters say at the present step: `said` [count] of their rows of logits, which are of the sequences `places`.
 API void cospec_pool_hear(const Board* b, const Rows* said, long count, const int64_t* places) {
     each(b, said, count, places, [&](long place, const Row& row, const float* logits, long, std::vector<double>& spare) {
-        guess(logits, row.heat(), stream_of(row, b->steps), spare, b->guessed + 2 * place, b->chances + 2 * place);
+        guess(logits, row.seat.heat, stream_of(row, b->steps), spare, b->guessed + 2 * place, b->chances + 2 * place);
     });
 }
 
@@ -256,7 +250,7 @@ API void cospec_pool_read(const Board* b, const Rows* said, long count, const in
         const long vocab = spare.size(), best = kernels().argmax(logits, vocab);
         if (best < 0) return;
         double* own = row.seat.greedy ? spare.data() : q + n * vocab;
-        b->chances[2 * place] = softmax(logits, vocab, row.seat.greedy ? 1.0 : row.heat(), own);
+        b->chances[2 * place] = softmax(logits, vocab, row.seat.greedy ? 1.0 : row.seat.heat, own);
         if (row.seat.greedy)
             b->guessed[2 * place] = best;
         else if (row.seat.purpose == TARGET)

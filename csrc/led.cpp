@@ -17,6 +17,7 @@ struct Led {
 };
 
 // What `mix` is made of. mixtures: [R, kept, vocab], or null where nobody draws; then there are no distributions either.
+// Those are of all steps where mixtures are kept, otherwise of one.
 struct Mixing {
     double *distributions, *mixtures;
     int64_t vocab, kept;
@@ -68,7 +69,7 @@ struct Leading {
             cospec_pool_hear(&b, said.data(), said.size(), places.data());
         } else {
             cospec_pool_read(&b, said.data(), said.size(), places.data(), distributions);
-            if (distributions) distributions += (long)places.size() * mixing->vocab;
+            if (mixing->kept > 1) distributions += (long)places.size() * mixing->vocab;
         }
         seconds[count] += now() - started;
     }

@@ -90,21 +90,21 @@ struct Teacher {
     }
     bool said(long step, long member) const {
         const long place = row.place(step, member);
-        return row.b.guessed[2 * place] >= 0 || (row.b.q && row.b.q[place]);
+        return row.b.guessed[2 * place] >= 0 || row.b.q[place];
     }
 };
 
 }  // namespace
 
-// commits: [count, 3], a row of the board, how many of the tokens are its own, how many of its draft were accepted.
-// `scores`: whether those of routing `explore` move.
-API void cospec_pool_learn(const Board* b, const int64_t* commits, long count, const int64_t* tokens, long scores) {
-    for (long c = 0; c < count; c++) {
-        const Row row = {*b, commits[3 * c]};
-        const long own = commits[3 * c + 1];
+// commits: [size], of each a row of the board, how many of its draft were accepted, how many tokens were committed, and
+// those. `scores`: whether those of routing `explore` move.
+API void cospec_pool_learn(const Board* b, const int64_t* commits, long size, long scores) {
+    for (const int64_t* commit = commits; commit < commits + size; commit += 3 + commit[2]) {
+        const Row row = {*b, commit[0]};
+        const long own = commit[2];
         const double kept = pow(MEMORY, (double)own);
-        const Teacher teacher = {row, tokens, own};
-        row.own(ACCEPTED)[0] = commits[3 * c + 2];
+        const Teacher teacher = {row, commit + 3, own};
+        row.own(ACCEPTED)[0] = commit[1];
         for (long m = 0; m < b->members; m++) {
             const Judged part = row.nodes(m) ? teacher.whole(m) : b->depth ? teacher.led(m) : Judged{};
             row.own(HITS)[m] = row.own(HITS)[m] * kept + part.hits;
@@ -114,6 +114,5 @@ API void cospec_pool_learn(const Board* b, const int64_t* commits, long count, c
             const double mean = (part.agreed + wrong) / std::max(part.proposed, part.lessons);
             row.own(SCORE)[m] += RATE * (mean - row.own(SCORE)[m]);
         }
-        tokens += own;
     }
 }

@@ -196,22 +196,29 @@ void allot(const Row& row, uint64_t free_ones, uint64_t silent, double novelty, 
     for (long m = 0; m < n; m++) all[m * row.b.rows + row.r] = given[m];
 }
 
-void weigh(const Board& b) {
-    for (long r = 0; r < b.rows; r++) estimate({b, r});
-    if (!b.guessed) return;
-    std::fill(b.guessed, b.guessed + 2 * b.depth * b.members * b.rows, -1);
+// What the round before has left is wiped away.
+void clear(Board& b) {
+    const long said = b.depth * b.members * b.rows;
+    b.steps = 0;
+    b.raw = nullptr;
+    std::fill(b.count, b.count + b.rows, 0);
+    std::fill(b.length, b.length + b.rows, 0);
     std::fill(b.going, b.going + b.rows, 1);
+    std::fill(b.spans, b.spans + 2 * b.rows * b.members, 0);
+    std::fill(b.guessed, b.guessed + 2 * said, -1);
+    std::fill(b.q, b.q + said, nullptr);
 }
 
 }  // namespace
 
 // Who takes part: of those that are able, `free_ones`, and of the others whom the routing chooses. How many tokens each
 // drafts, given [M, R]: all the way, or what `allot` says where there is novelty [2], of requests that draw and greedy ones.
-API void cospec_pool_choose(const Board* b, uint64_t free_ones, uint64_t silent, long way, const double* novelty,
+API void cospec_pool_choose(Board* b, uint64_t free_ones, uint64_t silent, long way, const double* novelty,
                             int64_t* given) {
-    weigh(*b);
+    clear(*b);
     for (long r = 0; r < b->rows; r++) {
         const Row row = {*b, r};
+        estimate(row);
         choose(row, free_ones, silent, (Way)way);
         if (novelty)
             allot(row, free_ones, silent, novelty[row.seat.greedy ? 1 : 0], given);
@@ -224,7 +231,10 @@ API void cospec_pool_choose(const Board* b, uint64_t free_ones, uint64_t silent,
 // novelty: [2], learns which share of the drafts was new; or null.
 API void cospec_pool_unite(const Board* b, double* novelty) {
     for (long r = 0; r < b->rows; r++) {
-        const long told = b->first[(r + 1) * b->members] - b->first[r * b->members], found = unite({*b, r});
+        const Row row = {*b, r};
+        long told = 0;
+        for (long m = 0; m < b->members; m++) told += row.nodes(m);
+        const long found = unite(row);
         double* kind = novelty + (b->seats[r].greedy ? 1 : 0);
         if (novelty && told) *kind += NOVELTY_RATE * ((double)found / told - *kind);
     }

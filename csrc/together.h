@@ -13,10 +13,12 @@ struct Seat {
     double* standing;        // [6, M] and one more, see `Evidence`
     int64_t greedy;          // whether it takes the likeliest tokens
     uint64_t seed, purpose;  // what its tokens are drawn with
+    double heat;             // its temperature, of which 0 takes the likeliest token
     uint64_t able;           // drafters that may take part, as bits
     int64_t base;            // committed tokens
     int64_t most;            // one more than take part at most, or 0: the routing says
     int64_t depth, nodes;    // of the longest path, and in all
+    double threshold;        // a spine ends where its chance falls below it
 };
 
 struct Board {
@@ -25,20 +27,20 @@ struct Board {
     int64_t steps;  // that everybody was heard at
 
     const Seat* seats;      // [R]
-    const double* reals;    // [R, 2], thresholds; temperatures, of which 0 takes the likeliest token
     const double* prior;    // [2, M]: rates, odds
     double* calibrations;   // [2, 2, M, 2, bins]: drawn or greedy; first or next best guess; drafter; hits, seen
     double* weights;        // [R, M], of those who take part, summing to 1; 0 for the others
     double* odds;           // [R, M]
 
-    const int64_t* first;  // [R M + 1], where the whole draft of a drafter for a sequence begins
+    int64_t* spans;                   // [R, M, 2], where the whole draft of a drafter for a sequence begins, its nodes
     const int64_t *tokens, *parents;  // [T] of all whole drafts
     const double* raw;                // [T], their confidences, or null where nobody gives any
 
-    int64_t* guessed;  // [D, M, R, 2], tokens of drafters that are led, -1 for none; null where nobody is
+    // D is 0 where nobody is led.
+    int64_t* guessed;  // [D, M, R, 2], tokens of drafters that are led, -1 for none
     double* chances;   // [D, M, R, 2], their confidences
-    const double** q;  // [D, M, R], distributions, each null where there is none; or null
-    double* shares;    // [R, D, M], of the mixture; or null
+    const double** q;  // [D, M, R], distributions, each null where there is none
+    double* shares;    // [R, D, M], of the mixture
 
     int64_t* spine;   // [R, D]
     int64_t* length;  // [R], of the spine
@@ -77,11 +79,9 @@ struct Row {
         return raised / (raised + 1.0 - chance);
     }
     double weight(long member) const { return b.weights[r * members + member]; }
-    long begin(long member) const { return b.first[r * members + member]; }
-    long nodes(long member) const { return b.first[r * members + member + 1] - begin(member); }
+    long begin(long member) const { return b.spans[2 * (r * members + member)]; }
+    long nodes(long member) const { return b.spans[2 * (r * members + member) + 1]; }
     double raw(long at) const { return b.raw ? b.raw[at] : UNKNOWN; }
-    double threshold() const { return b.reals[2 * r]; }
-    double heat() const { return b.reals[2 * r + 1]; }
     long place(long step, long member) const { return (step * members + member) * b.rows + r; }
     // Those with a whole draft, the heaviest first.
     std::vector<long> drafters() const {

@@ -6,20 +6,22 @@ from array import array
 from collections.abc import Sequence as Seq
 from ctypes import POINTER, Structure, byref, c_int, c_int64, c_long, c_uint64, c_void_p
 from functools import cache
+from struct import Struct
 from typing import Any
 
 import numpy as np
 
 from cospec import native
-from cospec.drafters.pool.record import Knowledge, Seat
+from cospec.drafters.pool.record import Given, Knowledge, Seat
 from cospec.draws import Floats
 from cospec.types import Draft
 
 UNKNOWN = 0.5  # as in ``combiners.job``
 _FIELDS = {
-    "seats": "reals prior calibrations weights odds first tokens parents raw",
-    "guessed": "chances q shares spine length going count out_tokens out_parents out_owners out_confidence",
+    "seats": "prior calibrations weights odds spans tokens parents raw guessed chances q shares",
+    "spine": "length going count out_tokens out_parents out_owners out_confidence",
 }
+_SEAT, _SEAT_BYTES = "4Qd5qd", 88  # ``Seat`` there, whose first five are ``Record.words``
 
 
 class _Board(Structure):
@@ -40,7 +42,7 @@ def library() -> Any:
         "choose": [c_uint64, c_uint64, c_long, c_void_p, c_void_p], "unite": [c_void_p], "elect": [],
         "fuse": [], "hear": said, "read": [*said, c_void_p], "mix": mixtures, "draw": [*mixtures, c_void_p],
         "lead": [c_void_p, c_long, c_void_p, c_void_p, c_void_p],
-        "learn": [c_void_p, c_long, c_void_p, c_long],
+        "learn": [c_void_p, c_long, c_long],
     }  # fmt: skip
     for name, arguments in signatures.items():
         function = getattr(found, f"cospec_pool_{name}")
@@ -70,123 +72,134 @@ def straight(nodes: int) -> tuple[int, ...]:
     return tuple(range(-1, nodes - 1))
 
 
+class Space:
+    """Where one board after the other lies, all of the same ``shape``: rows, depth, room.
+
+    Arrays are as ``csrc/together.h`` says, behind one another in one block of integers and one of other numbers.
+    Large ones grow as they are asked for: the system clears new memory, which takes longer than what it is used for.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], knowledge: Knowledge) -> None:
+        self.shape = rows, depth, room = shape
+        members = knowledge.members
+        cells = rows * members
+        # [R + 3 R room] what is made, [M, R] how far each is asked, [2, R] states, [R, D] spines,
+        # [R, M, 2] spans, [D, M, R, 2] tokens, [D, M, R] distributions
+        self.asked = rows * (1 + 3 * room)
+        self.state = self.asked + cells
+        self.spine = self.state + 2 * rows
+        self.spans = self.spine + rows * depth
+        self.guessed = self.spans + 2 * cells
+        self.laws = self.guessed + 2 * depth * cells
+        # [2, R, M] weights and odds, [R, room] confidences, [D, M, R, 2] of guesses, [R, D, M] shares
+        self.chances = 2 * cells + rows * room
+        self.ints, self.floats = ints(self.laws + depth * cells), floats(self.chances + 3 * depth * cells)
+        self.seats, self.seat = bytearray(_SEAT_BYTES * rows), Struct("=" + _SEAT * rows)
+        self.confidence = np.frombuffer(self.floats)[2 * cells : self.chances]
+        self._seats = np.frombuffer(self.seats, np.uint8)
+        self._large: dict[str, Floats] = {}
+        first, real, made = at(self.ints), at(self.floats), rows * room
+        self.asked_at = first + 8 * self.asked
+        held = (
+            rows, members, depth, room, 0,
+            native.address(self._seats), knowledge.prior.address, knowledge.address, real, real + 8 * cells,
+            first + 8 * self.spans, 0, 0, 0,
+            first + 8 * self.guessed, real + 8 * self.chances, first + 8 * self.laws,
+            real + 8 * (self.chances + 2 * depth * cells),
+            first + 8 * self.spine, first + 8 * self.state, first + 8 * (self.state + rows),
+            first, first + 8 * rows, first + 8 * (rows + made), first + 8 * (rows + 2 * made), real + 16 * cells,
+        )  # fmt: skip
+        self.c = _Board.from_buffer(array("q", held))
+        self.ref = byref(self.c)
+
+    def large(self, name: str, count: int) -> Floats:
+        """Room for so many numbers, which may be any."""
+        found = self._large.get(name)
+        if found is None or len(found) < count:
+            found = self._large[name] = np.empty(count)
+        return found[:count]
+
+
 class Shelf:
-    """Large arrays that are used again: the system clears new ones, which takes longer than what they are used for."""
+    """Spaces that no board lies on."""
 
-    def __init__(self) -> None:
-        self.spare: list[Floats] = []
+    def __init__(self, knowledge: Knowledge) -> None:
+        self.knowledge = knowledge
+        self._spare: list[Space] = []
 
-    def take(self, size: int) -> Floats:
-        """One with room for so many numbers, which may be any."""
-        while self.spare:
-            found = self.spare.pop()
-            if len(found) >= size:
+    def take(self, shape: tuple[int, int, int]) -> Space:
+        """One of that shape; those of other shapes make way."""
+        while self._spare:
+            found = self._spare.pop()
+            if found.shape == shape:
                 return found
-        return np.empty(size)
+        return Space(shape, self.knowledge)
+
+    def give_back(self, space: Space) -> None:
+        """Nobody needs what is on it."""
+        self._spare.append(space)
 
 
 class Board:
     """What everybody says in one round, and what becomes of it. Kept until the round is committed.
 
-    Arrays are as ``csrc/together.h`` says, behind one another in one block of integers and one of other numbers;
     ``place`` counts the rows of this board.
 
     Args:
-        most: ``[R]``, see ``Choice.most``.
         leads: drafters may be led, so that there is to be room for what they say and for the spines.
     """
 
-    def __init__(self, seats: Seq[Seat], most: Seq[int | None], knowledge: Knowledge, leads: bool) -> None:
-        self.seats, self.knowledge = seats, knowledge
-        rows, members = len(seats), knowledge.members
-        self.rows, self.members = rows, members
-        self._kept: list[Floats] = []
-        words, reals = list[int](), list[float]()
-        self.room = depth = 0
-        for (_, budget, record, able), count in zip(seats, most, strict=True):
+    def __init__(self, seats: Seq[Seat], shelf: Shelf, leads: bool) -> None:
+        self.seats, self._shelf = seats, shelf
+        self.rows, self.members = len(seats), shelf.knowledge.members
+        words, room, depth = list[float](), 0, 0
+        for _, budget, record, able, most in seats:
             far, nodes = budget.depth, budget.max_nodes
             words += record.words
-            words += (able, record.base, 0 if count is None else count + 1, far, nodes)
-            reals += (budget.threshold, record.heat)
-            if nodes > self.room:
-                self.room = nodes
+            words += (able, record.base, 0 if most is None else most + 1, far, nodes, budget.threshold)
+            if nodes > room:
+                room = nodes
             if depth < far:
                 depth = far
-        depth = min(depth, self.room)
-        self._words, self._reals = array("Q", words), array("d", reals)
-        self.depth = depth = depth if leads else 0
-        cells, said = rows * members, 2 * rows * members * depth
-        made, room = rows * (1 + 3 * self.room), rows * self.room
-        # [R + 3 R room] what is made, [M, R] how far each is asked, [2, R] states, [R, D] spines, [D, M, R, 2] tokens
-        self._asked, self._state = made, made + cells
-        self.spine_at = self._state + 2 * rows
-        self.guessed_at = self.spine_at + rows * depth
-        self.ints, self.floats = ints(self.guessed_at + said), floats(2 * cells + room + said)
-        self.chances_at = 2 * cells + room
-        first, real = at(self.ints), at(self.floats)
-        self.asked_at = first + 8 * made
-        led = first + 8 * self.guessed_at if leads else 0
-        held = (
-            rows, members, depth, self.room, 0,
-            at(self._words), at(self._reals), knowledge.prior.address, knowledge.address,
-            real, real + 8 * cells, 0, 0, 0, 0,
-            led, real + 8 * self.chances_at, 0, 0,
-            first + 8 * self.spine_at, first + 8 * self._state, first + 8 * (self._state + rows),
-            first, first + 8 * rows, first + 8 * (rows + room), first + 8 * (rows + 2 * room), real + 16 * cells,
-        )  # fmt: skip
-        self.c = _Board.from_buffer(array("q", held))  # quicker than to set one field after the other
-        self.ref = byref(self.c)
+        self.depth = depth = min(depth, room) if leads else 0
+        self._held: list[Floats] = []
+        self.space = space = shelf.take((self.rows, depth, room))
+        space.seat.pack_into(space.seats, 0, *words)
+        self.c, self.ref = space.c, space.ref
 
-    _shelf: Shelf
+    def __del__(self) -> None:
+        self._shelf.give_back(self.space)
 
     def asked(self) -> list[list[int]]:
         """``[M][R]``, how far each drafter is to draft."""
-        rows = self.rows
-        flat = self.ints[self._asked : self._asked + rows * self.members].tolist()
+        rows, space = self.rows, self.space
+        flat = space.ints[space.asked : space.state].tolist()
         return [flat[place : place + rows] for place in range(0, len(flat), rows)]
 
-    def give(self, given: Seq[dict[int, Draft]]) -> None:
-        """Whole drafts by sequence and drafter."""
-        first, tokens, parents, confident = [0], list[int](), list[int](), False
-        drafts: list[Draft] = []
-        members = range(self.members)
-        for own in given:
-            for member in members:
-                if member in own:
-                    draft = own[member]
-                    tokens += draft.tokens
-                    parents += draft.parents
-                    confident = confident or draft.confidence is not None
-                    drafts.append(draft)
-                first.append(len(tokens))
-        nodes = len(tokens)
-        base = len(first)
-        self._texts = array("q", first + tokens + parents)
-        start, c = at(self._texts), self.c
-        c.first, c.tokens, c.parents = start, start + 8 * base, start + 8 * (base + nodes)
+    def give(self, given: Seq[Given]) -> None:
+        """Whole drafts."""
+        tokens, parents, confident = list[int](), list[int](), False
+        held, spans, members = self.space.ints, self.space.spans, self.members
+        for row, member, draft in given:
+            span = spans + 2 * (row * members + member)
+            held[span], held[span + 1] = len(tokens), len(draft.tokens)
+            tokens += draft.tokens
+            parents += draft.parents
+            confident = confident or draft.confidence is not None
+        nodes, c = len(tokens), self.c
+        tokens += parents
+        self._texts = array("q", tokens)
+        c.tokens = start = at(self._texts)
+        c.parents = start + 8 * nodes
         if confident:
-            raw = [[UNKNOWN] * len(d.tokens) if d.confidence is None else d.confidence.tolist() for d in drafts]
+            raw = [[UNKNOWN] * len(d.tokens) if d.confidence is None else d.confidence.tolist() for *_, d in given]
             self._raw = array("d", [each for own in raw for each in own])
             c.raw = at(self._raw)
 
-    def mix(self, shelf: Shelf, draws: bool) -> None:
-        """Room for shares, and for distributions, which lie on arrays from the shelf, where any sequence has some."""
-        cells = self.depth * self.members * self.rows
-        self._parts = floats(cells)
-        self._shelf, self.c.shares = shelf, at(self._parts)
-        if draws:
-            self.laws = array("Q", bytes(8 * cells))
-            self.c.q = at(self.laws)
-
-    def rows_of(self, count: int) -> Floats:
-        """Room for so many numbers, until the board is gone."""
-        found = self._shelf.take(count)
-        self._kept.append(found)
-        return found[:count]
-
-    def __del__(self) -> None:
-        if self._kept:
-            self._shelf.spare += self._kept
+    def hold(self, place: int, law: Floats) -> None:
+        """A distribution that was read elsewhere."""
+        self._held.append(law)
+        self.space.ints[self.space.laws + place] = native.address(law)
 
     def place_of(self, member: int, row: int) -> int:
         """Where a drafter's word about a sequence stands at the present step, in ``[D, M, R]``."""
@@ -194,43 +207,52 @@ class Board:
 
     def path(self, row: int) -> list[int]:
         """The spine so far."""
-        first = self.spine_at + row * self.depth
-        return self.ints[first : first + self.ints[self._state + row]].tolist()
+        space = self.space
+        first = space.spine + row * self.depth
+        return space.ints[first : first + space.ints[space.state + row]].tolist()
 
     def paths(self, counts: Seq[int]) -> list[list[int]]:
         """The first ``counts [R]`` tokens of each spine."""
-        depth, flat = self.depth, self.ints[self.spine_at : self.guessed_at].tolist()
+        depth, space = self.depth, self.space
+        flat = space.ints[space.spine : space.spans].tolist()
         return [flat[row * depth : row * depth + count] for row, count in enumerate(counts)]
 
     def going(self) -> list[int]:
         """The rows whose spines go on."""
-        first = self._state + self.rows
-        return [row for row, on in enumerate(self.ints[first : first + self.rows]) if on]
+        first = self.space.state + self.rows
+        return [row for row, on in enumerate(self.space.ints[first : first + self.rows]) if on]
 
     def fed(self) -> dict[int, int]:
         """The newest token of the spines that go on, by row."""
-        held, first, rows = self.ints, self._state, self.rows
-        states, depth, spine = held[first : first + 2 * rows].tolist(), self.depth, self.spine_at - 1
+        held, first, rows = self.space.ints, self.space.state, self.rows
+        states, depth, spine = held[first : first + 2 * rows].tolist(), self.depth, self.space.spine - 1
         return {row: held[spine + row * depth + states[row]] for row in range(rows) if states[rows + row]}
 
-    def drafts(self, names: Seq[str], branches: bool) -> list[Draft]:
-        """What was made, of the rows that anything was made for; chains unless it ``branches``."""
-        found, room, size = [], self.room, self.rows * self.room
-        made, start, name = self.ints[: self._asked].tolist(), self.rows, names.__getitem__
-        first = 2 * self.rows * self.members
-        sure = np.array(self.floats[first : first + size])
-        for (context, _, record, _), count in zip(self.seats, made, strict=False):
+    def drafts(self, names: Seq[str], branches: bool, q: Floats | None = None) -> list[Draft]:
+        """What was made, of the rows that anything was made for; chains unless it ``branches``.
+
+        ``q [R, D, V]`` is of the sequences that draw from one of their own.
+        """
+        found, rows, space = [], self.rows, self.space
+        room = space.shape[2]
+        size, end = rows * room, space.asked
+        counts, tokens = space.ints[:rows].tolist(), space.ints[rows : rows + size].tolist()
+        parents = space.ints[rows + size : end - size].tolist() if branches else []
+        owners, sure = list(map(names.__getitem__, space.ints[end - size : end])), space.confidence.copy()
+        start = 0
+        for row, count in enumerate(counts):
             if count:
+                context, _, record, _, _ = self.seats[row]
                 end = start + count
                 found.append(
                     Draft(
                         context.id,
                         record.base,
-                        tuple(made[start:end]),
-                        tuple(made[start + size : end + size]) if branches else straight(count),
-                        tuple(map(name, made[start + 2 * size : end + 2 * size])),
-                        None,
-                        sure[start - self.rows : end - self.rows],
+                        tuple(tokens[start:end]),
+                        tuple(parents[start:end]) if branches else straight(count),
+                        tuple(owners[start:end]),
+                        q[row, :count] if q is not None and record.keeps else None,
+                        sure[start:end],
                     )
                 )
             start += room

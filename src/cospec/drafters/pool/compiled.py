@@ -9,7 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 from torch import Tensor
@@ -27,12 +28,12 @@ from cospec.drafters.pool import led
 from cospec.drafters.pool.board import Board, Shelf, at, ints, library
 from cospec.drafters.pool.led import Mixing
 from cospec.drafters.pool.readable import Staff
-from cospec.drafters.pool.record import Knowledge, Record, Seat
+from cospec.drafters.pool.record import Given, Knowledge, Record, Seat
 from cospec.drafters.routing.choice import Routing
 from cospec.drafters.routing.everyone import Everyone
 from cospec.drafters.routing.explore import Explore
 from cospec.drafters.routing.hedge import Hedge
-from cospec.draws import Floats, Purpose
+from cospec.draws import Floats
 from cospec.types import Commit, Context, Draft
 
 MOST_MEMBERS = 64  # who is able stands in the bits of a word
@@ -47,8 +48,8 @@ class Compiled:
         self._make = _COMBINERS[type(staff.combiner)]
         self._routing = _ROUTINGS[Everyone if staff.allots else type(staff.routing)]
         self._board: Board | None = None
-        self._shelf = Shelf()
-        self._novelty: int = native.address(knowledge.novelty)
+        self._shelf = Shelf(knowledge)
+        self._novelty: int | None = native.address(knowledge.novelty) if staff.allots else None
         self._silent = sum([1 << member for member in staff.silent])
         self._asked: list[list[int]] = []
 
@@ -58,16 +59,16 @@ class Compiled:
         known = type(staff.combiner) in _COMBINERS and type(staff.routing) in _ROUTINGS
         return native.available() and known and len(staff.names) <= MOST_MEMBERS
 
-    def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
+    def choose(self, seats: Seq[Seat]) -> list[list[int]]:
         """See ``record.Work``."""
         staff = self.staff
-        board = self._board = Board(seats, most, self.knowledge, staff.combiner.steps)
-        novelty = self._novelty if staff.allots else None
-        library().cospec_pool_choose(board.ref, staff.free, self._silent, self._routing, novelty, board.asked_at)
+        board = self._board = Board(seats, self._shelf, staff.combiner.steps)
+        to, novelty = board.space.asked_at, self._novelty
+        library().cospec_pool_choose(board.ref, staff.free, self._silent, self._routing, novelty, to)
         self._asked = board.asked()
         return self._asked
 
-    def combine(self, seats: Seq[Seat], given: Seq[dict[int, Draft]], session: Session) -> list[Draft]:
+    def combine(self, seats: Seq[Seat], given: Seq[Given], session: Session) -> list[Draft]:
         """See ``record.Work``."""
         board = self._board
         assert board is not None and board.seats is seats, "combined before it was chosen who takes part"
@@ -75,23 +76,22 @@ class Compiled:
         board.give(given)
         for row, seat in enumerate(seats):
             seat.record.said = board, row
-        found: list[Draft] = self._make(Table(board, session, self.staff, self._shelf, self._asked))
+        found: list[Draft] = self._make(Table(board, session, self.staff, self._asked, self._novelty))
         return found
 
     def learn(self, commits: Seq[tuple[Record, Commit]]) -> None:
         """See ``record.Work``."""
-        boards: dict[Board, tuple[list[int], list[int]]] = {}  # several where drafts of several rounds come to be
+        boards: dict[Board, list[int]] = {}  # several where drafts of several rounds come to be
         for record, commit in commits:
-            board, row = record.said
-            if board not in boards:
-                boards[board] = [], []
-            heads, tokens = boards[board]
-            heads += (row, len(commit.tokens), len(commit.path))
-            tokens += commit.tokens
-        for board, (heads, tokens) in boards.items():
-            told, count = array("q", heads + tokens), len(heads) // 3
-            place = at(told)
-            library().cospec_pool_learn(board.ref, place, count, place + 8 * len(heads), self.staff.routing.learns)
+            (board, row), record.said = record.said, None
+            words = boards.get(board)
+            if words is None:
+                words = boards[board] = []
+            words += (row, len(commit.path), len(commit.tokens))
+            words += commit.tokens
+        for board, words in boards.items():
+            told = array("q", words)
+            library().cospec_pool_learn(board.ref, at(told), len(told), self.staff.routing.learns)
 
 
 @dataclass(slots=True)
@@ -101,22 +101,24 @@ class Table:
     board: Board
     session: Session
     staff: Staff
-    shelf: Shelf
     asked: Seq[Seq[int]]  # ``[M][R]``, as chosen
-    plain: bool = False  # no row is edited or truncated
+    novelty: int | None  # where ``Knowledge.novelty`` is, for those that learn it
     taking: Mapping[int, list[int]] = field(default_factory=dict)  # the sequences that each drafter is led along
+    plain: bool = False  # no row is edited or truncated
     native: bool = True  # the library has read all rows, of the latest position
+    laws: int | None = None  # where there is room for distributions
+    stride: int = 0  # bytes from those of one position to the next; 0 where they need not be kept
 
-    def drafts(self) -> list[Draft]:
+    def drafts(self, q: Floats | None = None) -> list[Draft]:
         """What is on the board."""
-        return self.board.drafts(self.staff.names, self.staff.combiner.branches)
+        return self.board.drafts(self.staff.names, self.staff.combiner.branches, q)
 
     def open(self) -> None:
         """Who is led along which sequences, and whether the library can read what they say."""
-        params = {id(seat.context.sampling): seat.context.sampling for seat in self.board.seats}
-        self.plain = not any([p.edits_logits or (p.truncates and not p.greedy) for p in params.values()])
-        taking = {own: [row for row, far in enumerate(self.asked[own]) if far] for own in sorted(self.staff.led)}
-        self.taking = {member: rows for member, rows in taking.items() if rows}
+        self.plain = all([seat.record.plain for seat in self.board.seats])
+        rows = range(self.board.rows)
+        taking = {member: list(compress(rows, self.asked[member])) for member in sorted(self.staff.led)}
+        self.taking = {member: own for member, own in taking.items() if own}
 
     def lead(self, read: Callable[[Table], None], advance: Callable[[], object], mixing: Mixing | None = None) -> None:
         """Those that take part, until no spine is going; ``read`` writes down what everybody says who is led.
@@ -159,8 +161,7 @@ class Table:
 
 
 def _unite(table: Table) -> list[Draft]:
-    novelty = native.address(table.board.knowledge.novelty) if table.staff.allots else None
-    library().cospec_pool_unite(table.board.ref, novelty)
+    library().cospec_pool_unite(table.board.ref, table.novelty)
     return table.drafts()
 
 
@@ -194,26 +195,25 @@ def _hear(table: Table) -> None:
 
 def _note(board: Board, place: int, guess: Guess) -> None:
     """What the library writes of rows that it reads."""
-    tokens, chances = board.guessed_at + 2 * place, board.chances_at + 2 * place
-    board.ints[tokens], board.floats[chances] = guess.token, guess.confidence
+    space = board.space
+    tokens, chances = space.guessed + 2 * place, space.chances + 2 * place
+    space.ints[tokens], space.floats[chances] = guess.token, guess.confidence
     if guess.second is not None:
-        board.ints[tokens + 1], board.floats[chances + 1] = guess.second
+        space.ints[tokens + 1], space.floats[chances + 1] = guess.second
 
 
 def _mix(table: Table) -> list[Draft]:
-    board, vocab = table.board, table.session.vocab_size
-    draws = [not seat.context.sampling.greedy for seat in board.seats]
-    own = {seat.context.id: row for row, seat in enumerate(board.seats) if draws[row] and _drawn(seat)}
-    board.mix(table.shelf, any(draws))
-    # A q is handed on with the draft, which may outlive the board.
-    kept = board.depth if own else 1
-    mixtures = np.empty(board.rows * kept * vocab) if own else board.rows_of(board.rows * vocab) if any(draws) else None
-    place = None if mixtures is None else native.address(mixtures)
-
+    board, vocab, records = table.board, table.session.vocab_size, [seat.record for seat in table.board.seats]
     table.open()
-    most = board.depth * sum([len(rows) for rows in table.taking.values()])
-    laws = native.address(board.rows_of(most * vocab)) if table.plain and mixtures is not None else None
-    mixing = Mixing(laws, place, vocab, kept)
+    mixtures, place, kept = None, None, 1
+    own = any([record.keeps for record in records])
+    if any([record.draws for record in records]):
+        kept = board.depth if own else 1
+        count, said = board.rows * kept * vocab, vocab * sum([len(rows) for rows in table.taking.values()])
+        # A q is handed on with the draft, which may outlive the board.
+        mixtures = np.empty(count) if own else board.space.large("mixtures", count)
+        place, table.laws = native.address(mixtures), native.address(board.space.large("laws", said * kept))
+        table.stride = 8 * said if own else 0
 
     def advance() -> None:
         library().cospec_pool_mix(board.ref, vocab, place, kept)
@@ -223,18 +223,14 @@ def _mix(table: Table) -> list[Draft]:
             table.session.timed(library().cospec_pool_draw, board.ref, vocab, place, kept, told)
         board.c.steps += 1
 
-    table.lead(_read, advance, mixing)
-    drafts = table.drafts()
-    if own and mixtures is not None:
-        q = mixtures.reshape(board.rows, kept, vocab)
-        drafts = [replace(d, q=q[own[d.id], : len(d)]) if d.id in own else d for d in drafts]
-    return drafts
+    table.lead(_read, advance, Mixing(table.laws, place, vocab, kept))
+    return table.drafts(mixtures.reshape(board.rows, kept, vocab) if own and mixtures is not None else None)
 
 
 def _chosen(table: Table, mixtures: Floats) -> array[int]:
     """``[R]``: what those that go on draw of ``mixtures [R, kept, V]``, in Python."""
     board, chosen = table.board, ints(table.board.rows)
-    rows = [row for row in board.going() if not board.seats[row].context.sampling.greedy]
+    rows = [row for row in board.going() if board.seats[row].record.draws]
     if rows:
         step, contexts = board.c.steps, [board.seats[row].context for row in rows]
         weights = mixtures[rows, min(step, mixtures.shape[1] - 1)]
@@ -243,27 +239,19 @@ def _chosen(table: Table, mixtures: Floats) -> array[int]:
     return chosen
 
 
-def _drawn(seat: Seat) -> bool:
-    """Whether its tokens come from a q of their own."""
-    return seat.context.noise is Purpose.DRAFT
-
-
 def _read(table: Table) -> None:
     """Laws, with their largest probabilities as confidences."""
     board, (others, said, places, _held) = table.board, table.readable()
     if said:
-        room = sum([said[n + 2] * said[n + 3] for n in range(0, len(said), ROWS)])
-        q = native.address(board.rows_of(room)) if board.c.q else None
-        library().cospec_pool_read(board.ref, at(said), len(said) // ROWS, at(places), q)
+        laws = None if table.laws is None else table.laws + board.c.steps * table.stride
+        library().cospec_pool_read(board.ref, at(said), len(said) // ROWS, at(places), laws)
     for member, stand in others:
         for row, guess in zip(stand.rows, distributions(*table.asked_for(stand)), strict=True):
             if guess is not None:
                 place = board.place_of(member, row)
                 _note(board, place, guess)
                 if guess.q is not None:
-                    law = board.rows_of(len(guess.q))
-                    law[:] = guess.q
-                    board.laws[place] = native.address(law)
+                    board.hold(place, guess.q)
 
 
 _ROUTINGS: Mapping[type[Routing], int] = {Everyone: 0, Hedge: 1, Explore: 2}  # as ``Way`` in ``csrc/together.h``

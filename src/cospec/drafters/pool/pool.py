@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import compress
 from typing import ClassVar
 
@@ -22,11 +23,11 @@ from cospec.drafters.pool.compiled import Compiled
 from cospec.drafters.pool.member import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
 from cospec.drafters.pool.readable import Readable, Staff
-from cospec.drafters.pool.record import Knowledge, Record, Seat, Work
+from cospec.drafters.pool.record import Given, Knowledge, Record, Seat, Work
 from cospec.drafters.routing.choice import Routing
 from cospec.drafters.routing.standing import Standing
 from cospec.draws import Purpose
-from cospec.protocols import Clock, Host
+from cospec.protocols import Clock, Future, Host
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.types import Budget, Commit, Context, Draft, Offer
 
@@ -85,6 +86,8 @@ class PoolDrafter:
         self.knowledge = Knowledge(len(self.members))
         self.seconds = PoolSeconds()
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
+        own = [number for number, each in enumerate(self.members) if each.stepper is None]
+        self._askable = sorted(own, key=lambda number: not self.members[number].later)
         self._records: dict[str, Record] = {}
         staff = Staff(
             self.names,
@@ -119,9 +122,7 @@ class PoolDrafter:
         drafts: list[Draft] = []
         reading = 0.0
         if seats:
-            most = self.setting.at_most
-            counts = [most if seat.budget.drafters is None else seat.budget.drafters for seat in seats]
-            given = self._ask(seats, self.work.choose(seats, counts))
+            given = self._ask(seats, self.work.choose(seats))
             session = Session(self._steppers, self.members, self.setting.vocab_size, self.setting.clock)
             drafts = self.work.combine(seats, given, session)
             reading = session.reading
@@ -134,20 +135,22 @@ class PoolDrafter:
     def commit(self, commits: Seq[Commit]) -> None:
         """Tell every drafter, and learn how right each one was."""
         started, records = self.setting.clock(), self._records
-        known, telling = list[Record](), list[tuple[Record, Commit]]()
+        telling, finished = list[tuple[Record, Commit]](), list[Record]()
         for commit in commits:
             record = records.get(commit.id)
-            if record is not None:
-                known.append(record)
-                if commit.base_len == record.base and commit.tokens:
-                    telling.append((record, commit))
+            if record is None:
+                continue
+            if commit.base_len == record.base and commit.tokens:
+                telling.append((record, commit))
+            else:
+                record.said = None
+            record.base = -1
+            if commit.finish is not None:
+                finished.append(record)
         if telling:
             self.work.learn(telling)
-        for record in known:
-            record.base, record.said = -1, None
-        for commit in commits:
-            if commit.finish is not None and commit.id in records:
-                self.knowledge.prior.learn(records[commit.id].standing)
+        for record in finished:
+            self.knowledge.prior.learn(record.standing)
         self.seconds.own += self.setting.clock() - started
         for member in self.members:
             member.commit(commits)
@@ -177,6 +180,7 @@ class PoolDrafter:
     def _seats(self, contexts: Seq[Context], budgets: Seq[Budget]) -> tuple[list[Seat], list[Context]]:
         """The sequences that somebody can and may work for, and those that drafters are to look at first."""
         seats, due, looks, noises = list[Seat](), list[Context](), self.routing.looks, tuple(self.noises)
+        most = self.setting.at_most
         present = sum([1 << number for number, member in enumerate(self.members) if not member.rest])
         for context, budget in zip(contexts, budgets, strict=True):
             able = present if context.drafters is None else present & self._bits(context.drafters)
@@ -191,7 +195,7 @@ class PoolDrafter:
                 due.append(context)
             standing.rounds += 1
             record.base = len(context.tokens)
-            seats.append(Seat(context, budget, record, able))
+            seats.append(Seat(context, budget, record, able, most if budget.drafters is None else budget.drafters))
         return seats, due
 
     def _bits(self, names: Seq[str]) -> int:
@@ -203,58 +207,52 @@ class PoolDrafter:
         for context in due:
             self._records[context.id].standing.look([own.get(context.id) for own in looks])
 
-    def _ask(self, seats: Seq[Seat], depths: Seq[Seq[int]]) -> list[dict[int, Draft]]:
-        """Whole drafts by sequence and drafter; each is asked once for all of its sequences, ``depths[M][R]`` far.
+    def _ask(self, seats: Seq[Seat], depths: Seq[Seq[int]]) -> list[Given]:
+        """Whole drafts; each drafter is asked once for all of its sequences, ``depths[M][R]`` far.
 
         Those that answer later are asked first.
         """
-        given: list[dict[int, Draft]] = [{} for _ in seats]
-        everybody = [seat.context for seat in seats]
-        asked: dict[int, tuple[list[Context], list[Budget]]] = {}
-        parts: dict[tuple[int, int], Budget] = {}  # neighbours mostly have the same budget
-        for number, member in enumerate(self.members):
-            own = depths[number]
-            if member.stepper is None and any(own):
-                budgets = list[Budget]()
-                for seat, depth in zip(seats, own, strict=True):
-                    if depth:
-                        key = id(seat.budget), depth
-                        if key not in parts:
-                            parts[key] = self._part(seat.budget, depth)
-                        budgets.append(parts[key])
-                asked[number] = list(compress(everybody, own)), budgets
+        asked = [number for number in self._askable if any(depths[number])]
         if not asked:
-            return given
-        started = self.setting.clock()
-        later = [number for number in asked if self.members[number].later]
-        futures = {number: self.members[number].start(*asked[number]) for number in later}
-        found = {}
-        for number, (contexts, budgets) in asked.items():
-            if number not in futures:
-                found[number] = self.members[number].propose(contexts, budgets)
+            return []
+        contexts, parts = [seat.context for seat in seats], self._parts(seats)
+        started, futures, found = self.setting.clock(), dict[int, Future | None](), dict[int, Seq[Draft]]()
+        for number in asked:
+            member, own = self.members[number], depths[number]
+            taking = list(compress(contexts, own))
+            budgets = [part[depth] for part, depth in zip(parts, own, strict=True) if depth]
+            if member.later:
+                futures[number] = member.start(taking, budgets)
+            else:
+                found[number] = member.propose(taking, budgets)
         for number, future in futures.items():
             if future is not None:
                 found[number] = self.members[number].collect(future, started)
-        self._take(given, seats, found)
-        return given
+        return self._taken(seats, found)
 
-    def _part(self, budget: Budget, depth: int) -> Budget:
-        """What one drafter is asked for: a tree where the policy says how to branch and the combiner takes one."""
-        shaped = self.combiner.branches and bool(budget.widths)
-        depth, nodes, widths = (budget.depth, budget.max_nodes, budget.widths) if shaped else (depth, depth, ())
-        confident = budget.confident or self.combiner.confident
-        return Budget(depth, nodes, widths, threshold=budget.threshold, confident=confident)
+    def _parts(self, seats: Seq[Seat]) -> list[tuple[Budget, ...]]:
+        """``[R]``: what one drafter is asked for, by how far it is to draft."""
+        known: dict[int, tuple[Budget, ...]] = {}  # neighbours mostly have the same budget
+        found = []
+        for seat in seats:
+            budget = seat.budget
+            parts = known.get(id(budget))
+            if parts is None:
+                parts = known[id(budget)] = _parts_of(budget, self.combiner.branches, self.combiner.confident)
+            found.append(parts)
+        return found
 
-    def _take(self, given: Seq[dict[int, Draft]], seats: Seq[Seat], found: Mapping[int, Seq[Draft]]) -> None:
-        """Give each sequence its drafts, but those that are stale or of a shape that the combiner cannot use."""
-        rows, branches = {seat.context.id: row for row, seat in enumerate(seats)}, self.combiner.branches
+    def _taken(self, seats: Seq[Seat], found: Mapping[int, Seq[Draft]]) -> list[Given]:
+        """All but those that are stale or of a shape that the combiner cannot use."""
+        rows, branches, given = {seat.context.id: row for row, seat in enumerate(seats)}, self.combiner.branches, []
         for number in sorted(found):
             for draft in found[number]:
                 row = rows.get(draft.id)
                 if row is None or not draft.tokens or draft.base_len != seats[row].record.base:
                     continue
                 if branches or draft.parents == straight(len(draft.tokens)):
-                    given[row][number] = draft
+                    given.append((row, number, draft))
+        return given
 
     def _forget_lost(self) -> None:
         """A drafter that raised forgets everything: nobody can tell what state it is in."""
@@ -262,3 +260,15 @@ class PoolDrafter:
             if member.lost:
                 member.lost = False
                 member.forget(list(self._records))
+
+
+@lru_cache(1024)
+def _parts_of(budget: Budget, branches: bool, confident: bool) -> tuple[Budget, ...]:
+    """What a drafter is asked for, by depth: a tree where the policy says how to branch and the combiner takes one."""
+    most = min(budget.depth, budget.max_nodes)
+    depths = range(most + 1)
+    shapes: list[tuple[int, int, tuple[int, ...]]] = [(depth, depth, ()) for depth in depths]
+    if branches and budget.widths:
+        shapes = [(budget.depth, budget.max_nodes, budget.widths) for _ in depths]
+    confident = budget.confident or confident
+    return tuple([Budget(*shape, threshold=budget.threshold, confident=confident) for shape in shapes])

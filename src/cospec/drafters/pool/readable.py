@@ -9,7 +9,7 @@ from math import ceil, inf
 
 from cospec.drafters.combiners.job import UNKNOWN, Combiner, DraftSlate, Job
 from cospec.drafters.combiners.session import Session
-from cospec.drafters.pool.record import NOVELTY_RATE, Knowledge, Record, Seat, Trust
+from cospec.drafters.pool.record import NOVELTY_RATE, Given, Knowledge, Record, Seat, Trust
 from cospec.drafters.routing.choice import Choice, Routing
 from cospec.drafters.routing.standing import Standing, total
 from cospec.types import Budget, Commit, Draft
@@ -35,14 +35,14 @@ class Staff:
     led: frozenset[int] = frozenset()
     allots: bool = False
 
-    def route(self, seat: Seat, most: int | None, weights: Seq[float]) -> list[float]:
+    def route(self, seat: Seat, weights: Seq[float]) -> list[float]:
         """``[M]``: the weights of those that take part for one sequence, as the routing chooses."""
         able = [member for member in range(len(weights)) if seat.able >> member & 1]
         chosen = [member for member in able if self.free >> member & 1]
         priced = tuple([member for member in able if not self.free >> member & 1])
         standing, context = seat.record.standing, seat.context
         if priced:
-            choice = Choice(priced, most, weights, context.seed, len(context.tokens), self.silent)
+            choice = Choice(priced, seat.most, weights, context.seed, len(context.tokens), self.silent)
             chosen += choice.heaviest(inf) if self.allots else self.routing.route(standing, choice)
         standing.took_part(chosen)
         sum_, shares = total(weights[member] for member in chosen), [0.0] * len(weights)
@@ -87,12 +87,12 @@ class Readable:
     _trusts: list[Trust] = field(default_factory=list)
     _weights: list[list[float]] = field(default_factory=list)
 
-    def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
+    def choose(self, seats: Seq[Seat]) -> list[list[int]]:
         """See ``record.Work``."""
         self._trusts, self._weights, depths = [], [], list[list[int]]()
-        for seat, count in zip(seats, most, strict=True):
+        for seat in seats:
             weights, odds = seat.record.standing.estimate(self.knowledge.prior)
-            self._weights.append(self.staff.route(seat, count, weights))
+            self._weights.append(self.staff.route(seat, weights))
             self._trusts.append(Trust(self.knowledge, seat.context.sampling.greedy, odds))
             if self.staff.allots:
                 depths.append(allot(self.staff, seat.budget, self._weights[-1], self._trusts[-1]))
@@ -100,10 +100,12 @@ class Readable:
                 depths.append([min(seat.budget.depth, seat.budget.max_nodes) * (w > 0) for w in self._weights[-1]])
         return [list(own) for own in zip(*depths, strict=True)]
 
-    def combine(self, seats: Seq[Seat], given: Seq[dict[int, Draft]], session: Session) -> list[Draft]:
+    def combine(self, seats: Seq[Seat], given: Seq[Given], session: Session) -> list[Draft]:
         """See ``record.Work``."""
-        jobs = []
-        for seat, drafts, weights, trust in zip(seats, given, self._weights, self._trusts, strict=True):
+        jobs, found = [], [dict[int, Draft]() for _ in seats]
+        for row, member, draft in given:
+            found[row][member] = draft
+        for seat, drafts, weights, trust in zip(seats, found, self._weights, self._trusts, strict=True):
             led = tuple(member for member in sorted(self.staff.led) if weights[member] > 0)
             job = Job(seat.context, seat.budget, weights, led, trust, drafts)
             job.slates.update({member: DraftSlate(draft) for member, draft in drafts.items()})
@@ -118,7 +120,7 @@ class Readable:
     def learn(self, commits: Seq[tuple[Record, Commit]]) -> None:
         """See ``record.Work``."""
         for record, commit in commits:
-            trust, slates = record.said
+            (trust, slates), record.said = record.said, None
             standing: Standing = record.standing
             standing.went(len(commit.path))
             standing.fade(len(commit.tokens))

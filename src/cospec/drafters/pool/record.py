@@ -11,6 +11,7 @@ import numpy as np
 from cospec.drafters.calibration import Calibration, cells
 from cospec.drafters.combiners.session import Session
 from cospec.drafters.routing.standing import Prior, Standing
+from cospec.draws import Purpose
 from cospec.types import Budget, Commit, Context, Draft
 
 NOVELTY_RATE = 0.05  # how far a draft moves the moving average
@@ -24,14 +25,17 @@ class Record:
 
     Attributes:
         words: what does not change, as ``Seat`` in ``csrc/together.h`` begins with it.
-        heat: its temperature, 0 where it takes the likeliest tokens.
+        plain: no row of logits is edited or truncated.
+        draws, keeps: it draws tokens; from a q of their own, which goes with the draft.
         base: committed tokens when the latest draft was made; -1 when that was committed, or there was none.
         said: what everybody said about it, as ``Work`` keeps it until the round is committed.
     """
 
     standing: Standing
-    words: tuple[int, ...]
-    heat: float
+    words: tuple[float, ...]
+    plain: bool
+    draws: bool
+    keeps: bool
     base: int = -1
     said: Any = None
 
@@ -39,17 +43,29 @@ class Record:
     def of(cls, context: Context, members: int) -> Record:
         """A new one, for a pool of so many drafters."""
         standing, params = Standing(members), context.sampling
-        words = (standing.address, int(params.greedy), context.seed % _WORD, int(context.noise))
-        return cls(standing, words, 0.0 if params.greedy else params.temperature)
+        draws = not params.greedy
+        heat = params.temperature if draws else 0.0
+        words = (standing.address, int(params.greedy), context.seed % _WORD, int(context.noise), heat)
+        plain = not (params.edits_logits or (params.truncates and draws))
+        return cls(standing, words, plain, draws, draws and context.noise is Purpose.DRAFT)
 
 
 class Seat(NamedTuple):
-    """One sequence that is drafted for in a round; ``able``: the drafters that may take part, as bits."""
+    """One sequence that is drafted for in a round.
+
+    Attributes:
+        able: the drafters that may take part, as bits.
+        most: how many of them at most, see ``Choice.most``.
+    """
 
     context: Context
     budget: Budget
     record: Record
     able: int
+    most: int | None
+
+
+Given = tuple[int, int, Draft]  # the whole draft of a drafter for a sequence: its row, who made it
 
 
 class Knowledge:
@@ -78,23 +94,22 @@ class Knowledge:
 class Work(Protocol):
     """A pool's own work, for all sequences of a round: in Python, or in the native library, with the same bits."""
 
-    def choose(self, seats: Seq[Seat], most: Seq[int | None]) -> list[list[int]]:
-        """``[M][R]``: how many tokens each drafter is to draft for each sequence; 0 where it does not take part.
+    def choose(self, seats: Seq[Seat]) -> list[list[int]]:
+        """``[M][R]``: how many tokens each drafter is to draft for each sequence; 0 where it does not take part."""
 
-        Args:
-            most: ``[R]``, see ``Choice.most``.
-        """
-
-    def combine(self, seats: Seq[Seat], given: Seq[dict[int, Draft]], session: Session) -> list[Draft]:
+    def combine(self, seats: Seq[Seat], given: Seq[Given], session: Session) -> list[Draft]:
         """One draft for each sequence that anybody has something for.
 
         Args:
             seats: those of the latest ``choose``.
-            given: ``[R]``, whole drafts by drafter.
+            given: whole drafts, those of one drafter after those of the other.
         """
 
     def learn(self, commits: Seq[tuple[Record, Commit]]) -> None:
-        """Count every drafter's guesses against the committed tokens; all of them learn, whosever were verified."""
+        """Count every drafter's guesses against the committed tokens; all of them learn, whosever were verified.
+
+        What they said is forgotten.
+        """
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from cospec.types import Budget, Context, Draft, Speculation
 from harness.pools import Ticks, pool_engine, pool_of
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of
 
-V = 6
+V = 11  # one step of the kernels, and three tokens more
 KINDS = (
     SamplingParams(temperature=0, max_tokens=16),
     SamplingParams(temperature=0.8, seed=3, max_tokens=16),
