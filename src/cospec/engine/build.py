@@ -57,7 +57,9 @@ def build_parts(config: EngineConfig) -> Parts:
     options = load_options(config)
     speculative = _speculation(config)
     _check(speculative)
-    options = replace(options, budget=cache_budget([str(path), *_drafting(speculative, config.model)], options))
+    options = replace(
+        options, budget=cache_budget([str(path), *_drafting(speculative, config.model, options)], options)
+    )
     target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options)
@@ -103,7 +105,9 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
     for name, path in zip(given, paths, strict=True):
         if not same_tokens(path, paths[0]):
             raise InvalidInput("models", words(f"{name}, whose tokens differ"), f"models with the tokens of {given[0]}")
-    options = replace(options, budget=cache_budget([*map(str, paths), *_drafting(speculative, given[0])], options))
+    options = replace(
+        options, budget=cache_budget([*map(str, paths), *_drafting(speculative, given[0], options)], options)
+    )
     cast = Cast(tuple(load_model(str(path), options) for path in paths), distinct(given))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
@@ -251,18 +255,19 @@ def _reads_states(speculative: SpeculativeConfig) -> bool:
     return any(DRAFTERS.load(method).reads_states for _, method, _ in _methods(speculative))
 
 
-def _drafting(speculative: SpeculativeConfig, target: str) -> list[str]:
+def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions) -> list[str]:
     """The models that will draft, each with a KV cache of its own.
 
     Raises:
-        ModelError: one is not there; the sentence says which drafter of a pool wants it.
+        ModelError: one is not there or cannot be read; the sentence says which drafter of a pool wants it.
     """
     found = []
-    for where, method, options in _methods(speculative):
-        name = options.get("model") or default_drafter(target)
+    for where, method, own in _methods(speculative):
+        name = own.get("model") or default_drafter(target)
         if getattr(DRAFTERS.load(method), "keeps_cache", False) and isinstance(name, str):
             try:
                 found.append(str(resolve(name)))
+                cache_budget(found[-1:], options)  # first alone, so that it is known whose an error is
             except ModelError as error:
                 raise ModelError(f"{where}{error}") from None
     return found

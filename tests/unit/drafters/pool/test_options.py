@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,3 +134,12 @@ def test_a_pool_may_bound_how_many_take_part_and_a_policy_overrules_it() -> None
     for count, wanted in ((None, 1), (2, 2)):
         pool.propose([Context(f"s{count}", [1, 2, 3], 1, GREEDY, 0, Purpose.TARGET)], [Budget(2, 8, drafters=count)])
         assert (pool._records[f"s{count}"].standing.idle == 0).sum() == wanted
+
+
+def test_the_engine_names_the_drafter_whose_model_cannot_be_read(tmp_path: Path) -> None:
+    member: dict[str, Any] = {"name": "x", "method": "draft_model", "model": str(tmp_path)}
+    for text, told in (("", "a JSON object"), ("{}", "safetensors"), (None, "no readable config.json")):
+        file = tmp_path / "config.json"
+        file.unlink() if text is None else file.write_text(text, encoding="utf-8")
+        with pytest.raises(ModelError, match=rf"^speculative_config\.drafters\[0\] 'x': .*{told}.*\.$"):
+            cospec.LLM("zoo", {"method": "pool", "drafters": [member]})
