@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cospec.params import SamplingParams
+from cospec.policies.fixed import Fixed
 from cospec.policies.goodput import Goodput, GoodputOptions
 from cospec.policies.round_cost import Costs
 from cospec.policies.setting import PolicySetting
@@ -79,13 +80,19 @@ def test_rounds_that_nobody_plans_are_learned_from_all_the_same() -> None:
     assert len(made._seen) < 200
 
 
-def test_a_length_for_each_beats_one_for_all_on_mixed_domains() -> None:
-    rates = steady(*([0.3, 0.95] * 8))
-    each = World(CPU, rates, 16).play(policy(), 2400)  # nobody is drafted for until probes find who deserves it
-    world = World(CPU, rates, 16)
-    alike = world.play(policy(per_sequence=False, probe_share=0.0), 2400)
+@pytest.mark.parametrize("mix", [(0.3, 0.95), (0.35, 0.6, 0.85), (0.1, 0.9)])
+@pytest.mark.parametrize("costs", [CPU, FLAT], ids=["cpu", "flat"])
+def test_a_length_for_each_beats_one_for_all_on_mixed_domains(costs: Costs, mix: tuple[float, ...]) -> None:
+    """Also the best of all lengths that one who knows the rates finds, or all but what finding out takes."""
+    count = len(mix) * (16 // len(mix))
+    rates = steady(*(mix * (count // len(mix))))
+    each = World(costs, rates, count).play(policy(costs), 2400)  # probes have to find out who deserves drafts
+    world = World(costs, rates, count)
+    alike = world.play(policy(costs, per_sequence=False), 2400)
     assert each > alike
-    assert all(len(set(lengths)) == 1 for lengths in world.lengths)
+    assert np.mean([len(set(lengths)) == 1 for lengths in world.lengths]) > 0.95, "all but probes"
+    known = max(World(costs, rates, count).play(Fixed(k), 100) for k in range(9))
+    assert each > (1.04 if costs is CPU else 0.99) * known
 
 
 def test_lengths_follow_rates_and_load() -> None:
@@ -142,10 +149,27 @@ def test_trees_where_the_drafter_branches() -> None:
     assert made.acceptance.everybody == pytest.approx(0.4, abs=0.08), "levels are read as their tokens"
 
 
+def test_bounds_of_a_round_are_kept() -> None:
+    """Γ_max and T_max as a user sets them; without them more would be drafted, and for longer."""
+    load = Load(sequences(8))
+    free = policy(FLAT)
+    drafted = sum(budget.max_nodes for budget in free.plan(load))
+    least = policy(FLAT, max_verified_tokens=0)
+    least.plan(load)
+    for most in (0, 3, 11):
+        planned = sum(budget.max_nodes for budget in policy(FLAT, max_verified_tokens=most).plan(load))
+        assert 0 < planned <= most < drafted or planned == most == 0
+    assert free._choice is not None and least._choice is not None
+    short = (free._choice.seconds + least._choice.seconds) / 2
+    bound = policy(FLAT, max_round_seconds=short)
+    bound.plan(load)
+    assert bound._choice is not None
+    assert least._choice.seconds < bound._choice.seconds <= short < free._choice.seconds
+
+
 def test_room_bounds_the_verified_tokens() -> None:
-    made = policy(FLAT)
     for load in (Load(sequences(8), tokens=12), Load(sequences(8), room=12), Load(sequences(8), 100, tokens=112)):
-        assert sum(budget.max_nodes for budget in made.plan(load)) <= 4
+        assert 0 < sum(budget.max_nodes for budget in policy(FLAT).plan(load)) <= 4
     assert sum(budget.max_nodes for budget in policy(FLAT).plan(Load(sequences(8)))) > 4
 
 
