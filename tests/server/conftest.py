@@ -72,8 +72,7 @@ class ServerThread:
     def stop(self) -> None:
         assert self._server is not None
         self._server.should_exit = True
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+        self._thread.join()  # however long: a machine that stood still meanwhile is no error, and tests have a limit
 
     async def _main(self) -> None:
         client = EngineClient(FakeEngine.build)
