@@ -170,7 +170,7 @@ def _by_workload(ratios: Seq[Found], names: Seq[str]) -> Iterator[str]:
     for combiner, heat in dict.fromkeys(key[:2] for key in cells):
         rows = [cells[combiner, heat, workload] for workload in workloads]
         only = ["{:.2f} ({:.2f} to {:.2f})".format(*row[names[0]]) for row in rows]
-        several = [" / ".join(f"{row[name][0]:.2f}" for name in names) for row in rows]
+        several = [" / ".join(f"{row[name][0]:.2f}" if name in row else "" for name in names) for row in rows]
         yield _row(combiner, f"{heat:g}", *(only if len(names) == 1 else several))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -48,3 +49,17 @@ def test_pools_are_held_against_the_best_tree_in_hindsight(pool: ModuleType) -> 
     assert (row["combiner"], row["workload"], row["of"]) == ("fuse", "mixed", "code")
     assert row["best tree"] == pytest.approx((2.0, 2.0, 2.0))
     assert pool.beside_trees({("fuse hedge", "mixed", 0.0): runs(50)}) == []
+
+
+def test_the_page_shows_them_with_their_intervals(pool: ModuleType) -> None:
+    stored = json.loads((ROOT / "benchmarks" / "results" / "pool.json").read_text(encoding="utf-8"))
+    rows = [
+        {"combiner": "fuse", "workload": workload, "temperature": 0.0, "of": "code", "best tree": [1.25, 1.125, 1.5]}
+        for workload in ("code", "mixed")
+    ]
+    table = "\n".join(importlib.import_module("benchmarks.tables").pool(stored | {"same_nodes": rows}))
+    assert "| fuse | 0 | 1.25 (1.12 to 1.50) | 1.25 (1.12 to 1.50) |" in table
+    told = importlib.import_module("benchmarks.papers.cosine").over_tree({"same_nodes": rows})
+    assert told == "acceptance length 1.25× (1.12 to 1.50) of code"
+    some = [{key: value for key, value in row.items() if key != "all"} for row in stored["hedge"]]
+    assert " /  / " in "\n".join(importlib.import_module("benchmarks.tables").pool(stored | {"hedge": some}))
