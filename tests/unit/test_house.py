@@ -101,3 +101,9 @@ def test_architecture_names_every_room() -> None:
             assert f"`{path.name}`" in page, f"docs/architecture.md does not name {path.name}"
         elif path.is_dir() and not path.name.startswith("__"):
             assert f"`{path.name}/`" in page, f"docs/architecture.md does not name {path.name}/"
+
+
+def test_every_picture_is_shown_on_a_page() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    shown = {name for page in pages for name in re.findall(r"images/([\w.-]+)\)", page.read_text())}
+    assert shown == {picture.name for picture in (ROOT / "docs" / "images").iterdir()}
