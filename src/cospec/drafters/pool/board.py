@@ -97,7 +97,7 @@ class Space:
         self.seats, self.seat = bytearray(_SEAT_BYTES * rows), Struct("=" + _SEAT * rows)
         self.confidence = np.frombuffer(self.floats)[2 * cells : self.chances]
         self._seats = np.frombuffer(self.seats, np.uint8)
-        self._large: dict[str, Floats] = {}
+        self._large: dict[str, tuple[Floats, int]] = {}
         first, real, made = at(self.ints), at(self.floats), rows * room
         self.asked_at = first + 8 * self.asked
         held = (
@@ -112,12 +112,13 @@ class Space:
         self.c = _Board.from_buffer(array("q", held))
         self.ref = byref(self.c)
 
-    def large(self, name: str, count: int) -> Floats:
-        """Room for so many numbers, which may be any."""
+    def large(self, name: str, count: int) -> tuple[Floats, int]:
+        """Room for so many numbers at least, which may be any, and where it is."""
         found = self._large.get(name)
-        if found is None or len(found) < count:
-            found = self._large[name] = np.empty(count)
-        return found[:count]
+        if found is None or len(found[0]) < count:
+            made = np.empty(count)
+            found = self._large[name] = made, native.address(made)
+        return found
 
 
 class Shelf:

@@ -205,26 +205,28 @@ def _note(board: Board, place: int, guess: Guess) -> None:
 def _mix(table: Table) -> list[Draft]:
     board, vocab, records = table.board, table.session.vocab_size, [seat.record for seat in table.board.seats]
     table.open()
-    mixtures, place, kept = None, None, 1
-    own = any([record.keeps for record in records])
+    mixtures, place, kept, q = None, None, 1, None
     if any([record.draws for record in records]):
+        own = any([record.keeps for record in records])
         kept = board.depth if own else 1
-        count, said = board.rows * kept * vocab, vocab * sum([len(rows) for rows in table.taking.values()])
-        # A q is handed on with the draft, which may outlive the board.
-        mixtures = np.empty(count) if own else board.space.large("mixtures", count)
-        place, table.laws = native.address(mixtures), native.address(board.space.large("laws", said * kept))
-        table.stride = 8 * said if own else 0
+        said = vocab * sum([len(rows) for rows in table.taking.values()])
+        if own:  # handed on with the drafts, which may outlive the board
+            mixtures = q = np.empty((board.rows, kept, vocab))
+            place, table.stride = native.address(q), 8 * said
+        else:
+            mixtures, place = board.space.large("mixtures", board.rows * vocab)
+        table.laws = board.space.large("laws", said * kept)[1]
 
     def advance() -> None:
         library().cospec_pool_mix(board.ref, vocab, place, kept)
         if mixtures is not None:
-            chosen = None if table.native else _chosen(table, mixtures.reshape(board.rows, kept, vocab))
+            chosen = None if table.native else _chosen(table, mixtures.reshape(-1, kept, vocab))
             told = None if chosen is None else at(chosen)
             table.session.timed(library().cospec_pool_draw, board.ref, vocab, place, kept, told)
         board.c.steps += 1
 
     table.lead(_read, advance, Mixing(table.laws, place, vocab, kept))
-    return table.drafts(mixtures.reshape(board.rows, kept, vocab) if own and mixtures is not None else None)
+    return table.drafts(q)
 
 
 def _chosen(table: Table, mixtures: Floats) -> array[int]:

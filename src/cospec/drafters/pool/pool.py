@@ -215,7 +215,12 @@ class PoolDrafter:
         asked = [number for number in self._askable if any(depths[number])]
         if not asked:
             return []
-        contexts, parts = [seat.context for seat in seats], self._parts(seats)
+        contexts, parts, latest = list[Context](), list[tuple[Budget, ...]](), None
+        for context, budget, *_ in seats:
+            if budget is not latest:  # neighbours mostly have the same one
+                latest, part = budget, _parts_of(budget, self.combiner.branches, self.combiner.confident)
+            contexts.append(context)
+            parts.append(part)
         started, futures, found = self.setting.clock(), dict[int, Future | None](), dict[int, Seq[Draft]]()
         for number in asked:
             member, own = self.members[number], depths[number]
@@ -229,18 +234,6 @@ class PoolDrafter:
             if future is not None:
                 found[number] = self.members[number].collect(future, started)
         return self._taken(seats, found)
-
-    def _parts(self, seats: Seq[Seat]) -> list[tuple[Budget, ...]]:
-        """``[R]``: what one drafter is asked for, by how far it is to draft."""
-        known: dict[int, tuple[Budget, ...]] = {}  # neighbours mostly have the same budget
-        found = []
-        for seat in seats:
-            budget = seat.budget
-            parts = known.get(id(budget))
-            if parts is None:
-                parts = known[id(budget)] = _parts_of(budget, self.combiner.branches, self.combiner.confident)
-            found.append(parts)
-        return found
 
     def _taken(self, seats: Seq[Seat], found: Mapping[int, Seq[Draft]]) -> list[Given]:
         """All but those that are stale or of a shape that the combiner cannot use."""
