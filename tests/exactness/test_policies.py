@@ -26,6 +26,7 @@ from cospec.registry import POLICIES
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load, Request, Speculation
 from harness.oracle import total_variation
+from harness.overlap import under
 from harness.reference import joint_law
 from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool
 
@@ -146,6 +147,22 @@ def test_token_for_token(name: str, kind: str) -> None:
     assert tokens_of(run_all(made, requests)) == plain
     drafted = sum(made.metrics().draft_tokens.values())
     assert (drafted > 0) == (name != "off")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("round", ["pipelined", "draft-ahead"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_token_for_token_beside_verification(name: str, round: str, kind: str) -> None:
+    requests = [make_request(f"r{n}", (n % 5, 1, 2, n % 3), KINDS[kind]) for n in range(PLAYERS)]
+    plain = tokens_of(run_all(toy_engine(target(6), None), requests))
+    assert tokens_of(run_all(under(engine(name, size=6), round), requests)) == plain
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("round", ["pipelined", "draft-ahead"])
+@pytest.mark.parametrize("name", ["goodput", "slope", "confidence"])
+def test_the_law_is_the_targets_beside_verification(name: str, round: str, rule: str) -> None:
+    assert law_under(lambda: under(engine(name, rule), round), rule) < EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.draws import Draws
+from cospec.draws import Draws, derive
 from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.models.pages import PagePool
@@ -103,10 +103,7 @@ def enumerated_law(
         own, *ahead = seed if isinstance(seed, tuple) else (seed,)
         return BranchingDraws(traces[own], (base, *ahead) if ahead else base, by_round)  # type: ignore[arg-type]
 
-    def derived(seed: int, index: int) -> tuple[int, int]:
-        return seed, index
-
-    with drawing(draws), patch("cospec.rounds.desk.derive", derived):
+    with drawing(draws), patch("cospec.rounds.desk.derive", _unmixed):
         while waiting or outputs:
             while waiting and len(outputs) < 16:
                 seed = len(traces)
@@ -125,6 +122,11 @@ def enumerated_law(
     return law
 
 
+def _unmixed(seed: int, index: int) -> tuple[int, int]:
+    """In place of a seed derived from both, so that who draws ahead is known."""
+    return seed, index
+
+
 def enumerated_law_among(
     build: Callable[[], Engine], company: Sequence[Request], request: Request, length: int = 3
 ) -> Law:
@@ -136,10 +138,13 @@ def enumerated_law_among(
     def run(trace: Trace) -> tuple[int, ...]:
         engine, output = build(), ()
 
-        def draws(seed: int, base: int) -> Draws | BranchingDraws:
-            return BranchingDraws(trace, base) if seed == request.seed else Draws(seed, base)
+        def draws(seed: Any, base: int) -> Draws | BranchingDraws:
+            own, *ahead = seed if isinstance(seed, tuple) else (seed,)
+            if own == request.seed:
+                return BranchingDraws(trace, (base, *ahead) if ahead else base)  # type: ignore[arg-type]
+            return Draws(derive(own, *ahead) if ahead else own, base)
 
-        with drawing(draws):
+        with drawing(draws), patch("cospec.rounds.desk.derive", _unmixed):
             for each in (*company, request):
                 engine.add(each)
             while len(output) < length:
