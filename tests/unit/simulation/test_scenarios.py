@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ from cospec.options import parse
 from cospec.simulation.run import simulate
 from cospec.simulation.scenario import Scenario
 
+ROOT = Path(__file__).resolve().parents[3]
+SCENARIOS, RECORDED = ROOT / "examples" / "scenarios", ROOT / "benchmarks" / "results" / "simulations"
 TARGET = {"cost": {"slopes": [1e-5], "fixed": 0.01}}
 OFF = [{"name": "off", "policy": "off"}]
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -50,3 +55,20 @@ def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> No
         simulate(parse(Scenario, {"requests": 4, "target": TARGET, "variants": OFF, **changes}))
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", sorted(SCENARIOS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_what_a_scenario_says_of_itself_is_what_came_out(file: Path) -> None:
+    """Seconds and tokens per second in the paragraph above it are latencies and throughputs of the recorded run."""
+    words = " ".join(line.lstrip("# ") for line in file.read_text().splitlines() if line.startswith("#"))
+    paper, said = words.split("What comes out here")
+    assert "aper" in paper or file.stem == "zoo"
+    runs = json.loads((RECORDED / file.name).with_suffix(".json").read_text())["runs"]
+    latencies = [run["latency"][kind] for run in runs for kind in ("mean", "p99")]
+    throughputs = [run["throughput"] for run in runs]
+    named = re.findall(r"(?<![\w.])(\d+(?:\.\d+)?) (s|tokens/s)\b", said)
+    assert named
+    for number, unit in named:
+        digits = len(number.partition(".")[2])
+        found = latencies if unit == "s" else throughputs
+        assert any(f"{each:.{digits}f}" == number for each in found), f"no run has {number} {unit}"
