@@ -181,13 +181,16 @@ def heads(found: Found) -> Iterator[str]:
     yield from _head("head", *map(str, range(1, len(accuracy[0]) + 1)))
     for number, ranks in enumerate(accuracy, start=1):
         yield _row(str(number), *(f"{sum(ranks[:width]):.1%}" for width in range(1, len(ranks) + 1)))
-    rows = {name: "{:.2f} ({:.2f} to {:.2f})".format(*row["acceptance_length"]) for name, row in found["rows"].items()}
     yield "\nAcceptance lengths of trees:\n"
-    yield from _head("nodes", "widths", "full", "sparse, as deep", "sparse")
-    for name in (name for name in rows if name.startswith("full ")):
-        widths, nodes = name.removeprefix("full ").removesuffix(")").split(" (")
-        sparse = (f"sparse ({nodes}), as deep as {widths}", f"sparse ({nodes})")
-        yield _row(nodes, widths, rows[name], *(rows[each] for each in sparse))
+    yield from _head("T", "nodes", "widths", "full", "sparse, as deep", "sparse")
+    for kind, heat in found["temperatures"].items():
+        cells = {
+            name: "{:.2f} ({:.2f} to {:.2f})".format(*row["acceptance_length"]) for name, row in found[kind].items()
+        }
+        for name in (name for name in cells if name.startswith("full ")):
+            widths, nodes = name.removeprefix("full ").removesuffix(")").split(" (")
+            sparse = (f"sparse ({nodes}), as deep as {widths}", f"sparse ({nodes})")
+            yield _row(f"{heat:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
 
 
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
