@@ -46,7 +46,7 @@ def systems(depth: int) -> dict[str, dict[str, Any]]:
 
 
 def measure(llm: LLM, texts: list[str], params: SamplingParams, batch: int) -> dict[str, Any]:
-    """Acceptance length with a 95% bootstrap interval over prompts, and what that comes to per call, token and second."""
+    """Acceptance length with a 95% bootstrap interval over prompts; what that is per call, token and second."""
     llm.generate(texts[:batch], params)
     before = llm.engine.metrics().round_seconds
     outputs = llm.generate(texts, params)
