@@ -53,9 +53,9 @@ Interval = tuple[float, float, float]
 class Runs:
     """All runs of one system on one workload at one temperature."""
 
-    stats: list[RequestStats] = field(default_factory=list)  # per prompt, repeat after repeat
+    stats: list[RequestStats] = field(default_factory=list)  # per prompt, of the first repeat
     tokens: list[int] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
+    speeds: list[float] = field(default_factory=list)  # per batch, of all repeats
     own: list[float] = field(default_factory=list)
 
     def acceptance(self, prompts: Any = slice(None)) -> float:
@@ -239,8 +239,8 @@ def workloads(count: int) -> dict[str, list[str]]:
     return found | {MIXED: turns[:count]}
 
 
-def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs) -> None:
-    """One batch."""
+def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repeat: int) -> None:
+    """One batch. Whoever writes it again tells of its speed and of nothing else."""
     drafter = llm.engine.round.crew.drafter  # type: ignore[attr-defined]
     own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
     before = llm.engine.metrics().round_seconds
@@ -250,8 +250,9 @@ def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs) -> N
     runs.speeds.append(sum(tokens) / taken)
     if isinstance(drafter, PoolDrafter):
         runs.own.append((drafter.seconds.own - own) / taken)
-    runs.stats += [output.stats for output in written]
-    runs.tokens += tokens
+    if repeat == 0:
+        runs.stats += [output.stats for output in written]
+        runs.tokens += tokens
 
 
 def main() -> None:
@@ -263,7 +264,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4, help="tokens of the longest path")
     parser.add_argument("--nodes", type=int, default=8, help="tokens of a tree")
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=None, help="systems by name")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--name", default="pool")
@@ -287,12 +288,12 @@ def main() -> None:
     keep()  # as a server's processes do
     shuffler = random.Random(0)
     batches = product(range(options.repeats), (0.0, 0.8), work, range(0, options.prompts, options.batch))
-    for _, temperature, workload, first in batches:
+    for repeat, temperature, workload, first in batches:
         for name in shuffler.sample(list(llms), len(llms)):
             seed = None if "rule" in configs[name] else 1
             params = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.tokens, ignore_eos=True)
             texts = work[workload][first : first + options.batch]
-            run(llms[name], texts, params, runs[name, workload, temperature])
+            run(llms[name], texts, params, runs[name, workload, temperature], repeat)
     cells = {key: runs[key] for key in product(llms, work, (0.0, 0.8))}
     rows = [
         {"system": name, "workload": workload, "temperature": temperature, **cell.figures()}

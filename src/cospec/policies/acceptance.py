@@ -22,6 +22,7 @@ PRIOR, PRIOR_WEIGHT = 0.7, 4.0
 SHRINK = 16.0  # fits what the first half of a text tells of the second: rates of the zoo's texts deviate by 0.1
 FADE, FADE_ALL = 0.97, 0.99  # of a sequence's counts and of everybody's, per round with a judgement
 UNSEEN, UNSEEN_ALL = 0.995, 0.998  # and per round without one
+FADED = 4096  # rounds after which nothing is left of a count; nobody tells of sequences that were aborted
 
 
 class Acceptance:
@@ -30,7 +31,7 @@ class Acceptance:
     def __init__(self, prior: float = PRIOR) -> None:
         self.prior = prior
         self._counts: dict[str, tuple[float, float, int]] = {}  # accepted, rejected, and the round they stood so
-        self._round = 0
+        self._round = self._swept = 0
         self._accepted = self._rejected = 0.0
 
     @property
@@ -80,6 +81,9 @@ class Acceptance:
         self._join(found)
         for id in ended:
             self._counts.pop(id, None)
+        if self._round - self._swept >= FADED:
+            self._swept = self._round
+            self._counts = {id: counts for id, counts in self._counts.items() if self._round - counts[2] < FADED}
 
     def _join(self, found: Mapping[str, Seq[float]]) -> None:
         """What a number of rounds told of each sequence, with what is known of it."""

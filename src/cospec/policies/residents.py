@@ -19,6 +19,7 @@ from cospec.types import Budget, Commit, Sequence
 KEPT = 0.95  # weight of the past in the share of rounds without a draft, per round
 BEARING = 64  # a cost that serves many rounds is charged to so many of them at most
 PER_ROUND = 2.0  # tokens that a sequence with drafts is taken to gain in a round
+ABSENT = 4096  # rounds after which a sequence that was not planned for is forgotten: nobody tells of aborted ones
 USUAL = 16  # tokens behind that any drafted sequence may be; catching up with them is part of a step
 
 
@@ -36,7 +37,7 @@ class Residents:
     def __init__(self, release_above: float) -> None:
         self._above = release_above
         self._all: dict[str, _Resident] = {}
-        self._round = 0
+        self._round = self._swept = 0
 
     def tick(self, rounds: int = 1) -> None:
         """So many rounds went by with the latest budgets."""
@@ -64,6 +65,9 @@ class Residents:
             if not one.drafted and one.fed and one.idle > self._above:
                 one.fed = 0
                 found[place] = replace(found[place], release=True)
+        if self._round - self._swept >= ABSENT:
+            self._swept = self._round
+            self._all = {id: one for id, one in self._all.items() if self._round - one.round < ABSENT}
         return found
 
     def observe(self, commits: Seq[Commit]) -> bool:

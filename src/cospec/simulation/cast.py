@@ -133,19 +133,20 @@ class SimulatedDrafter:
         parents: list[int] = []
         above = [-1]
         for level, width in enumerate(budget.widths):
+            if len(tokens) >= budget.max_nodes:
+                break
             alpha = rate if isinstance(rate, float) else rate[min(level, len(rate) - 1)]
             place = position + level
             lucky = place < len(job.luck) and job.luck[place] < 1.0 - (1.0 - alpha) ** width
             nodes = []
             for parent in above:
-                for child in range(width):
+                for child in range(min(width, budget.max_nodes - len(tokens))):
                     good = lucky and child == 0 and (parent < 0 or tokens[parent] == RIGHT)
                     nodes.append(len(tokens))
                     tokens.append(RIGHT if good else WRONG)
                     parents.append(parent)
             above = nodes
-        n = min(len(tokens), budget.max_nodes)
-        return Draft(context.id, len(context.tokens), tuple(tokens[:n]), tuple(parents[:n]), (self.name,) * n)
+        return Draft(context.id, len(context.tokens), tuple(tokens), tuple(parents), (self.name,) * len(tokens))
 
 
 class SimulatedJudge:

@@ -18,6 +18,7 @@ from cospec.engine.engine import Engine, Parts
 from cospec.engine.policy import build_policy, check_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
+from cospec.errors import InvalidInput, words
 from cospec.models.pages import PagePool
 from cospec.options import parse
 from cospec.params import SamplingParams
@@ -34,6 +35,7 @@ from cospec.simulation.workload import Job, jobs
 from cospec.types import Request
 
 PAGE = 16
+ONLY_HERE = ("oracle", "random")  # policies that no engine has
 
 
 @dataclass(slots=True)
@@ -94,6 +96,8 @@ class World:
         scenario, variant = self.scenario, self.variant
         clock = VirtualClock([(each.seconds, each.factor) for each in scenario.pace])
         target, draft = scenario.target.cost.built(self.folder), self.drafting.cost.built(self.folder)
+        if target.seconds(1, 1, 1) <= 0:
+            raise InvalidInput("target.cost", words("nothing"), "seconds for a token")
         cache = Cache(PagePool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False))
         drafter = SimulatedDrafter(self.drafting, draft, clock, self._rates())
         judge, rounds = SimulatedJudge(cache, scenario.target, target, clock), Rounds(clock)
@@ -124,6 +128,8 @@ class World:
         self, drafter: SimulatedDrafter, clock: VirtualClock, target: ForwardCost, draft: ForwardCost
     ) -> Policy:
         variant = self.variant
+        if variant.policy in ONLY_HERE and variant.policy_options:
+            raise InvalidInput("policy_options", dict(variant.policy_options), f"left out for policy {variant.policy}")
         longest = variant.num_speculative_tokens if isinstance(variant.num_speculative_tokens, int) else LONGEST
         if variant.policy == "oracle":
             return Oracle(drafter, target, draft, longest)
@@ -138,6 +144,7 @@ class World:
 
 def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
     """All variants at all loads: ``{"scenario", "runs": [{"variant", "load", ...}]}``; see ``results.summary``."""
+    scenario.check()
     coming = scenario.arrivals
     loads = coming.concurrency if coming.kind == "closed" else coming.rates
     runs = [

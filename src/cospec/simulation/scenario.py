@@ -105,6 +105,12 @@ class Length(Options):
     least: int = Field(default=1, ge=1)
     most: int = Field(default=4096, ge=1)
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Length:
+        if self.least > self.most:
+            raise ValueError("least up to most")
+        return self
+
 
 class Domain(Options):
     """A kind of request.
@@ -169,7 +175,7 @@ class Variant(Options):
 
     name: str
     policy: str = "auto"
-    num_speculative_tokens: int | Literal["auto"] = "auto"
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=LONGEST_DRAFT)] | Literal["auto"] = "auto"
     policy_options: Mapping[str, Any] = Field(default_factory=dict)
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(), strict=False)
     max_nodes: int | None = Field(default=None, ge=1, le=LONGEST_DRAFT)
@@ -209,3 +215,20 @@ class Scenario(Options):
             InvalidInput: it cannot be read, or a key or value is wrong, by name.
         """
         return parse(cls, read_file(path))
+
+    def check(self) -> None:
+        """Whether its parts fit together.
+
+        Raises:
+            InvalidInput: a name stands for two of them, or for none.
+        """
+        for kind in ("domains", "variants"):
+            names = [each.name for each in getattr(self, kind)]
+            for name in names:
+                if names.count(name) > 1:
+                    raise InvalidInput(f"{kind}.name", name, "a name that no other of them has")
+        domains = [domain.name for domain in self.domains]
+        for variant in self.variants:
+            for name in variant.acceptance:
+                if name not in domains:
+                    raise InvalidInput(f"acceptance of variant {variant.name}", name, f"for {', '.join(domains)}")

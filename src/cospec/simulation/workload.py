@@ -78,10 +78,10 @@ def _changing(coming: Coming, count: int, generator: np.random.Generator) -> lis
 
 
 def _draw(length: Length, generator: np.random.Generator) -> int:
-    if length.variation == 0:
-        return round(length.mean)
-    spread = math.log(1 + length.variation**2)
-    drawn = generator.lognormal(math.log(length.mean) - spread / 2, math.sqrt(spread))
+    drawn = length.mean
+    if length.variation:
+        spread = math.log(1 + length.variation**2)
+        drawn = generator.lognormal(math.log(length.mean) - spread / 2, math.sqrt(spread))
     return min(max(round(drawn), length.least), length.most)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cospec.policies.acceptance import Acceptance
+from cospec.policies.acceptance import FADED, Acceptance
 from cospec.types import Budget, Commit, Finish
 
 
@@ -75,3 +75,10 @@ def test_nothing_is_kept_of_sequences_that_ended() -> None:
     made.observe([([judged(f"s{n}", 0, 2, Finish.STOP) for n in range(200)], {})])
     assert not made._counts
     assert made.rates([f"s{n}" for n in range(200)]) == pytest.approx(np.full(200, made.everybody))
+
+
+def test_sequences_of_which_nobody_hears_again_are_forgotten() -> None:
+    made = Acceptance()
+    for n in range(3 * FADED):
+        made.observe([([judged(f"aborted {n}", 2, 1), judged("goes on", 1, 2)], {})])
+    assert len(made._counts) <= 2 * FADED and "goes on" in made._counts

@@ -8,6 +8,7 @@ import pytest
 from cospec.params import SamplingParams
 from cospec.policies.fixed import Fixed
 from cospec.policies.goodput import Goodput, GoodputOptions
+from cospec.policies.residents import ABSENT, Residents
 from cospec.policies.round_cost import Costs
 from cospec.policies.setting import PolicySetting
 from cospec.stats import RoundStats, RoundTimes
@@ -248,3 +249,11 @@ def test_finished_sequences_are_forgotten() -> None:
     made.learn()
     assert not made.residents._all
     assert not made.acceptance._counts
+
+
+def test_drafters_caches_of_sequences_that_were_aborted_are_not_kept_account_of() -> None:
+    residents = Residents(0.9)
+    for n in range(3 * ABSENT):
+        residents.tick()
+        residents.settle([f"aborted {n}", "goes on"], [Budget(2, 2)] * 2, [8, 8])
+    assert len(residents._all) <= 2 * ABSENT and "goes on" in residents._all

@@ -44,6 +44,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"variants": [{"name": "x", "num_speculative_tokens": "some"}]},
         "variants.0.num_speculative_tokens is 'some'; allowed is a whole number or 'auto'.",
     ),
+    ({"domains": [{"prompt": {"mean": 8, "least": 9, "most": 3}}]}, "domains.0.prompt is {'mean': 8, 'least': 9, 'most'"),
+    ({"domains": [{"name": "a"}, {"name": "a"}]}, "domains.name is 'a'; allowed is a name that no other of them has."),
+    ({"variants": [*OFF, *OFF]}, "variants.name is 'off'; allowed is a name that no other of them has."),
+    (
+        {"domains": [{"name": "a"}, {"name": "b"}], "variants": [{"name": "x", "acceptance": {"c": 0.5}}]},
+        "acceptance of variant x is 'c'; allowed is for a, b.",
+    ),
+    ({"target": {"cost": {}}}, "target.cost is nothing; allowed is seconds for a token."),
+    (
+        {"variants": [{"name": "x", "policy": "oracle", "policy_options": {"t_max": 1}}]},
+        "policy_options is {'t_max': 1}; allowed is left out for policy oracle.",
+    ),
+    (
+        {"variants": [{"name": "x", "policy": "oracle", "num_speculative_tokens": -1}]},
+        "variants.0.num_speculative_tokens is -1; allowed is a number from 0 up or 'auto'.",
+    ),
     ({"variants": [{"name": "x", "policy": "best"}]}, "speculative_config.policy is 'best'; allowed is one of fixed, "),
     ({"variants": [{"name": "x", "round": "pipe"}]}, "speculative_config.round is 'pipe'; allowed is one of auto, "),
 ]
@@ -55,6 +71,20 @@ def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> No
         simulate(parse(Scenario, {"requests": 4, "target": TARGET, "variants": OFF, **changes}))
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
+
+
+def test_lengths_of_less_than_a_token_are_one_token() -> None:
+    domains = [{"prompt": {"mean": 0.2}, "output": {"mean": 0.2}}]
+    (found,) = simulate(parse(Scenario, {"requests": 4, "target": TARGET, "variants": OFF, "domains": domains}))["runs"]
+    assert found["requests"] == 4
+
+
+def test_a_tree_that_is_wider_than_its_nodes_is_cut_where_they_end() -> None:
+    variants = [{"name": "x", "policy": "fixed", "num_speculative_tokens": 64, "widths": [64] * 64, "max_nodes": 8}]
+    domains = [{"output": {"mean": 8}}]
+    given = {"requests": 2, "target": TARGET, "variants": variants, "domains": domains}
+    (found,) = simulate(parse(Scenario, {**given, "drafting": {"kind": "heads"}}))["runs"]
+    assert found["requests"] == 2
 
 
 @pytest.mark.parametrize("file", sorted(SCENARIOS.glob("*.yaml")), ids=lambda file: file.stem)
