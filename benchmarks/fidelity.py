@@ -37,7 +37,6 @@ from cospec.simulation.scenario import Scenario
 from cospec.stats import RoundStats
 from cospec.types import Commit
 
-STARTS = 4  # places of a recorded pace that a simulation begins at
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "off": {"policy": "off"},
     "k=3": {"num_speculative_tokens": 3},
@@ -134,7 +133,7 @@ class Pair:
 def simulated(
     folder: Path, jobs: Sequence[Job], name: str, fitted: Run, others: Sequence[Run], rest: float
 ) -> list[float]:
-    """Latencies of one variant by the simulator, ``STARTS`` times: who meets a slow moment is chance.
+    """Latencies of one variant by the simulator.
 
     Args:
         folder: holds the traces.
@@ -144,24 +143,20 @@ def simulated(
     """
     costs = fit_rounds([one for run in others for one in run.rounds], fitted.rounds)
     target, draft = ({k: v for k, v in cost.to_json().items()} for cost in costs)
-    slow = [{"seconds": seconds, "factor": factor} for seconds, factor in pace(fitted.rounds, costs)]
-    latencies: list[float] = []
-    for start in range(0, len(slow), -(-len(slow) // STARTS)):
-        scenario = Scenario.model_validate(
-            {
-                "requests": len(jobs),
-                "kv_tokens": 200_000,
-                "target": {"cost": target, "overhead": rest},
-                "drafting": {"cost": draft},
-                "domains": [{"trace": "guessed.jsonl", "prompt": {"mean": len(jobs[0].prompt)}}],
-                "arrivals": {"kind": "trace", "trace": "arrivals.txt"},
-                "pace": slow[start:] + slow[:start],
-                "variants": [{"name": name, **VARIANTS[name]}],
-            }
-        )
-        found, _ = serve_all(World(scenario, scenario.variants[0], folder), 1.0)
-        latencies += found.latencies
-    return latencies
+    scenario = Scenario.model_validate(
+        {
+            "requests": len(jobs),
+            "kv_tokens": 200_000,
+            "target": {"cost": target, "overhead": rest},
+            "drafting": {"cost": draft},
+            "domains": [{"trace": "guessed.jsonl", "prompt": {"mean": len(jobs[0].prompt)}}],
+            "arrivals": {"kind": "trace", "trace": "arrivals.txt"},
+            "pace": [{"seconds": seconds, "factor": factor} for seconds, factor in pace(fitted.rounds, costs)],
+            "variants": [{"name": name, **VARIANTS[name]}],
+        }
+    )
+    found, _ = serve_all(World(scenario, scenario.variants[0], folder), 1.0)
+    return found.latencies
 
 
 def main() -> None:

@@ -197,7 +197,9 @@ def measure() -> Costs:
         "ngram, greedy": on_toys(lambda: NgramDrafter(1, 3), GREEDY),
     }
     for combiner in COMBINERS:
-        found[f"pool, {combiner}"] = on_toys(partial(pool_of, combiner), GREEDY)
+        made = partial(pool_of, combiner)
+        on_toys(made, GREEDY)  # what a process keeps for good is made by then, and no part of a round
+        found[f"pool, {combiner}"] = on_toys(made, GREEDY)
     with tempfile.TemporaryDirectory() as name:
         write_llama(Path(name))
         found["chain, cache"] = on_a_llama(Path(name), ChosenDrafter((0, 1, 2), (-1, 0, 1)))
