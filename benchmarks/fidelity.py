@@ -1,10 +1,11 @@
 """Does the simulator tell the truth: the real engine and its simulation, on the same requests at the same times.
 
 Run ``python -m benchmarks.fidelity``. The engine serves Poisson arrivals at each rate without drafts, with three tokens
-and under ``auto``. Two sets of requests take turns, each twice, since the machine's speed changes with the minutes: the
-rounds of one run are what the simulation of the run next to it, with other requests, is fitted to. The simulator gets
-that fit and its pace, the arrivals, the lengths, and which output tokens the drafter would have guessed. Nothing that
-is compared is fed back. How far the engine is from itself, the second time, tells how near anything can come.
+and under ``auto``. Two sets of requests take turns, each twice, since the machine's speed changes with the minutes: a
+run is simulated with the level and pace of the run next to it, with other requests, and with the shape that costs have
+in all runs of its turn that served other requests. Beside these the simulator gets the arrivals, the lengths, and which
+output tokens the drafter would have guessed. Nothing that is compared is fed back. How far the engine is from itself,
+the second time, tells how near anything can come.
 """
 
 from __future__ import annotations
@@ -130,33 +131,78 @@ class Pair:
         }
 
 
-def simulated(
-    folder: Path, jobs: Sequence[Job], name: str, fitted: Run, others: Sequence[Run], rest: float
-) -> list[float]:
-    """Latencies of one variant by the simulator.
+@dataclass(frozen=True)
+class Cell:
+    """Two sets of requests that came at one rate, and what became of them.
 
-    Args:
-        folder: holds the traces.
-        fitted: another run of this variant.
-        others: of all variants beside it, which show the shape of the costs.
-        rest: seconds of each round that is not in its total.
+    Attributes:
+        sets: every one begins with a request at once.
+        rights: which output tokens of theirs the drafter would have guessed.
+        runs: by configuration; of the first set, the second, the first and the second again.
     """
-    costs = fit_rounds([one for run in others for one in run.rounds], fitted.rounds)
-    target, draft = ({k: v for k, v in cost.to_json().items()} for cost in costs)
-    scenario = Scenario.model_validate(
-        {
-            "requests": len(jobs),
-            "kv_tokens": 200_000,
-            "target": {"cost": target, "overhead": rest},
-            "drafting": {"cost": draft},
-            "domains": [{"trace": "guessed.jsonl", "prompt": {"mean": len(jobs[0].prompt)}}],
-            "arrivals": {"kind": "trace", "trace": "arrivals.txt"},
-            "pace": [{"seconds": seconds, "factor": factor} for seconds, factor in pace(fitted.rounds, costs)],
-            "variants": [{"name": name, **VARIANTS[name]}],
+
+    sets: Sequence[Sequence[Job]]
+    rights: Sequence[Sequence[Sequence[int]]]
+    runs: Mapping[str, Sequence[Run]]
+
+    @classmethod
+    def served(cls, llms: Mapping[str, LLM], watches: Mapping[str, Watch], drafter: Any, sets: Any) -> Cell:
+        """By each engine, four times."""
+        rights = [guessed(drafter, jobs, outputs_of(llms["off"], jobs)) for jobs in sets]
+        for watch in watches.values():
+            watch.take()
+        keep()  # as a server's processes do, with the rounds that were noted since
+        runs = {
+            name: [Run(serve(llm.engine, jobs, 0.0), watches[name].take()) for jobs in (*sets, *sets)]
+            for name, llm in llms.items()
         }
-    )
-    found, _ = serve_all(World(scenario, scenario.variants[0], folder), 1.0)
-    return found.latencies
+        return cls(sets, rights, runs)
+
+    def simulated(self, name: str, place: int, rounds: Sequence[Measured]) -> list[float]:
+        """Latencies of one of the runs by the simulator, with level, pace and rest of the run next to it.
+
+        Args:
+            rounds: of runs that served other requests, which show the shape of the costs: of many runs, since a fit
+                that met one sequence at a time does not know what two of them take.
+        """
+        jobs, fitted = self.sets[place % 2], self.runs[name][place ^ 1]
+        costs = fit_rounds(rounds, fitted.rounds)
+        target, draft = ({k: v for k, v in cost.to_json().items()} for cost in costs)
+        scenario = Scenario.model_validate(
+            {
+                "requests": len(jobs),
+                "kv_tokens": 200_000,
+                "target": {"cost": target, "overhead": fitted.rest(self.sets[1 - place % 2])},
+                "drafting": {"cost": draft},
+                "domains": [{"trace": "guessed.jsonl", "prompt": {"mean": len(jobs[0].prompt)}}],
+                "arrivals": {"kind": "trace", "trace": "arrivals.txt"},
+                "pace": [{"seconds": seconds, "factor": factor} for seconds, factor in pace(fitted.rounds, costs)],
+                "variants": [{"name": name, **VARIANTS[name]}],
+            }
+        )
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            rights = map(json.dumps, self.rights[place % 2])
+            (folder / "guessed.jsonl").write_text("\n".join(rights), encoding="utf-8")
+            (folder / "arrivals.txt").write_text("\n".join(str(job.due) for job in jobs), encoding="utf-8")
+            found, _ = serve_all(World(scenario, scenario.variants[0], folder), 1.0)
+        return found.latencies
+
+
+def compare(turn: Mapping[float, Cell], pairs: Mapping[tuple[float, str], Pair]) -> None:
+    """Simulate every run of a turn, whose cells are by rate; shapes come from all runs in it of other requests."""
+    for (rate, cell), place in product(turn.items(), range(4)):
+        for name, runs in cell.runs.items():
+            others = [
+                one
+                for their_rate, theirs in turn.items()
+                for their_place, run in enumerate(theirs.runs[name])
+                if their_rate != rate or their_place % 2 != place % 2
+                for one in run.rounds
+            ]
+            pair = pairs[rate, name]
+            pair.simulated += cell.simulated(name, place, others)
+            pair.measured[place // 2].extend(runs[place].latencies)
 
 
 def main() -> None:
@@ -164,7 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=float, nargs="+", default=[3, 5, 7, 9, 12])
     parser.add_argument("--requests", type=int, default=16, help="of one run")
-    parser.add_argument("--turns", type=int, default=5, help="of four runs of every configuration at every rate")
+    parser.add_argument("--turns", type=int, default=12, help="of four runs of every configuration at every rate")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=48, help="tokens of every prompt")
     parser.add_argument("--name", default="fidelity")
@@ -176,13 +222,14 @@ def main() -> None:
     for llm in llms.values():
         serve(llm.engine, poisson(8, 24, texts, options.tokens, 99), 0.0)
     watches = {name: Watch(llm) for name, llm in llms.items()}
-    keep()  # as a server's processes do
     pairs: dict[tuple[float, str], Pair] = defaultdict(Pair)
-    for turn in range(options.turns):
+    for number in range(options.turns):
+        turn = {}
         for rate in options.rates:
-            sets = [at_zero(poisson(rate, options.requests, texts, options.tokens, 2 * turn + own)) for own in (0, 1)]
-            compare_turn(llms, watches, sets, drafter, {name: pairs[rate, name] for name in llms})
-        print(f"turn {turn + 1} of {options.turns}", flush=True)
+            sets = [at_zero(poisson(rate, options.requests, texts, options.tokens, 2 * number + own)) for own in (0, 1)]
+            turn[rate] = Cell.served(llms, watches, drafter, sets)
+        compare(turn, pairs)
+        print(f"turn {number + 1} of {options.turns}", flush=True)
     rows = [{"rate": rate, "config": name, **pair.row()} for (rate, name), pair in pairs.items()]
     show(rows)
     errors = {key: {each: [abs(row[key][each]) for row in rows] for each in MEASURES} for key in ("error", "again")}
@@ -196,33 +243,6 @@ def main() -> None:
 def at_zero(jobs: Sequence[Job]) -> list[Job]:
     """The same requests, the first of them at once."""
     return [replace(job, due=job.due - jobs[0].due) for job in jobs]
-
-
-def compare_turn(
-    llms: Mapping[str, LLM],
-    watches: Mapping[str, Watch],
-    sets: Sequence[Sequence[Job]],
-    drafter: Any,
-    pairs: Mapping[str, Pair],
-) -> None:
-    """Serve both sets in turn, twice, and simulate each of the four runs by the one before or after it."""
-    rights = [guessed(drafter, jobs, outputs_of(llms["off"], jobs)) for jobs in sets]
-    for watch in watches.values():
-        watch.take()
-    runs: dict[str, list[Run]] = {
-        name: [Run(serve(llm.engine, jobs, 0.0), watches[name].take()) for jobs in (*sets, *sets)]
-        for name, llm in llms.items()
-    }
-    for place, (name, pair) in product(range(4), pairs.items()):
-        own, next_to = place % 2, place ^ 1
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
-            (folder / "guessed.jsonl").write_text("\n".join(map(json.dumps, rights[own])), encoding="utf-8")
-            (folder / "arrivals.txt").write_text("\n".join(str(job.due) for job in sets[own]), encoding="utf-8")
-            fitted, others = runs[name][next_to], [each[next_to] for each in runs.values()]
-            rest = fitted.rest(sets[1 - own])
-            pair.simulated += simulated(folder, sets[own], name, fitted, others, rest)
-            pair.measured[place // 2].extend(runs[name][place].latencies)
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -27,18 +27,19 @@ class Measured:
 
 
 def fit_rounds(rounds: Seq[Measured], of: Seq[Measured]) -> tuple[ForwardCost, ForwardCost]:
-    """What verification, with all else outside of drafting, and drafting take.
+    """What verification, with all else outside of drafting, and drafting take; nothing where nobody drafted.
 
     Args:
         rounds: that show the shape.
         of: that show the level; a fit of relative errors is below the mean where some rounds take much longer.
 
     Raises:
-        ValueError: no rounds, or no draft among them.
+        ValueError: no rounds.
     """
+    drafts = _drafts(rounds)
     return (
         _fit([_verification(one.stats) for one in rounds], [_verification(one.stats) for one in of], KNEES),
-        _fit(_drafts(rounds), _drafts(of) or _drafts(rounds), ()),
+        _fit(drafts, _drafts(of) or drafts, ()) if drafts else ForwardCost(),
     )
 
 

@@ -63,3 +63,18 @@ def test_a_pace_needs_no_draft_times_where_nothing_was_drafted() -> None:
     costs = fit_rounds(rounds, rounds)
     alone = [one for one in rounds if not one.stats.depth]
     assert len(pace(alone, costs)) == len(alone)
+
+
+def test_the_shape_comes_from_some_rounds_and_the_level_from_others() -> None:
+    def plain(sequences: int, slow: float) -> Measured:
+        seconds = slow * TARGET.seconds(100, sequences, sequences)
+        times = RoundTimes(0.0, seconds)
+        return Measured(RoundStats(0, sequences, sequences, 100, 0, 0, 0, sequences, times, seconds, 0))
+
+    shape, level = [plain(n, 1.0) for n in range(1, 7)] * 20, [plain(1, 2.0)] * 50
+    target, draft = fit_rounds(shape, level)
+    for n in (1, 3, 6):
+        assert target.seconds(100, n, n) == pytest.approx(2 * TARGET.seconds(100, n, n), rel=1e-3)
+    assert draft == ForwardCost(), "nobody drafted"
+    alone = fit_rounds(level, level)[0]
+    assert abs(alone.seconds(100, 6, 6) / target.seconds(100, 6, 6) - 1) > 0.1, "one sequence does not tell of six"
