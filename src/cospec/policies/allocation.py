@@ -69,14 +69,29 @@ class Choice:
 
 
 def allocate(steps: Steps, given: Round) -> Choice:
-    """The best counts; at most ``len(given.verified) - 1`` draft tokens in all (Γ_max)."""
-    n, width = steps.gains.shape
-    idle = given.seconds + float(given.verified[0])
-    nothing = Choice(np.zeros(n, np.int64), given.tokens, idle)
-    room = len(given.verified) - 1
-    order = _order(steps, given, nothing.goodput)
-    if not len(order) or room <= 0:
+    """The best counts; at most ``len(given.verified) - 1`` draft tokens in all (Γ_max).
+
+    Where tokens do not cost the same for everybody, the steps are also taken in the order of what they bring alone: in
+    front of a cliff of the target's cost, or of Γ_max, room is what is scarce and not time.
+    """
+    nothing = Choice(np.zeros(len(steps.gains), np.int64), given.tokens, given.seconds + float(given.verified[0]))
+    if len(given.verified) < 2:
         return nothing
+    worth = _worth(steps, given)
+    found = _cut(steps, given, _order(worth, given, nothing.goodput), nothing)
+    if np.ptp(steps.costs, axis=0).any():
+        gains = np.minimum.accumulate(steps.gains / steps.sizes, axis=1)
+        alone = _cut(steps, given, np.argsort(-gains.ravel(), kind="stable"), nothing)
+        found = max(found, alone, key=lambda choice: choice.goodput)
+    return found
+
+
+def _cut(steps: Steps, given: Round, order: Ints, nothing: Choice) -> Choice:
+    """The best of all beginnings of ``order``, each at the best depth, or ``nothing``."""
+    if not len(order):
+        return nothing
+    n, width = steps.gains.shape
+    room = len(given.verified) - 1
     gains, sizes, depths, costs = (
         array.ravel()[order] for array in (steps.gains, steps.sizes, steps.depths, steps.costs)
     )
@@ -100,22 +115,25 @@ def allocate(steps: Steps, given: Round) -> Choice:
     return Choice(counts, float(tokens[row, last]), float(seconds[row, last]))
 
 
-def _order(steps: Steps, given: Round, goodput: float) -> Ints:
-    """Steps by what they bring per second, the best first, without those that can never pay.
-
-    The best goodput is no less than that without drafts, so a step that brings less per second than that, at the least
-    that a token can cost, is in no best choice.
-    """
-    slope = float(np.diff(given.verified[:2]).sum()) if len(given.verified) > 1 else 0.0
+def _worth(steps: Steps, given: Round) -> Floats:
+    """``[n, J]``: what steps bring per second, falling along each menu."""
+    slope = float(np.diff(given.verified[:2]).sum())
     gained = np.cumsum(steps.gains, axis=1)
     together = gained / (np.cumsum(steps.costs + steps.sizes * slope, axis=1) + 1e-12)
     worth = steps.gains / (steps.costs + steps.sizes * slope + 1e-12)
     # A draft's first step bears what it takes to begin one, so the first steps are worth what they are together.
     best = together.argmax(axis=1)[:, None]
     worth = np.where(np.arange(worth.shape[1]) <= best, np.take_along_axis(together, best, 1), worth)
-    np.minimum.accumulate(worth, axis=1, out=worth)
-    flat = worth.ravel()
-    least = float(np.diff(given.verified).min()) if len(given.verified) > 1 else 0.0
-    floor = goodput if least >= slope else 0.0
+    return np.asarray(np.minimum.accumulate(worth, axis=1, out=worth))
+
+
+def _order(worth: Floats, given: Round, goodput: float) -> Ints:
+    """Steps by what they bring per second, the best first, without those that can never pay.
+
+    The best goodput is no less than that without drafts, so a step that brings less per second than that, at the least
+    that a token can cost, is in no best choice.
+    """
+    flat, each = worth.ravel(), np.diff(given.verified)
+    floor = goodput if float(each.min()) >= float(each[0]) else 0.0
     candidates = np.flatnonzero(flat > (0.0 if given.overlap else floor))
     return candidates[np.argsort(-flat[candidates], kind="stable")]

@@ -187,12 +187,18 @@ class Goodput:
         What one that ended had earned says little about the next. Where the number is ``sudden``ly another, all get
         the usual one for as many.
         """
-        usual = self._usual.get(len(ids), self._newest)
-        budgets = [usual if sudden else self._given.get(id, usual) for id in ids]
+        usual, brief = self._usual.get(len(ids), self._newest), None
+        given = self._given
+        if self._decided is not None and not sudden:
+            brief, given = given, self._decided[1]  # what interrupts a decision ends in its time, and is not carried on
+        budgets = [usual if sudden else given.get(id, usual) for id in ids]
         if not self.setting.offer.free:
             budgets = self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
         self._ids, self._decided = ids, None
         self._take(budgets)
+        if brief is not None:
+            self._decided = self._budgets, self._given
+            self._take([brief.get(id, budget) for id, budget in zip(ids, budgets, strict=True)])
         self._age = KEEP  # decided anew at the next look
 
     def _decide(self, rates: Floats, load: Load) -> None:

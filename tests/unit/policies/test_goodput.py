@@ -227,6 +227,20 @@ def test_a_new_sequence_gets_what_suits_everybodys_rate_until_the_next_look() ->
     assert alone < made.plan(Load(sequences(4)[2:3]))[0].depth < before[2], "the one alone was a hard text"
 
 
+def test_a_probe_ends_in_its_time_also_where_others_come_and_go() -> None:
+    """Under load some sequence ends in nearly every round, and what interrupts a decision must not take its place."""
+    made = policy()
+    World(CPU, steady(0.9, 0.9, 0.9, 0.9), 4).play(made, 400)
+    made.learn()
+    drafted = [Budget(4, 4)] * 4
+    made._decided, made._brief = (drafted, dict(zip(made._ids, drafted, strict=True))), 3
+    made._take([Budget()] * 4)
+    ready = sequences(5)
+    lengths = [[budget.depth for budget in made.plan(Load(ready[1:]))] for _ in range(4)]
+    assert [each[:3] for each in lengths] == [[0, 0, 0]] * 2 + [[4, 4, 4]] * 2, "three rounds, one of which was before"
+    assert all(each[3] > 0 for each in lengths), "the new one is not part of the probe"
+
+
 def test_a_text_does_not_inherit_the_length_of_the_one_before() -> None:
     """Requests come one after the other, and end before there is a look; the last of them was a hard text."""
     made = policy()
