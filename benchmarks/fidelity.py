@@ -146,7 +146,9 @@ class Cell:
     runs: Mapping[str, Sequence[Run]]
 
     @classmethod
-    def served(cls, llms: Mapping[str, LLM], watches: Mapping[str, Watch], drafter: Any, sets: Any) -> Cell:
+    def served(
+        cls, llms: Mapping[str, LLM], watches: Mapping[str, Watch], drafter: Any, sets: Sequence[Sequence[Job]]
+    ) -> Cell:
         """By each engine, four times."""
         rights = [guessed(drafter, jobs, outputs_of(llms["off"], jobs)) for jobs in sets]
         for watch in watches.values():
@@ -167,7 +169,7 @@ class Cell:
         """
         jobs, fitted = self.sets[place % 2], self.runs[name][place ^ 1]
         costs = fit_rounds(rounds, fitted.rounds)
-        target, draft = ({k: v for k, v in cost.to_json().items()} for cost in costs)
+        target, draft = (cost.to_json() for cost in costs)
         scenario = Scenario.model_validate(
             {
                 "requests": len(jobs),
