@@ -106,6 +106,7 @@ class RoundStats:
         context_tokens: tokens that stood in the target's cache for the round's sequences before it.
         depth: the longest draft, in tokens: how often the drafter stepped.
         drafts: how many sequences had one.
+        planning: seconds before any model was called.
     """
 
     step: int
@@ -119,3 +120,9 @@ class RoundStats:
     times: RoundTimes
     total: float
     drafts: int = 0
+    planning: float = 0.0
+
+    @property
+    def working(self) -> float:
+        """Seconds after planning."""
+        return self.total - self.planning

@@ -41,6 +41,7 @@ class World:
     catching_up: int = 0
     offer: Offer = Offer()
     burst: int = 1  # rounds that may be run as one, as far as a plan lasts
+    beside: float = 0.0  # seconds for each sequence of a round with drafts, in none of its parts
     lengths: list[list[int]] = field(default_factory=list)  # chosen, by round
     tokens: float = 0.0
     seconds: float = 0.0
@@ -98,7 +99,7 @@ class World:
             draft *= np.exp(self.noise * chance.standard_normal())
         committed = sum(len(commit.tokens) for commit in commits)
         accepted = sum(len(commit.path) for commit in commits)
-        total = draft + target + 1e-5 * (n + 1)
+        total = draft + target + 1e-5 * (n + 1) + self.beside * n * (depth > 0)
         return RoundStats(
             step,
             n,

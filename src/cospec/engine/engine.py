@@ -121,12 +121,13 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.entries:
             return []
+        planning = self.parts.clock() - started
         outcomes = self.round.run(plan)
         sequences = [outcome.entry.sequence for outcome in outcomes]
         contexts = sum([sequence.computed for sequence in sequences])
         commits, events = self.committer.commit(outcomes)
         self._broadcast(commits, sequences)
-        self._observe(plan, outcomes, commits, contexts, self.parts.clock() - started)
+        self._observe(plan, outcomes, commits, contexts, planning, self.parts.clock() - started)
         return events
 
     def heed(self, descriptor: int) -> None:
@@ -178,7 +179,13 @@ class Engine:
         self.round.free(ids)
 
     def _observe(
-        self, plan: Plan, outcomes: list[Outcome], commits: list[Commit], contexts: int, seconds: float
+        self,
+        plan: Plan,
+        outcomes: list[Outcome],
+        commits: list[Commit],
+        contexts: int,
+        planning: float,
+        seconds: float,
     ) -> None:
         known = proposed = accepted = committed = depth = drafts = 0
         for outcome, commit in zip(outcomes, commits, strict=True):
@@ -202,6 +209,7 @@ class Engine:
             times=self.round.times,
             total=seconds,
             drafts=drafts,
+            planning=planning,
         )
         self.scheduler.policy.observe(stats, commits)
         self.counters.observe(outcomes, commits, stats)

@@ -11,29 +11,38 @@ from cospec.types import Commit
 
 
 def apart(stats: RoundStats, commits: Seq[Commit]) -> Iterator[tuple[RoundStats, Seq[Commit]]]:
-    """Every round with its commits. What the call took outside of the models falls on all of its rounds alike."""
+    """Every round with its commits. What the call took beside models and plan falls on all of them alike."""
     rounds = stats.times.rounds
     if rounds == 1:
         yield stats, commits
         return
-    rest = (stats.total - stats.times.draft - stats.times.target) / rounds
+    rest = (stats.total - stats.planning - stats.times.draft - stats.times.target) / rounds
     size = len(commits) // rounds  # such rounds are of the same sequences, with one known token each
     for place, (draft, target) in enumerate(stats.times.each):
         own = commits[place * size : (place + 1) * size]
-        drafted = [commit.drafted for commit in own]
-        yield (
-            replace(
-                stats,
-                sequences=size,
+        planning = 0.0 if place else stats.planning
+        part = RoundStats(
+            stats.step,
+            size,
+            size,
+            sum([commit.base_len - 1 for commit in own]),
+            0,
+            0,
+            0,
+            size,
+            RoundTimes(draft, target),
+            planning + draft + target + rest,
+            planning=planning,
+        )
+        if stats.proposed:
+            drafted = [commit.drafted for commit in own]
+            part = replace(
+                part,
                 batched_tokens=size + sum(drafted),
-                context_tokens=sum([commit.base_len - 1 for commit in own]),
                 depth=max(drafted),
                 proposed=sum(drafted),
                 accepted=sum([len(commit.path) for commit in own]),
                 committed=sum([len(commit.tokens) for commit in own]),
-                times=RoundTimes(draft, target),
-                total=draft + target + rest,
                 drafts=sum([number > 0 for number in drafted]),
-            ),
-            own,
-        )
+            )
+        yield part, own

@@ -110,6 +110,10 @@ class ForwardCost:
             self.start * factor,
         )
 
+    def of_all(self, data: Floats) -> Floats:
+        """``[S]``: of calls like those in ``data [S, 5]``, columns as in ``Sample``, whatever they took."""
+        return np.asarray(columns(data, self.knees) @ self.coefficients)
+
     def errors(self, samples: Seq[Sample]) -> Floats:
         """``[S]``: |predicted - measured| / measured."""
         found = [abs(self.predict(sample) - sample.seconds) / sample.seconds for sample in samples]

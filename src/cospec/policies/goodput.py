@@ -21,7 +21,7 @@ from cospec.policies.allocation import Choice, Round, Steps, allocate
 from cospec.policies.apart import apart
 from cospec.policies.members import Members
 from cospec.policies.menu import chains, trees
-from cospec.policies.probing import LENGTH, ROUNDS, Probes
+from cospec.policies.probing import IN_A_ROW, LENGTH, ROUNDS, Probes
 from cospec.policies.problem import Bounds, Problem, Situation
 from cospec.policies.residents import Residents
 from cospec.policies.round_cost import RoundCost
@@ -31,6 +31,7 @@ from cospec.types import Budget, Commit, Draft, Load
 
 Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 
+NOTHING = Budget()
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.04  # root mean square change of the rates that makes a decision old
 SUDDEN = 1.5  # times as many sequences, or as few: decided anew at once
@@ -79,11 +80,12 @@ class Goodput:
         self._problem = Problem(menu, self.cost, bounds, solve)
         self._probe_length = min(LENGTH, setting.longest)
         self._ids: list[str] = []
-        self._rates: Floats = np.zeros(0)  # that the decision was made with
+        self._rates: Floats | float = 0.0  # that the decision was made with
+        self._everybody = 0.0  # the rate that it was made with for one of which nothing is known
         self._budgets: list[Budget] = []
         self._given: dict[str, Budget] = {}
         self._usual: dict[int, Budget] = {}  # for a sequence of which nothing is known, by the number of them
-        self._newest = Budget()  # the usual one of the latest decision
+        self._newest = NOTHING  # the usual one of the latest decision
         self._choice: Choice | None = None
         self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
         self._age = 0  # rounds since the decision
@@ -152,7 +154,7 @@ class Goodput:
             if self.members.most > 1:
                 self.members.observe(commits, given)
             self.cost.observe(stats, self.residents.observe(commits))
-            self.probes.accrue(stats.total)
+            self.probes.accrue(stats.total, stats.depth > 0)
 
     def gauges(self) -> Mapping[str, float]:
         """The latest decision and how well the time model predicts."""
@@ -187,7 +189,12 @@ class Goodput:
         What one that ended had earned says little about the next. Where the number is ``sudden``ly another, all get
         the usual one for as many.
         """
-        usual, brief = self._usual.get(len(ids), self._newest), None
+        drafting = self._newest.depth > 0 or any([budget.depth for budget in self._budgets])
+        if not sudden and not drafting and self._decided is None:  # the decision stands: nothing, also for the new ones
+            self._ids, self._rates = ids, self._everybody
+            self._take([NOTHING] * len(ids))
+            return
+        usual, brief = self._usual.get(len(ids), self._newest) if sudden else self._newest, None
         given = self._given
         if self._decided is not None and not sudden:
             brief, given = given, self._decided[1]  # what interrupts a decision ends in its time, and is not carried on
@@ -198,7 +205,9 @@ class Goodput:
         self._take(budgets)
         if brief is not None:
             self._decided = self._budgets, self._given
-            self._take([brief.get(id, budget) for id, budget in zip(ids, budgets, strict=True)])
+            plain = not any(budget.depth for budget in brief.values())  # a round is one without any draft, or is not
+            found = [NOTHING if plain else brief.get(id, budget) for id, budget in zip(ids, budgets, strict=True)]
+            self._take(found)
         self._age = KEEP  # decided anew at the next look
 
     def _decide(self, rates: Floats, load: Load) -> None:
@@ -211,17 +220,18 @@ class Goodput:
         rates, self._choice, budgets = self._with_members(rates, situation, solve)
         self._age = 0 if self.members.most == 1 or self.members.settled else KEEP - SOON
         counts, brief, self._brief = self._choice.counts, list(budgets), 1
-        if self.probes.due and counts.min() == 0 and self.setting.longest:
+        if counts.max() > 0 and self.probes.plain(self._choice, self._problem.round(situation)):
+            brief, self._brief = [NOTHING] * len(budgets), IN_A_ROW
+        elif self.probes.due and counts.min() == 0 and self.setting.longest:
             for place in self._probe(rates, counts, situation, load):
                 brief[place] = Budget(depth=self._probe_length, max_nodes=self._probe_length)
                 self._brief = ROUNDS
-        elif counts.min() > 0 and self.probes.plain(self._choice, self._problem.round(situation)):
-            brief = [Budget()] * len(budgets)
         if not self.setting.offer.free:
             budgets = self.residents.settle(self._ids, budgets, lengths)
         if self._made[0] != self.cost.changed:
             self._usual.clear()
         self._usual[len(budgets)] = self._for_anybody(situation)
+        self._everybody = self.acceptance.everybody
         self._rates, self._made = now, (self.cost.changed, load.catching_up)
         self._take(budgets)
         self._decided = None
@@ -233,9 +243,14 @@ class Goodput:
         self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
 
     def _for_anybody(self, situation: Situation) -> Budget:
-        """The best single length for as many sequences, all with everybody's rate."""
+        """The best single length for as many sequences, all with everybody's rate; none where nobody has a draft.
+
+        One that comes anew does as the others: a round in which few have drafts takes nearly as long as one of many.
+        """
         rates = np.full(situation.sequences, self.acceptance.everybody)
-        budget = self._problem.alike(rates, replace(situation, backlog=None))[1][0]
+        budget = NOTHING
+        if self._choice is None or self._choice.counts.any():
+            budget = self._problem.alike(rates, replace(situation, backlog=None))[1][0]
         if self.members.most > 1 and budget.depth:
             budget = replace(budget, drafters=self.members.count)
         self._newest = budget
@@ -258,7 +273,7 @@ class Goodput:
     def _probe(self, rates: Floats, counts: Ints, situation: Situation, load: Load) -> Seq[int]:
         """Who is drafted for, although that is not expected to pay."""
         hopeful, _ = self._problem.each(np.where(counts == 0, OPTIMISTIC, rates), situation)
-        idle = np.flatnonzero((counts == 0) & (hopeful.counts > 0))
+        idle = np.flatnonzero((counts == 0) & ((hopeful.counts > 0) | self.probes.forgotten))
         if not len(idle):
             return ()
         behind = self.residents.behind([load.ready[place] for place in idle.tolist()])

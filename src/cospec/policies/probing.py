@@ -16,9 +16,11 @@ from cospec.policies.allocation import Choice, Floats, Ints, Round
 
 LENGTH = 2
 ROUNDS = 3  # of a probe: what is fed for it should tell something
-EVERY = 16  # rounds between two looks
-PLAIN = 64  # rounds between two without drafts, at least
-DEAR = 4.0  # as much as it loses is taken from the allowance for one of them
+MOST = 4  # sequences at a time: what they tell of everybody grows with them no more than what they cost
+EVERY = 64  # rounds between two looks
+LONG = 1024  # rounds with drafts alone, or with none, after which nobody can say what the other kind takes
+PLAIN = 128  # rounds between two without drafts, at least
+IN_A_ROW = 8  # of them: the first finds the caches as the drafter left them, and takes longer than the others
 
 
 class Probes:
@@ -27,7 +29,8 @@ class Probes:
     def __init__(self, share: float) -> None:
         self._share = share
         self._seconds = 0.0
-        self._rounds = self._since_plain = 0
+        self._rounds = self._undrafted = 0
+        self._since_plain = LONG - PLAIN
         self._turn = 0
 
     @property
@@ -35,16 +38,22 @@ class Probes:
         """Whether it is time to see if a probe can be afforded."""
         return self._rounds >= EVERY
 
-    def accrue(self, seconds: float) -> None:
-        """A round took so long."""
+    @property
+    def forgotten(self) -> bool:
+        """Whether nothing was drafted for so long that a probe is worth what it costs at most, whatever is expected."""
+        return self._undrafted >= LONG
+
+    def accrue(self, seconds: float, drafted: bool) -> None:
+        """A round took so long, with or without drafts."""
+        self._undrafted = 0 if drafted else self._undrafted + 1
         self._seconds = min(self._seconds + self._share * seconds, 512 * self._share * seconds)
         self._rounds += 1
         self._since_plain += 1
 
     def plain(self, choice: Choice, given: Round) -> bool:
         """Whether this round should be one without drafts, although ``choice`` is expected to bring more."""
-        lost = DEAR * max(0.0, given.seconds + float(given.verified[0]) - given.tokens / choice.goodput)
-        if self._since_plain < PLAIN or lost > self._seconds:
+        lost = IN_A_ROW * max(0.0, given.seconds + float(given.verified[0]) - given.tokens / choice.goodput)
+        if self._since_plain < PLAIN or (lost > self._seconds and self._since_plain < LONG):
             return False
         self._seconds -= lost
         self._since_plain = 0
@@ -63,7 +72,7 @@ class Probes:
         start = int(np.searchsorted(idle, self._turn)) % len(idle)
         order = np.roll(np.arange(len(idle)), -start)
         most = (len(given.verified) - 1 - drafted) // LENGTH
-        counts = np.arange(1, min(len(idle), most) + 1)
+        counts = np.arange(1, min(len(idle), most, MOST) + 1)
         if not len(counts):
             return []
         order = order[: len(counts)]

@@ -64,8 +64,11 @@ class Problem:
 
     def each(self, rates: Floats, situation: Situation) -> tuple[Choice, list[Budget]]:
         """The best lengths, one for each sequence; ``rates [n]``."""
-        rows = self.menu.rows(rates)
-        choice = self._solve(self.steps(rows, situation), self.round(situation))
+        rows, given = self.menu.rows(rates), self.round(situation)
+        choice = self._solve(self.steps(rows, situation), given)
+        plain = given.seconds + float(given.verified[0])
+        if choice.goodput * plain < (1.0 + self.cost.doubt) * given.tokens:
+            choice = Choice(np.zeros_like(choice.counts), given.tokens, plain)
         budgets = self.menu.budgets
         return choice, [budgets[row][k] for row, k in zip(rows.tolist(), choice.counts.tolist(), strict=True)]
 
@@ -83,6 +86,8 @@ class Problem:
         ratio = tokens / seconds
         ratio[1:][seconds[1:] > given.longest] = 0.0
         best = int(ratio.argmax())
+        if ratio[best] < (1.0 + self.cost.doubt) * ratio[0]:
+            best = 0
         choice = Choice(np.full(n, best), float(tokens[best]), float(seconds[best]))
         return choice, [self.menu.budgets[row][best]] * n
 
@@ -118,12 +123,15 @@ class Problem:
             levels = np.minimum(levels, per_level)
         if not offer.free:
             levels[1:] += self.cost.draft.start
+        if not self.cost.overlap:
+            more = self.cost.reckoning.share * (seconds + float(verified[0]))
+            seconds, levels[1:] = seconds - more, levels[1:] + more
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
         return Round(n, seconds, verified, levels, limit, self.cost.overlap)
 
     def feeding(self, tokens: Floats | Ints) -> Floats:
         """``[n]``: seconds of feeding the drafter so many tokens of each sequence."""
-        each = 0.0 if self.cost.offer.free else self.cost.draft.slopes[-1]
+        each = 0.0 if self.cost.offer.free else self.cost.feeding
         return np.asarray(tokens * each, dtype=np.float64)
 
     def token_cost(self, situation: Situation) -> float:

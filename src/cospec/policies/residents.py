@@ -45,7 +45,8 @@ class Residents:
 
     def backlog(self, sequences: Seq[Sequence], lengths: Seq[int]) -> Floats:
         """``[n]``: tokens to feed before each can be drafted for, as far as this round should bear them."""
-        return np.array([self._owed(s, n) for s, n in zip(sequences, lengths, strict=True)])
+        fed = (self._all[s.request.id].fed if s.request.id in self._all else 0 for s in sequences)
+        return np.array([_owed(s, n, n - known) for s, n, known in zip(sequences, lengths, fed, strict=True)])
 
     def behind(self, sequences: Seq[Sequence]) -> Ints:
         """``[n]``: tokens of each that the drafter has not been fed."""
@@ -70,24 +71,24 @@ class Residents:
             self._all = {id: one for id, one in self._all.items() if self._round - one.round < ABSENT}
         return found
 
-    def observe(self, commits: Seq[Commit]) -> bool:
-        """Note what a round fed to the drafter; True where that was much for some sequence."""
-        much = False
+    def observe(self, commits: Seq[Commit]) -> int:
+        """Note what a round fed to the drafter; the tokens of those sequences that got many."""
+        many = 0
         for commit in commits:
             one = self._all.get(commit.id)
             if one is not None:
                 if commit.drafted:
-                    much |= commit.base_len - one.fed > USUAL
+                    behind = commit.base_len - one.fed
+                    many += behind if behind > USUAL else 0
                     one.fed = commit.base_len + len(commit.path)
                 if commit.finish is not None:
                     del self._all[commit.id]
-        return much
+        return many
 
-    def _owed(self, sequence: Sequence, length: int) -> float:
-        one = self._all.get(sequence.request.id)
-        behind = length - one.fed if one is not None else length
-        if behind <= USUAL:
-            return 0.0
-        most = sequence.request.sampling.max_tokens
-        left = math.inf if most is None else most - length + len(sequence.request.prompt)
-        return behind / max(1.0, min(BEARING, left / PER_ROUND))
+
+def _owed(sequence: Sequence, length: int, behind: int) -> float:
+    if behind <= USUAL:
+        return 0.0
+    most = sequence.request.sampling.max_tokens
+    left = math.inf if most is None else most - length + len(sequence.request.prompt)
+    return behind / max(1.0, min(BEARING, left / PER_ROUND))

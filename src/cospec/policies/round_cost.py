@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
 from cospec.policies.cost import Floats, ForwardCost
+from cospec.policies.reckoning import Reckoning
 from cospec.policies.tracking import GUESSED, MEASURED, Tracked
 from cospec.stats import RoundStats
 from cospec.types import Offer
@@ -26,11 +28,13 @@ UNMEASURED_DRAFT = UNMEASURED_TARGET.scaled(1 / 8)
 REST = ForwardCost(slopes=(1e-6,), sequence=2e-5, fixed=4e-5)  # the shape of everything else; tokens are draft tokens
 
 FOLLOW = 0.05  # share of a round in what is known of overlap
+SETTLED = 2  # rounds of a kind after which caches, and those of the drafter, are as such rounds leave them
 PATIENCE = 32  # rounds between two looks at the errors
 FIRST, MOST = 32, 256  # rounds that are kept at most before they are learned from, at first and later
 SECONDS = 0.8  # of rounds that are kept before they are learned from: so learning takes the same share of all rounds
 LOOKS = 9  # latest predictions that the error is taken of
 TOLERATED = 0.2  # median relative error
+MOST_DOUBT = 0.05
 CHANGED = 0.03  # relative change of a typical round that makes plans old
 
 
@@ -56,10 +60,13 @@ class RoundCost:
         self._outside = 0.0  # as many times as long as unmeasured; rounds tell
         whole, self.drafters = costs.draft or UNMEASURED_DRAFT, offer.members
         trust = MEASURED if costs.draft and offer.members == 1 else GUESSED
+        self.reckoning = Reckoning()
+        self._fed = 0.0  # seconds for each token of a new text; rounds tell
+        self._drafted, self._going = False, 0  # whether the latest round had drafts, and how many like it went before
         self._drafts = [Tracked(whole.scaled(max(1, m) / offer.members), trust) for m in range(offer.members + 1)]
         self._hidden = 0.0  # share of the shorter of both that passes beside the longer one
         self._errors: deque[float] = deque(maxlen=LOOKS)
-        self._seen: list[tuple[RoundStats, bool, int]] = []  # with the drafters at work
+        self._seen: list[tuple[RoundStats, int, int]] = []  # with the drafters at work
         self._patience = FIRST
         self._spent = 0.0  # seconds of these rounds
         self._rounds = 0
@@ -80,6 +87,16 @@ class RoundCost:
         """Whether drafting and verification go on at the same time."""
         return self._hidden > 0.5
 
+    @property
+    def feeding(self) -> float:
+        """Seconds in which the drafter reads one token of a text that is new to it."""
+        return self._fed or self.draft.slopes[-1]
+
+    @property
+    def doubt(self) -> float:
+        """By what share rounds with drafts have to be better than those without: by as much as predictions are off."""
+        return min(self.error, MOST_DOUBT)
+
     def drafting(self, depth: float, tokens: float, context: float, drafts: float) -> float:
         """Seconds for ``tokens`` of so many ``drafts``, made in ``depth`` steps over ``context`` tokens of cache."""
         if self.offer.free or depth <= 0:
@@ -95,8 +112,8 @@ class RoundCost:
         rest = self.rest.seconds(0.0, stats.proposed, stats.sequences)
         return (max(draft, target) if self.overlap else draft + target) + rest
 
-    def observe(self, stats: RoundStats, fed: bool = False) -> None:
-        """A measured round; ``fed``: the drafter was given texts that were new to it, which is no part of a step."""
+    def observe(self, stats: RoundStats, fed: int = 0) -> None:
+        """A measured round; ``fed``: tokens of texts that were new to the drafter, which are no part of a step."""
         self._seen.append((stats, fed, self.drafters))
         self._spent += stats.total
         if self._spent >= SECONDS or len(self._seen) >= self._patience:
@@ -110,9 +127,10 @@ class RoundCost:
         self._patience = min(2 * self._patience, MOST)
         last = seen[-1][0]
         self.predicted = self.predict(last)  # before anything is learned from it
-        if last.total > 0:
-            self._errors.append(abs(self.predicted - last.total) / last.total)
+        if last.working > 0:
+            self._errors.append(abs(self.predicted - last.working) / last.working)
         rounds = np.array([_row(*each) for each in seen], dtype=np.float64)
+        self._reckon(rounds)
         self._follow_rest(rounds)
         context, tokens, sequences, depth, proposed, drafts, draft, target, _, fed, members = rounds.T
         self._target.follow(np.stack([context, tokens, sequences, target, np.ones(len(seen))], 1)[target > 0])
@@ -123,6 +141,7 @@ class RoundCost:
             proposals = np.stack([known, proposed / passes, drafts, draft, passes], 1)
             for m in set(members[drafted].tolist()):
                 self._drafts[int(m)].follow(proposals[drafted & (members == m)])
+        self._follow_feeding([(stats, fed) for stats, fed, _ in seen if fed and stats.times.draft > 0])
         self._compare(last)
         before, self._rounds = self._rounds, self._rounds + len(seen)
         if before // PATIENCE != self._rounds // PATIENCE:
@@ -141,6 +160,39 @@ class RoundCost:
         factor = max(0.0, float(np.median((total - spent) / usual)))
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)
+
+    def _reckon(self, rounds: Floats) -> None:
+        """How rounds with drafts, and those without, compare with what is predicted of them."""
+        context, tokens, sequences, depth, proposed, drafts, _, _, seconds, *_ = rounds.T
+        drafted, going, once = depth > 0, [], np.ones(len(rounds))
+        for kind in drafted.tolist():
+            self._going = self._going + 1 if kind == self._drafted else 0
+            self._drafted = kind
+            going.append(self._going)
+        target, own = (
+            self.target.of_all(np.stack([context, batched, sequences, once, once], 1))
+            for batched in (tokens, np.minimum(tokens, sequences + proposed))
+        )
+        draft = np.zeros(len(rounds))
+        if not self.offer.free:
+            passes = once if self.offer.at_once else np.maximum(depth, 1.0)
+            known = context * (not self.offer.at_once)
+            draft = drafted * self.draft.of_all(np.stack([known, proposed / passes, drafts, once, passes], 1))
+        rest = self.rest.of_all(np.stack([once, proposed, sequences, once, once], 1))
+        predicted = (np.maximum(draft, target) if self.overlap else draft + target) + rest
+        weights = (own / np.maximum(target, 1e-12)) ** 2  # what others' prompts take is not known that well
+        chosen = np.array(going) >= SETTLED
+        self.reckoning.follow(drafted[chosen], seconds[chosen], predicted[chosen], weights[chosen])
+
+    def _follow_feeding(self, seen: Seq[tuple[RoundStats, int]]) -> None:
+        """What the drafter takes to read texts that it has not seen."""
+        tokens = sum(fed for _, fed in seen)
+        if not tokens or self.offer.free:
+            return
+        steps = (self.drafting(s.depth, s.proposed, s.context_tokens, s.drafts) for s, _ in seen)
+        more = sum(s.times.draft for s, _ in seen) - sum(steps)
+        weight = 1.0 - (1.0 - FOLLOW) ** len(seen) if self._fed else 1.0
+        self._fed += weight * (max(0.0, more) / tokens - self._fed)
 
     def _compare(self, last: RoundStats) -> None:
         """Whether a round like the last one costs so much more or less than it did that plans are old."""
@@ -169,10 +221,10 @@ class RoundCost:
                 self.changed += 1
 
 
-def _row(stats: RoundStats, fed: bool, members: int) -> tuple[float, ...]:
+def _row(stats: RoundStats, fed: int, members: int) -> tuple[float, ...]:
     times = stats.times
     drafts = stats.drafts or stats.sequences
     return (
         stats.context_tokens, stats.batched_tokens, stats.sequences, stats.depth, stats.proposed, drafts,
-        times.draft, times.target, stats.total, fed, members,
+        times.draft, times.target, stats.working, fed, members,
     )  # fmt: skip

@@ -20,7 +20,7 @@ import numpy as np
 
 from cospec.policies.cost import Floats, ForwardCost, Sample, columns, fit
 
-MEMORY, SPEED = 0.995, 0.95  # weight of what is known, per call: of the shape, and of the machine's speed
+MEMORY, SPEED = 0.9995, 0.95  # weight of what is known, per call: of the shape, and of the machine's speed
 MEASURED, GUESSED = 10.0, 0.3  # calls that a coefficient counts for, of a fit that was measured or not
 LINK = 3.0  # as many times as much where neighbouring slopes are not off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
@@ -52,7 +52,9 @@ class Tracked:
         size = len(self.cost.coefficients)
         self._unit: Floats | None = None  # seconds that each unknown is counted in
         self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
-        self._level = 0.0  # times as slow as the shape says; 0 where nothing was seen
+        self._level = (
+            1.0 if self._trust == MEASURED else 0.0
+        )  # times as slow as the shape says; 0: the first calls tell
         steps = np.diff(np.eye(size)[SLOPES], axis=0)
         self._ties = np.diag(_widths(self.cost)) + LINK * steps.T @ steps
 
