@@ -230,7 +230,7 @@ class Goodput:
             budgets = self.residents.settle(self._ids, budgets, lengths)
         if self._made[0] != self.cost.changed:
             self._usual.clear()
-        self._usual[len(budgets)] = self._for_anybody(situation)
+        self._usual[len(budgets)] = self._for_anybody(situation, load)
         self._everybody = self.acceptance.everybody
         self._rates, self._made = now, (self.cost.changed, load.catching_up)
         self._take(budgets)
@@ -242,15 +242,16 @@ class Goodput:
     def _take(self, budgets: list[Budget]) -> None:
         self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
 
-    def _for_anybody(self, situation: Situation) -> Budget:
-        """The best single length for as many sequences, all with everybody's rate; none where nobody has a draft.
+    def _for_anybody(self, situation: Situation, load: Load) -> Budget:
+        """The best single length for as many sequences, all with everybody's rate.
 
-        One that comes anew does as the others: a round in which few have drafts takes nearly as long as one of many.
+        Where others have drafts one that comes anew has one too: a round of few drafts takes nearly as long as one of
+        many. Where nobody has one, the text that has to be fed first counts.
         """
-        rates = np.full(situation.sequences, self.acceptance.everybody)
-        budget = NOTHING
-        if self._choice is None or self._choice.counts.any():
-            budget = self._problem.alike(rates, replace(situation, backlog=None))[1][0]
+        rates, backlog = np.full(situation.sequences, self.acceptance.everybody), None
+        if self._choice is not None and not self._choice.counts.any() and not self.setting.offer.free:
+            backlog = self._problem.feeding(np.full(situation.sequences, self.residents.to_begin(load.ready)))
+        budget = self._problem.alike(rates, replace(situation, backlog=backlog))[1][0]
         if self.members.most > 1 and budget.depth:
             budget = replace(budget, drafters=self.members.count)
         self._newest = budget

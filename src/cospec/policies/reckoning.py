@@ -30,7 +30,7 @@ class Reckoning:
         self._sums = np.zeros((2, 3))  # without drafts and with them: measured, predicted, rounds
 
     def follow(self, drafted: Floats, seconds: Floats, predicted: Floats, weights: Floats) -> None:
-        """Learn from rounds ``[S]``: whether they had drafts, what they took and were predicted, how much each tells."""
+        """Learn from rounds ``[S]``: whether they had drafts, seconds, and how many rounds each counts for."""
         for kind in (0, 1):
             own = drafted == kind
             told = weights[own]

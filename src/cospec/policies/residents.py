@@ -48,6 +48,11 @@ class Residents:
         fed = (self._all[s.request.id].fed if s.request.id in self._all else 0 for s in sequences)
         return np.array([_owed(s, n, n - known) for s, n, known in zip(sequences, lengths, fed, strict=True)])
 
+    def to_begin(self, sequences: Seq[Sequence]) -> float:
+        """The same for one that comes anew, if it is like these."""
+        prompts = (len(sequence.request.prompt) for sequence in sequences)
+        return float(np.mean([_owed(s, n, n) for s, n in zip(sequences, prompts, strict=True)]))
+
     def behind(self, sequences: Seq[Sequence]) -> Ints:
         """``[n]``: tokens of each that the drafter has not been fed."""
         fed = (self._all[s.request.id].fed if s.request.id in self._all else 0 for s in sequences)

@@ -41,3 +41,13 @@ def test_one_round_stays_as_it_is() -> None:
     notes = Notes(2)
     World(CPU, steady(0.5), 1).play(notes, 1)
     assert list(apart(*notes.seen[0])) == notes.seen
+
+
+def test_planning_comes_before_the_first() -> None:
+    notes = Notes(2)
+    World(CPU, steady(0.5, 0.5), 2).play(notes, 4)
+    stats, commits = as_one(notes.seen)
+    late = replace(stats, planning=1e-3, total=stats.total + 1e-3)
+    found = [one for one, _ in apart(late, commits)]
+    assert [one.planning for one in found] == [1e-3, 0.0, 0.0, 0.0]
+    assert [one.working for one in found] == pytest.approx([one.total for one, _ in apart(stats, commits)])

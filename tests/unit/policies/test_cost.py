@@ -130,3 +130,27 @@ def test_what_drafting_costs_depends_on_the_drafter() -> None:
     assert usual.drafting(4, 8, 100, 2) == pytest.approx(TRUE.seconds(100, 2, 2, 4))
     assert heads.drafting(4, 8, 100, 2) == heads.drafting(1, 8, 100, 2) > 0
     assert lookup.drafting(4, 8, 100, 2) == usual.drafting(0, 0, 0, 0) == 0
+
+
+def test_planning_is_no_part_of_a_round() -> None:
+    calm, busy = (RoundCost(Costs(TRUE, TRUE)) for _ in range(2))
+    for made, planning in ((calm, 0.0), (busy, 5e-3)):
+        for _ in range(60):
+            times = RoundTimes(0.0, TRUE.seconds(2000, 8, 8))
+            total = times.target + 1e-4 + planning
+            made.observe(RoundStats(0, 8, 8, 2000, 0, 0, 0, 8, times, total, planning=planning))
+        made.learn()
+    assert calm.rest.coefficients == pytest.approx(busy.rest.coefficients)
+    assert calm.predicted == pytest.approx(busy.predicted)
+
+
+def test_what_reading_a_new_text_takes_is_learned() -> None:
+    cost = RoundCost(Costs(TRUE, TRUE))
+    assert cost.feeding == cost.draft.slopes[-1]
+    step, target = cost.drafting(2, 8, 2000, 4), TRUE.seconds(2000, 16, 8)
+    for n in range(120):
+        fed = 100 * (n % 4 == 0)
+        times = RoundTimes(step + 7e-6 * fed, target)
+        cost.observe(RoundStats(0, 8, 16, 2000, 2, 8, 4, 12, times, times.draft + target + 1e-4, 4), fed)
+    cost.learn()
+    assert cost.feeding == pytest.approx(7e-6, rel=0.1)

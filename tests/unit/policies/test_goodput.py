@@ -228,7 +228,7 @@ def test_a_new_sequence_gets_what_suits_everybodys_rate_until_the_next_look() ->
 
 
 def interrupted(length: int) -> list[list[int]]:
-    """Lengths of four plans: three drafted for four tokens, while all get ``length`` for a short time; one comes anew."""
+    """Lengths of four plans: all had four tokens and get ``length`` for a short time; one sequence comes anew."""
     made = policy()
     World(CPU, steady(0.9, 0.9, 0.9, 0.9), 4).play(made, 400)
     made.learn()
