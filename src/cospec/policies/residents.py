@@ -45,8 +45,8 @@ class Residents:
 
     def backlog(self, sequences: Seq[Sequence], lengths: Seq[int]) -> Floats:
         """``[n]``: tokens to feed before each can be drafted for, as far as this round should bear them."""
-        fed = (self._all[s.request.id].fed if s.request.id in self._all else 0 for s in sequences)
-        return np.array([_owed(s, n, n - known) for s, n, known in zip(sequences, lengths, fed, strict=True)])
+        behind = self.behind(sequences).tolist()
+        return np.array([_owed(*each) for each in zip(sequences, lengths, behind, strict=True)])
 
     def to_begin(self, sequences: Seq[Sequence]) -> float:
         """The same for one that comes anew, if it is like these."""

@@ -34,7 +34,7 @@ FIRST, MOST = 32, 256  # rounds that are kept at most before they are learned fr
 SECONDS = 0.8  # of rounds that are kept before they are learned from: so learning takes the same share of all rounds
 LOOKS = 9  # latest predictions that the error is taken of
 TOLERATED = 0.2  # median relative error
-MOST_DOUBT = 0.05
+MOST_DOUBT = 0.05  # share that drafts have to win by at most
 CHANGED = 0.03  # relative change of a typical round that makes plans old
 
 

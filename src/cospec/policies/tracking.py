@@ -52,9 +52,8 @@ class Tracked:
         size = len(self.cost.coefficients)
         self._unit: Floats | None = None  # seconds that each unknown is counted in
         self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
-        self._level = (
-            1.0 if self._trust == MEASURED else 0.0
-        )  # times as slow as the shape says; 0: the first calls tell
+        # Times as slow as the shape says; 0 where the first calls have to tell, which may be cold.
+        self._level = 1.0 if self._trust == MEASURED else 0.0
         steps = np.diff(np.eye(size)[SLOPES], axis=0)
         self._ties = np.diag(_widths(self.cost)) + LINK * steps.T @ steps
 
