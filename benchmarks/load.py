@@ -99,7 +99,11 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
     with Callers(jobs, started) as callers:
         engine.heed(callers.bell)
         while len(ends) < len(jobs):
-            for job in callers.take(wait=not engine.has_work):
+            come = callers.take(wait=False)
+            if not come and not engine.has_work:
+                engine.idle()  # as a server's engine
+                come = callers.take(wait=True)
+            for job in come:
                 params = SamplingParams(temperature=temperature, max_tokens=job.tokens, ignore_eos=True)
                 (request,) = make_requests(f"load-{next(_numbers)}", job.prompt, params, arrival=started + job.due)
                 ids.append(request.id)

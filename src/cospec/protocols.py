@@ -208,7 +208,7 @@ class Policy(Protocol):
         """Learn from a finished round."""
 
     def gauges(self) -> Mapping[str, float]:
-        """Figures for the metrics, by name."""
+        """Figures for the metrics, by name; what was observed is learned from first."""
 
 
 class Judge(Protocol):

@@ -115,6 +115,9 @@ class FakeEngine:
     def heed(self, descriptor: int) -> None:
         pass
 
+    def idle(self) -> None:
+        pass
+
     def step(self) -> list[Event]:
         self._rounds += 1
         texts = {id: self._text.decode(list(request.prompt)) for id, request in self._requests.items()}

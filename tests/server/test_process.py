@@ -277,11 +277,14 @@ class Books:
     """An engine with work for one round, whose books never balance; stands for a socket without messages too."""
 
     def __init__(self) -> None:
-        self.has_work, self.checks = True, 0
+        self.has_work, self.checks, self.idled = True, 0, 0
 
     def step(self) -> list[object]:
         self.has_work = False
         return []
+
+    def idle(self) -> None:
+        self.idled += 1
 
     def check_integrity(self) -> None:
         self.checks += 1
@@ -291,10 +294,10 @@ class Books:
         return False
 
 
-def test_an_engine_that_has_become_idle_checks_its_books_once_and_serves_on(caplog) -> None:
+def test_an_engine_that_has_become_idle_learns_and_checks_its_books_once_and_serves_on(caplog) -> None:
     books = Books()
     loop = EngineLoop(books, books)  # type: ignore[arg-type]
-    assert loop._take_commands() and books.checks == 0
+    assert loop._take_commands() and books.checks == books.idled == 0
     loop._step()
-    assert loop._take_commands() and loop._take_commands() and books.checks == 1
+    assert loop._take_commands() and loop._take_commands() and books.checks == books.idled == 1
     assert "a page is leaked" in caplog.text

@@ -135,6 +135,10 @@ class Engine:
         if self.parts.burst is not None:
             self.parts.burst.wake = descriptor
 
+    def idle(self) -> None:
+        """Called while nobody waits: what the rounds told is learned now, and no round has to wait for it."""
+        self.scheduler.policy.gauges()
+
     def metrics(self) -> EngineMetrics:
         """Counts since the start, and the present load."""
         scheduler = self.scheduler

@@ -52,6 +52,7 @@ class EngineLike(Protocol):
     def abort(self, ids: Iterable[str]) -> None: ...
     def step(self) -> list[Event]: ...
     def heed(self, descriptor: int) -> None: ...
+    def idle(self) -> None: ...
     def metrics(self) -> Any: ...
     def check_integrity(self) -> None: ...
     def close(self) -> None: ...
@@ -195,6 +196,8 @@ class EngineLoop:
         """Handle all waiting commands; without work, wait for one. False when told to stop."""
         wait = 0 if self._engine.has_work else IDLE_POLL_MS
         if wait and not self._checked and not self._socket.poll(0):
+            self._checked = True
+            self._engine.idle()
             self._check()
         while self._socket.poll(wait):
             command = self._decoder.decode(self._socket.recv())
@@ -225,7 +228,6 @@ class EngineLoop:
 
     def _check(self) -> None:
         """An engine that has become idle looks whether anything was lost; the log has it, and service goes on."""
-        self._checked = True
         try:
             self._engine.check_integrity()
         except AssertionError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 from cospec.stats import RoundStats, RoundTimes
 from cospec.types import Commit
@@ -21,28 +20,20 @@ def apart(stats: RoundStats, commits: Seq[Commit]) -> Iterator[tuple[RoundStats,
     for place, (draft, target) in enumerate(stats.times.each):
         own = commits[place * size : (place + 1) * size]
         planning = 0.0 if place else stats.planning
+        drafted = [commit.drafted for commit in own]
+        proposed = sum(drafted)
         part = RoundStats(
-            stats.step,
-            size,
-            size,
-            sum([commit.base_len - 1 for commit in own]),
-            0,
-            0,
-            0,
-            size,
-            RoundTimes(draft, target),
-            planning + draft + target + rest,
+            step=stats.step,
+            sequences=size,
+            batched_tokens=size + proposed,
+            context_tokens=sum([commit.base_len - 1 for commit in own]),
+            depth=max(drafted),
+            proposed=proposed,
+            accepted=sum([len(commit.path) for commit in own]) if proposed else 0,
+            committed=sum([len(commit.tokens) for commit in own]) if proposed else size,
+            times=RoundTimes(draft, target),
+            total=planning + draft + target + rest,
+            drafts=sum([number > 0 for number in drafted]),
             planning=planning,
         )
-        if stats.proposed:
-            drafted = [commit.drafted for commit in own]
-            part = replace(
-                part,
-                batched_tokens=size + sum(drafted),
-                depth=max(drafted),
-                proposed=sum(drafted),
-                accepted=sum([len(commit.path) for commit in own]),
-                committed=sum([len(commit.tokens) for commit in own]),
-                drafts=sum([number > 0 for number in drafted]),
-            )
         yield part, own

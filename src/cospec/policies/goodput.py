@@ -36,7 +36,7 @@ OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make draft
 DRIFT = 0.04  # root mean square change of the rates that makes a decision old
 SUDDEN = 1.5  # times as many sequences, or as few: decided anew at once
 LOOK = 0.25  # seconds of rounds between two looks at what was observed, which a decision may follow
-SOON, KEEP = 4, 64  # rounds between two looks at most: at first, when nothing is known, and later
+SOON, KEEP, LATE = 4, 64, 256  # rounds between two looks at most: at first, later, and where all have drafts
 
 
 class GoodputOptions(Options):
@@ -118,10 +118,12 @@ class Goodput:
         sudden = changed and not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
         if (sudden and len(ids) not in self._usual) or self._since >= LOOK or self._unread >= self._patience:
             self.learn()
-            self._patience = min(self._patience + SOON, KEEP)
+            self._unread, self._since = 0, 0.0
             if changed or self._age > KEEP or self._is_old(load):
                 self._ids = ids
                 self._decide(self.acceptance.rates(ids), load)
+            most = LATE if self._choice is not None and self._choice.counts.min() > 0 else KEEP
+            self._patience = min(self._patience + SOON, most)
         elif changed:
             self._carry_over(ids, load, sudden)
         return self._budgets
@@ -142,13 +144,13 @@ class Goodput:
         self._since += stats.total
         self._passed = stats.times.rounds
         self._unread += self._passed
-        if self._unread > 2 * KEEP:  # nobody asks for plans
+        if len(self._seen) > LATE:  # nobody asks for plans
             self.learn()
 
     def learn(self) -> None:
         """Judgements of the rounds that were observed to the rates, times to the costs."""
         seen = [(*each, given) for stats, commits, given in self._seen for each in apart(stats, commits)]
-        self._seen, self._unread, self._since = [], 0, 0.0
+        self._seen = []
         self.acceptance.observe([(commits, given) for _, commits, given in seen])
         for stats, commits, given in seen:
             if self.members.most > 1:

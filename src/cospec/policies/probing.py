@@ -20,6 +20,7 @@ MOST = 4  # sequences at a time: what they tell of everybody grows with them no 
 EVERY = 64  # rounds between two looks
 LONG = 1024  # rounds with drafts alone, or with none, after which nobody can say what the other kind takes
 PLAIN = 128  # rounds between two without drafts, at least
+CLOSE = 1.35  # times as many tokens per second with drafts as without, up to which what plain rounds take can decide
 IN_A_ROW = 8  # of them: the first finds the caches as the drafter left them, and takes longer than the others
 
 
@@ -52,8 +53,10 @@ class Probes:
 
     def plain(self, choice: Choice, given: Round) -> bool:
         """Whether this round should be one without drafts, although ``choice`` is expected to bring more."""
-        lost = IN_A_ROW * max(0.0, given.seconds + float(given.verified[0]) - given.tokens / choice.goodput)
-        if self._since_plain < PLAIN or (lost > self._seconds and self._since_plain < LONG):
+        plain = given.seconds + float(given.verified[0])
+        lost = IN_A_ROW * max(0.0, plain - given.tokens / choice.goodput)
+        idle = lost > self._seconds or choice.goodput * plain > CLOSE * given.tokens
+        if self._since_plain < (LONG if idle else PLAIN):
             return False
         self._seconds -= lost
         self._since_plain = 0
