@@ -86,7 +86,9 @@ def _costs(
     names = ("device", "dtype", "quantization", "linear_backend", "attention_backend")
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
-    return costs_at_start(target, drafter, base_folder(path), how, drafts)
+    match = RULES.load("match")()
+    burst = Burst.of(target, lambda _: match, drafter, POLICIES.load(speculative.policy_name).keeps_drafts)
+    return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
 
 
 def _ensemble_parts(config: EngineConfig) -> Parts:

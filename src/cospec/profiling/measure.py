@@ -20,7 +20,8 @@ from cospec.batches import Segment, TokenBatch
 from cospec.draws import Purpose
 from cospec.params import SamplingParams
 from cospec.policies.cost import Sample
-from cospec.protocols import Clock, Drafter, Model
+from cospec.profiling.bursts import ROUNDS, Bursts
+from cospec.protocols import Burst, Clock, Drafter, Model
 from cospec.types import Budget, Commit, Context
 
 MOST_REPEATS = 11
@@ -118,19 +119,22 @@ def measure_steps(
 
 
 def measure_rounds(
-    target: Model, drafter: Drafter, grid: Grid, seconds: float, clock: Clock = time.perf_counter
+    target: Model,
+    drafter: Drafter,
+    grid: Grid,
+    seconds: float,
+    burst: Burst | None = None,
+    clock: Clock = time.perf_counter,
 ) -> tuple[list[Sample], list[Sample]]:
-    """Samples of ``target.forward`` and of ``drafter.propose`` in turns, as rounds call them.
+    """Samples of verification and of drafting in turns, as rounds call them: ``target.forward``, ``drafter.propose``.
 
     Each finds the processor's caches as the other left them: alone, in a loop, a small drafter takes half as long. A
-    point of one token each is a round without drafts. Drafters that propose nothing for a text that they were not told
-    of step by step (heads) give no samples.
+    point of one token each is a round without drafts. Where ``burst`` runs whole rounds those are timed. Drafters that
+    propose nothing for a text that they were not told of step by step (heads) give no samples.
     """
     chance, end = np.random.default_rng(0), clock() + seconds
-    count = max(grid.sequences)
-    ids = _reserve(target, [f"profile-{n}" for n in range(count)], min(grid.longest, target.max_len - 1))
-    points = [p for p in _spread(grid) if p[1] <= len(ids) and p[0] + p[2] < target.max_len]
-    batches = [_batch(ids, point, grid, target.vocab_size, chance) for point in points]
+    count, bursts = max(grid.sequences), None if burst is None else Bursts(burst)
+    ahead = ROUNDS * max(grid.tokens + grid.rows) if bursts else 0
     texts = {
         context: [
             Context(
@@ -145,8 +149,14 @@ def measure_rounds(
         ]
         for context in grid.contexts
     }
-    forwards: list[list[float]] = [[] for _ in points]
-    drafts: list[list[float]] = [[] for _ in points]
+    ids: dict[int, list[str]] = {}
+    for context, row in texts.items():
+        length = min(context + max((*grid.tokens, *grid.chunks, *grid.rows)) + ahead, target.max_len - 1)
+        ids[context] = _reserve(target, [each.id for each in row], length)
+    points = [p for p in _spread(grid) if p[1] <= len(ids[p[0]]) and p[0] + p[2] + ahead < target.max_len]
+    batches = [_batch(ids[point[0]], point, grid, target.vocab_size, chance) for point in points]
+    forwards: list[list[tuple[float, float]]] = [[] for _ in points]  # tokens in the cache, seconds
+    drafts: list[list[tuple[float, float]]] = [[] for _ in points]
     met: set[str] = set()  # sequences that the drafter has been fed
     try:
         for turn in range(TURNS):
@@ -154,24 +164,37 @@ def measure_rounds(
                 if clock() >= end and (turn > 1 or done >= FEWEST):
                     break
                 context, several, tokens = points[place]
-                if tokens > 1 and tokens not in grid.chunks:
-                    contexts, budgets = texts[context][:several], [Budget(tokens - 1, tokens - 1)] * several
-                    if not met.issuperset(each.id for each in contexts):
-                        drafter.propose(contexts, budgets)
-                        met.update(each.id for each in contexts)
+                contexts, depth = texts[context][:several], 0 if tokens in grid.chunks else tokens - 1
+                if depth and not met.issuperset(each.id for each in contexts):
+                    drafter.propose(contexts, [Budget(depth, depth)] * several)
+                    met.update(each.id for each in contexts)
+                rounds = bursts.play(contexts, depth) if bursts and tokens not in grid.chunks else []
+                for known, drafting, verifying in rounds:
+                    forwards[place].append((known, verifying))
+                    if depth:
+                        drafts[place].append((known, drafting))
+                if rounds:
+                    continue
+                if depth:
                     started = clock()
-                    if len(drafter.propose(contexts, budgets)) == several:
-                        drafts[place].append(clock() - started)
+                    if len(drafter.propose(contexts, [Budget(depth, depth)] * several)) == several:
+                        drafts[place].append((context * several, clock() - started))
                 started = clock()
                 _finished(target.forward(batches[place]))
-                forwards[place].append(clock() - started)
+                forwards[place].append((context * several, clock() - started))
     finally:
-        target.free(ids)
+        target.free([id for row in ids.values() for id in row])
         drafter.free([each.id for row in texts.values() for each in row])
     return (
-        [Sample(c * n, t * n, n, _typical(x[1:] or x)) for (c, n, t), x in zip(points, forwards, strict=True) if x],
-        [Sample(c * n, n, n, _typical(x[1:] or x), t - 1) for (c, n, t), x in zip(points, drafts, strict=True) if x],
+        [_sample(x, t * n, n) for (_, n, t), x in zip(points, forwards, strict=True) if x],
+        [_sample(x, n, n, t - 1) for (_, n, t), x in zip(points, drafts, strict=True) if x],
     )
+
+
+def _sample(found: Seq[tuple[float, float]], tokens: int, sequences: int, passes: int = 1) -> Sample:
+    """Of all calls of a point but the first, which pays for what later ones find ready: cached tokens and seconds."""
+    known, seconds = zip(*(found[1:] or found), strict=True)
+    return Sample(float(np.mean(known)), tokens, sequences, _typical(seconds), passes)
 
 
 def _batch(

@@ -15,7 +15,7 @@ from cospec.policies.round_cost import Costs
 from cospec.policies.tracking import KNEES
 from cospec.profiling.measure import START, measure_forwards, measure_rounds
 from cospec.profiling.store import load, machine, save, weights
-from cospec.protocols import Drafter, Model
+from cospec.protocols import Burst, Drafter, Model
 from cospec.types import Offer
 
 SECONDS = 2.6  # of measuring: three seconds in all with what goes before a point
@@ -25,13 +25,16 @@ WORTH_KEEPING = 0.2  # median error on its own samples; what fits worse was dist
 _log = logging.getLogger(__name__)
 
 
-def costs_at_start(target: Model, drafter: Drafter, folder: Path, how: Mapping[str, Any], drafts: str) -> Costs:
+def costs_at_start(
+    target: Model, drafter: Drafter, folder: Path, how: Mapping[str, Any], drafts: str, burst: Burst | None = None
+) -> Costs:
     """Time models of the target's forward and the drafter's step, as they take turns.
 
     Args:
         folder: of the target's weights.
         how: what else both depend on: device, dtype, back ends.
         drafts: the drafter's configuration.
+        burst: what runs whole rounds of the two, if anything does.
     """
     began = time.perf_counter()
     offer = getattr(drafter, "offer", Offer())
@@ -43,7 +46,7 @@ def costs_at_start(target: Model, drafter: Drafter, folder: Path, how: Mapping[s
         if alone:
             forwards, steps = measure_forwards(target, START, SECONDS), list[Sample]()
         else:
-            forwards, steps = measure_rounds(target, drafter, START, SECONDS)
+            forwards, steps = measure_rounds(target, drafter, START, SECONDS, burst)
         forward, step = _keep({**beside, "of": "target"}, forwards), _keep({**beside, "of": "drafter"}, steps)
         _log.warning("measured what forwards take here, in %.1f s", time.perf_counter() - began)
     return Costs(forward, step)

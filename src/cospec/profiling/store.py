@@ -16,7 +16,7 @@ import torch
 from cospec import native
 from cospec.policies.cost import ForwardCost
 
-FORMAT = 4  # goes up when what is measured changes, so that older files are not read
+FORMAT = 5  # goes up when what is measured changes, so that older files are not read
 
 _log = logging.getLogger(__name__)
 

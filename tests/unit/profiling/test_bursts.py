@@ -1,0 +1,80 @@
+"""Rounds that run as one call are timed as such calls, and leave nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cospec import native
+from cospec.drafters.model import ModelDrafter
+from cospec.draws import Purpose
+from cospec.engine.burst import Burst
+from cospec.params import SamplingParams
+from cospec.profiling.bursts import ROUNDS, Bursts
+from cospec.profiling.measure import Grid, measure_rounds
+from cospec.rules.match import Match
+from cospec.types import Context, Plan
+from harness.llamas import VOCAB, load, write_pair
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    write_pair(*found)
+    return found
+
+
+class Noted:
+    """A burst that notes what was run, and says no to rounds of some sequences."""
+
+    def __init__(self, burst: Burst | None, but: int = 0) -> None:
+        assert burst is not None and burst.drafts
+        self._burst, self._but = burst, but
+        self.found: list[tuple[int, int, int]] = []  # sequences, draft length, rounds
+
+    def run(self, plan: Plan) -> object:
+        if len(plan.entries) == self._but:
+            return None
+        done = self._burst.run(plan)
+        assert done is not None
+        self.found.append((len(plan.entries), plan.entries[0].budget.depth, done[1].rounds))
+        return done
+
+
+@pytest.mark.parametrize("but", [0, 4])
+def test_points_are_rounds_that_run_as_one(folders: tuple[Path, Path], but: int) -> None:
+    target, drafter = load(folders[0], pages=400), ModelDrafter(load(folders[1], pages=400))
+    burst = Noted(Burst.of(target, lambda _: Match(), drafter, True), but)
+    grid = Grid((8, 24), (1, 4), (1, 3), (16,))
+    forwards, drafts = measure_rounds(target, drafter, grid, 1.0, burst)  # type: ignore[arg-type]
+    assert sorted((s.sequences, s.tokens / s.sequences) for s in forwards) == sorted(
+        [(n, t) for _ in grid.contexts for n in (1, 4) for t in (1, 3)] + [(1, 16)]
+    )
+    for s in forwards:
+        ahead = min((s.context / s.sequences - c for c in grid.contexts), key=abs)
+        stepped = s.sequences == but or s.tokens in grid.chunks
+        assert ahead == 0 if stepped else 0 < ahead < ROUNDS * s.tokens / s.sequences
+    assert {(s.sequences, s.passes) for s in drafts} == {(1, 2), (4, 2)}
+    assert {(n, depth) for n, depth, _ in burst.found} == {(n, depth) for n in {1, 4} - {but} for depth in (0, 2)}
+    assert target.pages.usage == drafter.model.pages.usage == 0
+    drafter.model.pages.check_integrity()
+
+
+def test_every_call_begins_at_the_same_place(folders: tuple[Path, Path]) -> None:
+    target, drafter = load(folders[0], pages=400), ModelDrafter(load(folders[1], pages=400))
+    burst = Burst.of(target, lambda _: Match(), drafter, True)
+    assert burst is not None
+    text = [(7 * n) % VOCAB for n in range(20)]
+    greedy = SamplingParams(temperature=0.0)
+    contexts = [Context(f"r{n}", text, 1, greedy, n, Purpose.TARGET) for n in range(2)]
+    for context in contexts:
+        target.pages.attach(context.id, ())
+        assert target.pages.reserve(context.id, 100)
+    bursts = Bursts(burst)
+    _, first, second = (bursts.play(contexts, 2) for _ in range(3))  # the first has to read the texts
+    assert len(first) == ROUNDS - 1 and [known for known, *_ in first] == [known for known, *_ in second]
+    assert 2 * 19 < first[0][0] <= 2 * 19 + 2 * 3, "the first round is left out, and wrote something"
+    assert all(draft > 0 and target > 0 for _, draft, target in first)
