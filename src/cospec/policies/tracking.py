@@ -86,13 +86,15 @@ class Tracked:
     def refit(self) -> bool:
         """A new fit from what was seen, where it explains that much better; the old one answers for what was not.
 
-        On a machine that stalls every model is wrong about most rounds, and one made of those would be worse.
+        Better than the old shape at the speed of that moment: a machine that grew slow is no reason to forget it. On a
+        machine that stalls every model is wrong about most rounds, and one made of those would be worse.
         """
         if len(self._seen) < WINDOW // 2:
             return False
         seen = [Sample(*row.tolist()) for row in self._seen]
         found = fit([*seen, *_anchors(self.cost, seen)], COARSE)
-        if np.median(found.errors(seen)) >= BETTER * np.median(self.cost.errors(seen)):
+        speed = median(sample.seconds / self.cost.predict(sample) for sample in seen)
+        if np.median(found.errors(seen)) >= BETTER * np.median(self.cost.scaled(speed).errors(seen)):
             return False
         self._trust = GUESSED
         self._start(found)

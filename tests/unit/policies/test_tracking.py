@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cospec.policies.cost import Floats, ForwardCost
+from cospec.policies.cost import Floats, ForwardCost, Sample
 from cospec.policies.tracking import MEASURED, Tracked
 
 TRUE = ForwardCost(context=2e-7, slopes=(5e-5, 3e-4), knees=(4.0,), sequence=8e-5, fixed=1e-3)
@@ -134,3 +134,19 @@ def test_a_stalling_machine_is_no_reason_for_a_new_fit() -> None:
                 data[:, 3] *= np.exp(0.1 * chance.standard_normal(2)) * np.where(chance.random(2) < 0.3, 2.0, 1.0)
                 tracked.follow(data)
         assert tracked.refit() == (tracked is wrong)
+
+
+def test_a_machine_that_grew_slow_is_no_reason_to_forget_the_shape() -> None:
+    """The level lags behind, so that every call of the window took longer than predicted."""
+    tracked, chance = Tracked(TRUE, MEASURED), np.random.default_rng(0)
+    found = [rounds(TRUE, n, n * int(chance.integers(1, 9)), 1) for n in chance.integers(1, 4, 256).tolist()]
+    slow = np.concatenate(found)
+    slow[:, 3] *= np.exp(0.1 * chance.standard_normal(256))
+    bent = slow.copy()
+    slow[160:, 3] *= 1.4
+    tracked.follow(slow)
+    assert np.median(tracked.cost.errors([Sample(*row) for row in slow[160:].tolist()])) > 0.15
+    assert not tracked.refit()
+    bent[bent[:, 1] > 8, 3] *= 3.0
+    tracked.follow(bent)
+    assert tracked.refit(), "another shape is one"
