@@ -35,7 +35,7 @@ NOTHING = Budget()
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.04  # root mean square change of the rates that makes a decision old
 SUDDEN = 1.5  # times as many sequences, or as few: decided anew at once
-LOOK = 0.25  # seconds of rounds between two looks at what was observed, which a decision may follow
+LOOK = 0.5  # seconds of rounds between two looks at what was observed, which a decision may follow
 SOON, KEEP, LATE = 4, 64, 256  # rounds between two looks at most: at first, later, and where all have drafts
 
 
@@ -118,12 +118,12 @@ class Goodput:
         sudden = changed and not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
         if (sudden and len(ids) not in self._usual) or self._since >= LOOK or self._unread >= self._patience:
             self.learn()
-            self._unread, self._since = 0, 0.0
+            self._unread, self._since, before = 0, 0.0, self._some
             if changed or self._age > KEEP or self._is_old(load):
                 self._ids = ids
                 self._decide(self.acceptance.rates(ids), load)
-            most = LATE if self._choice is not None and self._choice.counts.min() > 0 else KEEP
-            self._patience = min(self._patience + SOON, most)
+            patience = self._patience + SOON if self._some == before else SOON
+            self._patience = min(patience, KEEP if self._some is None else LATE)
         elif changed:
             self._carry_over(ids, load, sudden)
         return self._budgets
@@ -173,6 +173,12 @@ class Goodput:
         tokens = len(load.ready) + load.catching_up + sum(budget.max_nodes for budget in self._budgets)
         target = self.cost.target
         return (self._choice.goodput if self._choice else 0.0) * (target.tokens(tokens + 1) - target.tokens(tokens))
+
+    @property
+    def _some(self) -> bool | None:
+        """Whether the latest decision drafts for all, or for none; None where it does for some."""
+        drafted = 0 if self._choice is None else np.count_nonzero(self._choice.counts)
+        return bool(drafted) if self._choice is None or drafted in (0, len(self._choice.counts)) else None
 
     def _is_other(self, load: Load) -> bool:
         """Whether the round has other known tokens to compute than the decision was made for."""

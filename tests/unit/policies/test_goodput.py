@@ -275,7 +275,7 @@ class Unreckoned(Goodput):
 
 def test_what_drafts_cost_beside_their_parts_decides_whether_they_pay() -> None:
     """Judging and committing count, and the parts do not show them: who believes in the parts drafts at a loss."""
-    worlds = [World(CPU, steady(*[0.6] * 16), 16, beside=5e-5) for _ in range(3)]
+    worlds = [World(CPU, steady(*[0.7] * 16), 16, beside=5e-5) for _ in range(3)]
     off, knows, believes = (
         world.play(made, 3000)
         for world, made in zip(
