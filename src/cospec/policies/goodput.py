@@ -122,7 +122,7 @@ class Goodput:
             if changed or self._age > KEEP or self._is_old(load):
                 self._ids = ids
                 self._decide(self.acceptance.rates(ids), load)
-            patience = self._patience + SOON if self._some == before else SOON
+            patience = self._patience + SOON if changed or self._some == before else SOON
             self._patience = min(patience, KEEP if self._some is None else LATE)
         elif changed:
             self._carry_over(ids, load, sudden)

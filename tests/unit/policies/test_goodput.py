@@ -210,7 +210,7 @@ def test_a_decision_is_kept_while_nothing_moves() -> None:
     assert made.plan(Load(ready)) is first
     assert made.plan(Load(ready[:7])) is not first
     again = made.plan(Load(ready))
-    made.observe(RoundStats(0, 8, 508, 1600, 0, 0, 0, 8, RoundTimes(), 0.3), [])
+    made.observe(RoundStats(0, 8, 508, 1600, 0, 0, 0, 8, RoundTimes(), 0.6), [])
     assert made.plan(Load(ready, catching_up=500)) is not again, "a long round, for the prompts of others"
 
 
@@ -275,7 +275,7 @@ class Unreckoned(Goodput):
 
 def test_what_drafts_cost_beside_their_parts_decides_whether_they_pay() -> None:
     """Judging and committing count, and the parts do not show them: who believes in the parts drafts at a loss."""
-    worlds = [World(CPU, steady(*[0.7] * 16), 16, beside=5e-5) for _ in range(3)]
+    worlds = [World(CPU, steady(*[0.7] * 16), 16, beside=8e-5) for _ in range(3)]
     off, knows, believes = (
         world.play(made, 3000)
         for world, made in zip(
