@@ -34,7 +34,7 @@ Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
 NOTHING = Budget()
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.04  # root mean square change of the rates that makes a decision old
-SUDDEN = 1.5  # times as many sequences, or as few: decided anew at once
+SUDDEN = 1.5  # times as many sequences as lengths were chosen for, or as few: chosen anew at once
 LOOK = 0.5  # seconds of rounds between two looks at what was observed, which a decision may follow
 SOON, KEEP, LATE = 4, 64, 256  # rounds between two looks at most: at first, later, and where all have drafts
 
@@ -80,6 +80,7 @@ class Goodput:
         self._problem = Problem(menu, self.cost, bounds, solve)
         self._probe_length = min(LENGTH, setting.longest)
         self._ids: list[str] = []
+        self._count = 0  # sequences that the lengths were chosen for
         self._rates: Floats | float = 0.0  # that the decision was made with
         self._everybody = 0.0  # the rate that it was made with for one of which nothing is known
         self._budgets: list[Budget] = []
@@ -107,7 +108,7 @@ class Goodput:
         if not load.ready:
             return []
         ids = [sequence.request.id for sequence in load.ready]
-        changed, before = ids != self._ids, len(self._ids)
+        changed, count = ids != self._ids, self._count
         self._brief -= self._passed
         if self._decided is not None and self._brief <= 0:
             self._budgets, self._given = self._decided
@@ -115,7 +116,7 @@ class Goodput:
         self._age += self._passed
         self.residents.tick(self._passed)
         self._passed = 1
-        sudden = changed and not len(ids) < SUDDEN * before < SUDDEN**2 * len(ids)
+        sudden = changed and not len(ids) < SUDDEN * count < SUDDEN**2 * len(ids)
         if (sudden and len(ids) not in self._usual) or self._since >= LOOK or self._unread >= self._patience:
             self.learn()
             self._unread, self._since, before = 0, 0.0, self._some
@@ -210,6 +211,8 @@ class Goodput:
         if not self.setting.offer.free:
             budgets = self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
         self._ids, self._decided = ids, None
+        if sudden:
+            self._count = len(ids)
         self._take(budgets)
         if brief is not None:
             self._decided = self._budgets, self._given
@@ -238,7 +241,8 @@ class Goodput:
             budgets = self.residents.settle(self._ids, budgets, lengths)
         if self._made[0] != self.cost.changed:
             self._usual.clear()
-        self._usual[len(budgets)] = self._for_anybody(situation, load)
+        self._count = len(budgets)
+        self._usual[self._count] = self._for_anybody(situation, load)
         self._everybody = self.acceptance.everybody
         self._rates, self._made = now, (self.cost.changed, load.catching_up)
         self._take(budgets)

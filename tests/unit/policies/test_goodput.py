@@ -292,6 +292,19 @@ def test_what_drafts_cost_beside_their_parts_decides_whether_they_pay() -> None:
     assert believes < 0.95 * off
 
 
+def test_lengths_follow_a_load_that_grows_one_by_one() -> None:
+    """No newcomer is many more than there were, and there is no look in between."""
+    made = policy()
+    World(CPU, steady(0.7), 1).play(made, 400)
+    made._decided, made._since, made._seen, made._unread = None, 0.0, [], 0
+    alone = made._budgets[0].depth
+    found = [made.plan(Load(sequences(n))) for n in range(1, 33)]
+    afresh = policy()
+    afresh.acceptance = made.acceptance
+    assert alone == found[0][0].depth > 2
+    assert max(budget.depth for budget in found[-1]) <= afresh.plan(Load(sequences(32)))[0].depth + 1 < alone
+
+
 def test_a_text_does_not_inherit_the_length_of_the_one_before() -> None:
     """Requests come one after the other, and end before there is a look; the last of them was a hard text."""
     made = policy()
