@@ -35,7 +35,7 @@ NOTHING = Budget()
 OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
 DRIFT = 0.04  # root mean square change of the rates that makes a decision old
 SUDDEN = 1.5  # times as many sequences as lengths were chosen for, or as few: chosen anew at once
-LOOK = 0.5  # seconds of rounds between two looks at what was observed, which a decision may follow
+LOOK = 0.25  # seconds of rounds between two looks at what was observed, which a decision may follow
 SOON, KEEP, LATE = 4, 64, 256  # rounds between two looks at most: at first, later, and where all have drafts
 
 

@@ -132,13 +132,11 @@ class RoundCost:
         rounds = np.array([_row(*each) for each in seen], dtype=np.float64)
         self._reckon(rounds)
         self._follow_rest(rounds)
-        context, tokens, sequences, depth, proposed, drafts, draft, target, _, fed, members = rounds.T
+        context, tokens, sequences, depth, _, _, draft, target, _, fed, members = rounds.T
         self._target.follow(np.stack([context, tokens, sequences, target, np.ones(len(seen))], 1)[target > 0])
         drafted = (depth > 0) & (fed == 0) & (draft > 0)
         if drafted.any() and not self.offer.free:
-            passes = np.ones(len(seen)) if self.offer.at_once else np.maximum(depth, 1.0)
-            known = context * (not self.offer.at_once)
-            proposals = np.stack([known, proposed / passes, drafts, draft, passes], 1)
+            proposals = self._proposals(rounds)
             for m in set(members[drafted].tolist()):
                 self._drafts[int(m)].follow(proposals[drafted & (members == m)])
         self._follow_feeding([(stats, fed) for stats, fed, _ in seen if fed and stats.times.draft > 0])
@@ -163,7 +161,7 @@ class RoundCost:
 
     def _reckon(self, rounds: Floats) -> None:
         """How rounds with drafts, and those without, compare with what is predicted of them."""
-        context, tokens, sequences, depth, proposed, drafts, _, _, seconds, *_ = rounds.T
+        context, tokens, sequences, depth, proposed, _, _, _, seconds, *_ = rounds.T
         drafted, going, once = depth > 0, [], np.ones(len(rounds))
         for kind in drafted.tolist():
             self._going = self._going + 1 if kind == self._drafted else 0
@@ -175,14 +173,20 @@ class RoundCost:
         )
         draft = np.zeros(len(rounds))
         if not self.offer.free:
-            passes = once if self.offer.at_once else np.maximum(depth, 1.0)
-            known = context * (not self.offer.at_once)
-            draft = drafted * self.draft.of_all(np.stack([known, proposed / passes, drafts, once, passes], 1))
+            draft = drafted * self.draft.of_all(self._proposals(rounds))
         rest = self.rest.of_all(np.stack([once, proposed, sequences, once, once], 1))
         predicted = (np.maximum(draft, target) if self.overlap else draft + target) + rest
         weights = (own / np.maximum(target, 1e-12)) ** 2  # what others' prompts take is not known that well
         chosen = np.array(going) >= SETTLED
         self.reckoning.follow(drafted[chosen], seconds[chosen], predicted[chosen], weights[chosen])
+
+    def _proposals(self, rounds: Floats) -> Floats:
+        """``[S, 5]``: the drafting of rounds as calls, columns as in ``Sample``."""
+        context, _, _, depth, proposed, drafts, draft, *_ = rounds.T
+        if self.offer.at_once:
+            return np.stack([0 * context, proposed, drafts, draft, np.ones(len(rounds))], 1)
+        passes = np.maximum(depth, 1.0)
+        return np.stack([context, proposed / passes, drafts, draft, passes], 1)
 
     def _follow_feeding(self, seen: Seq[tuple[RoundStats, int]]) -> None:
         """What the drafter takes to read texts that it has not seen."""

@@ -1,7 +1,7 @@
 """Timing rounds that run as one call, as an engine whose models are native runs them.
 
-Step by step such rounds take half as long again, most of it whatever is drafted: drafts would look cheaper than they
-are. Only the target's room is reserved, as everywhere here; the drafter is fed, since it says where it goes on from.
+Step by step such rounds take longer, most of that whatever is drafted: drafts would look cheaper than they are. Only
+the target's room is reserved, as everywhere here; the drafter is fed, since it says where it goes on from.
 """
 
 from __future__ import annotations
