@@ -81,13 +81,14 @@ def _costs(
     target: Model, drafter: Drafter | None, path: Path, speculative: SpeculativeConfig, config: EngineConfig
 ) -> Costs:
     """Time models for a policy that decides by them; where nothing is measured it learns from its rounds."""
-    if drafter is None or not config.measure_at_start or not POLICIES.load(speculative.policy_name).reads_costs:
+    policy = POLICIES.load(speculative.policy_name)
+    if drafter is None or not config.measure_at_start or not policy.reads_costs:
         return Costs()
     names = ("device", "dtype", "quantization", "linear_backend", "attention_backend")
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
     match = RULES.load("match")()
-    burst = Burst.of(target, lambda _: match, drafter, POLICIES.load(speculative.policy_name).keeps_drafts)
+    burst = Burst.of(target, lambda _: match, drafter, getattr(policy, "keeps_drafts", False))
     return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
 
 

@@ -36,7 +36,7 @@ OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make draft
 DRIFT = 0.04  # root mean square change of the rates that makes a decision old
 SUDDEN = 1.5  # times as many sequences as lengths were chosen for, or as few: chosen anew at once
 LOOK = 0.25  # seconds of rounds between two looks at what was observed, which a decision may follow
-SOON, KEEP, LATE = 4, 64, 256  # rounds between two looks at most: at first, later, and where all have drafts
+SOON, KEEP, LATE = 4, 64, 256  # rounds between two looks at most: at first, later, and where all or none have drafts
 
 
 class GoodputOptions(Options):
@@ -119,12 +119,12 @@ class Goodput:
         sudden = changed and not len(ids) < SUDDEN * count < SUDDEN**2 * len(ids)
         if (sudden and len(ids) not in self._usual) or self._since >= LOOK or self._unread >= self._patience:
             self.learn()
-            self._unread, self._since, before = 0, 0.0, self._some
+            self._unread, self._since, before = 0, 0.0, self._kind
             if changed or self._age > KEEP or self._is_old(load):
                 self._ids = ids
                 self._decide(self.acceptance.rates(ids), load)
-            patience = self._patience + SOON if changed or self._some == before else SOON
-            self._patience = min(patience, KEEP if self._some is None else LATE)
+            patience = self._patience + SOON if changed or self._kind == before else SOON
+            self._patience = min(patience, KEEP if self._kind is None else LATE)
         elif changed:
             self._carry_over(ids, load, sudden)
         return self._budgets
@@ -176,7 +176,7 @@ class Goodput:
         return (self._choice.goodput if self._choice else 0.0) * (target.tokens(tokens + 1) - target.tokens(tokens))
 
     @property
-    def _some(self) -> bool | None:
+    def _kind(self) -> bool | None:
         """Whether the latest decision drafts for all, or for none; None where it does for some."""
         drafted = 0 if self._choice is None else np.count_nonzero(self._choice.counts)
         return bool(drafted) if self._choice is None or drafted in (0, len(self._choice.counts)) else None
