@@ -150,6 +150,7 @@ SCRIPT = """
 import os, signal, sys, time
 from cospec.rounds.process import DrafterProcess
 from harness.elsewhere import doomed, toy
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore, and inherit
 handle = DrafterProcess(doomed(0, "hang") if sys.argv[1] == "busy" else toy("ngram"))
 print(handle.pid, flush=True)
 if sys.argv[1] == "raise":
