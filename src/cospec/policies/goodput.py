@@ -178,8 +178,10 @@ class Goodput:
     @property
     def _kind(self) -> bool | None:
         """Whether the latest decision drafts for all, or for none; None where it does for some."""
-        drafted = 0 if self._choice is None else np.count_nonzero(self._choice.counts)
-        return bool(drafted) if self._choice is None or drafted in (0, len(self._choice.counts)) else None
+        if self._choice is None:
+            return False
+        drafted = self._choice.counts > 0
+        return None if drafted.any() and not drafted.all() else bool(drafted.any())
 
     def _is_other(self, load: Load) -> bool:
         """Whether the round has other known tokens to compute than the decision was made for."""
