@@ -28,11 +28,6 @@ template <class T> struct Single {
     typedef V Weight;
     static constexpr int INPUTS = 1, PARTS = 1;
     INLINE V add(V weight, float x, V total) { return fma(weight, splat(x), total); }
-    // Interleave rows, so that a tile reads one stream: to[k, r]
-    static void pack(const float* x, long x_row, long rows, long inputs, float* to) {
-        for (long r = 0; r < rows; r++)
-            for (long k = 0; k < inputs; k++) to[k * rows + r] = x[r * x_row + k];
-    }
 };
 struct Fp32Weights : Single<float> {
     INLINE V load16(const float* p, int) { return load(p); }
@@ -62,27 +57,35 @@ struct Bf16Weights {
     INLINE V add(Weight weight, uint32_t x, V total) {
         return {_mm512_dpbf16_ps(total.r, (__m512bh)weight, (__m512bh)_mm512_set1_epi32((int)x))};
     }
-    INLINE void put(Input* to, long, uint32_t even, uint32_t odd) { *to = even >> 16 | odd; }
+    // Round a row of inputs: one word for two of them.
+    static void round(const float* x, long inputs, Input* to) {
+        long k = 0;
+        for (; k + 32 <= inputs; k += 32)
+            _mm512_storeu_si512(to + k / 2, (__m512i)_mm512_cvtne2ps_pbh(load(x + k + 16).r, load(x + k).r));
+        for (; k < inputs; k += 2) to[k / 2] = rounded(x[k]) >> 16 | (k + 1 < inputs ? rounded(x[k + 1]) : 0);
+    }
 #else
     typedef float Input;
     typedef V Weight;
     static constexpr int PARTS = 2;
     INLINE V load16(const Word* p, int part) { return part ? bf16_low(p) : bf16_high(p); }
     INLINE V add(V weight, float x, V total) { return fma(weight, splat(x), total); }
-    INLINE void put(Input* to, long rows, uint32_t even, uint32_t odd) {
-        memcpy(to, &odd, 4);
-        memcpy(to + rows, &even, 4);
+    // Round a row of inputs. The loop has no branches, so compilers turn it into vector instructions.
+    static void round(const float* x, long inputs, Input* to) {
+        for (long k = 0; k < inputs; k++) {
+            const uint32_t word = rounded(x[k]);
+            memcpy(to + k, &word, 4);
+        }
+        if (inputs % 2) to[inputs] = 0.0f;
     }
 #endif
-    static void pack(const float* x, long x_row, long rows, long inputs, Input* to) {
-        for (long r = 0; r < rows; r++) {
-            const float* from = x + r * x_row;
-            for (long k = 0; k + 1 < inputs; k += 2)
-                put(to + k / 2 * PARTS * rows + r, rows, rounded(from[k]), rounded(from[k + 1]));
-            if (inputs % 2) put(to + inputs / 2 * PARTS * rows + r, rows, rounded(from[inputs - 1]), 0);
-        }
-    }
 };
+
+// Interleave rows, so that a tile reads one stream: to[k, r] = from[r, k].
+template <class T> static void interleave(const T* from, long row, long rows, long columns, T* to) {
+    for (long r = 0; r < rows; r++)
+        for (long k = 0; k < columns; k++) to[k * rows + r] = from[r * row + k];
+}
 
 // One panel (or half of one) against a group of rows.
 template <class W> struct Block {
@@ -107,12 +110,14 @@ template <class W, int ROWS, int WIDTH, bool PACKED> static void tile(const Bloc
     const char* next = b.next + pass * b.depth * share;
     for (long i = 0; i < b.depth; i++, w += b.columns, next += share) {
         for (long line = 0; line < share; line += 64) __builtin_prefetch(next + line);
-        UNROLL for (int part = 0; part < W::PARTS; part++, x += step) {
+        UNROLL for (int part = 0; part < W::PARTS; part++) {
+            const typename W::Input* input = x + (W::PARTS - 1 - part) * step;  // the second of a pair first
             typename W::Weight weight[WIDTH];
             UNROLL for (int v = 0; v < WIDTH; v++) weight[v] = W::load16(w + 16 * v, part);
             UNROLL for (int r = 0; r < ROWS; r++)
-                UNROLL for (int v = 0; v < WIDTH; v++) c[r][v] = W::add(weight[v], x[r * x_row], c[r][v]);
+                UNROLL for (int v = 0; v < WIDTH; v++) c[r][v] = W::add(weight[v], input[r * x_row], c[r][v]);
         }
+        x += W::PARTS * step;
     }
     UNROLL for (int r = 0; r < ROWS; r++)
         UNROLL for (int v = 0; v < WIDTH; v++) store(b.sums + r * PANEL + 16 * (v0 + v), c[r][v]);
@@ -142,7 +147,7 @@ static long chunk_rows(long rows, long inputs) {
 }
 
 static size_t linear_scratch(long rows, long inputs) {
-    return (size_t)chunk_rows(rows, inputs) * (PANEL + inputs + 1);
+    return (size_t)chunk_rows(rows, inputs) * (PANEL + 2 * (inputs + 1));  // sums, rounded inputs, interleaved inputs
 }
 
 INLINE V finished(const Linear& l, V total, long column) {
@@ -185,26 +190,44 @@ static void finish(const LinearJob& job, const float* sums, long first, long row
     }
 }
 
+// Rows of inputs as the weights meet them.
+template <class W> struct Rows {
+    const typename W::Input* first;
+    long row;  // from one row to the next
+};
+
+// Single inputs stay where they are; inputs that share a word are rounded into `room`.
+template <class W> static Rows<W> rows_of(
+    const LinearJob& job, long first, long rows, long columns, typename W::Input* room) {
+    const float* x = job.x + first * job.x_row;
+    if constexpr (W::INPUTS == 1) {
+        return {x, job.x_row};
+    } else {
+        for (long r = 0; r < rows; r++) W::round(x + r * job.x_row, job.linear->inputs, room + r * columns);
+        return {room, columns};
+    }
+}
+
 template <class W, bool PACKED>
 static void chunk(const LinearJob& job, long first, long rows, long from, long to, float* scratch) {
     typedef typename W::Input Input;
     const Linear& l = *job.linear;
     const long all = (l.outputs + 31) / 32, groups = (rows + GROUP - 1) / GROUP;
     const long words = (l.inputs + W::INPUTS - 1) / W::INPUTS;  // of a column
-    const float* x = job.x + first * job.x_row;
+    const long columns = words * W::PARTS, most = chunk_rows(job.rows, l.inputs);
     float* sums = scratch;
-    Input* packed = (Input*)(scratch + chunk_rows(job.rows, l.inputs) * PANEL);
+    Input* packed = (Input*)(scratch + most * (PANEL + l.inputs + 1));
+    const Rows<W> x = rows_of<W>(job, first, rows, columns, (Input*)(scratch + most * PANEL));
     const auto start = [&](long g) { return rows * g / groups; };
     if constexpr (PACKED)
         for (long g = 0; g < groups; g++)
-            W::pack(x + start(g) * job.x_row, job.x_row, start(g + 1) - start(g), l.inputs,
-                    packed + start(g) * words * W::PARTS);
+            interleave(x.first + start(g) * x.row, x.row, start(g + 1) - start(g), columns, packed + start(g) * columns);
     for (long u = from; u < to;) {  // in units of 32 outputs; a panel is two
         const long panel = u / 2, panel_units = all - 2 * panel < 2 ? 1 : 2;
         const int width = u % 2 == 0 && panel_units == 2 && u + 1 < to ? 4 : 2;
         Block<W> b;
         b.columns = 32 * panel_units;
-        b.x_row = job.x_row;
+        b.x_row = x.row;
         const typename W::Word* weight =
             (const typename W::Word*)l.weight + PANEL * panel * words + 32 * (u % 2);
         // Tiles that go over a panel several times find it in L1 again.
@@ -219,9 +242,9 @@ static void chunk(const LinearJob& job, long first, long rows, long from, long t
                 const long n = start(g + 1) - start(g);
                 b.sums = sums + start(g) * PANEL;
                 if constexpr (PACKED)
-                    b.x = packed + (start(g) * words + i * n) * W::PARTS;
+                    b.x = packed + start(g) * columns + i * W::PARTS * n;
                 else
-                    b.x = x + i;
+                    b.x = x.first + i * W::PARTS;
                 group<W, PACKED>(b, (int)n, width);
             }
         }
@@ -238,12 +261,10 @@ template <class W> static void share(const LinearJob& job, int part, int parts, 
     const long step = chunk_rows(job.rows, job.linear->inputs);
     for (long first = 0; first < job.rows; first += step) {
         const long rows = job.rows - first < step ? job.rows - first : step;
-        if constexpr (W::INPUTS == 1)
-            if (rows <= GROUP) {
-                chunk<W, false>(job, first, rows, from, to, scratch);
-                continue;
-            }
-        chunk<W, true>(job, first, rows, from, to, scratch);
+        if (rows <= GROUP)
+            chunk<W, false>(job, first, rows, from, to, scratch);
+        else
+            chunk<W, true>(job, first, rows, from, to, scratch);
     }
 }
 
