@@ -42,6 +42,15 @@ const Kernels* const offered[] = {
 
 std::atomic<const Kernels*> chosen{nullptr};
 
+const Kernels* find(const char* name) {
+    const Kernels* const most = best();
+    for (const Kernels* k : offered) {
+        if (!strcmp(k->name, name)) return k;
+        if (k == most) break;
+    }
+    return nullptr;
+}
+
 }  // namespace
 
 const Kernels& kernels() {
@@ -52,15 +61,12 @@ const Kernels& kernels() {
 
 API const char* cospec_isa() { return kernels().name; }
 
-// Use a lower instruction set than the best one; 0 when the processor or this build does not have it.
+// Whether the processor and this build have an instruction set.
+API int cospec_has_isa(const char* name) { return find(name) != nullptr; }
+
+// Use an instruction set below the best one; 0 when the processor or this build does not have it.
 API int cospec_set_isa(const char* name) {
-    const Kernels* const most = best();
-    for (const Kernels* k : offered) {
-        if (!strcmp(k->name, name)) {
-            chosen.store(k);
-            return 1;
-        }
-        if (k == most) break;
-    }
-    return 0;
+    const Kernels* const found = find(name);
+    if (found) chosen.store(found);
+    return found != nullptr;
 }

@@ -126,6 +126,7 @@ class EngineConfig(Options):
         linear_backend, attention_backend: ``auto`` is ``native`` where it was built, then the fall-back.
         measure_at_start: take three seconds for a time model where the policy needs one and none is kept.
         threads: of the CPU kernels; None is every core.
+        instruction_set: of the CPU kernels, for the whole process; ``auto`` is the best that the processor has.
         plugins: Python modules that the engine's process imports first, such as one that registers blends.
     """
 
@@ -147,6 +148,7 @@ class EngineConfig(Options):
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
     attention_backend: Literal["auto", "native", "sdpa"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
+    instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_bf16"] = "auto"
     measure_at_start: bool = True
     plugins: tuple[str, ...] = Field(default=(), strict=False)
     speculative_config: SpeculativeConfig | None = None

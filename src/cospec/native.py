@@ -31,6 +31,7 @@ MAX_THREADS = 64
 # Arguments and result of each function of the library; structs go by address.
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_isa": ([], ctypes.c_char_p),
+    "cospec_has_isa": ([ctypes.c_char_p], c_int),
     "cospec_set_isa": ([ctypes.c_char_p], c_int),
     "cospec_set_threads": ([c_int], None),
     "cospec_threads": ([], c_int),
@@ -186,7 +187,25 @@ def set_isa(name: str) -> None:
         InvalidInput: the processor or the build does not have it.
     """
     if not library().cospec_set_isa(name.encode()):
-        raise InvalidInput("instruction set", name, f"one of {', '.join(ISAS)} that this processor has")
+        raise InvalidInput("instruction_set", name, "auto or one of " + ", ".join(offered()))
+
+
+def use_instruction_set(name: str) -> None:
+    """Use the instruction set that a configuration names; ``auto`` changes nothing.
+
+    Raises:
+        InvalidInput: the processor or the build does not have it, or there are no kernels.
+    """
+    if name == "auto":
+        return
+    if not available():
+        raise InvalidInput("instruction_set", name, f"'auto', as {why_not()}")
+    set_isa(name)
+
+
+def offered() -> tuple[str, ...]:
+    """The instruction sets that this processor and this build have, from the least to the best."""
+    return tuple(name for name in ISAS if library().cospec_has_isa(name.encode()))
 
 
 def reads(logits: Tensor) -> bool:

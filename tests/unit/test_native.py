@@ -132,3 +132,16 @@ def test_chances_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chances(logits, tokens) == pytest.approx(wanted, abs=1e-12)
     monkeypatch.setattr(looking, "reads_natively", lambda _: False)
     assert chances(logits, tokens) == pytest.approx(wanted, abs=1e-12)
+
+
+@built
+def test_a_configuration_forces_an_instruction_set() -> None:
+    best, every = native.isa(), native.offered()
+    assert every[-1] == best and set(every) <= set(native.ISAS)
+    for name in every:
+        native.use_instruction_set(name)
+        assert native.isa() == name
+        native.use_instruction_set("auto")
+        assert native.isa() == name  # the choice of the process stands
+    with pytest.raises(InvalidInput, match=f"instruction_set is 'sse9'; allowed is auto or one of base.*{best}"):
+        native.use_instruction_set("sse9")

@@ -74,6 +74,7 @@ class Engine:
     quantization: options.Quantization = None
     device: options.Device = None
     threads: options.Threads = None
+    instruction_set: options.InstructionSet = None
     max_model_len: options.MaxModelLen = None
 
     def given(self, model: str) -> dict[str, Any]:
@@ -84,6 +85,7 @@ class Engine:
             quantization=self.quantization,
             device=self.device,
             threads=self.threads,
+            instruction_set=self.instruction_set,
             max_model_len=self.max_model_len,
         )
 

@@ -46,6 +46,7 @@ def chat(
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
     threads: options.Threads = None,
+    instruction_set: options.InstructionSet = None,
     plugins: options.Plugins = None,
 ) -> None:
     """Talk with a model in the terminal; accepted draft tokens are coloured."""
@@ -66,6 +67,7 @@ def chat(
         dtype=dtype,
         quantization=quantization,
         threads=threads,
+        instruction_set=instruction_set,
         plugins=plugins or None,
     )
     with LLM(speculative_config=config, **chosen, **rest) as llm:

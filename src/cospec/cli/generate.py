@@ -51,6 +51,7 @@ def generate(
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
     threads: options.Threads = None,
+    instruction_set: options.InstructionSet = None,
     plugins: options.Plugins = None,
 ) -> None:
     """Answer prompts from a file into a file; run it again to go on after an interruption."""
@@ -88,6 +89,7 @@ def generate(
                 dtype=dtype,
                 quantization=quantization,
                 threads=threads,
+                instruction_set=instruction_set,
                 plugins=plugins or None,
             )
             chosen = options.chosen_models(model or []) | present(law=law, collaboration=collaboration)

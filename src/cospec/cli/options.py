@@ -65,6 +65,10 @@ Plugins = Annotated[
     ),
 ]
 Threads = Annotated[int | None, typer.Option(help="Of the CPU kernels.", rich_help_panel=ENGINE)]
+InstructionSet = Annotated[
+    str | None,
+    typer.Option(help="Of the CPU kernels: auto, base, avx2, avx512 or avx512_bf16.", rich_help_panel=ENGINE),
+]
 PrefixCaching = Annotated[
     bool | None,
     typer.Option(

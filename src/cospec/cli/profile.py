@@ -29,6 +29,7 @@ def profile(
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
     threads: options.Threads = None,
+    instruction_set: options.InstructionSet = None,
 ) -> None:
     """Measure models over a grid of (context, tokens, sequences), fit the time model, and say how well it predicts."""
     from rich.console import Console
@@ -37,14 +38,17 @@ def profile(
     from cospec.config import EngineConfig
     from cospec.engine.build import load_options
     from cospec.engine.drafters import set_threads
+    from cospec.native import use_instruction_set
     from cospec.profiling.report import Profile
     from cospec.profiling.report import plot as draw
     from cospec.profiling.store import machine
 
     check_file(output, "output")
     check_file(plot, "plot", ".png")
-    config = EngineConfig.build(present(device=device, dtype=dtype, quantization=quantization, threads=threads))
+    given = present(device=device, dtype=dtype, quantization=quantization, threads=threads)
+    config = EngineConfig.build(given | present(instruction_set=instruction_set))
     set_threads(config.threads)
+    use_instruction_set(config.instruction_set)
     table, profiles = Table(*HEAD, box=None), []
     for name in models:
         profiles.append(Profile.of(name, _forwards(name, load_options(config), seconds)))

@@ -46,6 +46,7 @@ def serve(
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
     threads: options.Threads = None,
+    instruction_set: options.InstructionSet = None,
     plugins: options.Plugins = None,
     enable_prefix_caching: options.PrefixCaching = None,
 ) -> None:
@@ -72,6 +73,7 @@ def serve(
         dtype=dtype,
         quantization=quantization,
         threads=threads,
+        instruction_set=instruction_set,
         plugins=plugins or None,
         enable_prefix_caching=enable_prefix_caching,
     )

@@ -29,6 +29,7 @@ def verify(
     device: options.Device = None,
     dtype: options.Dtype = None,
     threads: options.Threads = None,
+    instruction_set: options.InstructionSet = None,
 ) -> None:
     """Climb the ladder: enumeration, greedy identity, chi-square, drafter invariance. Exit status 1 on a failure."""
     from rich.console import Console
@@ -39,7 +40,7 @@ def verify(
     check_file(json_file, "json")
     started = time.monotonic()
     speculative = None if speculative_config is None else read_json(speculative_config, "speculative_config")
-    given = present(device=device, dtype=dtype, threads=threads)
+    given = present(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set)
     subject = ladder.subject_of(model, speculative, quick, **given)
     console = Console()
     checks = []

@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cospec import native
 from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
 from cospec.drafters.pool.options import called
@@ -51,6 +52,7 @@ def build_parts(config: EngineConfig) -> Parts:
     for name in config.plugins:
         _import(name)
     share_cores(config)
+    native.use_instruction_set(config.instruction_set)
     if config.models is not None or config.law is not None:
         return _ensemble_parts(config)
     path = resolve(config.model)
@@ -84,7 +86,7 @@ def _costs(
     policy = POLICIES.load(speculative.policy_name)
     if drafter is None or not config.measure_at_start or not policy.reads_costs:
         return Costs()
-    names = ("device", "dtype", "quantization", "linear_backend", "attention_backend")
+    names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set")
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
     match = RULES.load("match")()
@@ -197,6 +199,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
         prefix_caching=config.enable_prefix_caching,
         max_num_seqs=config.max_num_seqs,
         gpu_memory_utilization=config.gpu_memory_utilization,
+        instruction_set=config.instruction_set,
     )
 
 

@@ -144,6 +144,7 @@ def same_tokens(first: Path, second: Path) -> bool:
 def _build_alone(speculative: SpeculativeConfig, host: EngineHost, threads: int | None) -> Drafter:
     """In the drafter's own process."""
     set_threads(threads)
+    native.use_instruction_set(host.options.instruction_set)
     return _build(speculative, host)
 
 

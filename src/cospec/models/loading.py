@@ -44,6 +44,7 @@ class LoadOptions:
         budget: what several models share, see ``cache_budget``; None for a model that is alone.
         max_num_seqs: sequences at once, which bounds a cache that is sized by itself.
         fused: ``auto`` runs Llama-family models by the hand-written forward where it can; ``never`` by transformers.
+        instruction_set: of the CPU kernels of the process that loads the model.
         keep_states: keep the hidden states of every forward in ``Model.states``.
     """
 
@@ -60,6 +61,7 @@ class LoadOptions:
     prefix_caching: bool = True
     page_size: int = 16
     fused: Literal["auto", "never"] = "auto"
+    instruction_set: str = "auto"
     keep_states: bool = False
 
 

@@ -37,6 +37,7 @@ def machine(device: str) -> dict[str, Any]:
         "device": names[0] if names else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "kernels": native.build(),
+        "instruction_set": native.isa() if native.available() else "",
     }
 
 
