@@ -20,6 +20,7 @@ from scipy.optimize import nnls
 from cospec.errors import InvalidInput
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 WORTH_A_KNEE = 0.93  # a knee has to bring the residual down to this share of what it is without
 MOST_KNEES = 2

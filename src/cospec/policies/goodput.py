@@ -21,7 +21,7 @@ from cospec.policies.allocation import Choice, Round, Steps, allocate
 from cospec.policies.apart import apart
 from cospec.policies.members import Members
 from cospec.policies.menu import chains, trees
-from cospec.policies.probing import IN_A_ROW, LENGTH, ROUNDS, Probes
+from cospec.policies.probing import IN_A_ROW, LENGTH, PLAIN, ROUNDS, Probes
 from cospec.policies.problem import Bounds, Problem, Situation
 from cospec.policies.residents import Residents
 from cospec.policies.round_cost import RoundCost
@@ -233,8 +233,9 @@ class Goodput:
         rates, self._choice, budgets = self._with_members(rates, situation, solve)
         self._age = 0 if self.members.most == 1 or self.members.settled else KEEP - SOON
         counts, brief, self._brief = self._choice.counts, list(budgets), 1
-        if counts.max() > 0 and self.probes.plain(self._choice, self._problem.round(situation)):
-            brief, self._brief = [NOTHING] * len(budgets), IN_A_ROW
+        other = self._other_length(rates, counts, situation)
+        if other is not None:
+            brief, self._brief = other, IN_A_ROW
         elif self.probes.due and counts.min() == 0 and self.setting.longest:
             for place in self._probe(rates, counts, situation, load):
                 brief[place] = Budget(depth=self._probe_length, max_nodes=self._probe_length)
@@ -252,6 +253,27 @@ class Goodput:
         if brief != budgets:
             self._decided = self._budgets, self._given
             self._take(brief)
+
+    def _other_length(self, rates: Floats, counts: Ints, situation: Situation) -> list[Budget] | None:
+        """Budgets without drafts, or with drafts one step shorter or longer, where it is time to look at those."""
+        assert self._choice is not None
+        longest = (self._problem.menu.gains[self._problem.menu.rows(rates)] > 0).sum(axis=1)
+        drafted = counts > 0 if counts.any() else np.ones_like(counts, dtype=bool)
+        lengths = {"longer": np.where(drafted, np.minimum(counts + 1, longest), 0)}
+        if counts.any():
+            lengths[PLAIN] = np.zeros_like(counts)
+        if counts.max() > 1:
+            lengths["shorter"] = np.where(counts > 1, counts - 1, counts)
+        lengths = {name: other for name, other in lengths.items() if (other != counts).any()}
+        others = {name: self._problem.outcome(rates, other, situation) for name, other in lengths.items()}
+        chosen = self.probes.other(self._choice, others)
+        if chosen is None:
+            return None
+        menu, rows = self._problem.menu.budgets, self._problem.menu.rows(rates).tolist()
+        budgets = [menu[row][count] for row, count in zip(rows, lengths[chosen].tolist(), strict=True)]
+        if self.members.most > 1:
+            budgets = [replace(each, drafters=self.members.count) if each.depth else each for each in budgets]
+        return budgets
 
     def _take(self, budgets: list[Budget]) -> None:
         self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))

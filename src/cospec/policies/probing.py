@@ -1,13 +1,15 @@
-"""Looking again at what is not done: sequences that are not drafted for, rounds without drafts.
+"""Looking again at what is not done: sequences that are not drafted for, draft lengths that are not in use.
 
 A rate that is not observed is not known: text grows easy, drafters learn, and a sequence may be unlike the others. So a
 small share of the time goes into drafts that are not expected to pay. What a probe loses is set against that allowance,
 so that many sequences are looked at where that is cheap and few, or none for long, where it is dear. In the same way a
-round without drafts is run now and then, since what it takes is not known from rounds with drafts.
+few rounds without drafts, or with drafts one token shorter or longer, are run now and then: what these take is not
+known from rounds of the present length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -19,8 +21,9 @@ ROUNDS = 3  # of a probe: what is fed for it should tell something
 MOST = 4  # sequences at a time: what they tell of everybody grows with them no more than what they cost
 EVERY = 64  # rounds between two looks
 LONG = 1024  # rounds with drafts alone, or with none, after which nobody can say what the other kind takes
-PLAIN = 128  # rounds between two without drafts, at least
-CLOSE = 1.35  # times as many tokens per second with drafts as without, up to which what plain rounds take can decide
+OTHER = 128  # rounds between two looks at other lengths, at least
+CLOSE = 1.35  # times as many tokens per second as another length brings, up to which what that one takes can decide
+PLAIN = "plain"
 IN_A_ROW = 8  # of them: the first finds the caches as the drafter left them, and takes longer than the others
 
 
@@ -31,7 +34,9 @@ class Probes:
         self._share = share
         self._seconds = 0.0
         self._rounds = self._undrafted = 0
-        self._since_plain = LONG - PLAIN
+        self._since_other = 0
+        self._since_plain = LONG - OTHER
+        self._latest = ""
         self._turn = 0
 
     @property
@@ -50,17 +55,28 @@ class Probes:
         self._seconds = min(self._seconds + self._share * seconds, 512 * self._share * seconds)
         self._rounds += 1
         self._since_plain += 1
+        self._since_other += 1
 
-    def plain(self, choice: Choice, given: Round) -> bool:
-        """Whether this round should be one without drafts, although ``choice`` is expected to bring more."""
-        plain = given.seconds + float(given.verified[0])
-        lost = IN_A_ROW * max(0.0, plain - given.tokens / choice.goodput)
-        idle = lost > self._seconds or choice.goodput * plain > CLOSE * given.tokens
-        if self._since_plain < (LONG if idle else PLAIN):
-            return False
-        self._seconds -= lost
-        self._since_plain = 0
-        return True
+    def other(self, best: Choice, others: Mapping[str, Choice]) -> str | None:
+        """Which of the other lengths is to be run for some rounds, by name, although ``best`` should bring more.
+
+        Lengths take turns. One that is far from the best, or too dear for the allowance, is left out; but rounds
+        without drafts, ``PLAIN``, are run once in ``LONG`` rounds whatever they lose.
+        """
+        if self._since_other < OTHER:
+            return None
+        names = sorted(others)
+        start = names.index(self._latest) + 1 if self._latest in names else 0
+        for name in names[start:] + names[:start]:
+            lost = IN_A_ROW * max(0.0, others[name].seconds - others[name].tokens / best.goodput)
+            near = best.goodput <= CLOSE * others[name].goodput and lost <= self._seconds
+            if near or (name == PLAIN and self._since_plain >= LONG):
+                self._seconds -= lost
+                self._latest, self._since_other = name, 0
+                if name == PLAIN:
+                    self._since_plain = 0
+                return name
+        return None
 
     def choose(self, idle: Ints, costs: Floats, given: Round, drafted: int, rate: float) -> Seq[int]:
         """Who of the ``idle`` is drafted for in the next ``ROUNDS``, as many as the allowance covers.

@@ -124,10 +124,35 @@ class Problem:
         if not offer.free:
             levels[1:] += self.cost.draft.start
         if not self.cost.overlap:
-            more = self.cost.reckoning.share * (seconds + float(verified[0]))
-            seconds, levels[1:] = seconds - more, levels[1:] + more
+            more = self._corrections(situation, seconds + verified, levels)
+            seconds, levels[1:] = seconds + float(more[0]), levels[1:] + more[1:] - more[0]
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
         return Round(n, seconds, verified, levels, limit, self.cost.overlap)
+
+    def _corrections(self, situation: Situation, target: Floats, levels: Floats) -> Floats:
+        """``[D + 1]``: seconds more than predicted where every sequence has a draft of that depth.
+
+        Args:
+            target: ``[M + 1]``, seconds beside drafting with so many draft tokens.
+            levels: ``[D + 1]``, fixed seconds of drafting.
+        """
+        depths, n = np.arange(len(levels)), situation.sequences
+        ratios = self.cost.correction.ratios(n)
+        whole = target[np.minimum(depths * n, len(target) - 1)] + levels + depths * n * self.token_cost(situation)
+        return np.asarray((ratios[np.minimum(depths, len(ratios) - 1)] - 1.0) * whole)
+
+    def outcome(self, rates: Floats, counts: Ints, situation: Situation) -> Choice:
+        """What other ``counts [n]`` of steps than the best ones are expected to bring and to take.
+
+        Counts that do not fit the bounds take forever.
+        """
+        steps, given = self.steps(self.menu.rows(rates), situation), self.round(situation)
+        taken = np.arange(steps.gains.shape[1]) < counts[:, None]
+        tokens, depth = given.tokens + float(steps.gains[taken].sum()), int(steps.depths[taken].max(initial=0))
+        verified, draft = int(steps.sizes[taken].sum()), float(steps.costs[taken].sum() + given.levels[depth])
+        target = float(given.verified[verified]) if verified < len(given.verified) else float("inf")
+        seconds = given.seconds + (max(draft, target) if given.overlap else draft + target)
+        return Choice(counts, tokens, seconds if seconds <= given.longest or not verified else float("inf"))
 
     def feeding(self, tokens: Floats | Ints) -> Floats:
         """``[n]``: seconds of feeding the drafter so many tokens of each sequence."""

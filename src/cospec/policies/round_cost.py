@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from cospec.policies.cost import Floats, ForwardCost
-from cospec.policies.reckoning import Reckoning
+from cospec.policies.depth_correction import DepthCorrection
 from cospec.policies.tracking import GUESSED, MEASURED, Tracked
 from cospec.stats import RoundStats
 from cospec.types import Offer
@@ -60,9 +60,9 @@ class RoundCost:
         self._outside = 0.0  # as many times as long as unmeasured; rounds tell
         whole, self.drafters = costs.draft or UNMEASURED_DRAFT, offer.members
         trust = MEASURED if costs.draft and offer.members == 1 else GUESSED
-        self.reckoning = Reckoning()
+        self.correction = DepthCorrection()
         self._fed = 0.0  # seconds for each token of a new text; rounds tell
-        self._drafted, self._going = False, 0  # whether the latest round had drafts, and how many like it went before
+        self._depth, self._going = 0, 0  # of the latest round, and how many like it went before
         self._drafts = [Tracked(whole.scaled(max(1, m) / offer.members), trust) for m in range(offer.members + 1)]
         self._hidden = 0.0  # share of the shorter of both that passes beside the longer one
         self._errors: deque[float] = deque(maxlen=LOOKS)
@@ -130,7 +130,7 @@ class RoundCost:
         if last.working > 0:
             self._errors.append(abs(self.predicted - last.working) / last.working)
         rounds = np.array([_row(*each) for each in seen], dtype=np.float64)
-        self._reckon(rounds)
+        self._correct(rounds)
         self._follow_rest(rounds)
         context, tokens, sequences, depth, _, _, draft, target, _, fed, members = rounds.T
         self._target.follow(np.stack([context, tokens, sequences, target, np.ones(len(seen))], 1)[target > 0])
@@ -159,13 +159,13 @@ class RoundCost:
         self._outside += (1.0 - keep) * (factor - self._outside)
         self.rest = REST.scaled(self._outside)
 
-    def _reckon(self, rounds: Floats) -> None:
-        """How rounds with drafts, and those without, compare with what is predicted of them."""
+    def _correct(self, rounds: Floats) -> None:
+        """How rounds of each draft length compare with what is predicted of them."""
         context, tokens, sequences, depth, proposed, _, _, _, seconds, *_ = rounds.T
         drafted, going, once = depth > 0, [], np.ones(len(rounds))
-        for kind in drafted.tolist():
-            self._going = self._going + 1 if kind == self._drafted else 0
-            self._drafted = kind
+        for longest in depth.tolist():
+            self._going = self._going + 1 if longest == self._depth else 0
+            self._depth = longest
             going.append(self._going)
         target, own = (
             self.target.of_all(np.stack([context, batched, sequences, once, once], 1))
@@ -178,7 +178,8 @@ class RoundCost:
         predicted = (np.maximum(draft, target) if self.overlap else draft + target) + rest
         weights = (own / np.maximum(target, 1e-12)) ** 2  # what others' prompts take is not known that well
         chosen = np.array(going) >= SETTLED
-        self.reckoning.follow(drafted[chosen], seconds[chosen], predicted[chosen], weights[chosen])
+        kinds = sequences[chosen].astype(np.int64), depth[chosen].astype(np.int64)
+        self.correction.follow(kinds, seconds[chosen], predicted[chosen], weights[chosen])
 
     def _proposals(self, rounds: Floats) -> Floats:
         """``[S, 5]``: the drafting of rounds as calls, columns as in ``Sample``."""

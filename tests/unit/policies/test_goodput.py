@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cospec.params import SamplingParams
+from cospec.policies.depth_correction import DepthCorrection
 from cospec.policies.fixed import Fixed
 from cospec.policies.goodput import LATE, Goodput, GoodputOptions
 from cospec.policies.residents import ABSENT, Residents
@@ -270,7 +271,7 @@ class Unreckoned(Goodput):
 
     def learn(self) -> None:
         super().learn()
-        self.cost.reckoning.share = 0.0
+        self.cost.correction = DepthCorrection()
 
 
 def test_what_drafts_cost_beside_their_parts_decides_whether_they_pay() -> None:
