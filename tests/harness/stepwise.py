@@ -4,13 +4,14 @@
 verification of the same step, and is thrown away where that verification rejects a token or ends the run. Branching
 there multiplies the runs for nothing. ``StepTrace`` puts the choices made ahead after the other choices of their step,
 and forgets those that are of no use. The order is sound as long as no choice of a step depends on what the step drew
-ahead: every repeated choice is compared with its first probabilities, and a draft that is used although its choices
-were forgotten leaves the law without mass that it should have.
+ahead. That is checked: a new choice ahead takes an option at random, so that what is forgotten is another option in
+almost every run, and every repeated choice has to come with the same probabilities as the first time.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,10 +41,10 @@ class StepTrace:
         ahead: what branches for later steps.
     """
 
-    def __init__(self, forced: Groups = ()) -> None:
+    def __init__(self, forced: Groups, chance: random.Random) -> None:
         used: set[Hashable] = set()
         self.now, self.ahead = _Branch(used=used, owner=self), _Branch(used=used, owner=self, ahead=True)
-        self._forced = forced
+        self._forced, self._chance = forced, chance
         self._made: list[list[Choice]] = []
 
     def next_step(self) -> None:
@@ -55,10 +56,11 @@ class StepTrace:
         self._made[-1].clear()
 
     def choose(self, probabilities: tuple[float, ...], ahead: bool) -> int:
-        """An option with a positive probability: the one to repeat, or the first."""
+        """An option with a positive probability: the one to repeat, or a new one."""
         place = len(self._made) - 1 if ahead else len(self._made) - 2
         group, repeated = self._made[place], self._forced[place] if place < len(self._forced) else ()
-        pick = next(option for option, p in enumerate(probabilities) if p > 0)
+        options = [option for option, p in enumerate(probabilities) if p > 0]
+        pick = self._chance.choice(options) if ahead else options[0]
         if len(group) < len(repeated):
             pick, before = repeated[len(group)]
             assert before == probabilities, "a choice depends on what was drawn ahead in its own step"
@@ -85,8 +87,8 @@ class StepTrace:
             first = len(forced[place]) if place == len(forced) - 1 else 0
             for n in range(first, len(group)):
                 pick, probabilities = group[n]
-                for option in range(pick + 1, len(probabilities)):
-                    if probabilities[option] > 0:
+                for option, p in enumerate(probabilities):
+                    if option != pick and p > 0:
                         yield (*kept[:place], (*group[:n], (option, probabilities)))
 
 
@@ -94,8 +96,9 @@ def enumerate_steps(run: Callable[[StepTrace], Hashable]) -> Law:
     """The exact law of what ``run`` returns; ``run`` calls ``next_step`` before each of its steps."""
     law: Law = {}
     waiting: list[Groups] = [()]
+    chance = random.Random(1)
     while waiting:
-        trace = StepTrace(waiting.pop())
+        trace = StepTrace(waiting.pop(), chance)
         outcome = run(trace)
         law[outcome] = law.get(outcome, 0.0) + trace.probability
         waiting += trace.left()
