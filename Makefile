@@ -36,7 +36,7 @@ serve: $(READY) ## serve the model that comes with the package on http://127.0.0
 	$(BIN)/cospec serve $(ARGS)
 
 test: lint ## check style, types and imports, then run every test
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 4 $(ARGS)
 
 lint: $(READY) ## check style, types and imports
 	$(BIN)/ruff check .

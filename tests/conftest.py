@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 torch.set_num_threads(1)  # the tests' tensors are tiny; more threads only wait for each other
@@ -15,3 +19,22 @@ torch.set_num_threads(1)  # the tests' tensors are tiny; more threads only wait 
 _CACHE = tempfile.mkdtemp(prefix="cospec-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+
+GRACE = 30.0  # seconds past the time limit
+_STDERR = os.fdopen(os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2), "w")  # pytest captures the other one
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End a process that hangs in native code: such a call takes no signal, so the time limit cannot fail the test.
+
+    A thread of faulthandler, which needs no interpreter lock, prints all stacks and ends the process. ``pytest -n``
+    then reports the test as failed and starts another worker.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit + GRACE, exit=True, file=_STDERR)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()

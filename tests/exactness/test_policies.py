@@ -26,11 +26,11 @@ from cospec.registry import POLICIES
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load, Request, Speculation
 from harness.oracle import total_variation
-from harness.overlap import under
+from harness.overlap import Peeking, Picky, under
 from harness.reference import joint_law
 from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool
 
-EXACT = 1e-12
+EXACT, SEEN = 1e-12, 1e-3
 LENGTH = 4
 PROMPT = (0, 1, 0)
 PARAMS = SamplingParams(max_tokens=8, temperature=0.9)
@@ -46,10 +46,10 @@ def drafter(size: int = 2) -> ModelDrafter:
     return ModelDrafter(with_pool(ToyModel(size, order=1, seed=5, sharpness=1.5), 200, 4))
 
 
-def engine(name: str, rule: str = "auto", size: int = 2) -> Engine:
+def engine(name: str, rule: str = "auto", size: int = 2, k: int = 2) -> Engine:
     ticks = itertools.count()
     speculative = SpeculativeConfig(
-        num_speculative_tokens=2, rule=rule, policy=name, policy_options=OPTIONS.get(name, {}), round="sequential"
+        num_speculative_tokens=k, rule=rule, policy=name, policy_options=OPTIONS.get(name, {}), round="sequential"
     )
     with patch("cospec.engine.build.time.monotonic", lambda: next(ticks) * 1e-3):
         parts = connect(target(size), drafter(size), speculative, EngineConfig(), Text())
@@ -129,7 +129,7 @@ def test_what_is_past_and_what_was_known_may_decide(policy: type[Off], rule: str
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_a_cut_by_the_cut_token_is_caught(rule: str) -> None:
-    assert law_under(lambda: watched(ByTheTokenItself(), rule), rule) > 1e-3
+    assert law_under(lambda: watched(ByTheTokenItself(), rule), rule) > SEEN
 
 
 KINDS = {
@@ -161,8 +161,23 @@ def test_token_for_token_beside_verification(name: str, round: str, kind: str) -
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("round", ["pipelined", "draft-ahead"])
 @pytest.mark.parametrize("name", ["goodput", "slope", "confidence"])
-def test_the_law_is_the_targets_beside_verification(name: str, round: str, rule: str) -> None:
-    assert law_under(lambda: under(engine(name, rule), round), rule) < EXACT
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_law_is_the_targets_beside_verification(k: int, name: str, round: str, rule: str) -> None:
+    """With drafts of one token, what was drafted ahead is judged within the length; with two, lengths change."""
+    assert law_under(lambda: under(engine(name, rule, k=k), round), rule) < EXACT
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("name", ["goodput", "fixed"])
+def test_choosing_drafts_made_ahead_by_their_tokens_is_caught(name: str, rule: str) -> None:
+    assert law_under(lambda: under(engine(name, rule, k=1), "draft-ahead", cls=Picky), rule) > SEEN
+
+
+@pytest.mark.parametrize("name", ["goodput", "fixed"])
+def test_a_choice_that_depends_on_what_was_drawn_ahead_is_caught(name: str) -> None:
+    """The order in which the enumeration branches rests on this."""
+    with pytest.raises(AssertionError, match="depends on what was drawn ahead"):
+        law_under(lambda: under(engine(name, "block"), "draft-ahead", cls=Peeking), "block")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,9 +18,9 @@ from cospec.protocols import Drafter
 from cospec.rounds.ahead import DraftAhead
 from cospec.rounds.desk import AHEAD, Desk
 from cospec.rounds.pool import Ask
-from cospec.types import Draft, Outcome, Plan, PlanEntry, Request, Speculation
+from cospec.types import Draft, PlanEntry, Request, Speculation
 from harness.oracle import total_variation
-from harness.overlap import ROUNDS, under
+from harness.overlap import ROUNDS, Picky, under
 from harness.reference import joint_law
 from harness.toys import ScriptedDrafter, enumerated_law, run_all, tokens_of, toy_engine, with_pool
 
@@ -69,16 +69,6 @@ class AheadWithOneSeed(DraftAhead):
 def test_numbers_that_serve_twice_are_seen() -> None:
     with pytest.raises(AssertionError, match="was used twice"):
         error("draft-ahead", "block", 2, cls=AheadWithOneSeed)
-
-
-class Picky(DraftAhead):
-    """Keeps what was made ahead only where it likes the tokens."""
-
-    def run(self, plan: Plan) -> list[Outcome]:
-        self.desk.collect()
-        ready = [(ask, draft) for ask, draft in self.desk.pool.ready.values() if draft is not None]
-        self.desk.pool.drop([ask.id for ask, draft in ready if ask.context.assumed and draft.tokens[1:2] == (0,)])
-        return super().run(plan)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from cospec.rounds.handles import Here, Worker
 from cospec.rounds.pipelined import Pipelined
 from cospec.rounds.sequential import Sequential
 from cospec.rounds.wire import pack, unpack
+from cospec.types import Draft, Outcome, Plan, PlanEntry
 
 ROUNDS = {"auto": Auto, "sequential": Sequential, "pipelined": Pipelined, "draft-ahead": DraftAhead}
 
@@ -100,6 +101,26 @@ HANDLES: dict[str, Callable[[Drafter], Handle]] = {
     "gaps": Gaps,
     "slow": Slow,
 }
+
+
+class Picky(DraftAhead):
+    """Wrong on purpose: keeps what was made ahead only where it likes the tokens."""
+
+    def run(self, plan: Plan) -> list[Outcome]:
+        self.desk.collect()
+        ready = [(ask, draft) for ask, draft in self.desk.pool.ready.values() if draft is not None]
+        self.desk.pool.drop([ask.id for ask, draft in ready if ask.context.assumed and draft.tokens[1:2] == (0,)])
+        return super().run(plan)
+
+
+class Peeking(DraftAhead):
+    """Wrong on purpose: cuts the draft under verification by what was drafted ahead of it in the same step."""
+
+    def choose(self, entries: Sequence[PlanEntry]) -> tuple[Sequence[PlanEntry], Mapping[str, Draft]]:
+        entries, drafts = super().choose(entries)
+        self.desk.collect()
+        disliked = {id for id, (_, ahead) in self.desk.pool.ready.items() if ahead and ahead.tokens[0] == 0}
+        return entries, {id: draft for id, draft in drafts.items() if id not in disliked}
 
 
 def under(engine: Engine, name: str, handle: str = "here", cls: Callable[..., Any] | None = None) -> Engine:

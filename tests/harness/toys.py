@@ -16,7 +16,8 @@ from cospec.models.toy import EMPTY, ToyModel
 from cospec.params import SamplingParams
 from cospec.protocols import Drafter
 from cospec.types import Budget, Commit, Context, Draft, Event, Request, Speculation
-from harness.oracle import BranchingDraws, Law, Trace, branching_race, enumerate_runs
+from harness.oracle import BranchingDraws, Law, Trace, branching_race
+from harness.stepwise import StepTrace, enumerate_steps
 
 DRAWING_MODULES = (
     "cospec.engine.judging.Draws",
@@ -135,24 +136,31 @@ def enumerated_law_among(
     Where room is scarce, whether a draft is made depends on the neighbours; these are the same on every path.
     """
 
-    def run(trace: Trace) -> tuple[int, ...]:
+    def run(trace: StepTrace) -> tuple[int, ...]:
         engine, output = build(), ()
+        reach = 0  # the length that a draft made ahead continues
 
         def draws(seed: Any, base: int) -> Draws | BranchingDraws:
             own, *ahead = seed if isinstance(seed, tuple) else (seed,)
+            nonlocal reach
             if own == request.seed:
-                return BranchingDraws(trace, (base, *ahead) if ahead else base)  # type: ignore[arg-type]
+                reach = base if ahead else reach
+                branching = trace.ahead if ahead else trace.now
+                return BranchingDraws(branching, (base, *ahead) if ahead else base)  # type: ignore[arg-type]
             return Draws(derive(own, *ahead) if ahead else own, base)
 
         with drawing(draws), patch("cospec.rounds.desk.derive", _unmixed):
             for each in (*company, request):
                 engine.add(each)
             while len(output) < length:
+                trace.next_step()
                 output += tuple(t for event in engine.step() if event.id == request.id for t in event.tokens)
                 engine.check_integrity()
+                if len(output) >= length or len(request.prompt) + len(output) < reach:
+                    trace.forget_ahead()
         return output[:length]
 
-    return enumerate_runs(run)
+    return enumerate_steps(run)
 
 
 class ScriptedDrafter:

@@ -71,12 +71,19 @@ def _print(console: Console, checks: list[Check], seconds: float) -> None:
     failed = sum(not check.passed for check in checks)
     outcome = f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
     console.print(Text(f"{outcome} in {seconds:.0f} s"))
+    console.print(Text(f"An exact engine fails such a run with probability {_false_alarm(checks):.0e}."))
+
+
+def _false_alarm(checks: list[Check]) -> float:
+    """The probability that an exact engine fails at least one of ``checks``, at most."""
+    return sum(check.false_alarm for check in checks)
 
 
 def _write(path: Path, about: dict[str, object], checks: list[Check], seconds: float) -> None:
     from dataclasses import asdict
 
     found = {**about, "seconds": round(seconds, 1), "passed": all(check.passed for check in checks)}
+    found["false_alarm"] = _false_alarm(checks)
     text = json.dumps({**found, "checks": [asdict(check) for check in checks]}, indent=1)
     with writing(path, "json"):
         path.write_text(text + "\n", encoding="utf-8")

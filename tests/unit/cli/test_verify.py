@@ -12,6 +12,7 @@ from cospec.bench.verify.checks import Check
 
 GOOD = Check("enumeration", "rule match", "TV 1e-16", "< 1e-12", True)
 TIE = Check("greedy identity", "speculation = plain", "9 of 10", "equal", True, ("prompt 0, token 3: a near-tie",))
+SAMPLED = Check("chi-square", "rule match", "p = 0.4", "once > 1e-04", True, false_alarm=4e-8)
 BAD = Check("chi-square", "rule block", "p = 1e-30", "> 1e-04", False)
 
 
@@ -44,6 +45,13 @@ def test_all_passed(cospec_command, climbing, tmp_path: Path):
     assert found["passed"] is True
     assert [check["rung"] for check in found["checks"]] == ["enumeration", "greedy identity"]
     assert found["checks"][1]["notes"] == ["prompt 0, token 3: a near-tie"]
+
+
+def test_the_false_alarms_of_all_checks_are_stated(cospec_command, climbing, tmp_path: Path):
+    climbing["checks"] += [SAMPLED, SAMPLED]
+    result = cospec_command("verify", "--json", tmp_path / "found.json")
+    assert "An exact engine fails such a run with probability 8e-08." in result.output
+    assert json.loads((tmp_path / "found.json").read_text())["false_alarm"] == pytest.approx(8e-8)
 
 
 def test_one_failure_is_shown_and_is_the_exit_status(cospec_command, climbing):

@@ -15,6 +15,7 @@ class Check:
         found: the figure, in words.
         wanted: what it has to be, in words.
         notes: what a reader should know, such as near-ties that were excused.
+        false_alarm: the probability that a right engine fails this check.
     """
 
     rung: str
@@ -23,3 +24,4 @@ class Check:
     wanted: str
     passed: bool
     notes: tuple[str, ...] = ()
+    false_alarm: float = 0.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cospec.bench.plain import load_plain
-from cospec.bench.verify.oracle import Law
+from cospec.bench.verify.joint import JointDistribution, Truncation, joint_distribution
 from cospec.draws import Draws, Purpose, exponentials
 from cospec.llm import LLM
 from cospec.models.loading import weights_dtype
@@ -57,20 +57,9 @@ class Reference:
         own = scores.gather(-1, torch.tensor(list(output))[:, None])[:, 0]
         return (scores.amax(-1) - own).tolist()
 
-    def law(self, prompt: Seq[int], length: int, top_k: int) -> Law:
-        """The joint law of the first ``length`` tokens at temperature 1, of the ``top_k`` likeliest at each place."""
-        law: Law = {(): 1.0}
-        for _ in range(length):
-            prefixes = [prefix for prefix in law if isinstance(prefix, tuple)]
-            rows = self._last_logits([[*prompt, *prefix] for prefix in prefixes])
-            best = rows.double().topk(top_k, -1)
-            shares = torch.softmax(best.values, -1).tolist()
-            law = {
-                (*prefix, token): law[prefix] * share
-                for prefix, tokens, own in zip(prefixes, best.indices.tolist(), shares, strict=True)
-                for token, share in zip(tokens, own, strict=True)
-            }
-        return law
+    def joint(self, prompt: Seq[int], truncation: Truncation) -> JointDistribution:
+        """The distribution of the first tokens behind ``prompt`` at temperature 1."""
+        return joint_distribution(self._last_logits, prompt, truncation)
 
     @torch.inference_mode()
     def _logits(self, prompt: Seq[int], output: Seq[int]) -> Tensor:

@@ -26,7 +26,7 @@ class Effort:
     Attributes:
         prompts: texts for the rungs that compare tokens.
         tokens: written per prompt there.
-        samples: outputs drawn for each chi-square.
+        samples: outputs in the first sample of each chi-square.
         length: tokens whose joint law the enumeration covers.
     """
 
@@ -36,7 +36,7 @@ class Effort:
     length: int
 
 
-QUICK = Effort(prompts=4, tokens=24, samples=400, length=3)
+QUICK = Effort(prompts=4, tokens=24, samples=600, length=3)
 FULL = Effort(prompts=12, tokens=96, samples=2000, length=4)
 
 
