@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from cospec.cli import bench, chat, generate, models, profile, serve, simulate, train, verify
+from cospec.cli import bench, chat, doctor, generate, models, profile, serve, simulate, train, verify
 from cospec.errors import CospecError
 from cospec.leaving import leaving_at_once
 
@@ -54,6 +54,7 @@ def _main(version: bool = typer.Option(False, "--version", callback=_version, is
 for _command in (serve.serve, generate.generate, chat.chat, models.models, profile.profile, simulate.simulate):
     app.command()(_command)
 app.command()(verify.verify)
+app.command()(doctor.doctor)
 for _name, _group in (("bench", bench.app), ("train", train.app)):
     app.add_typer(_group, name=_name)
 

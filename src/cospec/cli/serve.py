@@ -102,16 +102,15 @@ def start(given: dict[str, Any]) -> None:
     settings_given = {key: given.pop(key) for key in SERVER_KEYS if key in given}
     config = EngineConfig.build(given)
 
-    from rich.console import Console
-
+    import cospec
     from cospec.server.run import ServerSettings, run
 
     name = config.served_model_name or config.model
     settings = parse(ServerSettings, settings_given)
-    with Console(stderr=True).status(f"loading {name}") as status:  # shown in terminals only
 
-        def announce(url: str) -> None:
-            status.stop()
-            print(f"cospec serves {name} at {url}", file=sys.stderr, flush=True)
+    def say(sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True)
 
-        run(config, settings, announce)
+    # The engine's process reports what comes between these two lines, see ``engine.summary``.
+    say(f"cospec {cospec.__version__} starts and loads {name}")
+    run(config, settings, lambda url: say(f"cospec serves {name} at {url}"))

@@ -295,7 +295,7 @@ def test_lengths_behind_which_a_batch_would_change_its_frequencies_are_out_of_re
     recipe = loading._recipe(str(saved), LoadOptions(device="cpu"))
     given = {"full_attention": rope, "sliding_attention": {"rope_type": "default"}} if nested else rope
     config = type("Config", (), {"max_position_embeddings": 96, "rope_parameters": given})
-    assert loading._limit(config, recipe) == 48
+    assert loading._limit(config, recipe).allowed == 48
     if not nested:
         change_config(saved, rope_parameters=rope)
         assert load_model(str(saved)).max_len == 48
