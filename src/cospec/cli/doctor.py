@@ -32,7 +32,7 @@ def doctor(
     quantization: options.Quantization = None,
     threads: options.Threads = None,
 ) -> None:
-    """Check installation, machine and memory; run a smoke test; say what is slow and why. Exit status 1 on a problem."""
+    """Check installation, machine, memory and a few tokens; say what is slow. Exit status 1 on a problem."""
     from cospec.config import EngineConfig
 
     given = present(

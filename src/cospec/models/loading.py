@@ -15,7 +15,7 @@ from cospec.models.adapters import AdapterFolder, base_folder, is_adapter, merge
 from cospec.models.attention import choose_attention
 from cospec.models.budget import CacheBudget, MemoryPlan, Need, Room, divide, need_of, pages_for
 from cospec.models.cache import KVCache, LayerShape
-from cospec.models.folder import read_config, resolve, stored, weight_files
+from cospec.models.folder import check_stored, read_config, resolve, stored, weight_files
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, read_weights, why_not
 from cospec.models.native import Kind
@@ -149,9 +149,8 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
     found = resolve(name)
     folder = base_folder(found)
     raw = read_config(folder)
+    check_stored(name, folder, raw)
     held = stored(weight_files(folder))
-    if "quantization_config" in raw:
-        raise ModelError(f"The model {name} is stored quantized; allowed are float32, bfloat16 and float16 weights.")
     device = _device(options.device)
     dtype = weights_dtype(found, options.dtype)
     if options.quantization not in (None, "int8") or (options.quantization and device.type != "cpu"):
@@ -290,9 +289,9 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
         raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
     if recipe.adapter is not None:
         merge(model, recipe.adapter)
-    if recipe.dtype is torch.bfloat16 and model.dtype is torch.float32:
+    if recipe.dtype is not torch.float32 and model.dtype is torch.float32:
         for parameter in model.parameters():
-            parameter.data = parameter.data.bfloat16().float()
+            parameter.data = parameter.data.to(recipe.dtype).float()
     return model.to(recipe.device).eval().requires_grad_(False)
 
 
