@@ -16,24 +16,30 @@ MODEL_KEYS = {"model", "models"}
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help="zoo (the default), zoo:NAME, a folder, or a hub name.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.", show_default="zoo")
+    ] = None,
     models: options.Models = None,
     law: options.Law = None,
     collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
-    port: Annotated[int | None, typer.Option(help="8000 unless given; 0 takes a free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="COSPEC_API_KEY", help="Asked of every client.")] = None,
     max_concurrent_requests: Annotated[
         int | None,
         typer.Option(help="Outputs at once, waiting ones included; beyond it calls get 429."),
     ] = None,
     drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running requests get after SIGTERM; 30 unless given.")
+        float | None, typer.Option(help="Seconds that running requests get after SIGTERM.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="Of the web server; warning unless given.")] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="The name that clients ask for.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="Of the web server.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The name that clients ask for.", show_default="the model")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Another tokenizer than the model's.", show_default="the model's")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="JSON or YAML file with any of these options; the command line wins.")
     ] = None,
