@@ -129,7 +129,12 @@ def smoke_test() -> dict[str, Any]:
 def _answer(options: Mapping[str, Any]) -> str:
     from cospec import LLM, SamplingParams
 
-    common = {"device": "cpu", "dtype": "float32", "kv_cache_memory_bytes": 1 << 23, "measure_at_start": False}
+    common: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 1 << 23,
+        "measure_at_start": False,
+    }
     with LLM("zoo", **common, **options) as llm:
         (found,) = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=TOKENS))
     return found.outputs[0].text

@@ -32,7 +32,7 @@ class Command(TyperCommand):
             record = param.get_help_record(ctx)
             if record is not None:
                 usual = "Arguments" if param.param_type_name == "argument" else "Options"
-                panel = param.rich_help_panel if isinstance(param.rich_help_panel, str) else usual
+                panel = vars(param).get("rich_help_panel") or usual
                 text = SENTENCE.sub(r"default: \1", record[1]) + _addition(param, known)
                 groups.setdefault(panel, []).append((record[0], text))
         for panel, rows in groups.items():
