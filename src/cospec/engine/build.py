@@ -37,6 +37,7 @@ from cospec.types import Offer
 
 log = logging.getLogger(__name__)
 
+DEFAULT_METHOD = "suffix"  # of models without a drafter of their own
 DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
 
 
@@ -232,20 +233,13 @@ def load_options(config: EngineConfig) -> LoadOptions:
 def _speculation(config: EngineConfig) -> SpeculativeConfig:
     """What is configured, with the method that is meant where none is named.
 
-    A zoo target comes with its drafter; any other model runs plain until it is told what drafts for it.
-
-    Raises:
-        InvalidInput: there are options for a method that is not named and cannot be guessed.
+    A zoo target comes with its drafter. Any other model copies from prompt and outputs, which takes no model; the
+    policy drafts only as far as a draft pays.
     """
     given = _as_drafter(config.speculative_config or SpeculativeConfig())
     if "method" in given.model_fields_set:
         return given
-    if default_drafter(config.model):
-        return given.model_copy(update={"method": "draft_model"})
-    if given != SpeculativeConfig():
-        allowed = "one of " + ", ".join([*DRAFTERS, "off"])
-        raise InvalidInput("speculative_config.method", words("missing"), allowed)
-    return given
+    return given.model_copy(update={"method": "draft_model" if default_drafter(config.model) else DEFAULT_METHOD})
 
 
 def _as_drafter(given: SpeculativeConfig) -> SpeculativeConfig:
