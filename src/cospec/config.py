@@ -16,6 +16,7 @@ from cospec.options import Options, parse
 from cospec.types import Offer
 
 LONGEST_DRAFT = 64
+DTYPES = {"half": "float16", "float": "float32"}  # other names of a dtype
 
 
 class SpeculativeConfig(Options):
@@ -113,8 +114,9 @@ class EngineConfig(Options):
         law: how their distributions become one, such as ``{"blend": "weighted", "weights": [0.6, 0.4]}``.
         collaboration: who proposes how much among them.
         model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
-        dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU a product's inputs are rounded to it too;
-            sums are float32 whatever it is.
+        dtype: of the weights in memory; ``auto`` keeps the file's; ``half`` and ``float`` are ``float16`` and
+            ``float32``. On a CPU a product's inputs are rounded to bfloat16 with bfloat16 weights; float16 weights are
+            computed as float32, four bytes each. Sums are float32 whatever it is.
         quantization: ``int8`` holds linear weights as 8-bit integers (a different model: its own law).
         max_model_len: tokens of one sequence, prompt and output; None is the model's own limit.
         max_num_seqs: sequences that run at once.
@@ -137,7 +139,7 @@ class EngineConfig(Options):
     tokenizer: str | None = None
     served_model_name: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     quantization: Literal["int8"] | None = None
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
@@ -152,6 +154,13 @@ class EngineConfig(Options):
     measure_at_start: bool = True
     plugins: tuple[str, ...] = Field(default=(), strict=False)
     speculative_config: SpeculativeConfig | None = None
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _name_dtype(cls, value: object) -> object:
+        """Read vLLM's names and torch's dtypes."""
+        name = str(value).removeprefix("torch.")
+        return DTYPES.get(name, name if str(value) != name else value)
 
     @classmethod
     def build(cls, given: Mapping[str, Any]) -> EngineConfig:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, closing
 from dataclasses import fields, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from tqdm.auto import tqdm
 
 from cospec.config import EngineConfig, SpeculativeConfig, read_json
 from cospec.engine.engine import Engine
@@ -23,6 +26,7 @@ from cospec.errors import EngineStopped, InvalidInput, words
 from cospec.outputs import OutputBuilder, RequestOutput
 from cospec.params import SamplingParams
 from cospec.types import Event, Request, Speculation
+from cospec.vllm_options import without_vllm_options
 
 
 class LLM:
@@ -33,7 +37,7 @@ class LLM:
         models, law: several models that speak as one, and how: ``{"blend": "weighted", "weights": [0.6, 0.4]}``. A law
             without models is over ``model`` and its drafter.
         speculative_config: how drafts are made and judged; None is the model's own default (the zoo has a drafter).
-        options: any other field of ``EngineConfig``.
+        options: any other field of ``EngineConfig``; keywords of vLLM's ``LLM`` are accepted where they change nothing.
 
     Raises:
         CospecError: a model, option or combination that cannot be served, in one sentence.
@@ -48,7 +52,7 @@ class LLM:
         **options: Any,
     ) -> None:
         given = {"model": str(model), "models": models, "law": law, "speculative_config": speculative_config}
-        self._open(Engine.build(EngineConfig.build(given | options)))
+        self._open(Engine.build(EngineConfig.build(given | without_vllm_options(options))))
 
     @classmethod
     def around(cls, engine: Engine) -> LLM:
@@ -113,12 +117,18 @@ class LLM:
         """The Hugging Face tokenizer in use."""
         return self.engine.tokenizer
 
+    def get_tokenizer(self) -> Any:
+        """The Hugging Face tokenizer in use, as vLLM's method of this name gives it."""
+        return self.tokenizer
+
     def generate(
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         speculation: Speculation | Mapping[str, Any] | None = None,
         law: Mapping[str, Any] | str | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[RequestOutput]:
         """Complete prompts, all at once; results come in the order of the prompts.
 
@@ -128,6 +138,7 @@ class LLM:
             sampling_params: one for all, or one per prompt.
             speculation: other choices than those that the model was loaded with; a mapping has ``Speculation``'s keys.
             law: another blend of the models than the one that they were loaded with, as an object or JSON text.
+            use_tqdm: True shows a bar of finished outputs on stderr; a callable takes the place of ``tqdm``.
 
         Raises:
             InvalidInput: a prompt or parameter that cannot be served; then none of them runs.
@@ -141,8 +152,11 @@ class LLM:
         ]
         requests = [request for call in calls for request in call]
         builders = {request.id: OutputBuilder() for request in requests}
-        for event in self._follow(requests):
-            builders[event.id].add(event)
+        with _bar(use_tqdm, len(requests)) as bar:
+            for event in self._follow(requests):
+                builders[event.id].add(event)
+                if event.finish is not None:
+                    bar.update(1)
         return [
             self._output(prompt, requests, builders, how)
             for prompt, requests, how in zip(listed, calls, params, strict=True)
@@ -154,10 +168,12 @@ class LLM:
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         speculation: Speculation | Mapping[str, Any] | None = None,
         law: Mapping[str, Any] | str | None = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the tokenizer's chat template; else as ``generate``."""
         prompts = [self._tokens.chat(each) for each in conversations(messages)]
-        return self.generate(prompts, sampling_params, speculation, law)
+        return self.generate(prompts, sampling_params, speculation, law, use_tqdm=use_tqdm)
 
     def stream(
         self,
@@ -222,6 +238,13 @@ class LLM:
             outputs=tuple(builder.build(params.logprobs is not None) for builder in own),
             law=own[0].law,
         )
+
+
+def _bar(wanted: bool | Callable[..., Any], total: int) -> AbstractContextManager[Any]:
+    """The progress bar of ``total`` outputs; one that shows nothing where none is wanted."""
+    make = wanted if callable(wanted) else tqdm
+    shown = {} if callable(wanted) else {"disable": not wanted}
+    return closing(make(total=total, desc="outputs", dynamic_ncols=True, **shown))
 
 
 def _match(params: Any, n: int) -> list[SamplingParams]:

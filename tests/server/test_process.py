@@ -180,8 +180,9 @@ def test_serve_with_an_unknown_model_prints_one_sentence():
     )
     assert done.returncode == 1
     assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    *steps, line = done.stderr.splitlines()
     assert line.startswith("cospec: model is '/no/such/folder'")
+    assert all("starts and loads" in step or " INFO " in step for step in steps)
 
 
 def with_client(config: EngineConfig, use) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cospec.stats import RequestStats
     from cospec.types import Event
 
+LONGEST = 512  # tokens of an answer, unless given
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 # A model may write anything, also what would move the cursor or rename the window.
 UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -38,7 +39,8 @@ def chat(
     top_k: options.TopK = None,
     seed: options.Seed = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer, in tokens; 512 unless given.", rich_help_panel=options.SAMPLING)
+        int | None,
+        typer.Option(help="Longest answer, in tokens.", rich_help_panel=options.SAMPLING, show_default=str(LONGEST)),
     ] = None,
     sampling_params: options.SamplingJson = None,
     max_model_len: options.MaxModelLen = None,
@@ -55,7 +57,7 @@ def chat(
     from cospec.config import read_json
 
     given = present(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens)
-    params = options.sampling_params(sampling_params, 512, **given)
+    params = options.sampling_params(sampling_params, LONGEST, **given)
     config = read_json(speculative_config, "speculative_config") if speculative_config else None
 
     from cospec.llm import LLM

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cospec.cli.jobs import ResultFile
 
 INTERRUPTED = 130  # what a shell reports of a command that was ended by Ctrl-C
+LONGEST = 256  # tokens of an output, unless given
 WINDOW = 64  # jobs in the engine at a time, unless more sequences may run at once
 
 
@@ -34,7 +35,8 @@ def generate(
     top_k: options.TopK = None,
     seed: options.Seed = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest output, in tokens; 256 unless given.", rich_help_panel=options.SAMPLING)
+        int | None,
+        typer.Option(help="Longest output, in tokens.", rich_help_panel=options.SAMPLING, show_default=str(LONGEST)),
     ] = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Write on behind the end.", rich_help_panel=options.SAMPLING)
@@ -61,7 +63,7 @@ def generate(
 
     params = options.sampling_params(
         sampling_params,
-        256,
+        LONGEST,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,

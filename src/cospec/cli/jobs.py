@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cospec.errors import InvalidInput, is_text, words
 
@@ -89,17 +89,32 @@ def _turns(given: Mapping[str, Any]) -> tuple[str, ...]:
 class ResultFile:
     """Results as JSON lines, each whole on disk before the next is begun. Goes on where an earlier run stopped.
 
+    One run at a time has the file: the run holds a lock until ``close``. A result that does not fit on the disk is
+    taken back, so that the file holds whole results at any time. A pipe or a device holds nothing to go on from.
+
     Raises:
-        InvalidInput: the file cannot be written, or holds something else than results.
+        InvalidInput: the file cannot be written, another run writes to the file, or it holds something else.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = 0  # bytes of whole results
         try:
-            self._file: BinaryIO = path.open("a+b")
-            self.done = frozenset(self._recover(path))
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
-            reason = error.strerror or error
-            raise InvalidInput("output", str(path), f"a file that can be written ({reason})") from None
+            raise self._unwritable(error) from None
+        self._regular = path.is_file()
+        self.done: frozenset[str] = frozenset()
+        try:
+            if self._regular:
+                self._lock()
+                self.done = frozenset(self._recover())
+        except OSError as error:
+            self._file.close()
+            raise self._unwritable(error) from None
+        except InvalidInput:
+            self._file.close()
+            raise
 
     def __enter__(self) -> ResultFile:
         return self
@@ -108,27 +123,51 @@ class ResultFile:
         self._file.close()
 
     def write(self, result: Mapping[str, Any]) -> None:
-        """Append one result."""
-        self._file.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+        """Append one result.
 
-    def _recover(self, path: Path) -> Iterable[str]:
+        Raises:
+            InvalidInput: the result does not fit on the disk; the file is as before.
+        """
+        data = memoryview(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+        size = len(data)
+        try:
+            while data:  # a disk that fills up takes a part first
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            if self._regular:
+                self._file.truncate(self._end)
+            raise self._unwritable(error) from None
+        self._end += size
+
+    def _unwritable(self, error: OSError) -> InvalidInput:
+        return InvalidInput("output", str(self._path), f"a file that can be written ({error.strerror or error})")
+
+    def _lock(self) -> None:
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            shown = words(f"{self._path}, which another run of this command writes")
+            raise InvalidInput("output", shown, "another file, or the same command after that run") from None
+
+    def _recover(self) -> Iterable[str]:
         """Ids of whole results; a last one that was cut off is dropped from the file, and nothing else ever is."""
-        self._file.seek(0)
         ids: list[str] = []
-        end = 0
-        for number, line in enumerate(self._file, start=1):
-            id, ended = _id_of(line), line.endswith(b"\n")
-            if id is None and (ended or not _may_begin_a_row(line)):
-                shown = words(f"{path}, whose line {number} is not a result of this command")
-                raise InvalidInput("output", shown, "a new file, or one that this command wrote")
-            if id is None:
-                self._file.truncate(end)
-                break
-            ids.append(id)
-            end += len(line)
-            if not ended:
-                self._file.write(b"\n")
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                id, ended = _id_of(line), line.endswith(b"\n")
+                if id is None and (ended or not _may_begin_a_row(line)):
+                    shown = words(f"{self._path}, whose line {number} is not a result of this command")
+                    raise InvalidInput("output", shown, "a new file, or one that this command wrote")
+                if id is None:
+                    self._file.truncate(self._end)
+                    break
+                ids.append(id)
+                self._end += len(line)
+                if not ended:
+                    self._end += self._file.write(b"\n") or 0
+                    break
         return ids
 
 

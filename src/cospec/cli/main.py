@@ -6,12 +6,13 @@ Another command, or group of commands, is one entry near the end of this file; i
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from cospec.cli import bench, chat, generate, models, profile, serve, simulate, train, verify
+from cospec.cli import bench, chat, doctor, generate, help, models, profile, serve, simulate, train, verify
 from cospec.errors import CospecError
 from cospec.leaving import leaving_at_once
 
@@ -35,6 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's tables cut names in narrow terminals
 )
 
 
@@ -51,11 +53,21 @@ def _main(version: bool = typer.Option(False, "--version", callback=_version, is
     """Options before a command."""
 
 
-for _command in (serve.serve, generate.generate, chat.chat, models.models, profile.profile, simulate.simulate):
-    app.command()(_command)
-app.command()(verify.verify)
-for _name, _group in (("bench", bench.app), ("train", train.app)):
-    app.add_typer(_group, name=_name)
+# Each command, and the classes that its options take their defaults from.
+_COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
+    (serve.serve, (help.ENGINE, help.SERVER)),
+    (generate.generate, (help.ENGINE, help.SAMPLING)),
+    (chat.chat, (help.ENGINE, help.SAMPLING)),
+    (models.models, ()),
+    (doctor.doctor, (help.ENGINE,)),
+    (verify.verify, (help.ENGINE,)),
+    (profile.profile, (help.ENGINE,)),
+    (simulate.simulate, ()),
+)
+for _command, _sources in _COMMANDS:
+    app.command(cls=help.showing(*_sources))(_command)
+app.add_typer(help.show_plainly(bench.app, help.ENGINE), name="bench")
+app.add_typer(help.show_plainly(train.app), name="train")
 
 
 def main() -> None:

@@ -14,7 +14,11 @@ SAMPLING = "Sampling"
 
 Models = Annotated[
     list[str] | None,
-    typer.Option("--model", help="zoo, zoo:NAME, a folder, or a hub name; several of them speak as one."),
+    typer.Option(
+        "--model",
+        help="zoo, zoo:NAME, a folder, or a hub name; several of them speak as one.",
+        show_default="zoo",
+    ),
 ]
 Model = Annotated[str, typer.Option(help="zoo, zoo:NAME, a folder, or a hub name.")]
 SpeculativeConfig = Annotated[
@@ -25,6 +29,7 @@ SpeculativeConfig = Annotated[
         num_speculative_tokens, max_nodes, widths, rule, policy, policy_options, round, drafting (here, thread or
         process), drafter_cores, request_may_choose, and those of the method, such as model.""",
         rich_help_panel=ENGINE,
+        show_default="the family's drafter, otherwise suffix, under the policy goodput",
     ),
 ]
 Law = Annotated[
@@ -43,18 +48,28 @@ Collaboration = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
-MaxModelLen = Annotated[int | None, typer.Option(help="Tokens of one sequence.", rich_help_panel=ENGINE)]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(help="Tokens of one sequence.", rich_help_panel=ENGINE, show_default="the model's own limit"),
+]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run at once.", rich_help_panel=ENGINE)]
 MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens computed per round.", rich_help_panel=ENGINE)]
 KvCacheMemoryBytes = Annotated[
-    int | None, typer.Option(help="Of the KV caches of all models together.", rich_help_panel=ENGINE)
+    int | None,
+    typer.Option(
+        help="Of the KV caches of all models together.",
+        rich_help_panel=ENGINE,
+        show_default="a share of the free memory",
+    ),
 ]
 GpuMemoryUtilization = Annotated[
     float | None, typer.Option(help="Share of a GPU's memory to take.", rich_help_panel=ENGINE)
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=ENGINE)]
-Dtype = Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=ENGINE)]
-Quantization = Annotated[str | None, typer.Option(help="int8, or nothing.", rich_help_panel=ENGINE)]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)]
+Quantization = Annotated[
+    str | None, typer.Option(help="int8 holds the weights of products as 8-bit integers.", rich_help_panel=ENGINE)
+]
 Plugins = Annotated[
     list[str] | None,
     typer.Option(
@@ -64,7 +79,9 @@ Plugins = Annotated[
         rich_help_panel=ENGINE,
     ),
 ]
-Threads = Annotated[int | None, typer.Option(help="Of the CPU kernels.", rich_help_panel=ENGINE)]
+Threads = Annotated[
+    int | None, typer.Option(help="Of the CPU kernels.", rich_help_panel=ENGINE, show_default="every processor")
+]
 InstructionSet = Annotated[
     str | None,
     typer.Option(help="Of the CPU kernels: auto, base, avx2, avx512 or avx512_bf16.", rich_help_panel=ENGINE),

@@ -16,24 +16,30 @@ MODEL_KEYS = {"model", "models"}
 
 
 def serve(
-    model: Annotated[str | None, typer.Argument(help="zoo (the default), zoo:NAME, a folder, or a hub name.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.", show_default="zoo")
+    ] = None,
     models: options.Models = None,
     law: options.Law = None,
     collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless given.")] = None,
-    port: Annotated[int | None, typer.Option(help="8000 unless given; 0 takes a free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="COSPEC_API_KEY", help="Asked of every client.")] = None,
     max_concurrent_requests: Annotated[
         int | None,
         typer.Option(help="Outputs at once, waiting ones included; beyond it calls get 429."),
     ] = None,
     drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running requests get after SIGTERM; 30 unless given.")
+        float | None, typer.Option(help="Seconds that running requests get after SIGTERM.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="Of the web server; warning unless given.")] = None,
-    served_model_name: Annotated[str | None, typer.Option(help="The name that clients ask for.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than the model's.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="Of the web server.")] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="The name that clients ask for.", show_default="the model")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Another tokenizer than the model's.", show_default="the model's")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="JSON or YAML file with any of these options; the command line wins.")
     ] = None,
@@ -104,16 +110,15 @@ def start(given: dict[str, Any]) -> None:
     settings_given = {key: given.pop(key) for key in SERVER_KEYS if key in given}
     config = EngineConfig.build(given)
 
-    from rich.console import Console
-
+    import cospec
     from cospec.server.run import ServerSettings, run
 
     name = config.served_model_name or config.model
     settings = parse(ServerSettings, settings_given)
-    with Console(stderr=True).status(f"loading {name}") as status:  # shown in terminals only
 
-        def announce(url: str) -> None:
-            status.stop()
-            print(f"cospec serves {name} at {url}", file=sys.stderr, flush=True)
+    def say(sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True)
 
-        run(config, settings, announce)
+    # The engine's process reports what comes between these two lines, see ``engine.summary``.
+    say(f"cospec {cospec.__version__} starts and loads {name}")
+    run(config, settings, lambda url: say(f"cospec serves {name} at {url}"))

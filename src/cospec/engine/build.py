@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,17 +23,22 @@ from cospec.engine.ensemble import Cast, distinct
 from cospec.engine.policy import build_policy, check_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
+from cospec.engine.summary import drafting, summarize
 from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.models.adapters import base_folder
+from cospec.models.budget import MemoryPlan
 from cospec.models.folder import read_object
-from cospec.models.loading import LoadOptions, cache_budget, load_model, load_tokenizer, resolve
+from cospec.models.loading import LoadOptions, cache_budget, load_model, load_tokenizer, memory_plan, resolve
 from cospec.policies.round_cost import Costs
 from cospec.profiling.start import costs_at_start
 from cospec.protocols import Crew, Drafter, Handle, Model
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
 from cospec.types import Offer
 
+log = logging.getLogger(__name__)
+
+DEFAULT_METHOD = "suffix"  # of models without a drafter of their own
 DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
 
 
@@ -48,7 +54,17 @@ def default_drafter(model: str) -> str | None:
 
 
 def build_parts(config: EngineConfig) -> Parts:
-    """Load and connect everything that ``config`` names. Raises ``CospecError`` with one sentence."""
+    """Load and connect everything that ``config`` names, and log what it is. Raises ``CospecError`` in one sentence."""
+    parts, drafts = _build(config)
+    paths = parts.model_paths or (() if parts.model_path is None else (parts.model_path,))
+    tokens = (parts.scheduler.pages.capacity, parts.resolver.max_len)
+    for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
+        log.info("%s", line)
+    return parts
+
+
+def _build(config: EngineConfig) -> tuple[Parts, str]:
+    """The parts, and in words who drafts."""
     for name in config.plugins:
         _import(name)
     share_cores(config)
@@ -68,7 +84,19 @@ def build_parts(config: EngineConfig) -> Parts:
     drafter = build_drafter(speculative, host, config.threads)
     costs = _costs(target, drafter, path, speculative, config)
     text = Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer))
-    return connect(target, drafter, speculative, config, text, costs)
+    return connect(target, drafter, speculative, config, text, costs), drafting(speculative, host.default_drafter)
+
+
+def plan(config: EngineConfig) -> tuple[MemoryPlan, str]:
+    """The memory plan of one model with its drafter, and in words who drafts; no weights are loaded.
+
+    Raises:
+        CospecError: the model cannot be served here, in one sentence.
+    """
+    options, speculative = load_options(config), _speculation(config)
+    _check(speculative)
+    names = [str(resolve(config.model)), *_drafting(speculative, config.model, options)]
+    return memory_plan(names, options), drafting(speculative, default_drafter(config.model))
 
 
 def _import(name: str) -> None:
@@ -94,7 +122,7 @@ def _costs(
     return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
 
 
-def _ensemble_parts(config: EngineConfig) -> Parts:
+def _ensemble_parts(config: EngineConfig) -> tuple[Parts, str]:
     """Load and connect several models that speak as one; a law for a single model is over it and its own drafter."""
     own = default_drafter(config.model)
     given = config.models or [config.model, *([own] if own else [])]
@@ -119,7 +147,9 @@ def _ensemble_parts(config: EngineConfig) -> Parts:
     text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))
     drafter = build_drafter(speculative, host, config.threads)
     chosen = config.model_copy(update={"speculative_config": speculative})
-    return replace(connect_ensemble(cast, drafter, chosen, text), model_paths=tuple(paths))
+    members = f"the models draft for each other ({config.collaboration.proposal})"
+    drafts = members if drafter is None else drafting(speculative, host.default_drafter)
+    return replace(connect_ensemble(cast, drafter, chosen, text), model_paths=tuple(paths)), drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +236,13 @@ def load_options(config: EngineConfig) -> LoadOptions:
 def _speculation(config: EngineConfig) -> SpeculativeConfig:
     """What is configured, with the method that is meant where none is named.
 
-    A zoo target comes with its drafter; any other model runs plain until it is told what drafts for it.
-
-    Raises:
-        InvalidInput: there are options for a method that is not named and cannot be guessed.
+    A zoo target comes with its drafter. Any other model copies from prompt and outputs, which takes no model; the
+    policy drafts only as far as a draft pays.
     """
     given = _as_drafter(config.speculative_config or SpeculativeConfig())
     if "method" in given.model_fields_set:
         return given
-    if default_drafter(config.model):
-        return given.model_copy(update={"method": "draft_model"})
-    if given != SpeculativeConfig():
-        allowed = "one of " + ", ".join([*DRAFTERS, "off"])
-        raise InvalidInput("speculative_config.method", words("missing"), allowed)
-    return given
+    return given.model_copy(update={"method": "draft_model" if default_drafter(config.model) else DEFAULT_METHOD})
 
 
 def _as_drafter(given: SpeculativeConfig) -> SpeculativeConfig:

@@ -65,6 +65,7 @@ def build_engine(config: EngineConfig) -> EngineLike:
     """The real engine; imported here, so that the server's process never loads the models' code."""
     from cospec.engine.engine import Engine
 
+    log.info("the engine's process imports torch and transformers")
     return Engine.build(config)
 
 

@@ -6,7 +6,7 @@ keep the same sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,32 @@ class Need:
 
     weights: int
     token: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What models that run together will take, known before any of them is loaded.
+
+    Attributes:
+        weights: bytes of each model's weights, by the model's name.
+        token_bytes: of one token's keys and values in all models.
+        kv_cache_tokens: tokens that fit into the KV cache.
+        max_model_len: tokens of the longest sequence.
+        cut: why the longest sequence is shorter than the model's configuration says; empty where it is not.
+        slow: why the fast forward does not run the model, as a clause behind "because"; empty where it does.
+    """
+
+    weights: Mapping[str, int]
+    token_bytes: int
+    kv_cache_tokens: int
+    max_model_len: int
+    cut: str = ""
+    slow: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Weights and KV cache together."""
+        return sum(self.weights.values()) + self.token_bytes * self.kv_cache_tokens
 
 
 def need_of(config: Any, weights: int, dtype: torch.dtype) -> Need:

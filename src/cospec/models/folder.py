@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from cospec.errors import ModelError
 ZOO = Path(__file__).resolve().parent.parent / "zoo"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_WEIGHTS = "allowed are float32, bfloat16 and float16 weights in safetensors files"
+# Files with which a folder says how its weights were quantized, where config.json does not.
+_QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+_BITSANDBYTES = {"load_in_4bit": 4, "load_in_8bit": 8}
 _ALLOWED = (
     "zoo, zoo:NAME, a folder with safetensors weights and config.json or adapter_config.json, "
     "or the name of a model on the hub"
@@ -39,6 +44,8 @@ def resolve(name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
+    if path.is_file() and path.suffix == ".gguf":
+        raise ModelError(f"The file {path} is a GGUF model, whose weights are quantized or packed; {_WEIGHTS}.")
     if path.exists() or not _HUB_NAME.fullmatch(name):
         raise ModelError(f"model is {name!r}, which is not an existing folder; allowed is {_ALLOWED} ({_members()}).")
     return _hub(name)
@@ -86,6 +93,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         return read_object(folder / "config.json")
     except OSError:
+        _refuse_gguf(folder)
         raise ModelError(f"The folder {folder} is not a model: it has no readable config.json.") from None
 
 
@@ -105,6 +113,43 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
+def check_stored(name: str, folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a configuration whose weights are quantized, by their kind, or have a place of their own.
+
+    Raises:
+        ModelError: the configuration is of that sort.
+    """
+    named = config.get("transformers_weights")
+    if named is not None:
+        raise ModelError(f"The model {name} names its weights itself ({named!r}); allowed is model.safetensors.")
+    text = config.get("text_config")
+    parts = [config, text if isinstance(text, dict) else {}]
+    for part in parts:
+        for key in ("quantization_config", "compression_config"):
+            if part.get(key) is not None:
+                raise ModelError(_quantized(name, part[key]))
+    for file, method in _QUANTIZED.items():
+        if (folder / file).exists():
+            raise ModelError(_quantized(name, {"quant_method": method}))
+
+
+def _quantized(name: str, found: Any) -> str:
+    """The sentence about a quantization's configuration."""
+    about = found if isinstance(found, dict) else {}
+    method = about.get("quant_method") or about.get("quant_algo") or "an unnamed method"
+    width = next((about[key] for key in ("bits", "w_bit") if isinstance(about.get(key), int)), None)
+    width = width or next((bits for key, bits in _BITSANDBYTES.items() if about.get(key) is True), None)
+    shown = f"{method}, {width} bits" if width else str(method)
+    return f"The model {name} is stored quantized ({shown}); {_WEIGHTS}, and quantization: int8 makes them small here."
+
+
+def _refuse_gguf(folder: Path) -> None:
+    """Raise ``ModelError`` for a folder whose weights are GGUF files."""
+    file = next(iter(sorted(folder.glob("*.gguf"))), None)
+    if file is not None:
+        raise ModelError(f"The folder {folder} has GGUF weights ({file.name}), quantized or packed; {_WEIGHTS}.")
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that make up a model, each checked to be readable and whole.
 
@@ -116,9 +161,11 @@ def weight_files(folder: Path) -> list[Path]:
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError):
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
             raise ModelError(f"The file {index} is not an index of safetensors files.") from None
+        _check_names(index, names)
     elif not (folder / names[0]).exists():
+        _refuse_gguf(folder)
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         found = "weights in a format that can run code (.bin or .pt)" if pickled else "no weights"
         raise ModelError(f"The folder {folder} has {found}; allowed are safetensors weights (model.safetensors).")
@@ -130,6 +177,14 @@ def weight_files(folder: Path) -> list[Path]:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"The weights {file} cannot be read as safetensors: {error}.") from None
     return files
+
+
+def _check_names(index: Path, names: list[Any]) -> None:
+    """Refuse an index that names a file outside the model's folder; a link inside the folder may lead anywhere."""
+    for name in names:
+        inside = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
+        if not inside:
+            raise ModelError(f"The index {index} names {name!r}; allowed are names of files in the same folder.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,21 +13,24 @@ import torch
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.adapters import AdapterFolder, base_folder, is_adapter, merge, read_adapter
 from cospec.models.attention import choose_attention
-from cospec.models.budget import CacheBudget, Need, Room, divide, need_of, pages_for
+from cospec.models.budget import CacheBudget, MemoryPlan, Need, Room, divide, need_of, pages_for
 from cospec.models.cache import KVCache, LayerShape
-from cospec.models.folder import read_config, resolve, stored, weight_files
+from cospec.models.folder import check_stored, read_config, resolve, stored, weight_files
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, read_weights, why_not
 from cospec.models.native import Kind
 from cospec.models.packed_model import PackedModel
 from cospec.models.pages import PagePool
+from cospec.models.progress import weights_progress
 from cospec.models.quiet import quiet
 from cospec.protocols import Model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["LoadOptions", "cache_budget", "load_model", "load_tokenizer", "resolve", "weights_dtype"]
+__all__ = ["LoadOptions", "cache_budget", "load_model", "load_tokenizer", "memory_plan", "resolve", "weights_dtype"]
+
+log = logging.getLogger(__name__)
 
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -92,7 +96,8 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
         InvalidInput: an option does not fit the model or the machine.
     """
     recipe = _recipe(name, options)
-    with quiet():
+    size = sum(file.stat().st_size for file in weight_files(recipe.folder))
+    with quiet(), weights_progress(recipe.name, size):
         return _assemble(recipe)
 
 
@@ -105,6 +110,31 @@ def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:
     with quiet():
         needs = [_need(_recipe(name, options)) for name in names]
     return divide(needs, _device(options.device), options.gpu_memory_utilization, options.cache_bytes)
+
+
+def memory_plan(names: Sequence[str], options: LoadOptions) -> MemoryPlan:
+    """What the models called ``names`` will take together; the first of them is the target.
+
+    Raises:
+        ModelError, InvalidInput: as ``load_model`` does, also where memory does not suffice.
+    """
+    with quiet():
+        recipes = [_recipe(name, options) for name in names]
+        needs = [_need(recipe) for recipe in recipes]
+        target, config = recipes[0], _config(recipes[0])
+        length = _limit(config.get_text_config(), target)
+    token = sum(need.token for need in needs)
+    budget = divide(needs, target.device, options.gpu_memory_utilization, options.cache_bytes)
+    room = Room(length.allowed, length.allowed if options.max_model_len is not None else 2, options.max_num_seqs)
+    pages = pages_for(target.name, replace(budget, token=token), (), target.cache_dtype, options.page_size, room)
+    return MemoryPlan(
+        weights={recipe.name: need.weights for recipe, need in zip(recipes, needs, strict=True)},
+        token_bytes=token,
+        kv_cache_tokens=pages * options.page_size,
+        max_model_len=min(length.allowed, pages * options.page_size),
+        cut=length.cut,
+        slow="" if _takes_fused(config, target) else why_not(config) or "a back end is not native",
+    )
 
 
 def weights_dtype(found: Path, dtype: str = "auto") -> torch.dtype:
@@ -121,9 +151,8 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
     found = resolve(name)
     folder = base_folder(found)
     raw = read_config(folder)
+    check_stored(name, folder, raw)
     held = stored(weight_files(folder))
-    if "quantization_config" in raw:
-        raise ModelError(f"The model {name} is stored quantized; allowed are float32, bfloat16 and float16 weights.")
     device = _device(options.device)
     dtype = weights_dtype(found, options.dtype)
     if options.quantization not in (None, "int8") or (options.quantization and device.type != "cpu"):
@@ -203,7 +232,10 @@ def _cache(config: Any, shapes: list[LayerShape], recipe: _Recipe) -> tuple[KVCa
     """The KV cache, the attention that reads it, and how long a sequence can be in it."""
     options = recipe.options
     attention = choose_attention(options.attention_backend, recipe.device, shapes, options.page_size)
-    pages, max_len = _pages(shapes, recipe.cache_dtype, _limit(config.get_text_config(), recipe), recipe)
+    length = _limit(config.get_text_config(), recipe)
+    if length.cut:
+        log.warning("a sequence of %s has at most %d tokens: %s", recipe.name, length.allowed, length.cut)
+    pages, max_len = _pages(shapes, recipe.cache_dtype, length.allowed, recipe)
     cache = KVCache(shapes, pages, recipe.cache_dtype, recipe.device, by_head=attention == "sdpa")
     return cache, attention, max_len
 
@@ -259,26 +291,38 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
         raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
     if recipe.adapter is not None:
         merge(model, recipe.adapter)
-    if recipe.dtype is torch.bfloat16 and model.dtype is torch.float32:
+    if recipe.dtype is not torch.float32 and model.dtype is torch.float32:
         for parameter in model.parameters():
-            parameter.data = parameter.data.bfloat16().float()
+            parameter.data = parameter.data.to(recipe.dtype).float()
     return model.to(recipe.device).eval().requires_grad_(False)
 
 
-def _limit(config: Any, recipe: _Recipe) -> int:
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """Tokens of one sequence: how many are allowed, and why these are fewer than the configuration says."""
+
+    allowed: int
+    cut: str = ""
+
+
+def _limit(config: Any, recipe: _Recipe) -> _Length:
     """Tokens of one sequence that the positions of the model allow, or that the user wants."""
     limit: Any = getattr(config, "max_position_embeddings", None)
+    kept, cut = limit, ""
     given = getattr(config, "rope_parameters", None) or {}
     for rope in (given, *given.values()):  # of the model, or of each kind of layer
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
             # Beyond this length the whole batch would switch to other frequencies, whatever its sequences' lengths.
-            limit = rope.get("original_max_position_embeddings") or limit
+            kept = rope.get("original_max_position_embeddings") or limit
+    if kept != limit:
+        cut = f"its long-rope frequencies change for the whole batch beyond {kept} of its {limit} positions"
     asked = recipe.options.max_model_len
-    if limit is None and asked is None:
+    if kept is None and asked is None:
         raise ModelError(f"The model {recipe.name} does not say how long its sequences may be; set max_model_len.")
-    if asked is not None and (asked < 2 or (limit is not None and asked > limit)):
-        raise InvalidInput("max_model_len", asked, f"2 to {limit}, the positions of {recipe.name}")
-    return int(asked if asked is not None else limit)
+    if asked is not None and (asked < 2 or (kept is not None and asked > kept)):
+        reason = f", since {cut}" if cut else ""
+        raise InvalidInput("max_model_len", asked, f"2 to {kept}, the positions of {recipe.name}{reason}")
+    return _Length(int(asked if asked is not None else kept), cut if asked is None else "")
 
 
 def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Recipe) -> tuple[PagePool, int]:

@@ -43,6 +43,7 @@ def costs_at_start(
     beside = key if alone else {**key, "drafter": drafts}
     forward, step = load({**beside, "of": "target"}), None if alone else load({**beside, "of": "drafter"})
     if forward is None or (step is None and not alone):
+        _log.info("measuring what forwards take here, for up to %.0f s; the result is kept for the next start", SECONDS)
         if alone:
             forwards, steps = measure_forwards(target, START, SECONDS), list[Sample]()
         else:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cospec.cli.jobs import ResultFile
+
 
 def write_lines(path: Path, *rows: object) -> Path:
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
@@ -190,3 +192,27 @@ def test_a_run_without_work_says_why(llm, cospec_command, files):
     result = cospec_command("generate", "--prompts", prompts, "--output", output)
     assert result.exit_code == 0
     assert result.stderr == f"{prompts}: nothing to do, {output} has all of the answers\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_is_one_sentence(llm, cospec_command, files):
+    prompts, _ = files
+    write_lines(prompts, {"prompt": "abc"})
+    result = cospec_command("generate", "--prompts", prompts, "--output", "/dev/full")
+    assert result.exit_code == 1
+    wanted = "cospec: output is '/dev/full'; allowed is a file that can be written (No space left on device)."
+    assert result.stderr.splitlines()[-1] == wanted
+    assert "Traceback" not in result.output
+    assert not llm.made[0].engine.has_work
+
+
+def test_two_runs_do_not_write_one_file(llm, cospec_command, files):
+    prompts, output = files
+    write_lines(prompts, {"prompt": "abc"})
+    with ResultFile(output):
+        result = cospec_command("generate", "--prompts", prompts, "--output", output)
+    assert result.exit_code == 1
+    assert "which another run of this command writes" in result.stderr
+    assert (llm.made, output.read_text()) == ([], "")
+    assert cospec_command("generate", "--prompts", prompts, "--output", output).exit_code == 0
+    assert len(output.read_text().splitlines()) == 1

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from cospec.cli.jobs import Job, ResultFile, key, read_jobs
@@ -101,3 +105,48 @@ def test_a_file_of_something_else_is_left_alone(tmp_path, content):
 def test_output_that_cannot_be_written(tmp_path):
     with pytest.raises(InvalidInput, match="output is"):
         ResultFile(tmp_path / "no" / "such" / "folder.jsonl")
+
+
+@contextmanager
+def disk_of(size: int) -> Iterator[None]:
+    """While it is open, a file takes so many bytes and no more, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_result_that_does_not_fit_is_taken_back(tmp_path):
+    path = tmp_path / "out.jsonl"
+    first, second = {"id": 1, "text": "a"}, {"id": 2, "text": "b" * 200}
+    with ResultFile(path) as results:
+        results.write(first)
+        whole = path.read_bytes()
+        with disk_of(100), pytest.raises(InvalidInput, match=r"output is .*; allowed is a file that can be written \("):
+            results.write(second)
+        assert path.read_bytes() == whole
+    with ResultFile(path) as results:
+        assert results.done == {key(1)}
+        results.write(second)
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_second_run_is_refused_while_the_first_has_the_file(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with ResultFile(path) as first:
+        first.write({"id": 1, "text": "a"})
+        with pytest.raises(InvalidInput, match="which another run of this command writes; allowed is another file"):
+            ResultFile(path)
+        first.write({"id": 2, "text": "b"})
+    with ResultFile(path) as later:
+        assert later.done == {key(1), key(2)}
+
+
+def test_a_file_that_was_refused_is_free_again(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("hello\n")
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="line 1 is not a result"):
+            ResultFile(path)

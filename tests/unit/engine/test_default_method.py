@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from cospec.config import EngineConfig
 from cospec.drafters.ngram import NgramDrafter
+from cospec.drafters.suffix import SuffixDrafter
 from cospec.engine.build import _speculation, default_drafter
 from cospec.engine.drafters import _check_keys, same_tokens
 from cospec.errors import InvalidInput
@@ -16,6 +22,17 @@ from cospec.models.adapters import base_folder
 from cospec.models.folder import resolve, zoo_members
 from cospec.params import SamplingParams
 from cospec.types import Speculation
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "server"))
+
+from fake_engine import write_tokenizer
+
+VOCAB = 257
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": 0, "initializer_range": 0.3,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -30,10 +47,13 @@ from cospec.types import Speculation
         ("zoo:target-prose", None, "draft_model"),
         ("zoo:target-code", {"num_speculative_tokens": 3}, "draft_model"),
         ("zoo:target-code", {"method": "off"}, "off"),
-        ("zoo:drafter", None, "off"),
-        ("zoo:math", None, "off"),
-        ("folder", None, "off"),
-        ("folder", {}, "off"),
+        ("zoo:drafter", None, "suffix"),
+        ("zoo:math", None, "suffix"),
+        ("folder", None, "suffix"),
+        ("folder", {}, "suffix"),
+        ("folder", {"num_speculative_tokens": 3}, "suffix"),
+        ("folder", {"method": "off"}, "off"),
+        ("folder", {"method": "ngram"}, "ngram"),
         ("folder", {"model": "zoo:drafter"}, "draft_model"),
     ],
 )
@@ -63,9 +83,46 @@ def test_a_variant_of_the_target_is_drafted_for() -> None:
 
 
 def test_options_of_no_method_are_not_dropped() -> None:
-    config = EngineConfig.build({"model": "folder", "speculative_config": {"num_speculative_tokens": 3}})
-    with pytest.raises(InvalidInput, match=r"speculative_config.method is missing; allowed is one of .*off"):
-        _speculation(config)
+    config = EngineConfig.build({"model": "folder", "speculative_config": {"prompt_lookup_max": 3}})
+    with pytest.raises(
+        InvalidInput, match=r"key speculative_config.prompt_lookup_max is 3; allowed is one of .*suffix"
+    ):
+        _check_keys(_speculation(config), SuffixDrafter)
+
+
+ARCHITECTURES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: transformers.LlamaConfig(**COMMON),
+    "qwen3": lambda: transformers.Qwen3Config(**COMMON, head_dim=16),
+    "gemma3-window": lambda: transformers.Gemma3TextConfig(
+        **COMMON, head_dim=16, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=128, bos_token_id=None, eos_token_id=None
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_model_without_a_drafter_copies_and_writes_the_same_text(kind: str, tmp_path: Path) -> None:
+    """Trees and chains of the default drafter change no greedy text and no seeded text, whatever the architecture."""
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[kind]()).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    prompts = [[5, 6, 7, 8] * 6, [9, 9, 9, 9, 3], [11, 12]]
+    params = [
+        SamplingParams(max_tokens=24, temperature=0, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=0, ignore_eos=True),
+        SamplingParams(max_tokens=24, temperature=0.7, seed=3, ignore_eos=True),
+    ]
+    texts, drafted = [], []
+    for given in (None, {"num_speculative_tokens": 4}, {"method": "off"}):
+        options: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 22, "dtype": "float32", "measure_at_start": False}
+        with LLM(str(tmp_path), speculative_config=given, **options) as llm:
+            found = llm.generate(prompts, params)
+        texts.append([output.outputs[0].token_ids for output in found])
+        drafted.append(sum(output.stats.drafted for output in found))
+    assert texts[0] == texts[1] == texts[2]
+    assert drafted[1] > 0 and drafted[2] == 0
 
 
 def test_an_unknown_key_is_told_of_the_common_ones_too() -> None:

@@ -193,9 +193,51 @@ def test_code_of_the_model_is_never_run(saved: Path) -> None:
     assert "cannot be used" in sentence(str(saved))
 
 
-def test_quantized_files_are_refused(saved: Path) -> None:
-    change_config(saved, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "is stored quantized" in sentence(str(saved))
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq, 4 bits"),
+        ({"quantization_config": {"quant_method": "awq", "w_bit": 4}}, "awq, 4 bits"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes, 8 bits"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "mxfp4"),
+        ({"quantization_config": {"bits": 3}}, "an unnamed method, 3 bits"),
+    ],
+)
+def test_quantized_files_are_refused_by_their_kind(saved: Path, changes: dict[str, Any], kind: str) -> None:
+    change_config(saved, **changes)
+    assert f"is stored quantized ({kind}); allowed are float32, bfloat16 and float16 weights" in sentence(str(saved))
+
+
+def test_a_quantization_beside_the_configuration_is_refused_too(saved: Path) -> None:
+    (saved / "quantize_config.json").write_text('{"bits": 4}')
+    assert "is stored quantized (gptq)" in sentence(str(saved))
+
+
+@pytest.mark.parametrize("described", [True, False])
+def test_gguf_weights_are_refused_by_name(saved: Path, described: bool) -> None:
+    os.rename(saved / "model.safetensors", saved / "tiny-Q4_K_M.gguf")
+    if not described:
+        (saved / "config.json").unlink()
+    assert f"The folder {saved} has GGUF weights (tiny-Q4_K_M.gguf)" in sentence(str(saved))
+    file = saved / "tiny-Q4_K_M.gguf"
+    assert sentence(str(file)).startswith(f"The file {file} is a GGUF model")
+
+
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a\\b.safetensors", "..", "", 7])
+def test_an_index_that_leads_out_of_the_folder_is_refused(saved: Path, name: object) -> None:
+    other = saved.parent / "other"
+    other.mkdir(exist_ok=True)
+    os.rename(saved / "model.safetensors", other / "model.safetensors")
+    index = saved / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+    assert sentence(str(saved)) == f"The index {index} names {name!r}; allowed are names of files in the same folder."
+
+
+def test_a_configuration_that_names_its_weights_is_refused(saved: Path) -> None:
+    change_config(saved, transformers_weights="../other/model.safetensors")
+    assert "names its weights itself ('../other/model.safetensors')" in sentence(str(saved))
 
 
 def test_length_is_bounded_by_the_positions(saved: Path) -> None:
@@ -295,10 +337,51 @@ def test_lengths_behind_which_a_batch_would_change_its_frequencies_are_out_of_re
     recipe = loading._recipe(str(saved), LoadOptions(device="cpu"))
     given = {"full_attention": rope, "sliding_attention": {"rope_type": "default"}} if nested else rope
     config = type("Config", (), {"max_position_embeddings": 96, "rope_parameters": given})
-    assert loading._limit(config, recipe) == 48
+    assert loading._limit(config, recipe).allowed == 48
     if not nested:
         change_config(saved, rope_parameters=rope)
         assert load_model(str(saved)).max_len == 48
+
+
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
+def test_a_length_that_long_rope_cuts_is_said(saved: Path, caplog: pytest.LogCaptureFixture, key: str) -> None:
+    rope = {
+        "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 48, "factor": 2.0,
+    }  # fmt: skip
+    change_config(saved, **{"rope_parameters": None, key: {**rope, "rope_theta": 1e4}})
+    assert load_model(str(saved)).max_len == 48
+    cut = "its long-rope frequencies change for the whole batch beyond 48 of its 96 positions"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"a sequence of {saved} has at most 48 tokens: {cut}"
+    ]
+    refused = sentence(str(saved), LoadOptions(max_model_len=96))
+    assert refused == f"max_model_len is 96; allowed is 2 to 48, the positions of {saved}, since {cut}."
+    assert loading.memory_plan([str(saved)], LoadOptions()).cut == cut
+
+
+def test_phi_3_is_cut_where_its_frequencies_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its folders name the original length outside of ``rope_scaling``."""
+    shape = transformers.Phi3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=32, pad_token_id=0,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    transformers.Phi3ForCausalLM(shape).save_pretrained(tmp_path)
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    change_config(tmp_path, rope_parameters=None, rope_theta=1e4, rope_scaling={"type": "longrope", **factors})
+    assert load_model(str(tmp_path)).max_len == 32
+    assert "beyond 32 of its 128 positions" in caplog.text
+
+
+@pytest.mark.parametrize("fused", ["auto", "never"])
+def test_float16_on_request_rounds_the_weights_whoever_runs_them(saved: Path, fused: Any) -> None:
+    found = run(load_model(str(saved), LoadOptions(device="cpu", dtype="float16", fused=fused)))
+    rounded = tiny()
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.half().float()
+    torch.testing.assert_close(found, plain(rounded), atol=1e-4, rtol=0)
+    assert float((found - plain(tiny())).abs().max()) > 1e-5
 
 
 @pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")

@@ -1,0 +1,205 @@
+"""What ``cospec doctor`` finds: installation, machine, memory plan, smoke test; each part as plain data."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from cospec import native
+from cospec.config import EngineConfig
+from cospec.errors import CospecError, ModelError
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "pyzmq")
+PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
+TOKENS = 16  # of the smoke test's answer
+FEW_CORES = 2
+SWAP = 256 << 20  # bytes in use that say more than a few idle pages
+MEMORY_FILES = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
+
+
+def versions() -> dict[str, str | None]:
+    """The installed versions; None for a package that is missing."""
+    import cospec
+
+    found: dict[str, str | None] = {"cospec": cospec.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Processors and memory; bytes are None where the system does not tell."""
+    from cospec.profiling.store import machine as known
+
+    memory = _meminfo()
+    swap = memory["SwapTotal"] - memory["SwapFree"] if "SwapTotal" in memory else None
+    return {
+        "system": platform.platform(),
+        "processor": known("cpu")["device"],
+        "cores": cores(),
+        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "memory_bytes": memory.get("MemTotal"),
+        "available_bytes": memory.get("MemAvailable"),
+        "swap_used_bytes": swap,
+        "cuda": _cuda(),
+    }
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def kernels(threads: int | None) -> dict[str, Any]:
+    """The native kernels: whether they were built, the instruction set in use, and the sets that the machine has."""
+    from cospec.engine.drafters import set_threads
+
+    set_threads(threads)
+    if not native.available():
+        return {"native": False, "reason": native.why_not(), "isa": None, "available": [], "threads": None}
+    used, usable = native.isa(), []
+    for name in native.ISAS:
+        try:
+            native.set_isa(name)
+            usable.append(name)
+        except CospecError:
+            continue
+    native.set_isa(used)
+    return {"native": True, "reason": "", "isa": used, "available": usable, "threads": native.threads()}
+
+
+def memory(config: EngineConfig) -> dict[str, Any]:
+    """The memory plan of a model and its drafter.
+
+    Raises:
+        CospecError: the model cannot be served here, in one sentence.
+    """
+    from cospec.engine.build import plan
+    from cospec.engine.summary import parameters
+    from cospec.models.folder import resolve
+    from cospec.models.loading import weights_dtype
+
+    planned, drafting = plan(config)
+    path = resolve(config.model)
+    return {
+        "model": config.model,
+        "parameters": parameters(path),
+        "dtype": config.quantization or str(weights_dtype(path, config.dtype)).removeprefix("torch."),
+        "speculation": drafting,
+        "weights_bytes": dict(planned.weights),
+        "kv_cache_bytes_per_token": planned.token_bytes,
+        "kv_cache_tokens": planned.kv_cache_tokens,
+        "max_model_len": planned.max_model_len,
+        "total_bytes": planned.bytes,
+        "cut": planned.cut,
+        "slow": planned.slow,
+    }
+
+
+def smoke_test() -> dict[str, Any]:
+    """Answers of the zoo's target to one prompt: with native kernels, with torch's, and without drafts.
+
+    All compute in float32, where near-ties do not depend on the order of a sum.
+
+    Raises:
+        CospecError: the zoo is missing or cannot run.
+    """
+    from cospec.models.folder import zoo_members
+
+    if "target" not in zoo_members():
+        raise ModelError("The smoke test cannot run because this installation has no zoo.")
+    plain = {"speculative_config": {"method": "off"}}
+    ways: dict[str, dict[str, Any]] = {
+        "torch": {**plain, "linear_backend": "torch", "attention_backend": "sdpa"},
+        "drafted": {"speculative_config": {"num_speculative_tokens": 3}},
+    }
+    if native.available():
+        ways["native"] = {**plain, "linear_backend": "native", "attention_backend": "native"}
+    texts = {name: _answer(options) for name, options in ways.items()}
+    return {"prompt": PROMPT, "texts": texts, "equal": len(set(texts.values())) == 1}
+
+
+def _answer(options: Mapping[str, Any]) -> str:
+    from cospec import LLM, SamplingParams
+
+    common: dict[str, Any] = {
+        "device": "cpu",
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 1 << 23,
+        "measure_at_start": False,
+    }
+    with LLM("zoo", **common, **options) as llm:
+        (found,) = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=TOKENS))
+    return found.outputs[0].text
+
+
+def slow(found: Mapping[str, Any]) -> list[str]:
+    """What makes this machine or this model slower than it could be, one sentence each, with the remedy.
+
+    Args:
+        found: the parts ``machine``, ``kernels`` and ``memory`` of a report; ``memory`` may be None.
+    """
+    here, built, plan = found["machine"], found["kernels"], found["memory"]
+    reasons = []
+    if not built["native"]:
+        reasons.append(
+            f"Models on a CPU run by torch alone, since {built['reason']}; install g++ or clang++ and install cospec "
+            "again."
+        )
+    elif "bf16" not in built["isa"] and (plan is None or plan["dtype"] == "bfloat16"):
+        reasons.append(
+            f"The instruction set is {built['isa']}, which has no bfloat16 products, so the kernels emulate them; "
+            "compare the speed with --dtype float32."
+        )
+    if built["threads"] is not None and built["threads"] < here["cores"]:
+        reasons.append(f"The kernels use {built['threads']} of {here['cores']} processors; see --threads.")
+    if here["cores"] <= FEW_CORES:
+        reasons.append(f"This process may use {here['cores']} processors only; more of them give more tokens/s.")
+    if here["load"] is not None and here["load"] > 0.5 * here["cores"]:
+        reasons.append(f"Other processes work too: the load is {here['load']} on {here['cores']} processors.")
+    if (here["swap_used_bytes"] or 0) > SWAP:
+        reasons.append(f"The system has moved {here['swap_used_bytes'] >> 20} MiB to swap; end other processes.")
+    if plan is not None:
+        if plan["slow"]:
+            reasons.append(f"{plan['model']} runs by transformers' layers, because it {plan['slow']}.")
+        if plan["cut"]:
+            reasons.append(f"A sequence has at most {plan['max_model_len']} tokens: {plan['cut']}.")
+        if plan["speculation"] == "off":
+            reasons.append("No drafter speeds the model up; see speculative_config in README.md.")
+    return reasons
+
+
+def problems(found: Mapping[str, Any]) -> list[str]:
+    """What keeps the engine from working: missing packages, too little memory, texts that differ."""
+    wrong = [f"The package {name} is missing." for name, value in found["versions"].items() if value is None]
+    here, plan, smoke = found["machine"], found["memory"], found["smoke_test"]
+    if plan is not None and here["available_bytes"] is not None and here["cuda"] is None:
+        needed = sum(plan["weights_bytes"].values())
+        if needed > here["available_bytes"]:
+            free = here["available_bytes"] >> 20
+            wrong.append(f"The weights take {needed >> 20} MiB, while {free} MiB of memory are available.")
+    if smoke is not None and not smoke["equal"]:
+        wrong.append(f"The smoke test's texts differ: {smoke['texts']}.")
+    return wrong
+
+
+def _meminfo() -> dict[str, int]:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # not Linux
+        return {}
+    pairs = (line.split(":") for line in lines)
+    return {name: int(value.split()[0]) * 1024 for name, value in pairs if name in MEMORY_FILES}
+
+
+def _cuda() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -1,0 +1,121 @@
+"""``cospec doctor``: what is installed, whether a model fits, whether the engine works, and what is slow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cospec.cli import options
+from cospec.cli.options import present
+
+if TYPE_CHECKING:
+    from cospec.config import EngineConfig
+
+
+def doctor(
+    model: Annotated[
+        str, typer.Argument(help="The model to plan for: zoo, zoo:NAME, a folder, or a hub name.")
+    ] = "zoo",
+    speculative_config: options.SpeculativeConfig = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke-test/--no-smoke-test", help="Write a few tokens with the zoo.")
+    ] = True,
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    kv_cache_memory_bytes: options.KvCacheMemoryBytes = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quantization: options.Quantization = None,
+    threads: options.Threads = None,
+) -> None:
+    """Check installation, machine, memory and a few tokens; say what is slow. Exit status 1 on a problem."""
+    from cospec.config import EngineConfig
+
+    given = present(
+        speculative_config=speculative_config,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
+        device=device,
+        dtype=dtype,
+        quantization=quantization,
+        threads=threads,
+    )
+    found = examine(EngineConfig.build({"model": model, **given}), smoke)
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        for line in _lines(found):
+            print(line)
+    if found["problems"]:
+        raise typer.Exit(1)
+
+
+def examine(config: EngineConfig, smoke: bool) -> dict[str, Any]:
+    """All findings; a part that fails is None, and its sentence is among the problems.
+
+    Args:
+        smoke: whether to run the smoke test.
+    """
+    from cospec.cli import diagnosis
+    from cospec.errors import CospecError
+
+    failed: list[str] = []
+
+    def attempt(part: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        try:
+            return part()
+        except CospecError as error:
+            failed.append(str(error))
+            return None
+
+    found: dict[str, Any] = {
+        "versions": diagnosis.versions(),
+        "machine": diagnosis.machine(),
+        "kernels": diagnosis.kernels(config.threads),
+        "memory": attempt(lambda: diagnosis.memory(config)),
+        "smoke_test": attempt(diagnosis.smoke_test) if smoke else None,
+    }
+    return {**found, "slow": diagnosis.slow(found), "problems": failed + diagnosis.problems(found)}
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """The findings as lines for a reader."""
+    here, built = found["machine"], found["kernels"]
+    yield "installed: " + ", ".join(f"{name} {value or 'missing'}" for name, value in found["versions"].items())
+    yield f"machine: {here['processor']}, {here['cores']} processors, {here['system']}"
+    if here["memory_bytes"] is not None:
+        yield f"memory: {_mib(here['available_bytes'])} available of {_mib(here['memory_bytes'])}"
+    yield f"GPU: {here['cuda'] or 'none'}"
+    if built["native"]:
+        yield f"kernels: native, {built['isa']} of {', '.join(built['available'])}; {built['threads']} threads"
+    else:
+        yield f"kernels: torch's, since {built['reason']}"
+    if found["memory"] is not None:
+        yield from _plan(found["memory"])
+    if found["smoke_test"] is not None:
+        ways = ", ".join(found["smoke_test"]["texts"])
+        yield f"smoke test: {'equal texts' if found['smoke_test']['equal'] else 'texts differ'} ({ways})"
+    yield from (f"slow: {reason}" for reason in found["slow"])
+    yield from (f"problem: {problem}" for problem in found["problems"])
+    if not found["problems"]:
+        yield "no problems"
+
+
+def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
+    from cospec.engine.summary import count
+
+    weights = " + ".join(_mib(size) for size in plan["weights_bytes"].values())
+    cache = plan["kv_cache_tokens"] * plan["kv_cache_bytes_per_token"]
+    yield f"model: {plan['model']}, {count(plan['parameters'])} parameters, {plan['dtype']}"
+    yield f"speculation: {plan['speculation']}"
+    yield f"plan: weights {weights}; KV cache {_mib(cache)} for {plan['kv_cache_tokens']:,} tokens"
+    yield f"longest sequence: {plan['max_model_len']:,} tokens"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,67 @@
+"""Reports how far the reading of a model's weights is: a bar on a terminal, lines of the log elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import Any
+
+LINE_SECONDS = 5.0  # between two lines of the log
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def weights_progress(name: str, size: int) -> Iterator[None]:
+    """Report the reading of the weights of ``name`` while the block runs; only where the log shows INFO.
+
+    Args:
+        size: bytes of the weight files.
+    """
+    from transformers.utils import logging as reports
+
+    if not _log.isEnabledFor(logging.INFO):
+        yield
+        return
+    _log.info("loading weights of %s, %s", name, gigabytes(size))
+    began = time.monotonic()
+    hooks = "set_tqdm_hook" in vars(reports)  # early versions 5 of transformers have none
+    previous = reports.set_tqdm_hook(_follow) if hooks else None
+    try:
+        yield
+    finally:
+        if hooks:
+            reports.set_tqdm_hook(previous)
+    _log.info("loaded weights of %s in %.1f s", name, time.monotonic() - began)
+
+
+def gigabytes(size: int) -> str:
+    """A number of bytes in words."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _follow(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Take the place of the bar that transformers would show."""
+    items = args[0] if args else kwargs.get("iterable")
+    if not isinstance(items, Iterable) or not isinstance(items, Sized):
+        return factory(*args, **kwargs)
+    return _bar(items) if sys.stderr.isatty() else _lines(items)
+
+
+def _bar(items: Any) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return iter(track(items, "loading weights", console=Console(stderr=True), transient=True))
+
+
+def _lines(items: Any) -> Iterator[Any]:
+    total, last = len(items), time.monotonic()
+    for count, item in enumerate(items):
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            _log.info("loading weights: %d of %d tensors, %.0f%%", count, total, 100 * count / total)
+        yield item

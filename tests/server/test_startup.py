@@ -1,0 +1,77 @@
+"""What ``cospec serve`` says while it starts: plain lines in a pipe, a bar on a terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import write_llama
+
+from cospec import native
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("llama")
+    write_llama(made)
+    return made
+
+
+def started(stderr: int | None, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "cospec", "serve", "--port", "0", *arguments]
+    return subprocess.Popen(command, stderr=stderr, text=True, start_new_session=True)
+
+
+def end(process: subprocess.Popen[str]) -> int:
+    os.killpg(process.pid, signal.SIGTERM)
+    return process.wait(60)
+
+
+def test_a_pipe_gets_a_line_for_each_step(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("linear_backend: torch\nattention_backend: sdpa\nmeasure_at_start: false\n")
+    process = started(subprocess.PIPE, str(folder), "--config", str(tmp_path / "c.yaml"), "--dtype", "float32")
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line.strip())
+        if "http://" in line:
+            break
+    assert end(process) == 0
+    process.stderr.close()
+    wanted = (
+        f"starts and loads {folder}",
+        "imports torch",
+        f"loading weights of {folder}, 0.1 MB",
+        f"loaded weights of {folder}",
+        f"model: {folder} (0.0 M parameters)",
+        "device: cpu, float32 weights",
+        "kernels: torch's",
+        "speculation: ",
+        "KV cache: 8,192 tokens; a sequence has at most 128",
+        f"cospec serves {folder} at http://127.0.0.1:",
+    )
+    places = [next((number for number, line in enumerate(lines) if part in line), -1) for part in wanted]
+    assert -1 not in places, lines
+    assert places == sorted(places)
+    assert not any("\x1b" in line for line in lines)
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+def test_a_terminal_gets_a_bar_and_the_instruction_set(folder: Path) -> None:
+    reader, writer = pty.openpty()
+    process = started(writer, str(folder), "--speculative-config", '{"method": "off"}')
+    os.close(writer)
+    said = b""
+    while b"http://" not in said:
+        said += os.read(reader, 4096)
+    assert end(process) == 0
+    os.close(reader)
+    text = said.decode()
+    assert "100%" in text and "loading weights " in text
+    assert f"kernels: native, {native.isa()}" in text
+    assert "speculation: off" in text

@@ -1,0 +1,92 @@
+"""``cospec doctor``: its plan is the engine's, its smoke test runs, and each problem has a sentence and a status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cospec import native
+from cospec.cli import diagnosis
+from cospec.llm import LLM
+
+
+def examined(cospec_command, *arguments):
+    result = cospec_command("doctor", "--json", *arguments)
+    return result.exit_code, json.loads(result.output)
+
+
+@pytest.mark.parametrize("bytes", [1 << 22, 1 << 23])
+def test_the_plan_is_what_the_engine_takes(cospec_command, bytes):
+    code, found = examined(cospec_command, "--no-smoke-test", "--kv-cache-memory-bytes", bytes)
+    plan = found["memory"]
+    with LLM("zoo", kv_cache_memory_bytes=bytes, measure_at_start=False) as llm:
+        assert plan["kv_cache_tokens"] == llm.engine.scheduler.pages.capacity
+        assert plan["max_model_len"] == llm.engine.max_model_len
+    assert plan["kv_cache_tokens"] * plan["kv_cache_bytes_per_token"] <= bytes
+    assert plan["speculation"].startswith("draft_model zoo:drafter, policy goodput")
+    assert (code, found["problems"], found["smoke_test"]) == (0, [], None)
+
+
+@pytest.mark.slow
+def test_the_smoke_test_compares_kernels_and_drafts(cospec_command):
+    code, found = examined(cospec_command)
+    texts = found["smoke_test"]["texts"]
+    assert set(texts) == {"torch", "drafted"} | ({"native"} if native.available() else set())
+    assert len(set(texts.values())) == 1 and texts["torch"].strip()
+    assert code == 0
+
+
+def test_texts_that_differ_are_a_problem(cospec_command, monkeypatch):
+    answers = iter(["one", "two", "one"])
+    monkeypatch.setattr(diagnosis, "_answer", lambda options: next(answers))
+    result = cospec_command("doctor")
+    assert result.exit_code == 1
+    assert "problem: The smoke test's texts differ" in result.output
+    assert "no problems" not in result.output
+
+
+def test_missing_kernels_and_few_processors_are_said_with_a_remedy(cospec_command, monkeypatch):
+    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(native, "why_not", lambda: "the native kernels were not built")
+    monkeypatch.setattr(diagnosis, "cores", lambda: 2)
+    code, found = examined(cospec_command, "--no-smoke-test")
+    assert (code, found["kernels"]["native"], found["kernels"]["isa"]) == (0, False, None)
+    said = " ".join(found["slow"])
+    assert "since the native kernels were not built; install g++ or clang++" in said
+    assert "2 processors only" in said
+
+
+@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+def test_an_instruction_set_without_bfloat16_is_said_and_left_in_use(cospec_command):
+    before = native.isa()
+    native.set_isa("avx2" if "avx2" in diagnosis.kernels(None)["available"] else "base")
+    try:
+        used = native.isa()
+        _, found = examined(cospec_command, "--no-smoke-test")
+        assert found["kernels"]["isa"] == native.isa() == used
+    finally:
+        native.set_isa(before)
+    assert before in found["kernels"]["available"]
+    assert any(used in reason and "emulate" in reason for reason in found["slow"])
+
+
+def test_a_model_that_cannot_be_served_is_a_problem(cospec_command, tmp_path: Path):
+    code, found = examined(cospec_command, tmp_path, "--no-smoke-test")
+    assert (code, found["memory"]) == (1, None)
+    assert "has no readable config.json" in found["problems"][0]
+
+
+def test_weights_above_the_memory_are_a_problem(cospec_command, monkeypatch):
+    monkeypatch.setattr(diagnosis, "_meminfo", lambda: {"MemTotal": 2 << 20, "MemAvailable": 1 << 20})
+    code, found = examined(cospec_command, "--no-smoke-test")
+    assert code == 1
+    assert "while 1 MiB of memory are available" in found["problems"][0]
+
+
+def test_the_reader_sees_every_part(cospec_command):
+    lines = cospec_command("doctor", "--no-smoke-test").output.splitlines()
+    parts = ("installed", "machine", "GPU", "kernels", "model", "speculation", "plan", "longest sequence")
+    assert [part for part in parts if not any(line.startswith(f"{part}: ") for line in lines)] == []
+    assert lines[-1] == "no problems"
