@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import reprlib
+
+# What a user gave may be large; a sentence shows its beginning and its end.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 4, 20, 20, 20
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 1000
+_SHORT.fillvalue = " ... "
+
 
 class CospecError(Exception):
     """Base of every error that is shown to a user without a traceback."""
@@ -17,7 +25,7 @@ class InvalidInput(CospecError, ValueError):
     """
 
     def __init__(self, field: str, given: object, allowed: str) -> None:
-        shown = given if isinstance(given, _Raw) else repr(given)
+        shown = given if isinstance(given, _Raw) else _SHORT.repr(given)
         super().__init__(f"{field} is {shown}; allowed is {allowed}.")
         self.field = field
 

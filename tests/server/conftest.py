@@ -18,7 +18,9 @@ import uvicorn
 
 from cospec.config import EngineConfig
 from cospec.engine.serving import EngineClient
+from cospec.server.connections import TimedConfig
 from cospec.server.run import load_app
+from cospec.server.settings import ServerSettings
 
 sys.path.insert(0, str(Path(__file__).parent))  # the engine's process imports the fake by name
 
@@ -56,8 +58,8 @@ class Running:
 class ServerThread:
     """Starts a server and stops it again."""
 
-    def __init__(self, config: EngineConfig, api_key: str | None = None) -> None:
-        self._config, self._api_key = config, api_key
+    def __init__(self, config: EngineConfig, settings: ServerSettings = ServerSettings()) -> None:
+        self._config, self._settings = config, settings
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
         self._running: Running | None = None
@@ -77,13 +79,14 @@ class ServerThread:
     async def _main(self) -> None:
         client = EngineClient(FakeEngine.build)
         try:
-            app = await load_app(client, self._config, self._api_key)
+            app = await load_app(client, self._config, self._settings)
             with socket.socket() as listener:
                 listener.bind(("127.0.0.1", 0))
-                self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+                self._server = uvicorn.Server(TimedConfig(app, self._settings, 5))
                 url = f"http://127.0.0.1:{listener.getsockname()[1]}"
                 listener.listen()  # connections queue until uvicorn takes them, so nobody has to wait for it
-                self._running = Running(url, client, asyncio.get_running_loop(), self._api_key)
+                keys = self._settings.api_key
+                self._running = Running(url, client, asyncio.get_running_loop(), keys[0] if keys else None)
                 self._ready.set()
                 await self._server.serve(sockets=[listener])
         finally:
@@ -112,6 +115,20 @@ def server(config: EngineConfig) -> Iterator[Running]:
 @pytest.fixture
 def own_server(config: EngineConfig) -> Iterator[Running]:
     """For tests that break or drain it; asks for a key."""
-    thread = ServerThread(config, api_key="secret")
+    thread = ServerThread(config, ServerSettings(api_key=("secret",)))
     yield thread.start()
     thread.stop()
+
+
+@pytest.fixture
+def server_of(config: EngineConfig) -> Iterator[Callable[..., Running]]:
+    """Starts servers with settings of their own."""
+    threads: list[ServerThread] = []
+
+    def start(**settings: object) -> Running:
+        threads.append(ServerThread(config, ServerSettings(**settings)))
+        return threads[-1].start()
+
+    yield start
+    for thread in threads:
+        thread.stop()

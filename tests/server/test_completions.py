@@ -181,7 +181,7 @@ def test_every_sampling_key_is_taken(server):
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
         "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "seed": 7, "stop": ["@", "#"],
         "stop_token_ids": [3], "include_stop_str_in_output": True, "skip_special_tokens": False, "ignore_eos": True,
-        "min_tokens": 1, "max_tokens": 2, "priority": 1,
+        "min_tokens": 1, "max_tokens": 2, "priority": 0,
         "speculation": {"enabled": True, "length": 3, "rule": "match"},
     }  # fmt: skip
     response = server.post("/v1/completions", prompt="a", **body)

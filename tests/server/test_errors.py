@@ -8,8 +8,6 @@ import socket
 
 import pytest
 
-from cospec.server import schemas
-
 
 def error_of(response, status: int) -> dict:
     assert response.status_code == status, response.text
@@ -75,12 +73,6 @@ def test_missing_prompt(server):
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"text"', b"\xff\xfe\x00", b"[" * 100_000])
 def test_body_that_is_no_object(server, data):
     assert "JSON" in error_of(server.http.post("/v1/completions", content=data), 400)["message"]
-
-
-def test_body_without_end(server, monkeypatch):
-    monkeypatch.setattr(schemas, "MAX_BODY", 1000)
-    error = error_of(server.post("/v1/completions", prompt="a" * 1000), 400)
-    assert "at most 1000 bytes" in error["message"]
 
 
 def test_unknown_model_path_and_method(server):

@@ -13,16 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import cospec
-from cospec.engine.tokens import Tokens
-from cospec.errors import InvalidInput
-from cospec.params import SamplingParams
-from cospec.server import errors
-from cospec.server.app import KeyCheck
-from cospec.server.errors import Overloaded
-from cospec.server.metrics import ServerMetrics
 from cospec.server.run import _bind
-from cospec.server.schemas import CompletionBody
-from cospec.server.service import Call, Service
 
 
 def wait_until(condition, seconds: float = 20.0) -> None:
@@ -206,54 +197,6 @@ def test_every_answer_has_a_request_id(server):
 def test_health_answers_head(server):
     for path in ("/health", "/ready"):
         assert server.http.head(path).status_code == 200
-
-
-def test_limit_of_outputs_at_once(server):
-    service = Service(server.client, Tokens(None, 256, 300), ServerMetrics("fake"), limit=3)
-    body = CompletionBody(prompt=[[1]], stream=True)
-    slow = tuple(server.http.post("/tokenize", json={"prompt": "FOREVER"}).json()["tokens"])
-
-    def call(n: int) -> Call:
-        return service.call("cmpl", body, [("", slow)], SamplingParams(n=n, max_tokens=100))
-
-    assert len(call(3).requests) == 3
-    with pytest.raises(InvalidInput, match="n is giving 4 outputs; allowed is at most 3"):
-        call(4)
-    running = server.client.submit(call(2).requests)
-
-    async def begin() -> None:
-        await anext(running)
-
-    asyncio.run_coroutine_threadsafe(begin(), server.loop).result(30)
-    assert len(call(1).requests) == 1
-    with pytest.raises(Overloaded) as refused:
-        call(2)
-    assert errors.describe(refused.value)[0] == 429
-    answer = errors.response(str(refused.value), 429)
-    assert answer.headers["retry-after"] == "1"
-    assert json.loads(answer.body)["error"]["code"] == "rate_limit_exceeded"
-    asyncio.run_coroutine_threadsafe(running.aclose(), server.loop).result(30)
-    assert len(call(3).requests) == 3
-
-
-def test_a_key_may_have_any_characters(config):
-    async def app(scope, receive, send):
-        reached.append(scope["path"])
-
-    async def ask(key: bytes) -> list[dict]:
-        sent: list[dict] = []
-
-        async def send(message):
-            sent.append(message)
-
-        scope = {"type": "http", "path": "/v1/models", "headers": [(b"authorization", b"Bearer " + key)]}
-        await KeyCheck(app, "schl\u00fcssel")(scope, None, send)
-        return sent
-
-    reached: list[str] = []
-    assert asyncio.run(ask("schl\u00fcssel".encode())) == []
-    assert reached == ["/v1/models"]
-    assert asyncio.run(ask(b"schl"))[0]["status"] == 401
 
 
 def test_connections_send_what_they_have_at_once() -> None:

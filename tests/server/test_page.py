@@ -20,9 +20,9 @@ from cospec.engine.tokens import Tokens
 from cospec.server import answers
 from cospec.server.app import create_app
 from cospec.server.metrics import POLICY, ServerMetrics
-from cospec.server.run import ServerSettings
 from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, SpeculationChoice, TokenizeBody
 from cospec.server.service import Service
+from cospec.server.settings import ServerSettings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
 SECTIONS = {title: text for title, _, text in (part.partition("\n") for part in re.split(r"^##+ ", PAGE, flags=re.M))}

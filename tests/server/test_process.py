@@ -21,7 +21,8 @@ from cospec.engine.requests import make_requests
 from cospec.engine.serving import EngineClient, RequestRefused
 from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
 from cospec.params import SamplingParams
-from cospec.server.run import ServerSettings, run
+from cospec.server.run import run
+from cospec.server.settings import ServerSettings
 from cospec.types import Finish
 
 HERE = Path(__file__).parent
@@ -31,7 +32,8 @@ sys.path.insert(0, {str(HERE)!r})
 from fake_engine import FakeEngine
 from cospec.config import EngineConfig
 from cospec.errors import EngineStopped
-from cospec.server.run import ServerSettings, run
+from cospec.server.run import run
+from cospec.server.settings import ServerSettings
 config = EngineConfig(model=sys.argv[3], tokenizer=sys.argv[1])
 settings = ServerSettings(port=0, drain_timeout=float(sys.argv[2]))
 print("starting", flush=True)

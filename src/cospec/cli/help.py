@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 ENGINE = "cospec.config:EngineConfig"
-SERVER = "cospec.server.run:ServerSettings"
+SERVER = "cospec.server.settings:ServerSettings"
 SAMPLING = "cospec.params:SamplingParams"
 SENTENCE = re.compile(r"default: \((.*?)\)(?=[;\]])")  # typer's brackets around a default in words
 

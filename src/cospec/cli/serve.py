@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,17 @@ import typer
 from cospec.cli import options
 from cospec.cli.options import present
 
-SERVER_KEYS = ("host", "port", "api_key", "max_concurrent_requests", "drain_timeout", "log_level")
+SERVER_KEYS = (
+    "host", "port", "api_key", "api_key_file", "allowed_hosts", "allowed_origins", "max_body_bytes", "max_prompts",
+    "max_outputs", "max_stop_sequences", "max_logprobs", "max_priority", "max_concurrent_requests", "max_key_share",
+    "requests_per_minute", "request_timeout", "max_connections", "header_timeout", "body_timeout",
+    "keep_alive_timeout", "write_timeout", "drain_timeout", "log_level",
+)  # fmt: skip
+KEY_VARIABLE = "COSPEC_API_KEY"
+ACCESS = "Access"
+BOUNDS = "Bounds of requests"
+QUEUE = "Queue"
+CONNECTIONS = "Connections"
 MODEL_KEYS = {"model", "models"}
 
 
@@ -25,10 +36,83 @@ def serve(
     speculative_config: options.SpeculativeConfig = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="COSPEC_API_KEY", help="Asked of every client.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"A key that clients may carry; repeat for several. Read from {KEY_VARIABLE}, too.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of such keys, one a line; a list of processes does not show them.", rich_help_panel=ACCESS
+        ),
+    ] = None,
+    allowed_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A name that the header Host may have; repeat for several.",
+            rich_help_panel=ACCESS,
+            show_default="any",
+        ),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A web page's origin that may read answers; repeat for several.",
+            rich_help_panel=ACCESS,
+        ),
+    ] = None,
+    max_body_bytes: Annotated[int | None, typer.Option(help="Of one request.", rich_help_panel=BOUNDS)] = None,
+    max_prompts: Annotated[int | None, typer.Option(help="Prompts of one call.", rich_help_panel=BOUNDS)] = None,
+    max_outputs: Annotated[
+        int | None, typer.Option(help="Prompts times n of one call.", rich_help_panel=BOUNDS)
+    ] = None,
+    max_stop_sequences: Annotated[
+        int | None, typer.Option(help="Stop strings of one request.", rich_help_panel=BOUNDS)
+    ] = None,
+    max_logprobs: Annotated[int | None, typer.Option(help="Alternatives per token.", rich_help_panel=BOUNDS)] = None,
+    max_priority: Annotated[
+        int | None,
+        typer.Option(help="Requests choose a priority from -N to N; 0 leaves no choice.", rich_help_panel=BOUNDS),
+    ] = None,
     max_concurrent_requests: Annotated[
         int | None,
-        typer.Option(help="Outputs at once, waiting ones included; beyond it calls get 429."),
+        typer.Option(
+            help="Outputs that run or wait at once; beyond them calls get 429.",
+            rich_help_panel=QUEUE,
+            show_default="four times --max-num-seqs",
+        ),
+    ] = None,
+    max_key_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Part of them that one key may hold.", rich_help_panel=QUEUE, show_default="0.5, or 1 with one key"
+        ),
+    ] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Calls that one key may begin.", rich_help_panel=QUEUE, show_default="any number")
+    ] = None,
+    request_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds until a call ends with an error.", rich_help_panel=QUEUE),
+    ] = None,
+    max_connections: Annotated[int | None, typer.Option(help="Open at once.", rich_help_panel=CONNECTIONS)] = None,
+    header_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds for the head of a request.", rich_help_panel=CONNECTIONS),
+    ] = None,
+    body_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds for the body of a request.", rich_help_panel=CONNECTIONS),
+    ] = None,
+    keep_alive_timeout: Annotated[
+        int | None, typer.Option(help="Seconds for the next request.", rich_help_panel=CONNECTIONS)
+    ] = None,
+    write_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds for a client to read what was sent.", rich_help_panel=CONNECTIONS),
     ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running requests get after SIGTERM.")
@@ -64,8 +148,25 @@ def serve(
         speculative_config=speculative_config,
         host=host,
         port=port,
-        api_key=api_key,
+        api_key=api_key or _key_of_environment(),
+        api_key_file=api_key_file,
+        allowed_hosts=allowed_hosts or None,
+        allowed_origins=allowed_origins or None,
+        max_body_bytes=max_body_bytes,
+        max_prompts=max_prompts,
+        max_outputs=max_outputs,
+        max_stop_sequences=max_stop_sequences,
+        max_logprobs=max_logprobs,
+        max_priority=max_priority,
         max_concurrent_requests=max_concurrent_requests,
+        max_key_share=max_key_share,
+        requests_per_minute=requests_per_minute,
+        request_timeout=request_timeout,
+        max_connections=max_connections,
+        header_timeout=header_timeout,
+        body_timeout=body_timeout,
+        keep_alive_timeout=keep_alive_timeout,
+        write_timeout=write_timeout,
         drain_timeout=drain_timeout,
         log_level=log_level,
         served_model_name=served_model_name,
@@ -87,6 +188,12 @@ def serve(
     if given.keys() & MODEL_KEYS:  # one model and several are different keys
         read = {key: value for key, value in read.items() if key not in MODEL_KEYS}
     start({**read, **given})
+
+
+def _key_of_environment() -> list[str] | None:
+    """An empty variable is a key that is empty, and is refused; typer would take the variable for absent."""
+    found = os.environ.get(KEY_VARIABLE)
+    return None if found is None else [found]
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
@@ -111,7 +218,8 @@ def start(given: dict[str, Any]) -> None:
     config = EngineConfig.build(given)
 
     import cospec
-    from cospec.server.run import ServerSettings, run
+    from cospec.server.run import run
+    from cospec.server.settings import ServerSettings
 
     name = config.served_model_name or config.model
     settings = parse(ServerSettings, settings_given)

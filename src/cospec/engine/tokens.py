@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
+from cospec.engine.special_tokens import SpecialTokenGuard
 from cospec.errors import InvalidInput, is_text, words
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -41,10 +44,18 @@ class Tokens:
     def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
         """Token ids of ``text``.
 
+        Args:
+            add_special_tokens: let the tokenizer add its own, such as the start of the text, and take what spells a
+                special token for the token, as vLLM does. False: neither, so that no text becomes a special token.
+
         Raises:
             InvalidInput: the text cannot fit into the context whatever its tokens are, is no text, or there is no
                 tokenizer.
         """
+        self._check_text(text, field)
+        return self._encode(text, add_special_tokens) if add_special_tokens else self._literal(text)
+
+    def _check_text(self, text: str, field: str) -> None:
         if self._tokenizer is None:
             raise InvalidInput(field, words("text, given to a model without a tokenizer"), "token ids")
         if not is_text(text):
@@ -53,8 +64,26 @@ class Tokens:
         if len(text) > limit:
             shown = words(f"{len(text)} characters long")
             raise InvalidInput(field, shown, f"at most {self._max_model_len} tokens, the context of the model")
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids; what spells a special token is the token."""
         # Without ``verbose`` the tokenizer would warn of what ``check`` refuses.
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+    def _literal(self, text: str) -> tuple[int, ...]:
+        """Token ids without special tokens, whatever the text spells."""
+        ids = self._literal_tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return tuple(ids)
+
+    @cached_property
+    def _literal_tokenizer(self) -> Any:
+        """A tokenizer of its own: ``split_special_tokens`` changes the tokenizer, which other threads use."""
+        return copy.deepcopy(self._tokenizer)
+
+    def prepare(self) -> None:
+        """Read the vocabulary now; the first request would wait for the reading."""
+        if self._tokenizer is not None:
+            _ = self._longest, self._bytes_of, self._special
 
     def check(self, ids: Sequence[int], field: str = "prompt") -> tuple[int, ...]:
         """``ids`` as they are.
@@ -64,10 +93,10 @@ class Tokens:
         """
         if not ids:
             raise InvalidInput(field, words("empty"), "at least one token")
-        self.known(ids, field)
         if len(ids) >= self._max_model_len:
             allowed = f"at most {self._max_model_len - 1} tokens, to leave room for one in the context of the model"
             raise InvalidInput(field, words(f"{len(ids)} tokens long"), allowed)
+        self.known(ids, field)
         return tuple(ids)
 
     def known(self, ids: Sequence[int], field: str) -> Sequence[int]:
@@ -84,22 +113,28 @@ class Tokens:
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> tuple[int, ...]:
         """Token ids of a conversation in the tokenizer's chat template.
 
+        Special tokens come from the template alone: what of a message spells one is text.
+
         Raises:
             InvalidInput: the tokenizer has no template, or the template refuses the messages.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             shown = words("given to a model whose tokenizer has no chat template")
             raise InvalidInput("messages", shown, "a prompt without roles, such as /v1/completions takes")
+        guard = SpecialTokenGuard(self._special_texts)
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                guard.hide(messages),
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
             )
         except Exception as error:  # templates are code of the model's makers and raise what they like
             shown = words(f"refused by the chat template ({error})")
             raise InvalidInput("messages", shown, "a conversation that the model's chat template takes") from None
-        return self.encode(str(text), add_special_tokens=False, field="messages")
+        pieces = guard.split(str(text))
+        self._check_text("".join(piece.text for piece in pieces), "messages")
+        encoded = (self._literal(piece.text) if piece.literal else self._encode(piece.text, False) for piece in pieces)
+        return tuple(chain.from_iterable(encoded))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of ``ids``."""
@@ -134,6 +169,10 @@ class Tokens:
     @cached_property
     def _special(self) -> frozenset[int]:
         return frozenset(self._tokenizer.all_special_ids)
+
+    @cached_property
+    def _special_texts(self) -> tuple[str, ...]:
+        return tuple(str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special)
 
     @cached_property
     def _longest(self) -> int:

@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
-import secrets
 import uuid
 from collections.abc import Sequence
-from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
-from cospec.server import errors, metrics, schemas
+from cospec.server import errors, limits, metrics, schemas
+from cospec.server.admission import Tickets, ticket
 from cospec.server.answers import ChatShape, CompletionShape
-from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, Schema, TokenizeBody
+from cospec.server.auth import HostCheck, KeyCheck
+from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, Sampled, Schema, TokenizeBody
 from cospec.server.service import Call, Prompt, Service
 from cospec.server.streaming import respond
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-GUARDED = ("/v1/", "/tokenize", "/detokenize")
+MAX_DETOKENIZED = 65_536  # token ids, unless the context is longer
+BodyT = TypeVar("BodyT", bound=Sampled)
 
 
-def create_app(service: Service, api_key: str | None = None) -> FastAPI:
-    """The HTTP application around a running engine.
-
-    Args:
-        api_key: what ``Authorization: Bearer`` must carry on the paths that reach the model; None for no check.
-    """
-    app = FastAPI(title="cospec", version=cospec.__version__)
+def create_app(service: Service) -> FastAPI:
+    """The HTTP application around a running engine."""
+    settings = service.settings
+    # A redirect to the same path with or without a slash would name the host that the sender claims.
+    app = FastAPI(title="cospec", version=cospec.__version__, redirect_slashes=False)
     errors.install(app)
     _add_generation(app, service)
     _add_tokens(app, service)
     _add_models(app, service)
     _add_operations(app, service)
-    if api_key is not None:
-        app.add_middleware(KeyCheck, api_key=api_key)
+    # From the inside out: what is added last sees a request first.
+    app.add_middleware(Tickets, admission=service.admission)
+    if settings.api_key:
+        app.add_middleware(KeyCheck, keys=settings.api_key)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    if settings.allowed_hosts:
+        app.add_middleware(HostCheck, allowed=settings.allowed_hosts)
     app.add_middleware(RequestIds)
     return app
 
@@ -49,15 +63,30 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", openapi_extra=_takes(CompletionBody))
     async def completions(http: HttpRequest) -> Response:
-        service.client.check()
-        body = await schemas.receive(CompletionBody, http)
-        return await respond(http, service, completion_call(service, body), CompletionShape(body, service.tokens))
+        body = await _admit(http, service, CompletionBody)
+        call = await asyncio.to_thread(completion_call, service, body)
+        return await respond(http, service, call, CompletionShape(body, service.tokens))
 
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
     async def chat_completions(http: HttpRequest) -> Response:
-        service.client.check()
-        body = await schemas.receive(ChatBody, http)
-        return await respond(http, service, chat_call(service, body), ChatShape(body, service.tokens))
+        body = await _admit(http, service, ChatBody)
+        call = await asyncio.to_thread(chat_call, service, body)
+        return await respond(http, service, call, ChatShape(body, service.tokens))
+
+
+async def _admit(http: HttpRequest, service: Service, schema: type[BodyT]) -> BodyT:
+    """The body of a call that may start; the call's outputs have their places in the queue.
+
+    Raises:
+        CospecError: what is wrong with the body, or why the server does not take the call now.
+    """
+    service.client.check()
+    held = ticket(http)
+    held.arrive()
+    body = await schemas.receive(schema, http, service.settings)
+    limits.check_choices(body.bounded, service.settings)
+    held.take(limits.outputs(body.prompt_count, body.n, service.settings))
+    return body
 
 
 def completion_call(service: Service, body: CompletionBody) -> Call:
@@ -118,9 +147,12 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     tokens = service.tokens
 
     @app.post("/tokenize", openapi_extra=_takes(TokenizeBody))
-    async def tokenize(http: HttpRequest) -> dict[str, Any]:
-        body = await schemas.receive(TokenizeBody, http)
+    async def tokenize(http: HttpRequest) -> Response:
+        body = await schemas.receive(TokenizeBody, http, service.settings)
         service.check_model(body.model)
+        return Response(await asyncio.to_thread(tokenized, body), media_type="application/json")
+
+    def tokenized(body: TokenizeBody) -> bytes:
         if (body.prompt is None) == (body.messages is None):
             shown = words("missing" if body.prompt is None else "given together with messages")
             raise InvalidInput("prompt", shown, "a string, or messages in its place")
@@ -128,18 +160,22 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             ids = tokens.chat([message.plain() for message in body.messages], body.add_generation_prompt)
         else:
             ids = tokens.encode(body.prompt or "", body.add_special_tokens)
-        return {
+        answer = {
             "count": len(ids),
             "max_model_len": service.info.max_model_len,
             "tokens": ids,
             "token_strs": [tokens.piece(id) for id in ids] if body.return_token_strs else None,
         }
+        return msgspec.json.encode(answer)
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
     async def detokenize(http: HttpRequest) -> dict[str, str]:
-        body = await schemas.receive(DetokenizeBody, http)
+        body = await schemas.receive(DetokenizeBody, http, service.settings)
         service.check_model(body.model)
-        return {"prompt": tokens.decode(tokens.known(body.tokens, "tokens"))}
+        most = max(service.info.max_model_len, MAX_DETOKENIZED)
+        if len(body.tokens) > most:
+            raise InvalidInput("tokens", words(f"a list of {len(body.tokens)}"), f"at most {most} token ids")
+        return {"prompt": await asyncio.to_thread(tokens.decode, tokens.known(body.tokens, "tokens"))}
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
@@ -202,24 +238,6 @@ def _takes(schema: type[Schema]) -> dict[str, Any]:
         return [inline(item) for item in value] if isinstance(value, list) else value
 
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline(found)}}}}
-
-
-class KeyCheck:
-    """ASGI middleware: answers 401 on guarded paths without the key, before a body is read."""
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {api_key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        if scope["type"] == "http" and scope["path"].startswith(GUARDED):
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not secrets.compare_digest(given, self._expected):
-                message = "Authorization is missing or wrong; allowed is 'Bearer' and the key of this server."
-                await errors.response(message, HTTPStatus.UNAUTHORIZED)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 class RequestIds:

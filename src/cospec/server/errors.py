@@ -27,10 +27,29 @@ class UnknownModel(CospecError):
 
 
 class Overloaded(CospecError):
-    """More outputs are asked for at once than this server takes."""
+    """A request that the server does not take now.
+
+    Args:
+        retry_after: seconds until another try is worth the trouble.
+    """
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class BodyTooLarge(CospecError):
+    """A body above the bound."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"The server writes {limit} outputs at once, as many as it may; try again later.")
+        super().__init__(f"body is too large; allowed is at most {limit} bytes.")
+
+
+class RequestTimeout(CospecError):
+    """A request whose answer was not complete in time; the engine has dropped the request."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The request took longer than {seconds:g} seconds, the limit of this server.")
 
 
 class EngineFailure(CospecError):
@@ -46,6 +65,8 @@ def body(message: str, status: int, param: str | None = None, code: str | None =
         kind = "service_unavailable"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         kind, code = "rate_limit_error", "rate_limit_exceeded"
+    if status == HTTPStatus.GATEWAY_TIMEOUT:
+        kind, code = "timeout_error", "request_timeout"
     return {"error": {"message": _printable(message), "type": kind, "param": param and _printable(param), "code": code}}
 
 
@@ -71,6 +92,10 @@ def describe(error: CospecError) -> tuple[int, str | None, str | None]:
             return HTTPStatus.BAD_REQUEST, error.field, None
         case UnknownModel():
             return HTTPStatus.NOT_FOUND, "model", "model_not_found"
+        case BodyTooLarge():
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body", None
+        case RequestTimeout():
+            return HTTPStatus.GATEWAY_TIMEOUT, None, None
         case Overloaded():
             return HTTPStatus.TOO_MANY_REQUESTS, None, None
         case EngineStopped():
@@ -91,7 +116,11 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(CospecError)
     async def _cospec(http: HttpRequest, error: CospecError) -> JSONResponse:
         status, param, code = describe(error)
-        return response(str(error), status, param, code)
+        answer = response(str(error), status, param, code)
+        match error:
+            case Overloaded(retry_after=seconds):
+                answer.headers["Retry-After"] = str(seconds)
+        return answer
 
     @app.exception_handler(HTTPException)
     async def _http(http: HttpRequest, error: HTTPException) -> JSONResponse:

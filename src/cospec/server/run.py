@@ -8,11 +8,9 @@ import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
-from pydantic import Field
 
 from cospec.config import EngineConfig
 from cospec.engine.process import Build, build_engine
@@ -20,32 +18,17 @@ from cospec.engine.serving import EngineClient
 from cospec.engine.tokens import Tokens, import_tokenizers, load_tokenizer
 from cospec.errors import InvalidInput, words
 from cospec.lasting import keep
-from cospec.options import Options
+from cospec.server.admission import AdmissionLimits
 from cospec.server.app import create_app
+from cospec.server.auth import read_keys
+from cospec.server.connections import TimedConfig, limit_accept_errors
 from cospec.server.metrics import ServerMetrics
 from cospec.server.service import Service
+from cospec.server.settings import ServerSettings
 
 FLUSH_SECONDS = 5  # for answers on their way when the drain is over
+BACKLOG = 2048  # connections that wait to be accepted
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-class ServerSettings(Options):
-    """What the server itself is told.
-
-    Attributes:
-        port: 0 takes a free one.
-        api_key: asked of every request that reaches the model; None for open access.
-        max_concurrent_requests: outputs that may be written or wait at once; calls beyond it get 429; None for any.
-        drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
-        log_level: uvicorn's.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
-    api_key: str | None = Field(default=None, min_length=1)
-    max_concurrent_requests: int | None = Field(default=None, ge=1)
-    drain_timeout: float = Field(default=30.0, ge=0)
-    log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
 
 
 def run(
@@ -64,6 +47,7 @@ def run(
     """
     # The port comes first: loading a model only to find it taken would waste the user's time. Nothing is accepted
     # before the engine is ready, so a server that answers is one that serves.
+    settings = read_keys(settings)
     with _bind(settings.host, settings.port) as listener:
         asyncio.run(_serve(config, settings, listener, _Faces(announce, build)))
 
@@ -76,7 +60,7 @@ class _Faces:
 
 async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
     client = EngineClient(faces.build)
-    loading = asyncio.create_task(load_app(client, config, settings.api_key, settings.max_concurrent_requests))
+    loading = asyncio.create_task(load_app(client, config, settings))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:
         loop.add_signal_handler(name, loading.cancel)
@@ -86,12 +70,8 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
             return
         host, port = listener.getsockname()[:2]
         announce = lambda: faces.announce(f"http://{host}:{port}")  # noqa: E731
-        options = uvicorn.Config(
-            loading.result(),
-            log_level=settings.log_level,
-            timeout_graceful_shutdown=FLUSH_SECONDS,
-            lifespan="off",
-        )
+        options = TimedConfig(loading.result(), settings, FLUSH_SECONDS)
+        limit_accept_errors(loop)
         server = _Server(options, announce)
         shutdown = _Shutdown(client, server, settings.drain_timeout)
         for name in SIGNALS:
@@ -111,9 +91,7 @@ async def _end_with_engine(client: EngineClient, server: uvicorn.Server) -> None
     server.should_exit = True
 
 
-async def load_app(
-    client: EngineClient, config: EngineConfig, api_key: str | None = None, limit: int | None = None
-) -> FastAPI:
+async def load_app(client: EngineClient, config: EngineConfig, settings: ServerSettings = ServerSettings()) -> FastAPI:
     """Start the engine of ``client`` and put the application in front of it.
 
     Raises:
@@ -123,7 +101,9 @@ async def load_app(
     info, _ = await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
     tokens = Tokens(tokenizer, info.max_model_len, info.vocab_size)
-    return create_app(Service(client, tokens, ServerMetrics(info.model_name), limit), api_key)
+    await asyncio.to_thread(tokens.prepare)
+    limits = AdmissionLimits.of(settings, config.max_num_seqs)
+    return create_app(Service(client, tokens, ServerMetrics(info.model_name), settings, limits))
 
 
 class _Server(uvicorn.Server):
@@ -139,6 +119,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or []:  # the queue of the system is longer than what the loop accepts at once
+            listener.listen(BACKLOG)
         self._on_started()
 
 

@@ -5,7 +5,6 @@ Types are checked here, ranges by ``SamplingParams``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence as Seq
 from dataclasses import fields
@@ -18,11 +17,12 @@ from starlette.requests import Request as HttpRequest
 from cospec import options
 from cospec.errors import InvalidInput, words
 from cospec.params import MAX_LOGPROBS, SamplingParams
+from cospec.server import bodies
+from cospec.server.settings import ServerSettings
 from cospec.types import Speculation
 
 SchemaT = TypeVar("SchemaT", bound="Schema")
 Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what can be sent on to the engine
-MAX_BODY = 32 * 2**20  # bytes
 SAMPLING_FIELDS = frozenset(f.name for f in fields(SamplingParams))
 UNSUPPORTED = {
     "suffix": "absent, as text cannot be inserted before a suffix",
@@ -42,8 +42,11 @@ UNIONS = {
     "function_call": "null or absent, as function calls are not supported",
     "tool_calls": "null or absent, as tool calls are not supported",
 }
+FAIL_FAST = Field(fail_fast=True)  # one wrong element is reported, not each of a million
 _UNION_MEMBER = re.compile(r"str|list\[.*\]")
 HARMLESS: tuple[object, ...] = (None, [], "none", {"type": "text"})
+
+TokenIds = Annotated[list[int], FAIL_FAST]
 
 
 class Schema(BaseModel):
@@ -66,7 +69,7 @@ class SpeculationChoice(Schema):
     length: int | None = Field(default=None, ge=0, le=64)
     rule: str | None = None
     policy: str | None = None
-    drafters: list[str] | None = None
+    drafters: Annotated[list[str], FAIL_FAST] | None = None
 
 
 class TextPart(Schema):
@@ -80,7 +83,7 @@ class Message(Schema):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], FAIL_FAST]
     name: str | None = None
     # what clients send back when they append an answer to the conversation
     refusal: None = None
@@ -109,8 +112,8 @@ class Sampled(Schema):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Annotated[list[str], FAIL_FAST] | None = None
+    stop_token_ids: Annotated[list[int], FAIL_FAST] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     ignore_eos: bool | None = None
@@ -141,6 +144,16 @@ class Sampled(Schema):
     functions: Any = None
     function_call: Any = None
     response_format: Any = None
+
+    @property
+    def prompt_count(self) -> int:
+        """How many prompts the call has."""
+        return 1
+
+    @property
+    def bounded(self) -> dict[str, int | None]:
+        """The numbers that the operator bounds, by the field's name."""
+        return {"priority": self.priority, "prompt_logprobs": self.prompt_logprobs}
 
     @property
     def usage_wanted(self) -> bool:
@@ -185,11 +198,20 @@ class Sampled(Schema):
 class CompletionBody(Sampled):
     """Body of ``/v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Annotated[list[str], FAIL_FAST] | TokenIds | Annotated[list[TokenIds], FAIL_FAST]
     echo: bool | None = None
     best_of: int | None = None
     logprobs: int | None = None
     add_special_tokens: bool = True
+
+    @property
+    def prompt_count(self) -> int:
+        several = not isinstance(self.prompt, str) and not (self.prompt and isinstance(self.prompt[0], int))
+        return len(self.prompt) if several else 1
+
+    @property
+    def bounded(self) -> dict[str, int | None]:
+        return super().bounded | {"logprobs": self.logprobs}
 
     def check(self) -> None:
         super().check()
@@ -200,11 +222,15 @@ class CompletionBody(Sampled):
 class ChatBody(Sampled):
     """Body of ``/v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     max_completion_tokens: Whole | None = Field(default=None, ge=1)
     add_generation_prompt: bool = True
+
+    @property
+    def bounded(self) -> dict[str, int | None]:
+        return super().bounded | {"top_logprobs": self.top_logprobs}
 
     def check(self) -> None:
         super().check()
@@ -217,7 +243,7 @@ class TokenizeBody(Schema):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -227,37 +253,27 @@ class DetokenizeBody(Schema):
     """Body of ``/detokenize``."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], FAIL_FAST]
 
 
-async def receive(schema: type[SchemaT], http: HttpRequest) -> SchemaT:
+async def receive(schema: type[SchemaT], http: HttpRequest, settings: ServerSettings) -> SchemaT:
     """Read and parse a request's body.
 
     Raises:
-        InvalidInput: it is too long, or as ``read`` says.
+        BodyTooLarge: the body is longer than allowed.
+        InvalidInput: as ``read`` says.
     """
-    data = bytearray()
-    async for part in http.stream():
-        data += part
-        if len(data) > MAX_BODY:
-            raise InvalidInput("body", words("too long"), f"at most {MAX_BODY} bytes")
-    return read(schema, bytes(data))
+    data = await bodies.read_bytes(http, settings.max_body_bytes)
+    return await bodies.off_loop(len(data), lambda: read(schema, data, settings))
 
 
-def read(schema: type[SchemaT], data: bytes) -> SchemaT:
+def read(schema: type[SchemaT], data: bytes, settings: ServerSettings) -> SchemaT:
     """Parse a request's body.
 
     Raises:
         InvalidInput: no JSON, a key that is not known, or a value of another type; the sentence names the first.
     """
-    try:
-        given = json.loads(data)
-    except ValueError as error:
-        raise InvalidInput("body", words(f"not JSON ({error})"), "a JSON object") from None
-    except RecursionError:
-        raise InvalidInput("body", words("nested too deeply"), "a JSON object") from None
-    if not isinstance(given, dict):
-        raise InvalidInput("body", given, "a JSON object")
+    given = bodies.parse(data, settings)
     try:
         return schema.model_validate(given)
     except ValidationError as error:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request as HttpRequest
@@ -15,11 +15,13 @@ from starlette.requests import Request as HttpRequest
 from cospec.engine.requests import make_requests
 from cospec.engine.serving import EngineClient
 from cospec.engine.tokens import Tokens
-from cospec.errors import CospecError, InvalidInput, words
+from cospec.errors import CospecError
 from cospec.params import SamplingParams
-from cospec.server.errors import Overloaded, UnknownModel
+from cospec.server.admission import Admission, AdmissionLimits
+from cospec.server.errors import RequestTimeout, UnknownModel
 from cospec.server.metrics import ServerMetrics
 from cospec.server.schemas import Sampled
+from cospec.server.settings import ServerSettings
 from cospec.stats import RequestStats, TokenLogprobs
 from cospec.types import Event, Finish, Request
 
@@ -81,12 +83,20 @@ class Service:
     """The engine as the endpoints see it.
 
     Args:
-        limit: outputs that may be written or wait at once; None for any number.
+        limits: what the queue holds.
     """
 
-    def __init__(self, client: EngineClient, tokens: Tokens, metrics: ServerMetrics, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        tokens: Tokens,
+        metrics: ServerMetrics,
+        settings: ServerSettings = ServerSettings(),
+        limits: AdmissionLimits = AdmissionLimits(),
+    ) -> None:
         self.client = client
-        self.limit = limit
+        self.settings = settings
+        self.admission = Admission(limits)
         self.tokens = tokens
         self.metrics = metrics
         self.info = client.info
@@ -101,12 +111,10 @@ class Service:
         """Make the requests of a call: every prompt, ``params.n`` times.
 
         Raises:
-            InvalidInput: a token id is outside the vocabulary, or the call alone is above the limit.
-            Overloaded: too much is under way.
+            InvalidInput: a token id is outside the vocabulary.
         """
         self.tokens.known(params.stop_token_ids, "stop_token_ids")
         self.tokens.known(tuple(params.logit_bias or ()), "logit_bias")
-        self._check_room(len(prompts) * params.n)
         id = f"{prefix}-{uuid.uuid4().hex}"
         now = time.monotonic()
         requests: list[Request] = []
@@ -120,35 +128,56 @@ class Service:
         texts = tuple(text for text, _ in prompts for _ in range(params.n))
         return Call(id, tuple(requests), texts, self.info.model_name, body)
 
-    def _check_room(self, outputs: int) -> None:
-        if self.limit is None:
-            return
-        if outputs > self.limit:
-            allowed = f"at most {self.limit} for all prompts together"
-            raise InvalidInput("n", words(f"giving {outputs} outputs"), allowed)
-        if self.client.active + outputs > self.limit:
-            raise Overloaded(self.limit)
-
     async def events(self, http: HttpRequest, call: Call) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events of a call with the index of their choice. A sender who goes away ends it and frees its memory."""
+        """The events of a call with the index of their choice. A sender who goes away ends it and frees its memory.
+
+        Raises:
+            RequestTimeout: the deadline passed; what was open is aborted.
+        """
         index = {request.id: number for number, request in enumerate(call.requests)}
         watcher = asyncio.create_task(self._abort_on_disconnect(http, tuple(index)))
+        deadline = _Deadline(self.settings.request_timeout, lambda: self.client.abort(tuple(index)))
         clocks = {request.id: self.metrics.clock(request.arrival) for request in call.requests}
         try:
             async with contextlib.aclosing(self.client.submit(call.requests)) as events:
                 async for event in events:
                     if watcher.done():  # nobody reads what is left in the queue
                         return
+                    deadline.check(event)
                     clocks[event.id].observe(event, time.monotonic())
                     yield index[event.id], _muted(event) if call.muted else event
         finally:
             watcher.cancel()
+            deadline.cancel()
 
     async def _abort_on_disconnect(self, http: HttpRequest, ids: tuple[str, ...]) -> None:
         with contextlib.suppress(CospecError):
             while (await http.receive())["type"] != "http.disconnect":
                 pass
             self.client.abort(ids)
+
+
+class _Deadline:
+    """Aborts a call after some seconds. The abort ends the stream of events, however long the engine is silent."""
+
+    def __init__(self, seconds: float, abort: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._abort = abort
+        self._passed = False
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._pass)
+
+    def check(self, event: Event) -> None:
+        """Raises ``RequestTimeout`` where ``event`` is the end that the deadline made."""
+        if self._passed and event.finish is Finish.ABORT:
+            raise RequestTimeout(self._seconds)
+
+    def cancel(self) -> None:
+        """The call has ended."""
+        self._timer.cancel()
+
+    def _pass(self) -> None:
+        self._passed = True
+        self._abort()
 
 
 def _muted(event: Event) -> Event:

@@ -33,7 +33,9 @@ async def respond(http: HttpRequest, service: Service, call: Call, shape: Shape)
         return Response(whole, media_type="application/json", headers={"X-Request-Id": call.id})
     # The first event comes before the status line, so that a refused call is answered with an error status.
     try:
-        first = await anext(events)
+        first = await anext(events, None)
+        if first is None:  # the sender went away before the first token
+            return Response(status_code=errors.CLIENT_GONE)
         _raise_failure(first[1])
     except BaseException:
         await _close(events)

@@ -12,7 +12,7 @@ import cospec.config
 from cospec.cli.main import app
 from cospec.config import EngineConfig
 from cospec.params import SamplingParams
-from cospec.server.run import ServerSettings
+from cospec.server.settings import ServerSettings
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -14,7 +14,7 @@ import cospec
 import cospec.server.run
 from cospec.cli.models import members, parameters
 from cospec.config import EngineConfig
-from cospec.server.run import ServerSettings
+from cospec.server.settings import ServerSettings
 
 
 def test_help_and_version(cospec_command):
@@ -64,7 +64,7 @@ def test_serve_passes_options_on(cospec_command, served, monkeypatch):
     assert (config.model, config.max_num_seqs, config.enable_prefix_caching) == ("some/model", 3, False)
     assert config.served_model_name == "mine"
     assert config.speculative_config.options == {"prompt_lookup_max": 3}
-    assert (settings.port, settings.host, settings.api_key) == (0, "0.0.0.0", "from the environment")
+    assert (settings.port, settings.host, settings.api_key) == (0, "0.0.0.0", ("from the environment",))
 
 
 def test_serve_defaults(cospec_command, served):
@@ -114,6 +114,17 @@ def test_serve_tells_what_is_wrong_in_one_sentence(cospec_command, served, argum
     assert told in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert served == []
+
+
+@pytest.mark.parametrize("given", [["--api-key", ""], ["--api-key", "a", "--api-key", ""], ["--api-key", " "], []])
+def test_an_empty_key_does_not_start(cospec_command, monkeypatch, given):
+    if not given:
+        monkeypatch.setenv("COSPEC_API_KEY", "")
+    monkeypatch.setattr(cospec.server.run, "_bind", lambda *_: pytest.fail("the server started"))
+    result = cospec_command("serve", *given)
+    assert result.exit_code == 1
+    assert "api_key" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_unknown_key_in_file(cospec_command, served, tmp_path):

@@ -1,0 +1,92 @@
+"""Who may ask: API keys, and the names and pages that the server answers to."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from http import HTTPStatus
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cospec.errors import InvalidInput, words
+from cospec.server import errors
+from cospec.server.settings import ServerSettings
+
+GUARDED = ("/v1/", "/tokenize", "/detokenize")
+
+
+def read_keys(settings: ServerSettings) -> ServerSettings:
+    """The settings with the keys of ``api_key_file`` among ``api_key``.
+
+    Raises:
+        InvalidInput: the file cannot be read or has no key, or a key is only spaces.
+    """
+    keys = list(settings.api_key)
+    if settings.api_key_file is not None:
+        keys += _keys_of(settings.api_key_file)
+    for key in keys:
+        if not key.strip():
+            raise InvalidInput("api_key", words("empty"), "a key of one printable character or more")
+    return settings.model_copy(update={"api_key": tuple(dict.fromkeys(keys)), "api_key_file": None})
+
+
+def _keys_of(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput("api_key_file", words(f"{file} ({error})"), "a text file with one key a line") from None
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise InvalidInput("api_key_file", words(f"{file}, which has no key"), "a text file with one key a line")
+    return keys
+
+
+class KeyCheck:
+    """ASGI middleware: answers 401 on guarded paths without a key, before a body is read.
+
+    ``scope["state"]["key"]`` becomes the position of the key that was given.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._expected = [f"Bearer {key}".encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and scope["path"].startswith(GUARDED):
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            # Every key is compared, so that the time says nothing about their order.
+            matches = [number for number, key in enumerate(self._expected) if secrets.compare_digest(given, key)]
+            if not matches:
+                message = "Authorization is missing or wrong; allowed is 'Bearer' and a key of this server."
+                await errors.response(message, HTTPStatus.UNAUTHORIZED)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["key"] = matches[0]
+        await self._app(scope, receive, send)
+
+
+class HostCheck:
+    """ASGI middleware: answers 400 where the header ``Host`` has none of the allowed names."""
+
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
+        self._app = app
+        self._allowed = [name.lower() for name in allowed]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http" and not self._allows(Headers(scope=scope).get("host", "")):
+            message = "Host is a name that this server does not answer to; allowed are the names of --allowed-hosts."
+            await errors.response(message, HTTPStatus.BAD_REQUEST)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _allows(self, host: str) -> bool:
+        name = host.lower()
+        if not name.endswith("]"):  # an IPv6 address without a port
+            name = name.rpartition(":")[0] or name
+        return any(
+            allowed in ("*", name) or (allowed.startswith("*.") and name.endswith(allowed[1:]))
+            for allowed in self._allowed
+        )

@@ -1,0 +1,193 @@
+"""Clients that send nothing, or read nothing, cannot keep others out."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from test_operations import active, wait_until
+
+from cospec.server.connections import FEWEST, connection_limit
+
+HERE = Path(__file__).parent
+FILES = 300
+SERVE = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
+sys.path.insert(0, {str(HERE)!r})
+from fake_engine import FakeEngine
+from cospec.config import EngineConfig
+from cospec.server.run import run
+from cospec.server.settings import ServerSettings
+config = EngineConfig(model="fake", tokenizer=sys.argv[1])
+run(config, ServerSettings(port=0), lambda url: print(url, flush=True), FakeEngine.build)
+"""
+
+
+def connect(server) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def closes(client: socket.socket) -> bytes:
+    """What comes until the server closes the connection; fails where the server does not."""
+    found = b""
+    try:
+        while part := client.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass
+    return found
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\nA: "])
+def test_a_head_has_to_come_in_time(server_of, sent):
+    server = server_of(header_timeout=0.2)
+    with connect(server) as client:
+        client.sendall(sent)
+        assert closes(client).startswith(b"HTTP/1.1 408")
+
+
+def test_single_bytes_do_not_move_the_deadline(server_of):
+    server = server_of(header_timeout=0.5)
+    with connect(server) as client:
+        client.settimeout(0.05)
+        for byte in b"GET /health HTTP/1.1\r\nHost: " + b"x" * 5000:
+            try:
+                client.sendall(bytes([byte]))
+                if client.recv(1):
+                    return
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+    pytest.fail("the connection outlived its deadline")
+
+
+def test_a_body_has_to_come_in_time(server_of):
+    server = server_of(body_timeout=0.2)
+    with connect(server) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        head, _, body = closes(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408")
+    assert json.loads(body)["error"]["message"].endswith("closes.")
+
+
+def test_the_rest_of_a_refused_body_has_to_come_in_time(server_of):
+    server = server_of(body_timeout=0.2, keep_alive_timeout=100)
+    with connect(server) as client:
+        client.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{")
+        assert closes(client).startswith(b"HTTP/1.1 413")
+
+
+def test_an_idle_connection_closes(server_of):
+    server = server_of(keep_alive_timeout=1)
+    with connect(server) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert closes(client).startswith(b"HTTP/1.1 200")
+
+
+def test_a_second_request_of_a_connection_has_to_come_in_time(server_of):
+    server = server_of(header_timeout=0.2, keep_alive_timeout=100)
+    with connect(server) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        client.sendall(b"GET /")
+        assert b"HTTP/1.1 408" in closes(client)
+
+
+def test_a_client_that_reads_nothing_is_dropped(server_of):
+    server = server_of(write_timeout=0.2)
+    body = json.dumps({"prompt": "FOREVER", "stream": True, "logprobs": 20, "n": 100}).encode()
+    with connect(server) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: active(server) == 100)
+        wait_until(lambda: active(server) == 0, 60)
+
+
+def test_time_limits_leave_slow_answers_alone(server_of):
+    server = server_of(header_timeout=0.2, body_timeout=0.2, keep_alive_timeout=1)
+    for stream in (False, True):
+        assert server.post("/v1/completions", prompt="SLOW", max_tokens=100, stream=stream).status_code == 200
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"])
+def test_clients_that_send_nothing_keep_nobody_out(server_of, sent):
+    server = server_of(max_connections=10)
+    clients = [connect(server) for _ in range(50)]
+    for client in clients:
+        client.sendall(sent)
+    for _ in range(20):
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    closes(clients[0])
+    for client in clients:
+        client.close()
+
+
+def test_new_connections_close_where_all_others_are_at_work(server_of, caplog):
+    server = server_of(max_connections=3)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 37\r\n\r\n"
+    clients = [connect(server) for _ in range(3)]
+    for client in clients:
+        client.sendall(head + b'{"prompt": "FOREVER", "stream": true}')
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+    for _ in range(30):
+        with connect(server) as refused:
+            assert closes(refused) == b""
+    assert len([record for record in caplog.records if "refuses new ones" in record.message]) == 1
+    clients.pop().close()
+    wait_until(lambda: _answers(server))
+    for client in clients:
+        client.close()
+    wait_until(lambda: active(server) == 0)
+
+
+def _answers(server) -> bool:
+    try:
+        return httpx.get(f"{server.url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_the_limit_stays_below_the_files_of_the_process(monkeypatch):
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    for limits, wanted, found in [
+        ((256, 4096), 1024, 1024), ((1024, 1024), 2000, 832), ((64, 64), 1024, FEWEST),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 5000, 5000),
+    ]:  # fmt: skip
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)
+        assert connection_limit(wanted) == found
+    assert raised[0] == (1216, 4096)
+
+
+def test_more_connections_than_files_fill_no_log(tokenizer_folder, tmp_path):
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(tokenizer_folder)],
+            stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        host, port = url.removeprefix("http://").split(":")
+        clients = [socket.create_connection((host, int(port)), timeout=30) for _ in range(2 * FILES)]
+        try:
+            for _ in range(5):
+                assert httpx.get(f"{url}/health", timeout=20).status_code == 200
+        finally:
+            for client in clients:
+                client.close()
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(30)
+            process.stdout.close()
+    assert len(log.read_text().splitlines()) < 10
