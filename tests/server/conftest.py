@@ -56,8 +56,8 @@ class Running:
 class ServerThread:
     """Starts a server and stops it again."""
 
-    def __init__(self, config: EngineConfig, api_key: str | None = None) -> None:
-        self._config, self._api_key = config, api_key
+    def __init__(self, config: EngineConfig, api_key: str | None = None, strict: bool = False) -> None:
+        self._config, self._api_key, self._strict = config, api_key, strict
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
         self._running: Running | None = None
@@ -77,7 +77,7 @@ class ServerThread:
     async def _main(self) -> None:
         client = EngineClient(FakeEngine.build)
         try:
-            app = await load_app(client, self._config, self._api_key)
+            app = await load_app(client, self._config, self._api_key, strict=self._strict)
             with socket.socket() as listener:
                 listener.bind(("127.0.0.1", 0))
                 self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
@@ -113,5 +113,13 @@ def server(config: EngineConfig) -> Iterator[Running]:
 def own_server(config: EngineConfig) -> Iterator[Running]:
     """For tests that break or drain it; asks for a key."""
     thread = ServerThread(config, api_key="secret")
+    yield thread.start()
+    thread.stop()
+
+
+@pytest.fixture(scope="module")
+def strict_server(config: EngineConfig) -> Iterator[Running]:
+    """Refuses unknown keys."""
+    thread = ServerThread(config, strict=True)
     yield thread.start()
     thread.stop()

@@ -11,7 +11,7 @@ import typer
 from cospec.cli import options
 from cospec.cli.options import present
 
-SERVER_KEYS = ("host", "port", "api_key", "max_concurrent_requests", "drain_timeout", "log_level")
+SERVER_KEYS = ("host", "port", "api_key", "max_concurrent_requests", "strict", "drain_timeout", "log_level")
 MODEL_KEYS = {"model", "models"}
 
 
@@ -27,6 +27,9 @@ def serve(
     max_concurrent_requests: Annotated[
         int | None,
         typer.Option(help="Outputs at once, waiting ones included; beyond it calls get 429."),
+    ] = None,
+    strict: Annotated[
+        bool | None, typer.Option("--strict", help="Refuse unknown keys of requests; by default a header names them.")
     ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running requests get after SIGTERM; 30 unless given.")
@@ -59,6 +62,7 @@ def serve(
         port=port,
         api_key=api_key,
         max_concurrent_requests=max_concurrent_requests,
+        strict=strict,
         drain_timeout=drain_timeout,
         log_level=log_level,
         served_model_name=served_model_name,

@@ -12,15 +12,23 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
+from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request as HttpRequest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
-from cospec.server import errors, metrics, schemas
+from cospec.server import errors, fields, metrics, schemas, templating
 from cospec.server.answers import ChatShape, CompletionShape
-from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, Schema, TokenizeBody
+from cospec.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Schema,
+    Templated,
+    TokenizeBody,
+)
 from cospec.server.service import Call, Prompt, Service
 from cospec.server.streaming import respond
 
@@ -34,7 +42,10 @@ def create_app(service: Service, api_key: str | None = None) -> FastAPI:
     Args:
         api_key: what ``Authorization: Bearer`` must carry on the paths that reach the model; None for no check.
     """
-    app = FastAPI(title="cospec", version=cospec.__version__)
+    # The page loads its scripts from this server, and its validator, which lies on the internet, is off.
+    app = FastAPIOffline(
+        redoc_url=None, title="cospec", version=cospec.__version__, swagger_ui_parameters={"validatorUrl": None}
+    )
     errors.install(app)
     _add_generation(app, service)
     _add_tokens(app, service)
@@ -51,13 +62,20 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def completions(http: HttpRequest) -> Response:
         service.client.check()
         body = await schemas.receive(CompletionBody, http)
-        return await respond(http, service, completion_call(service, body), CompletionShape(body, service.tokens))
+        ignored = fields.check(body, service.strict)
+        answer = await respond(http, service, completion_call(service, body), CompletionShape(body, service.tokens))
+        fields.name_ignored(answer, ignored)
+        return answer
 
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
     async def chat_completions(http: HttpRequest) -> Response:
         service.client.check()
         body = await schemas.receive(ChatBody, http)
-        return await respond(http, service, chat_call(service, body), ChatShape(body, service.tokens))
+        ignored = fields.check(body, service.strict)
+        ignored += templating.unread(body, body.messages, service.tokens.template_names)
+        answer = await respond(http, service, chat_call(service, body), ChatShape(body, service.tokens))
+        fields.name_ignored(answer, ignored)
+        return answer
 
 
 def completion_call(service: Service, body: CompletionBody) -> Call:
@@ -110,24 +128,33 @@ def chat_call(service: Service, body: ChatBody) -> Call:
     top = (body.top_logprobs or 0) if body.logprobs else None
     # Without a limit an answer may fill the context, as OpenAI's does.
     params = body.sampling(max_tokens=limit, logprobs=top)
-    ids = service.tokens.chat([message.plain() for message in body.messages], body.add_generation_prompt)
+    ids = _chat_ids(service, body, body.messages)
     return service.call("chatcmpl", body, [("", service.tokens.check(ids, "messages"))], params)
+
+
+def _chat_ids(service: Service, body: Templated, messages: Sequence[schemas.Message]) -> tuple[int, ...]:
+    """Token ids of a conversation, as the body wants the template filled."""
+    plain = [message.plain() for message in messages]
+    return service.tokens.chat(plain, body.opens_answer, body.continue_final_message, templating.variables(body))
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
     tokens = service.tokens
 
     @app.post("/tokenize", openapi_extra=_takes(TokenizeBody))
-    async def tokenize(http: HttpRequest) -> dict[str, Any]:
+    async def tokenize(http: HttpRequest, answer: Response) -> dict[str, Any]:
         body = await schemas.receive(TokenizeBody, http)
+        ignored = fields.check(body, service.strict)
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             shown = words("missing" if body.prompt is None else "given together with messages")
             raise InvalidInput("prompt", shown, "a string, or messages in its place")
         if body.messages is not None:
-            ids = tokens.chat([message.plain() for message in body.messages], body.add_generation_prompt)
+            ids = _chat_ids(service, body, body.messages)
+            ignored += templating.unread(body, body.messages, tokens.template_names)
         else:
             ids = tokens.encode(body.prompt or "", body.add_special_tokens)
+        fields.name_ignored(answer, ignored)
         return {
             "count": len(ids),
             "max_model_len": service.info.max_model_len,
@@ -136,8 +163,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         }
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
-    async def detokenize(http: HttpRequest) -> dict[str, str]:
+    async def detokenize(http: HttpRequest, answer: Response) -> dict[str, str]:
         body = await schemas.receive(DetokenizeBody, http)
+        fields.name_ignored(answer, fields.check(body, service.strict))
         service.check_model(body.model)
         return {"prompt": tokens.decode(tokens.known(body.tokens, "tokens"))}
 

@@ -36,6 +36,7 @@ class ServerSettings(Options):
         port: 0 takes a free one.
         api_key: asked of every request that reaches the model; None for open access.
         max_concurrent_requests: outputs that may be written or wait at once; calls beyond it get 429; None for any.
+        strict: refuse keys of a request that are not known, instead of naming them in a header.
         drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
         log_level: uvicorn's.
     """
@@ -44,6 +45,7 @@ class ServerSettings(Options):
     port: int = Field(default=8000, ge=0, le=65535)
     api_key: str | None = Field(default=None, min_length=1)
     max_concurrent_requests: int | None = Field(default=None, ge=1)
+    strict: bool = False
     drain_timeout: float = Field(default=30.0, ge=0)
     log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
 
@@ -76,7 +78,8 @@ class _Faces:
 
 async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
     client = EngineClient(faces.build)
-    loading = asyncio.create_task(load_app(client, config, settings.api_key, settings.max_concurrent_requests))
+    limit = settings.max_concurrent_requests
+    loading = asyncio.create_task(load_app(client, config, settings.api_key, limit, settings.strict))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:
         loop.add_signal_handler(name, loading.cancel)
@@ -112,7 +115,11 @@ async def _end_with_engine(client: EngineClient, server: uvicorn.Server) -> None
 
 
 async def load_app(
-    client: EngineClient, config: EngineConfig, api_key: str | None = None, limit: int | None = None
+    client: EngineClient,
+    config: EngineConfig,
+    api_key: str | None = None,
+    limit: int | None = None,
+    strict: bool = False,
 ) -> FastAPI:
     """Start the engine of ``client`` and put the application in front of it.
 
@@ -123,7 +130,7 @@ async def load_app(
     info, _ = await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
     tokens = Tokens(tokenizer, info.max_model_len, info.vocab_size)
-    return create_app(Service(client, tokens, ServerMetrics(info.model_name), limit), api_key)
+    return create_app(Service(client, tokens, ServerMetrics(info.model_name), limit, strict), api_key)
 
 
 class _Server(uvicorn.Server):

@@ -82,11 +82,19 @@ class Service:
 
     Args:
         limit: outputs that may be written or wait at once; None for any number.
+        strict: refuse keys of a request that are not known.
     """
 
-    def __init__(self, client: EngineClient, tokens: Tokens, metrics: ServerMetrics, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        tokens: Tokens,
+        metrics: ServerMetrics,
+        limit: int | None = None,
+        strict: bool = False,
+    ) -> None:
         self.client = client
-        self.limit = limit
+        self.limit, self.strict = limit, strict
         self.tokens = tokens
         self.metrics = metrics
         self.info = client.info
