@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from cospec.llm import LLM
     from cospec.outputs import CompletionOutput, RequestOutput
     from cospec.params import SamplingParams
+    from cospec.registry import register_acceptance_method, register_drafter, register_policy
     from cospec.types import Speculation
 
 __version__ = "0.1.0"
@@ -22,7 +23,10 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Speculation",
+    "register_acceptance_method",
     "register_blend",
+    "register_drafter",
+    "register_policy",
 ]
 
 _HOMES = {
@@ -33,7 +37,10 @@ _HOMES = {
     "InvalidInput": "cospec.errors",
     "SamplingParams": "cospec.params",
     "Speculation": "cospec.types",
+    "register_acceptance_method": "cospec.registry",
     "register_blend": "cospec.blends.custom",
+    "register_drafter": "cospec.registry",
+    "register_policy": "cospec.registry",
 }
 
 

@@ -19,7 +19,7 @@ from cospec.options import Options
 from cospec.params import SamplingParams
 from cospec.policies.setting import PolicySetting
 from cospec.protocols import Drafter, Model, Vocabulary
-from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
+from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES, Table
 from cospec.stats import RoundStats, RoundTimes
 from cospec.tree import depths
 from cospec.types import Budget, Commit, Context, Draft, Load, Request, Scores
@@ -27,6 +27,13 @@ from cospec.types import Sequence as Seq_
 from harness.toys import toy_engine
 
 V = 5
+
+
+def every(table: Table) -> list[str]:
+    """What comes with cospec and what installed packages offer."""
+    return [*table, *table.installed]
+
+
 LEARNING = ("pool",)  # drafters that commits teach something beside the text
 REPLAYING = ("synthetic",)  # drafters that have nothing to say until a request comes a second time
 
@@ -78,7 +85,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", every(DRAFTERS))
 def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
     cls = DRAFTERS.load(name)
     assert isinstance(cls.samples, bool)
@@ -90,7 +97,7 @@ def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
 
 
 @pytest.mark.parametrize(("params", "noise"), KINDS)
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", every(DRAFTERS))
 def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise: Purpose, host: ToyHost) -> None:
     made, texts = drafter(name, host), [list(text) for text in TEXTS]
     chance = np.random.default_rng(0)
@@ -143,7 +150,7 @@ def check_draft(made: Drafter, draft: Draft, text: list[int], budget: Budget, no
         assert all(draft.q[node, token] > 0 for node, token in enumerate(draft.tokens))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", every(DRAFTERS))
 def test_unknown_sequences_harm_no_drafter(name: str, host: ToyHost) -> None:
     made = drafter(name, host)
     made.free(["nobody"])
@@ -156,7 +163,7 @@ def test_unknown_sequences_harm_no_drafter(name: str, host: ToyHost) -> None:
     assert told(again) == told(drafter(name, host).propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 2)] * len(TEXTS)))
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", every(DRAFTERS))
 def test_a_stale_commit_or_an_ignored_draft_harms_no_drafter(name: str, host: ToyHost) -> None:
     """A draft that was never verified, and a round that the drafter was not asked in."""
     made, text = drafter(name, host), [0, 1, 2, 0, 1, 2, 0, 1]
@@ -181,7 +188,7 @@ def told(drafts: Sequence[Draft]) -> list[object]:
     return [(draft.id, draft.base_len, draft.tokens, draft.parents, draft.drafters) for draft in drafts]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", every(RULES))
 def test_a_rule_says_what_it_is(name: str) -> None:
     rule = RULES.load(name)
     assert rule.name == name
@@ -192,7 +199,7 @@ def test_a_rule_says_what_it_is(name: str) -> None:
     assert rule.__doc__
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", every(RULES))
 def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
     rule, chance = RULES.load(name)(), np.random.default_rng(5)
     for seed in range(300):
@@ -213,7 +220,7 @@ def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
             assert all(law[row, token] > 0 for row, token in zip(rows, written, strict=True))
 
 
-@pytest.mark.parametrize("name", BLENDS)
+@pytest.mark.parametrize("name", every(BLENDS))
 def test_a_blend_is_pure(name: str) -> None:
     cls = BLENDS.load(name)
     assert issubclass(cls.Options, Options)
@@ -226,7 +233,7 @@ def test_a_blend_is_pure(name: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(logits, before, strict=True))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", every(POLICIES))
 def test_a_policy_plans_for_everybody(name: str) -> None:
     cls = POLICIES.load(name)
     assert issubclass(cls.Options, Options)

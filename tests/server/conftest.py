@@ -132,3 +132,11 @@ def server_of(config: EngineConfig) -> Iterator[Callable[..., Running]]:
     yield start
     for thread in threads:
         thread.stop()
+
+
+@pytest.fixture(scope="module")
+def strict_server(config: EngineConfig) -> Iterator[Running]:
+    """Refuses unknown keys."""
+    thread = ServerThread(config, ServerSettings(strict=True))
+    yield thread.start()
+    thread.stop()

@@ -32,8 +32,10 @@ SLOW_SECONDS = 0.01
 
 
 TEMPLATE = (
+    "{% if reasoning_effort is defined %}<{{ reasoning_effort }}>{% endif %}{% if mode %}<{{ mode }}>{% endif %}"
     "{% for m in messages %}{% if m['role'] == 'system' and loop.index > 1 %}{{ raise_exception('system is first') }}"
-    "{% endif %}{{ m['role'][0] }}: {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    "{% endif %}{{ m['role'][0] }}: {% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    "{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 )
 
 

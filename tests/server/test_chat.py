@@ -66,7 +66,6 @@ def test_stream_opens_each_choice_with_its_role(server):
         ([{"role": "tool", "content": "x"}], "messages.0.role"),
         ([{"role": "user"}], "messages.0.content"),
         ([{"role": "user", "content": 5}], "messages.0.content"),
-        ([{"role": "user", "content": "x", "colour": 1}], "messages.0.colour"),
         ([USER, {"role": "system", "content": "late"}], "messages"),
     ],
 )

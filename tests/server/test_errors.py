@@ -39,7 +39,6 @@ def error_of(response, status: int) -> dict:
         ({"speculation": {"lenght": 1}}, "speculation.lenght", "one of drafters, enabled, length, policy, rule."),
         ({"speculation": {"enabled": "no"}}, "speculation.enabled", "true or false"),
         ({"speculation": {"drafters": "a"}}, "speculation.drafters", "a list"),
-        ({"temprature": 1}, "temprature", "temperature"),
         ({"prompt": 5}, "prompt", "a string, a list of strings"),
         ({"prompt": [1, "a"]}, "prompt", "a list of token ids"),
         ({"prompt": []}, "prompt", "at least one prompt"),
@@ -56,7 +55,7 @@ def error_of(response, status: int) -> dict:
         ({"max_tokens": 2**70}, "max_tokens", "a number up to"),
         ({"speculation": 5}, "speculation", "allowed is an object."),
         ({"\ud800": 1}, "body", "a JSON object"),
-        ({"colour": "x" * 10_000}, "colour", " ... "),
+        ({"suffix": "x" * 10_000}, "suffix", " ... "),
     ],
 )
 def test_bad_fields_are_named(server, body, param, told):

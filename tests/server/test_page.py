@@ -19,6 +19,7 @@ from cospec.engine.metrics import EngineMetrics
 from cospec.engine.tokens import Tokens
 from cospec.server import answers
 from cospec.server.app import create_app
+from cospec.server.fields import BOOKKEEPING, REFUSED
 from cospec.server.metrics import POLICY, ServerMetrics
 from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, SpeculationChoice, TokenizeBody
 from cospec.server.service import Service
@@ -27,7 +28,7 @@ from cospec.server.settings import ServerSettings
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
 SECTIONS = {title: text for title, _, text in (part.partition("\n") for part in re.split(r"^##+ ", PAGE, flags=re.M))}
 COMMANDS = re.findall(r"```console\n\$ (.*?)```(?:\n\n```json\n(.*?)```)?", PAGE, flags=re.S)
-BUILT_IN = {("GET", path) for path in ("/docs", "/redoc", "/openapi.json")}  # FastAPI's own
+BUILT_IN = {("GET", path) for path in ("/docs", "/docs/oauth2-redirect", "/openapi.json")}  # FastAPI's own
 
 
 def cells(section: str, column: int, table: int = 0) -> list[str]:
@@ -60,6 +61,15 @@ def test_fields_of_bodies():
         assert f"`{field}`" in SECTIONS["cospec's own"]
     for field in (*TokenizeBody.model_fields, *DetokenizeBody.model_fields):
         assert f"`{field}`" in SECTIONS["Tokens"]
+
+
+def test_keys_of_other_servers():
+    told = names(cells("Keys of other servers", 1))
+    assert sorted(told) == sorted([*BOOKKEEPING, *REFUSED])
+    meanings = cells("Keys of other servers", 2)
+    for keys, meaning in zip(cells("Keys of other servers", 1), meanings, strict=True):
+        for name in set(names([keys])) & set(REFUSED):
+            assert meaning == f"refused; allowed: {REFUSED[name].allowed}"
 
 
 def test_statistics_of_usage():

@@ -129,8 +129,10 @@ def test_generate_command(model_folder, tmp_path):
 
 @needs_zoo
 def test_zoo_serves_with_its_drafter():
-    server = Served("zoo", "--max-num-seqs", "4")
+    server = Served("zoo", "--max-num-seqs", "4", "--strict")
     try:
+        refused = server.http.post("/v1/completions", json={"prompt": "a", "colour": "red"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "colour")
         body = {"prompt": "def read_lines(path):\n", "max_tokens": 24, "temperature": 0}
         body |= {"include_speculation_stats": True, "return_sources": True}
         body |= {"speculation": {"length": 4}}  # one of the policy's choice may be 0 on a busy machine

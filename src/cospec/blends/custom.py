@@ -1,52 +1,50 @@
-"""Blends that users write: any function of the models' logits, known by a name."""
+"""Blends that users write: any function of the models' logits, registered under a name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from cospec.errors import InvalidInput, words
 from cospec.native import Recipe
+from cospec.options import Options
 from cospec.registry import BLENDS
 
 Combine = Callable[[Seq[Tensor]], Tensor]
 """The logits of every model, ``[R, V]`` each, to the law's ``[R, V]``; each row by itself, the same for any R."""
 
 
-class UserBlends:
-    """Functions by name."""
-
-    def __init__(self) -> None:
-        self._functions: dict[str, Combine] = {}
-
-    def register(self, name: str, function: Combine) -> None:
-        """Make ``{"blend": name}`` mean ``function``; a later registration replaces an earlier one.
-
-        Raises:
-            InvalidInput: the name is taken by a built-in blend, or the function cannot be called.
-        """
-        if name in BLENDS:
-            raise InvalidInput("blend name", name, "a name that no built-in blend has")
-        if not callable(function):
-            raise InvalidInput("blend function", function, "a function of a list of logits")
-        self._functions[name] = function
-
-    def get(self, name: object) -> Combine | None:
-        """The function of that name."""
-        return self._functions.get(name) if isinstance(name, str) else None
-
-    @property
-    def names(self) -> list[str]:
-        """In the order of registration."""
-        return list(self._functions)
+class FunctionOptions(Options):
+    """None."""
 
 
-USER_BLENDS: Final = UserBlends()
-register_blend = USER_BLENDS.register
+@dataclass(frozen=True, slots=True, eq=False)
+class FunctionBlend:
+    """A user's function in the place of a class of blends. Each registration is an object of its own."""
+
+    name: str
+    function: Combine
+    Options: ClassVar[type[FunctionOptions]] = FunctionOptions
+
+    def build(self, options: FunctionOptions, count: int) -> Custom:
+        """For any number of models."""
+        return Custom(self.name, self.function, count)
+
+
+def register_blend(name: str, function: Combine) -> None:
+    """Make ``{"blend": name}`` mean ``function``; a later registration replaces an earlier one.
+
+    Raises:
+        InvalidInput: cospec or an installed package has the name, or the function cannot be called.
+    """
+    if not callable(function):
+        raise InvalidInput("blend function", function, "a function of a list of logits")
+    BLENDS.register(name, FunctionBlend(name, function))
 
 
 class Custom:

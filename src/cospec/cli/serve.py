@@ -16,7 +16,7 @@ SERVER_KEYS = (
     "host", "port", "api_key", "api_key_file", "allowed_hosts", "allowed_origins", "max_body_bytes", "max_prompts",
     "max_outputs", "max_stop_sequences", "max_logprobs", "max_priority", "max_concurrent_requests", "max_key_share",
     "requests_per_minute", "request_timeout", "max_connections", "header_timeout", "body_timeout",
-    "keep_alive_timeout", "write_timeout", "drain_timeout", "log_level",
+    "keep_alive_timeout", "write_timeout", "strict", "drain_timeout", "log_level",
 )  # fmt: skip
 KEY_VARIABLE = "COSPEC_API_KEY"
 ACCESS = "Access"
@@ -114,6 +114,9 @@ def serve(
         float | None,
         typer.Option(help="Seconds for a client to read what was sent.", rich_help_panel=CONNECTIONS),
     ] = None,
+    strict: Annotated[
+        bool | None, typer.Option("--strict", help="Refuse unknown keys of requests; by default a header names them.")
+    ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running requests get after SIGTERM.")
     ] = None,
@@ -167,6 +170,7 @@ def serve(
         body_timeout=body_timeout,
         keep_alive_timeout=keep_alive_timeout,
         write_timeout=write_timeout,
+        strict=strict,
         drain_timeout=drain_timeout,
         log_level=log_level,
         served_model_name=served_model_name,

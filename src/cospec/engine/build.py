@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from cospec import native
 from cospec.blends.build import build_blend
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
 from cospec.drafters.pool.options import called
+from cospec.engine.acceptance import AcceptanceMethods
 from cospec.engine.burst import LONGEST, Burst
 from cospec.engine.collaboration import check_speculation, connect_ensemble, law_of
 from cospec.engine.committer import Committer
@@ -33,7 +33,7 @@ from cospec.models.loading import LoadOptions, cache_budget, load_model, load_to
 from cospec.policies.round_cost import Costs
 from cospec.profiling.start import costs_at_start
 from cospec.protocols import Crew, Drafter, Handle, Model
-from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES
+from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES, import_plugins
 from cospec.types import Offer
 
 log = logging.getLogger(__name__)
@@ -65,8 +65,7 @@ def build_parts(config: EngineConfig) -> Parts:
 
 def _build(config: EngineConfig) -> tuple[Parts, str]:
     """The parts, and in words who drafts."""
-    for name in config.plugins:
-        _import(name)
+    import_plugins(config.plugins)
     share_cores(config)
     native.use_instruction_set(config.instruction_set)
     if config.models is not None or config.law is not None:
@@ -81,7 +80,7 @@ def _build(config: EngineConfig) -> tuple[Parts, str]:
     target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
     host = EngineHost(target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options)
-    drafter = build_drafter(speculative, host, config.threads)
+    drafter = build_drafter(speculative, host, config)
     costs = _costs(target, drafter, path, speculative, config)
     text = Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer))
     return connect(target, drafter, speculative, config, text, costs), drafting(speculative, host.default_drafter)
@@ -97,14 +96,6 @@ def plan(config: EngineConfig) -> tuple[MemoryPlan, str]:
     _check(speculative)
     names = [str(resolve(config.model)), *_drafting(speculative, config.model, options)]
     return memory_plan(names, options), drafting(speculative, default_drafter(config.model))
-
-
-def _import(name: str) -> None:
-    """Raises ``InvalidInput`` when there is no such module."""
-    try:
-        import_module(name)
-    except ImportError as error:
-        raise InvalidInput("plugins", words(f"{name} ({error})"), "modules that Python finds") from None
 
 
 def _costs(
@@ -145,7 +136,7 @@ def _ensemble_parts(config: EngineConfig) -> tuple[Parts, str]:
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
     text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))
-    drafter = build_drafter(speculative, host, config.threads)
+    drafter = build_drafter(speculative, host, config)
     chosen = config.model_copy(update={"speculative_config": speculative})
     members = f"the models draft for each other ({config.collaboration.proposal})"
     drafts = members if drafter is None else drafting(speculative, host.default_drafter)
@@ -170,17 +161,17 @@ def connect(
     costs: Costs = Costs(),
 ) -> Parts:
     """Parts around models that are loaded already; tests and simulations enter here."""
-    rules = {name: RULES.load(name)() for name in RULES}
+    rules = AcceptanceMethods()
     policy = build_policy(speculative, drafter, time.monotonic, costs)
     max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
-    chain_rules = frozenset(name for name, rule in rules.items() if not rule.trees)
-    relaxed = frozenset(name for name, rule in rules.items() if not rule.exact)
     blend = BLENDS.load("single")()
     verifier = Verifier(target, blend, rules)
     chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
     burst = Burst.of(target, verifier.rule, drafter, getattr(chosen, "keeps_drafts", False))
     alone = burst is not None and (burst.drafts or drafter is None)
-    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules, LONGEST if alone else 1)
+    limits = Limits(
+        config.max_num_seqs, config.max_num_batched_tokens, max_len, rules.chains_only, LONGEST if alone else 1
+    )
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     handle = handle_of(drafter, speculative.drafting, target.device)
@@ -190,7 +181,7 @@ def connect(
         round=ROUNDS.load(speculative.round if drafter is not None else "sequential")(
             Crew(drafter, verifier, policy, time.monotonic, handle, burst=burst)
         ),
-        committer=Committer(backend, blend.name, text.eos, relaxed=relaxed),
+        committer=Committer(backend, blend.name, text.eos, relaxed=rules.relaxed),
         resolver=Resolver(
             target.vocab_size,
             max_len,
@@ -274,7 +265,7 @@ def _methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str
     found: list[tuple[str, str, Mapping[str, Any]]] = [("", speculative.method, speculative.options)]
     for number, member in enumerate(members if isinstance(members, list) else []):
         method = member.get("method") if isinstance(member, dict) else None
-        if isinstance(method, str) and method in DRAFTERS:
+        if isinstance(method, str) and DRAFTERS.knows(method):
             found.append((f"{called(number, member.get('name', method))}: ", method, member))
     return found
 

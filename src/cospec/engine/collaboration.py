@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cospec.config import LONGEST_DRAFT, CollaborationConfig, EngineConfig, SpeculativeConfig
+from cospec.engine.acceptance import AcceptanceMethods
 from cospec.engine.committer import Committer
 from cospec.engine.drafters import handle_of
 from cospec.engine.engine import Parts
@@ -20,7 +21,7 @@ from cospec.engine.scheduler import Limits, Scheduler
 from cospec.errors import InvalidInput
 from cospec.policies.collaboration import Casting, Collaboration, Freedom, rotations
 from cospec.protocols import Blend, Crew, Drafter, Pages, Policy, Round
-from cospec.registry import ROUNDS, RULES
+from cospec.registry import ROUNDS
 from cospec.rounds.collaborative import Collaborative
 from cospec.types import Offer
 
@@ -38,21 +39,19 @@ def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, 
     check_vocabularies(cast)
     laws = Laws(law_of(config), len(cast.models))
     speculative = config.speculative_config or SpeculativeConfig()
-    rules = {name: RULES.load(name)() for name in RULES}
-    relaxed = frozenset(name for name, rule in rules.items() if not rule.exact)
-    chain_rules = frozenset(name for name, rule in rules.items() if not rule.trees)
+    rules = AcceptanceMethods()
     own = laws.build()
     panel = Panel(cast, laws, rules)
     found = _proposing(panel, own, config.collaboration) if drafter is None else _drafted(panel, drafter, speculative)
     longest = min(*(model.max_len for model in cast.models), found.pages.capacity)
     max_len = min(config.max_model_len or longest, longest)
-    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chain_rules)
+    limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, max_len, rules.chains_only)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     return Parts(
         model=cast.models[0],
         scheduler=Scheduler(found.pages, found.policy, limits),
         round=found.round,
-        committer=Committer(backend, own.name, text.eos, relaxed=relaxed),
+        committer=Committer(backend, own.name, text.eos, relaxed=rules.relaxed),
         resolver=Resolver(
             cast.models[0].vocab_size,
             max_len,

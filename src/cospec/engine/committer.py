@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
@@ -62,7 +62,7 @@ class Committer:
         law: str,
         eos: frozenset[int] = frozenset(),
         clock: Clock = time.monotonic,
-        relaxed: frozenset[str] = frozenset(),
+        relaxed: Container[str] = frozenset(),
     ) -> None:
         self._tokenizer, self._law, self._eos, self._clock = tokenizer, law, eos, clock
         self._relaxed = relaxed

@@ -18,7 +18,7 @@ from cospec.models.folder import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.options import parse
 from cospec.protocols import Drafter, Facts, Handle, Model, Vocabulary
-from cospec.registry import DRAFTERS
+from cospec.registry import DRAFTERS, import_plugins
 from cospec.rounds.cores import keep_to, others
 from cospec.rounds.handles import Worker
 from cospec.rounds.process import DrafterProcess
@@ -82,7 +82,7 @@ class EngineHost:
         return model.vocab_size == self.target.vocab_size and same_tokens(path, self.target_path)
 
 
-def build_drafter(speculative: SpeculativeConfig, host: EngineHost, threads: int | None) -> Drafter | None:
+def build_drafter(speculative: SpeculativeConfig, host: EngineHost, config: EngineConfig) -> Drafter | None:
     """The configured drafter, where it is configured to work; None where nothing is drafted.
 
     Raises:
@@ -94,7 +94,8 @@ def build_drafter(speculative: SpeculativeConfig, host: EngineHost, threads: int
         return _build(speculative, host)
     cores = speculative.drafter_cores
     elsewhere = replace(host, target=TargetFacts(host.target.vocab_size, host.target.device))
-    return RemoteDrafter(DrafterProcess(partial(_build_alone, speculative, elsewhere, len(cores) or threads), cores))
+    threads = len(cores) or config.threads
+    return RemoteDrafter(DrafterProcess(partial(_build_alone, speculative, elsewhere, threads, config.plugins), cores))
 
 
 def handle_of(drafter: Drafter | None, drafting: str, device: torch.device) -> Handle | None:
@@ -141,10 +142,13 @@ def same_tokens(first: Path, second: Path) -> bool:
     return bool(vocabularies[0] == vocabularies[1])
 
 
-def _build_alone(speculative: SpeculativeConfig, host: EngineHost, threads: int | None) -> Drafter:
+def _build_alone(
+    speculative: SpeculativeConfig, host: EngineHost, threads: int | None, plugins: tuple[str, ...]
+) -> Drafter:
     """In the drafter's own process."""
     set_threads(threads)
     native.use_instruction_set(host.options.instruction_set)
+    import_plugins(plugins)
     return _build(speculative, host)
 
 

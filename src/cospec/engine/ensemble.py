@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from cospec.blends.build import build_blend
-from cospec.blends.custom import USER_BLENDS
+from cospec.blends.build import blend_class, build_blend
 from cospec.blends.single import Single
 from cospec.engine.judging import Task
 from cospec.engine.verifier import Verifier
@@ -35,7 +34,7 @@ class Laws:
 
     def __init__(self, law: Mapping[str, Any], count: int) -> None:
         self._own, self._count = law, count
-        self._shared: WeakValueDictionary[tuple[str, int], Blend] = WeakValueDictionary()
+        self._shared: WeakValueDictionary[tuple[str, Any], Blend] = WeakValueDictionary()
         self._running: dict[str, Blend] = {}  # by request
 
     def build(self, law: Mapping[str, Any] | None = None) -> Blend:
@@ -45,7 +44,7 @@ class Laws:
             InvalidInput: it cannot be built for these models.
         """
         asked = self._own if law is None else law
-        key = json.dumps(asked, sort_keys=True, default=str), id(USER_BLENDS.get(asked.get("blend")))
+        key = json.dumps(asked, sort_keys=True, default=str), blend_class(asked)
         blend = self._shared.get(key)
         if blend is None:
             blend = self._shared[key] = build_blend(asked, self._count)

@@ -11,6 +11,7 @@ from typing import Any
 
 from cospec.draws import Purpose, derive
 from cospec.errors import InvalidInput, words
+from cospec.options import parse
 from cospec.params import SamplingParams
 from cospec.registry import POLICIES, RULES
 from cospec.types import Request, Speculation
@@ -172,6 +173,7 @@ class Resolver:
         """Raise ``InvalidInput`` for a policy that does not exist, or a choice that is not the request's to make."""
         if chosen.policy is not None:
             POLICIES.check(chosen.policy, field="speculation.policy")
+            parse(POLICIES.load(chosen.policy).Options, {}, f"options of policy {chosen.policy!r}: ")
         self._check_drafters(chosen.drafters)
         made = {
             "off": None if chosen.enabled else False,

@@ -9,7 +9,7 @@ tokens stay known and are computed again later (preemption by recomputation).
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -33,7 +33,7 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_len: int
-    chain_rules: frozenset[str] = frozenset()
+    chain_rules: Container[str] = frozenset()
     rounds: int = 1
 
 

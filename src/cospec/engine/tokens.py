@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
+from cospec.engine.chat_template import Names, names_read
 from cospec.engine.special_tokens import SpecialTokenGuard
 from cospec.errors import InvalidInput, is_text, words
 
@@ -110,23 +112,47 @@ class Tokens:
                 raise InvalidInput(field, words(f"a list with token id {id}"), f"ids from 0 to {self._vocab_size - 1}")
         return ids
 
-    def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> tuple[int, ...]:
+    @property
+    def template_names(self) -> Names:
+        """What the chat template reads; nothing without a template."""
+        try:
+            return names_read(self._tokenizer.get_chat_template())
+        except (AttributeError, ValueError):  # no tokenizer, no template, or several without a default
+            return Names()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[int, ...]:
         """Token ids of a conversation in the tokenizer's chat template.
 
-        Special tokens come from the template alone: what of a message spells one is text.
+        Special tokens come from the template alone: text of a message that spells a special token stays text.
+
+        Args:
+            add_generation_prompt: end with the opening of an assistant's message.
+            continue_final_message: leave the last message open, so that the output continues the message.
+            variables: values for the template; a name that the template does not read has no effect.
 
         Raises:
-            InvalidInput: the tokenizer has no template, or the template refuses the messages.
+            InvalidInput: the tokenizer has no template, the template refuses the messages, or both flags are set.
         """
+        if add_generation_prompt and continue_final_message:
+            raise InvalidInput("continue_final_message", True, "true only when add_generation_prompt is false")
         if not getattr(self._tokenizer, "chat_template", None):
             shown = words("given to a model whose tokenizer has no chat template")
             raise InvalidInput("messages", shown, "a prompt without roles, such as /v1/completions takes")
         guard = SpecialTokenGuard(self._special_texts)
+        read = self.template_names.variables
         try:
             text = self._tokenizer.apply_chat_template(
                 guard.hide(messages),
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tokenize=False,
+                **{name: value for name, value in variables.items() if name in read},
             )
         except Exception as error:  # templates are code of the model's makers and raise what they like
             shown = words(f"refused by the chat template ({error})")

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI
 from fastapi.responses import Response
+from fastapi_offline import FastAPIOffline
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -19,11 +20,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
-from cospec.server import errors, limits, metrics, schemas
+from cospec.server import errors, fields, limits, metrics, schemas, templating
 from cospec.server.admission import Tickets, ticket
 from cospec.server.answers import ChatShape, CompletionShape
 from cospec.server.auth import HostCheck, KeyCheck
-from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, Sampled, Schema, TokenizeBody
+from cospec.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Sampled,
+    Schema,
+    Templated,
+    TokenizeBody,
+)
 from cospec.server.service import Call, Prompt, Service
 from cospec.server.streaming import respond
 
@@ -35,8 +44,15 @@ BodyT = TypeVar("BodyT", bound=Sampled)
 def create_app(service: Service) -> FastAPI:
     """The HTTP application around a running engine."""
     settings = service.settings
-    # A redirect to the same path with or without a slash would name the host that the sender claims.
-    app = FastAPI(title="cospec", version=cospec.__version__, redirect_slashes=False)
+    # A redirect to the same path with or without a slash would name the host that the sender claims. The page of the
+    # API loads its scripts from this server, and its validator, which lies on the internet, is off.
+    app = FastAPIOffline(
+        redoc_url=None,
+        redirect_slashes=False,
+        title="cospec",
+        version=cospec.__version__,
+        swagger_ui_parameters={"validatorUrl": None},
+    )
     errors.install(app)
     _add_generation(app, service)
     _add_tokens(app, service)
@@ -63,19 +79,24 @@ def create_app(service: Service) -> FastAPI:
 def _add_generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", openapi_extra=_takes(CompletionBody))
     async def completions(http: HttpRequest) -> Response:
-        body = await _admit(http, service, CompletionBody)
+        body, ignored = await _admit(http, service, CompletionBody)
         call = await asyncio.to_thread(completion_call, service, body)
-        return await respond(http, service, call, CompletionShape(body, service.tokens))
+        answer = await respond(http, service, call, CompletionShape(body, service.tokens))
+        fields.name_ignored(answer, ignored)
+        return answer
 
     @app.post("/v1/chat/completions", openapi_extra=_takes(ChatBody))
     async def chat_completions(http: HttpRequest) -> Response:
-        body = await _admit(http, service, ChatBody)
+        body, ignored = await _admit(http, service, ChatBody)
+        ignored += templating.unread(body, body.messages, service.tokens.template_names)
         call = await asyncio.to_thread(chat_call, service, body)
-        return await respond(http, service, call, ChatShape(body, service.tokens))
+        answer = await respond(http, service, call, ChatShape(body, service.tokens))
+        fields.name_ignored(answer, ignored)
+        return answer
 
 
-async def _admit(http: HttpRequest, service: Service, schema: type[BodyT]) -> BodyT:
-    """The body of a call that may start; the call's outputs have their places in the queue.
+async def _admit(http: HttpRequest, service: Service, schema: type[BodyT]) -> tuple[BodyT, list[str]]:
+    """The body of a call that may start, and its keys that are ignored; the call's outputs have places in the queue.
 
     Raises:
         CospecError: what is wrong with the body, or why the server does not take the call now.
@@ -84,9 +105,10 @@ async def _admit(http: HttpRequest, service: Service, schema: type[BodyT]) -> Bo
     held = ticket(http)
     held.arrive()
     body = await schemas.receive(schema, http, service.settings)
+    ignored = fields.check(body, service.settings.strict)
     limits.check_choices(body.bounded, service.settings)
     held.take(limits.outputs(body.prompt_count, body.n, service.settings))
-    return body
+    return body, ignored
 
 
 def completion_call(service: Service, body: CompletionBody) -> Call:
@@ -139,8 +161,14 @@ def chat_call(service: Service, body: ChatBody) -> Call:
     top = (body.top_logprobs or 0) if body.logprobs else None
     # Without a limit an answer may fill the context, as OpenAI's does.
     params = body.sampling(max_tokens=limit, logprobs=top)
-    ids = service.tokens.chat([message.plain() for message in body.messages], body.add_generation_prompt)
+    ids = _chat_ids(service, body, body.messages)
     return service.call("chatcmpl", body, [("", service.tokens.check(ids, "messages"))], params)
+
+
+def _chat_ids(service: Service, body: Templated, messages: Sequence[schemas.Message]) -> tuple[int, ...]:
+    """Token ids of a conversation, as the body wants the template filled."""
+    plain = [message.plain() for message in messages]
+    return service.tokens.chat(plain, body.opens_answer, body.continue_final_message, templating.variables(body))
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -149,15 +177,20 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize", openapi_extra=_takes(TokenizeBody))
     async def tokenize(http: HttpRequest) -> Response:
         body = await schemas.receive(TokenizeBody, http, service.settings)
+        ignored = fields.check(body, service.settings.strict)
         service.check_model(body.model)
-        return Response(await asyncio.to_thread(tokenized, body), media_type="application/json")
+        if body.messages is not None:
+            ignored += templating.unread(body, body.messages, tokens.template_names)
+        answer = Response(await asyncio.to_thread(tokenized, body), media_type="application/json")
+        fields.name_ignored(answer, ignored)
+        return answer
 
     def tokenized(body: TokenizeBody) -> bytes:
         if (body.prompt is None) == (body.messages is None):
             shown = words("missing" if body.prompt is None else "given together with messages")
             raise InvalidInput("prompt", shown, "a string, or messages in its place")
         if body.messages is not None:
-            ids = tokens.chat([message.plain() for message in body.messages], body.add_generation_prompt)
+            ids = _chat_ids(service, body, body.messages)
         else:
             ids = tokens.encode(body.prompt or "", body.add_special_tokens)
         answer = {
@@ -169,8 +202,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         return msgspec.json.encode(answer)
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
-    async def detokenize(http: HttpRequest) -> dict[str, str]:
+    async def detokenize(http: HttpRequest, answer: Response) -> dict[str, str]:
         body = await schemas.receive(DetokenizeBody, http, service.settings)
+        fields.name_ignored(answer, fields.check(body, service.settings.strict))
         service.check_model(body.model)
         most = max(service.info.max_model_len, MAX_DETOKENIZED)
         if len(body.tokens) > most:

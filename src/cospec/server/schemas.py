@@ -24,35 +24,26 @@ from cospec.types import Speculation
 SchemaT = TypeVar("SchemaT", bound="Schema")
 Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what can be sent on to the engine
 SAMPLING_FIELDS = frozenset(f.name for f in fields(SamplingParams))
-UNSUPPORTED = {
-    "suffix": "absent, as text cannot be inserted before a suffix",
-    "tools": "absent, as tool calls are not supported",
-    "tool_choice": "absent or 'none', as tool calls are not supported",
-    "functions": "absent, as function calls are not supported",
-    "function_call": "absent or 'none', as function calls are not supported",
-    "response_format": "absent or {'type': 'text'}, as structured output is not supported",
-}
 UNIONS = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
     "content": "a string or a list of parts {'type': 'text', 'text': ...}",
     "stop": "a string or a list of strings",
+    "role": "'system', 'developer', 'user' or 'assistant', as tool calls are not supported",
     "refusal": "null or absent",
-    "annotations": "null or absent",
     "audio": "null or absent, as only text is supported",
     "function_call": "null or absent, as function calls are not supported",
-    "tool_calls": "null or absent, as tool calls are not supported",
+    "tool_calls": "null, empty or absent, as tool calls are not supported",
 }
 FAIL_FAST = Field(fail_fast=True)  # one wrong element is reported, not each of a million
 _UNION_MEMBER = re.compile(r"str|list\[.*\]")
-HARMLESS: tuple[object, ...] = (None, [], "none", {"type": "text"})
 
 TokenIds = Annotated[list[int], FAIL_FAST]
 
 
 class Schema(BaseModel):
-    """Base of all bodies: unknown keys are refused, types are not converted."""
+    """Base of all bodies: types are not converted; ``fields.check`` decides about keys that no field has."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True, protected_namespaces=())
 
 
 class StreamOptions(Schema):
@@ -64,6 +55,8 @@ class StreamOptions(Schema):
 
 class SpeculationChoice(Schema):
     """How this request is speculated for; what is absent is as the engine is configured."""
+
+    model_config = ConfigDict(extra="forbid")  # keys that only cospec has: an unknown key is a mistake
 
     enabled: bool = True
     length: int | None = Field(default=None, ge=0, le=64)
@@ -80,22 +73,30 @@ class TextPart(Schema):
 
 
 class Message(Schema):
-    """One message of a conversation."""
+    """One message of a conversation.
+
+    Attributes:
+        reasoning_content, reasoning: what a reasoning model thought before its answer, in the two names in use.
+    """
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], FAIL_FAST]
     name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     # what clients send back when they append an answer to the conversation
     refusal: None = None
-    annotations: None = None
+    annotations: Any = None
     audio: None = None
     function_call: None = None
-    tool_calls: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def plain(self) -> dict[str, str]:
-        """Role and text, as chat templates take them. ``developer`` is OpenAI's newer word for ``system``."""
+        """The message as chat templates take it. ``developer`` is OpenAI's newer word for ``system``."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        own = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        more = {"name": self.name, "reasoning_content": self.reasoning_content or self.reasoning}
+        return own | {key: value for key, value in more.items() if value is not None}
 
 
 class Sampled(Schema):
@@ -129,21 +130,6 @@ class Sampled(Schema):
     include_speculation_stats: bool = False
     return_token_ids: bool = False
     return_sources: bool = False
-    # OpenAI's bookkeeping, which changes nothing here
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    parallel_tool_calls: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    # refused with a reason
-    suffix: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
 
     @property
     def prompt_count(self) -> int:
@@ -166,15 +152,11 @@ class Sampled(Schema):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def check(self) -> None:
-        """Refuse what is known and not supported.
+        """Refuse fields that contradict each other.
 
         Raises:
             InvalidInput: with the reason.
         """
-        for name, allowed in UNSUPPORTED.items():
-            given = getattr(self, name)
-            if given not in HARMLESS:
-                raise InvalidInput(name, given, allowed)
         if self.stream_options is not None and not self.stream:
             raise InvalidInput("stream_options", words("given without stream"), "present only when stream is true")
 
@@ -219,14 +201,36 @@ class CompletionBody(Sampled):
             raise InvalidInput("best_of", self.best_of, f"absent or equal to n, here {self.n or 1}")
 
 
-class ChatBody(Sampled):
+class Templated(Schema):
+    """The keys that reach the chat template.
+
+    Attributes:
+        add_generation_prompt: None is true, unless the last message is continued.
+        continue_final_message: the output continues the last message.
+        chat_template_kwargs: template variables by name; ``reasoning_effort``, ``verbosity`` and ``documents`` are
+            variables too, and win.
+    """
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt ends with the opening of an assistant's message."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+
+
+class ChatBody(Sampled, Templated):
     """Body of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     max_completion_tokens: Whole | None = Field(default=None, ge=1)
-    add_generation_prompt: bool = True
 
     @property
     def bounded(self) -> dict[str, int | None]:
@@ -234,18 +238,17 @@ class ChatBody(Sampled):
 
     def check(self) -> None:
         super().check()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidInput("top_logprobs", words("given without logprobs"), "present only when logprobs is true")
 
 
-class TokenizeBody(Schema):
+class TokenizeBody(Templated):
     """Body of ``/tokenize``: a prompt, or the messages of a conversation."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
 
 
@@ -271,11 +274,11 @@ def read(schema: type[SchemaT], data: bytes, settings: ServerSettings) -> Schema
     """Parse a request's body.
 
     Raises:
-        InvalidInput: no JSON, a key that is not known, or a value of another type; the sentence names the first.
+        InvalidInput: no JSON, or a value of another type; the sentence names the first. At the top null is absent.
     """
     given = bodies.parse(data, settings)
     try:
-        return schema.model_validate(given)
+        return schema.model_validate({key: value for key, value in given.items() if value is not None})
     except ValidationError as error:
         raise _sentence(schema, error) from None
 
@@ -287,13 +290,19 @@ def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
         return InvalidInput("body", words(f"an object that cannot be read ({first['msg']})"), "a JSON object")
     path = ".".join(str(part) for part in parts)
     if first["type"] == "extra_forbidden":
-        refused = InvalidInput(f"key {path}", first["input"], "one of " + ", ".join(_keys(schema, parts[:-1])))
-        refused.field = path
-        return refused
+        return unknown_key(schema, parts, first["input"])
     if first["type"] == "missing":
         return InvalidInput(path, words("missing"), "a value")
     # A union's own messages name one member each; the first member, a string, is given the whole value.
     return InvalidInput(path, first["input"], UNIONS.get(str(parts[-1]), options.allowed(first)))
+
+
+def unknown_key(schema: type[Schema], place: Seq[int | str], given: object) -> InvalidInput:
+    """The error about a key that no field has, with the keys that could stand at its ``place``."""
+    path = ".".join(str(part) for part in place)
+    refused = InvalidInput(f"key {path}", given, "one of " + ", ".join(_keys(schema, place[:-1])))
+    refused.field = path
+    return refused
 
 
 def _keys(schema: type[Schema], place: Seq[int | str]) -> list[str]:

@@ -43,6 +43,7 @@ class ServerSettings(Options):
         body_timeout: for the body of a request.
         keep_alive_timeout: for the next request of a connection.
         write_timeout: for a client to read what fills its connection.
+        strict: refuse keys of a request that are not known, instead of naming them in a header.
         drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
         log_level: uvicorn's.
     """
@@ -68,5 +69,6 @@ class ServerSettings(Options):
     body_timeout: float = Field(default=60.0, gt=0)
     keep_alive_timeout: int = Field(default=5, ge=1)
     write_timeout: float = Field(default=60.0, gt=0)
+    strict: bool = False
     drain_timeout: float = Field(default=30.0, ge=0)
     log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"

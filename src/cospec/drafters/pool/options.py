@@ -94,7 +94,7 @@ def _build(given: Mapping[str, Any], host: Host) -> Drafter:
 def _method(given: Mapping[str, Any], field: str) -> str:
     """A drafter's method; raises ``InvalidInput`` about ``field`` where it is none, or a pool."""
     method = given.get("method")
-    if isinstance(method, str) and method in DRAFTERS and method != "pool":
+    if isinstance(method, str) and DRAFTERS.knows(method) and method != "pool":
         return method
-    allowed = "one of " + ", ".join(name for name in DRAFTERS if name != "pool")
+    allowed = "one of " + ", ".join(name for name in DRAFTERS.names if name != "pool")
     raise InvalidInput(field, words("missing") if method is None else method, allowed)

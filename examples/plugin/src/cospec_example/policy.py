@@ -1,0 +1,58 @@
+"""Drafts of one length at the beginning of an output, and of another length after that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from cospec.options import Options
+from cospec.policies.setting import PolicySetting
+from cospec.stats import RoundStats
+from cospec.types import Budget, Commit, Draft, Load
+
+
+class TwoLengthsOptions(Options):
+    """Keys of ``policy_options`` for this policy.
+
+    Attributes:
+        first: tokens of a draft at the beginning of an output.
+        later: tokens of a draft after that; None is ``num_speculative_tokens``.
+        after: output tokens at which ``later`` begins.
+    """
+
+    first: int = Field(default=2, ge=0, le=64)
+    later: int | None = Field(default=None, ge=0, le=64)
+    after: int = Field(default=32, ge=0)
+
+
+class TwoLengths:
+    """Chains whose length depends on the number of output tokens alone."""
+
+    Options: ClassVar[type[TwoLengthsOptions]] = TwoLengthsOptions
+    reads_costs: ClassVar[bool] = False  # no time model is needed
+    keeps_drafts: ClassVar[bool] = True  # ``trim`` cuts nothing
+
+    def __init__(self, first: int, later: int, after: int) -> None:
+        self._first, self._later, self._after = Budget(first, first), Budget(later, later), after
+
+    @classmethod
+    def build(cls, options: TwoLengthsOptions, setting: PolicySetting) -> TwoLengths:
+        """With the lengths of the configuration."""
+        return cls(options.first, setting.length if options.later is None else options.later, options.after)
+
+    def plan(self, load: Load) -> list[Budget]:
+        """A budget for each sequence, by the length of the output so far."""
+        return [self._first if sequence.output_len < self._after else self._later for sequence in load.ready]
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """All of every draft."""
+        return drafts
+
+    def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
+        """Nothing to learn."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """The later length."""
+        return {"speculation_length": self._later.depth}

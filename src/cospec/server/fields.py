@@ -1,0 +1,150 @@
+"""Keys of a request's JSON that no schema has: bookkeeping, refused with a reason, or unknown.
+
+Clients send many keys that only OpenAI or vLLM know. Bookkeeping never fails a call. A key that asks for what the
+server cannot do is refused, unless its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from cospec.errors import InvalidInput
+from cospec.server.schemas import Schema, unknown_key
+
+HEADER = "X-Cospec-Ignored"
+MAX_HEADER = 1000  # characters
+EMPTY: tuple[object, ...] = ([], {}, "")  # values that ask for nothing, whatever the key
+
+BOOKKEEPING = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "parallel_tool_calls",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "prediction",
+        "session_id",
+        "stream_options.include_obfuscation",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a key is refused.
+
+    Attributes:
+        allowed: what the sentence says.
+        harmless: values that ask for nothing.
+    """
+
+    allowed: str
+    harmless: tuple[object, ...] = ()
+
+
+_TOOLS = "as tool calls are not supported"
+_FUNCTIONS = "as function calls are not supported"
+_STRUCTURED = Refusal("absent, as structured output is not supported")
+_CACHES = Refusal("absent, as caches are not transferred")
+
+REFUSED = {
+    "tools": Refusal(f"absent, {_TOOLS}"),
+    "tool_choice": Refusal(f"absent, 'none' or 'auto', {_TOOLS}", ("none", "auto")),
+    "functions": Refusal(f"absent, {_FUNCTIONS}"),
+    "function_call": Refusal(f"absent, 'none' or 'auto', {_FUNCTIONS}", ("none", "auto")),
+    "response_format": Refusal(
+        "absent or {'type': 'text'}, as structured output is not supported", ({"type": "text"},)
+    ),
+    "structured_outputs": _STRUCTURED,
+    "guided_json": _STRUCTURED,
+    "guided_regex": _STRUCTURED,
+    "guided_choice": _STRUCTURED,
+    "guided_grammar": _STRUCTURED,
+    "guided_decoding_backend": _STRUCTURED,
+    "guided_whitespace_pattern": _STRUCTURED,
+    "suffix": Refusal("absent, as text cannot be inserted before a suffix"),
+    "echo": Refusal("absent or false, as a chat does not return its messages", (False,)),
+    "add_special_tokens": Refusal("absent or false, as the chat template adds special tokens", (False,)),
+    "chat_template": Refusal("absent, as the model's own chat template is used"),
+    "prompt_embeds": Refusal("absent, as prompts are text or token ids"),
+    "truncate_prompt_tokens": Refusal("absent, as prompts are not truncated"),
+    "modalities": Refusal("absent or ['text'], as only text is supported", (["text"],)),
+    "audio": Refusal("absent, as only text is supported"),
+    "web_search_options": Refusal("absent, as the server does not search the web"),
+    "moderation": Refusal("absent, as the server does not moderate"),
+    "use_beam_search": Refusal("absent or false, as beam search is not supported", (False,)),
+    "length_penalty": Refusal("absent or 1, as beam search is not supported", (1,)),
+    "early_stopping": Refusal("absent or false, as beam search is not supported", (False,)),
+    "best_of": Refusal("absent or 1; n is the number of choices", (1,)),
+    "bad_words": Refusal("absent; logit_bias can make tokens unlikely"),
+    "allowed_token_ids": Refusal("absent; logit_bias can make tokens likely"),
+    "logits_processors": Refusal("absent, as requests cannot bring code"),
+    "logprob_token_ids": Refusal("absent; top_logprobs gives the likeliest tokens"),
+    "repetition_detection": Refusal("absent; stop and max_tokens end an output"),
+    "thinking_token_budget": Refusal("absent or -1, as reasoning is not parsed", (-1,)),
+    "watermarking": Refusal("absent or false, as watermarks are not supported", (False,)),
+    "spaces_between_special_tokens": Refusal("absent or true", (True,)),
+    "return_tokens_as_token_ids": Refusal("absent or false; return_token_ids gives the ids", (False,)),
+    "max_completion_tokens": Refusal("absent; max_tokens bounds a completion"),
+    "top_logprobs": Refusal("absent or 0; logprobs is the number of alternatives", (0,)),
+    "repeat_penalty": Refusal("absent or 1; the field is named repetition_penalty here", (1,)),
+    "typical_p": Refusal("absent or 1; top_p, top_k and min_p truncate", (1,)),
+    "mirostat": Refusal("absent or 0; top_p, top_k and min_p truncate", (0,)),
+    "cache_salt": Refusal("absent, as the prefix cache takes no salt"),
+    "kv_transfer_params": _CACHES,
+    "ec_transfer_params": _CACHES,
+}
+
+
+def check(body: Schema, strict: bool) -> list[str]:
+    """The names of the keys that are ignored; bookkeeping is left out.
+
+    Args:
+        strict: refuse keys that are not known.
+
+    Raises:
+        InvalidInput: a key asks for what the server cannot do, or is unknown under ``strict``.
+    """
+    ignored: dict[str, None] = {}
+    for place, value in _unknown(body, ()):
+        name = ".".join(part for part in place if isinstance(part, str))
+        refusal = REFUSED.get(name)
+        if refusal is not None:
+            if value not in (*EMPTY, *refusal.harmless):
+                raise InvalidInput(name, value, refusal.allowed)
+        elif name not in BOOKKEEPING:
+            if strict:
+                raise unknown_key(type(body), place, value)
+            ignored[name] = None
+    return list(ignored)
+
+
+def name_ignored(response: Response, ignored: Sequence[str]) -> None:
+    """Name the ignored keys in a header; a long list ends with ``...``."""
+    if not ignored:
+        return
+    text = ", ".join(quote(name, safe="._-", errors="replace") for name in ignored[:MAX_HEADER])
+    response.headers[HEADER] = text if len(text) <= MAX_HEADER else f"{text[:MAX_HEADER]}..."
+
+
+def _unknown(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[tuple[int | str, ...], Any]]:
+    """Place and value of every key that no field has, without nulls."""
+    if isinstance(value, BaseModel):
+        for name, given in (value.model_extra or {}).items():
+            if given is not None:
+                yield (*place, name), given
+        for name in type(value).model_fields:
+            yield from _unknown(getattr(value, name), (*place, name))
+    elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # token ids are not walked through
+        for number, item in enumerate(value):
+            yield from _unknown(item, (*place, number))

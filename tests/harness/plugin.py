@@ -1,0 +1,18 @@
+"""The example of a plug-in, installed as a user would install the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
+
+
+def install(folder: Path) -> Path:
+    """Build the example's wheel and unpack the wheel into ``folder``, with its entry points; needs no network."""
+    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder), str(SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
