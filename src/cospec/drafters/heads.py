@@ -162,6 +162,6 @@ def _raced(context: Context, guesses: list[list[int]], logits: Tensor) -> list[l
     law = laws(logits, [Block(params, History(context.tokens, context.prompt_len, [[] for _ in guesses]))])
     winners = race(law, [draws.stream(base + place, context.noise) for place in range(len(guesses))])
     return [
-        [winner, *(token for token in best if token != winner)][: len(best)]
+        [winner, *(token for token in best if token != winner)][: len(best)] if winner >= 0 else best
         for winner, best in zip(winners, guesses, strict=True)
     ]

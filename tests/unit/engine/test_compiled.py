@@ -15,7 +15,7 @@ from cospec import native
 from cospec.blends.build import build_blend
 from cospec.engine import judging
 from cospec.engine.compiled import Compiled
-from cospec.engine.judging import Task
+from cospec.engine.judging import Judged, Task
 from cospec.native import Source
 from cospec.params import SamplingParams
 from cospec.protocols import Rule
@@ -70,7 +70,7 @@ class Round:
         return next(rule for task, rule in zip(self.tasks, self.rules, strict=True) if task.entry.sequence is sequence)
 
 
-def compiled(made: Round, tasks: list[Task], rows: torch.Tensor, judge: Compiled | None = None) -> list[Verdict | None]:
+def compiled(made: Round, tasks: list[Task], rows: torch.Tensor, judge: Compiled | None = None) -> list[Judged]:
     """What the library decides."""
     found = (judge or Compiled()).judge(tasks, made.rule, rows)
     assert found is not None
@@ -136,7 +136,7 @@ def test_every_path_is_taken(rule: str, isa: str) -> None:
     finally:
         native.set_isa(best)
     assert found == judging.judge(made.tasks, made.rules, made.rows)
-    assert {len(verdict.path) for verdict in found if verdict} == {0, 1, 2, 3}
+    assert {len(verdict.path) for verdict in found if isinstance(verdict, Verdict)} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("rule", KNOWN)
@@ -153,8 +153,8 @@ def test_rows_that_are_no_numbers_count_where_the_verdict_rests_on_them(
         rows[task.first + number % (task.last - task.first), 7] = odd
     found = compiled(made, made.tasks, rows)
     wanted = judging.judge(made.tasks, made.rules, rows)
-    assert [verdict is None for verdict in found] == [verdict is None for verdict in wanted]
-    assert 0 < sum(verdict is None for verdict in found) < len(found)
+    assert [isinstance(verdict, str) for verdict in found] == [isinstance(verdict, str) for verdict in wanted]
+    assert 0 < sum(isinstance(verdict, str) for verdict in found) < len(found)
 
 
 def test_a_last_row_may_be_missing() -> None:
@@ -164,7 +164,7 @@ def test_a_last_row_may_be_missing() -> None:
     short = [Task(t.entry, t.draft, t.first, t.last - 1, t.count - 1) for t in made.tasks]
     found = compiled(made, short, made.rows)
     assert found == judging.judge(short, made.rules, made.rows)
-    assert any(verdict is not None and verdict.token is None for verdict in found)
+    assert any(isinstance(verdict, Verdict) and verdict.token is None for verdict in found)
 
 
 BLENDS = [
@@ -194,8 +194,8 @@ def test_a_blend_is_judged_as_its_rows_are(law: dict[str, Any], count: int, rule
     found = Compiled().judge_by(made.tasks, made.rule, Source(queues, blend.recipe))
     assert found is not None
     assert found == judging.judge(made.tasks, made.rules, blend.combine(queues))
-    assert any(verdict is None for verdict in found)
-    assert {len(verdict.path) for verdict in found if verdict} == {0, 1, 2, 3}
+    assert any(isinstance(verdict, str) for verdict in found)
+    assert {len(verdict.path) for verdict in found if isinstance(verdict, Verdict)} == {0, 1, 2, 3}
     assert len(queues) == 1 or found != compiled(made, made.tasks, queues[0])
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cospec.params import SamplingParams
-from cospec.sampling import Block, History, choices, law, laws, likeliest, logprobs
+from cospec.sampling import Block, History, edit, law, laws, likeliest, logprobs
 from harness.reference import next_law
 
 V = 9
@@ -69,7 +69,7 @@ def test_every_row_follows_the_reference(
         assert found[row] == pytest.approx(wanted, abs=1e-12)
     if given_params.greedy:
         history = History(tokens, prompt_len, paths)
-        assert choices(logits, given_params, history) == found.argmax(-1).tolist()
+        assert likeliest(edit(logits, given_params, history)) == found.argmax(-1).tolist()
 
 
 def test_blocks_do_not_mix(dtype: torch.dtype) -> None:
@@ -114,7 +114,7 @@ def test_the_first_of_equal_logits_is_the_likeliest(size: int, dtype: torch.dtyp
     assert likeliest(logits) == first
     greedy = SamplingParams(temperature=0)
     assert law(logits, greedy, History([0], 1, [[]] * 50)).argmax(-1).tolist() == first
-    assert choices(logits, greedy, History([0], 1, [[]] * 50)) == first
+    assert likeliest(edit(logits, greedy, History([0], 1, [[]] * 50))) == first
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
