@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +24,8 @@ from cospec.errors import EngineStopped, InvalidInput, words
 from cospec.outputs import OutputBuilder, RequestOutput
 from cospec.params import SamplingParams
 from cospec.types import Event, Request, Speculation
+
+log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -122,6 +125,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts, all at once; results come in the order of the prompts.
 
+        An output that fails has ``finish_reason`` "error" and a sentence in ``error``, which the log repeats.
+
         Args:
             prompts: texts, lists of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a single one may
                 stand by itself.
@@ -143,6 +148,8 @@ class LLM:
         builders = {request.id: OutputBuilder() for request in requests}
         for event in self._follow(requests):
             builders[event.id].add(event)
+            if event.error is not None:
+                log.error("output %d of request %s ended with an error: %s", event.index, event.parent, event.error)
         return [
             self._output(prompt, requests, builders, how)
             for prompt, requests, how in zip(listed, calls, params, strict=True)

@@ -1,4 +1,4 @@
-"""A request with extreme parameters, or one whose own part raises, changes no token of the requests that run with it."""
+"""A request with extreme parameters, or one whose own part raises, changes no token of its neighbours."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from cospec.sampling import Block, History, edit, likeliest, shaped
 from cospec.tree import path_to
 from cospec.types import Draft, PlanEntry, Scores, Verdict
 
-NO_NUMBERS = "the model's logits are not numbers at this prompt"
+NO_NUMBERS = "The model's logits are not numbers at this prompt."
 Judged = Verdict | str
 """A verdict, or the sentence that says why this request ends without one."""
 
