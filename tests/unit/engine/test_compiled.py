@@ -222,3 +222,31 @@ def test_what_was_read_of_a_request_is_not_taken_for_another_one_of_its_name() -
         )
         assert compiled(made, made.tasks, made.rows, judge) == judging.judge(made.tasks, made.rules, made.rows)
         assert compiled(made, made.tasks, made.rows, judge) == judging.judge(made.tasks, made.rules, made.rows)
+
+
+LAW = (0.5, 0.25, 0.125, 0.0625, 0.0625)
+BORDERS: list[tuple[dict[str, Any], set[int]]] = [
+    ({"top_p": 0.495}, {0}),
+    ({"top_p": 0.505}, {0, 1}),
+    ({"top_p": 0.745}, {0, 1}),
+    ({"top_p": 0.755}, {0, 1, 2}),
+    ({"top_p": 0.9}, {0, 1, 2, 3, 4}),
+    ({"top_k": 1}, {0}),
+    ({"top_k": 3}, {0, 1, 2}),
+    ({"top_k": 4}, {0, 1, 2, 3, 4}),
+    ({"min_p": 0.51}, {0}),
+    ({"min_p": 0.49}, {0, 1}),
+    ({"top_k": 2, "top_p": 0.66}, {0}),
+]
+
+
+@pytest.mark.parametrize(("truncation", "kept"), BORDERS, ids=str)
+def test_where_truncations_end(truncation: dict[str, Any], kept: set[int]) -> None:
+    """Up to the token that reaches the border, with every token that ties with that token; none beyond."""
+    made = Round(len(LAW), np.random.default_rng(0))
+    for seed in range(150):
+        made.add(SamplingParams(seed=seed, max_tokens=9, **truncation), "match", 0, 1.0, False, False)
+    rows = torch.tensor(LAW).log().repeat(len(made.rows), 1)
+    found = compiled(made, made.tasks, rows)
+    assert found == judging.judge(made.tasks, made.rules, rows)
+    assert {verdict.token for verdict in found if isinstance(verdict, Verdict)} == kept

@@ -139,3 +139,18 @@ def test_logprobs_are_those_before_any_processor() -> None:
     assert (second.rank, len(second.top)) == (1, 2)
     assert logprobs(logits, [1, 0], 0)[0].top == ()
     assert len(logprobs(logits, [1, 0], 20)[0].top) == 4
+
+
+@pytest.mark.parametrize(
+    ("truncation", "kept"),
+    [({"top_k": 2}, 4), ({"top_k": 4}, 4), ({"top_k": 5}, 6), ({"top_p": 0.5}, 4), ({"top_p": 0.98}, 6)],
+    ids=str,
+)
+def test_ties_at_the_border_of_a_truncation_are_all_kept(
+    truncation: dict[str, float], kept: int, dtype: torch.dtype
+) -> None:
+    """So no order of equal tokens matters; transformers keeps some of them only."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 1.0, -9.0, -9.5]], dtype=dtype)
+    found = law(logits, SamplingParams(**truncation), History([0], 1, [[]]))[0]  # type: ignore[arg-type]
+    assert set(np.flatnonzero(found)) == set(np.argsort(-logits[0].numpy(), kind="stable")[:kept])
+    assert found.sum() == pytest.approx(1.0)
