@@ -30,8 +30,8 @@ class SamplingParams:
         stop: strings that end the output; the text is cut before them.
         stop_token_ids: token ids that end the output.
         ignore_eos: go on after the end-of-sequence token.
-        seed: makes the output a function of model, prompt, parameters and seed alone, and of the drafts under rules
-            other than ``match``.
+        seed: makes the output a function of model, prompt, parameters and seed alone under ``match``. Other rules also
+            read the drafts; where a drafter or policy learns, the same request made again is a new sample.
         logprobs: how many alternatives to report per output token (0: the chosen one only), None for none.
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output: keep the stop string in the text.

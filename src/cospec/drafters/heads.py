@@ -76,6 +76,7 @@ class HeadsDrafter:
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = True
     drafts_ahead: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
     offer: ClassVar[Offer] = Offer(at_once=True, trees=True)
     Options: ClassVar[type[HeadsOptions]] = HeadsOptions
 

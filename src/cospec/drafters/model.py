@@ -70,6 +70,7 @@ class ModelDrafter:
         self.model, self.name = model, name
         self._vocabulary, self._calibration = vocabulary or SharedVocabulary(), calibration
         self._follower = Follower(model, self._vocabulary)
+        self.learns = calibration is not None  # which trees become how wide
         self._drafted: dict[str, Tree] = {}  # the trees of this round, to learn what their confidences were worth
 
     @classmethod
