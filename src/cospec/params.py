@@ -96,11 +96,11 @@ class SamplingParams:
             if not is_text(text):
                 raise InvalidInput("stop", text, "text of whole Unicode characters")
         for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, 0, LARGEST_WHOLE)
+            _whole("stop_token_ids", token, 0)
         if not isinstance(self.logit_bias, Mapping | None):
             raise InvalidInput("logit_bias", self.logit_bias, "an object from token id to a number")
         for token, bias in (self.logit_bias or {}).items():
-            _whole("logit_bias", token, 0, LARGEST_WHOLE)
+            _whole("logit_bias", token, 0)
             _number(f"logit_bias[{token}]", bias, -100, 100)
 
     @property
@@ -146,9 +146,10 @@ def _listed(name: str, given: object, allowed: str) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _whole(name: str, value: object, low: int, high: int) -> None:
-    bounds = f"a whole number from {low} to {high}"
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Token ids have no ``high`` here; the vocabulary bounds them."""
+    bounds = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         raise InvalidInput(name, value, bounds)
 
 
