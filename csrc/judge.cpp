@@ -96,6 +96,7 @@ struct Judge {
     double* spare;    // [vocab]
     double* blended;  // [vocab], of the row that was looked at last
     std::vector<bool> numbers;
+    bool lost = false;  // no weight of a draw was positive
 
     double* law(long row) const { return laws + row * vocab; }
 
@@ -115,9 +116,11 @@ struct Judge {
         return with(row, [&](auto* logits) { return argmax(logits, vocab); });
     }
 
-    long draw(const double* weights, uint64_t position, Purpose purpose) const {
+    long draw(const double* weights, uint64_t position, Purpose purpose) {
         const uint64_t base = purpose == TARGET ? 0 : c.base;  // the target's noise is the same in every round
-        return race(weights, vocab, {{c.asked.seed, purpose}, {0, 0, position, base}});
+        const long token = race(weights, vocab, {{c.asked.seed, purpose}, {0, 0, position, base}});
+        lost |= token < 0;
+        return token;
     }
 
     // The target's own token behind `accepted` nodes; -1 where the law is not known.
@@ -144,7 +147,7 @@ struct Judge {
     }
 
     // The law itself where rounding leaves nothing of it.
-    long recovered(long node, double scale) const {
+    long recovered(long node, double scale) {
         const double left = surplus(node, scale);
         return draw(left > 0.0 ? spare : law(node), c.base + node, RECOVER);
     }
@@ -200,7 +203,7 @@ struct Judge {
         numbers.assign(c.count + 1, true);
         Verdict v = {0, -1, 0, 0};
         if (c.count > 0) v = c.nodes == 0 || c.asked.rule == MATCH ? match() : c.asked.rule == REJECTION ? rejection() : block();
-        v.broken = !numbers[0];
+        v.broken = lost || !numbers[0];
         for (long i = 0; i < v.path; i++) v.broken |= draft.path[i] + 1 < c.count && !numbers[draft.path[i] + 1];
         return v;
     }

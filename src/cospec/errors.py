@@ -47,6 +47,11 @@ def words(text: str) -> str:
     return _Raw(text)
 
 
+def failure(error: Exception) -> str:
+    """The sentence for a request that ends because ``error`` was raised in its own part of the work."""
+    return f"The request failed in the engine: {type(error).__name__}: {' '.join(str(error).split())}."
+
+
 def is_text(text: str) -> bool:
     """Whether ``text`` is whole Unicode characters; JSON may hold halves of one, which nothing can write or read."""
     try:

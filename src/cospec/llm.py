@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,8 @@ from cospec.outputs import OutputBuilder, RequestOutput
 from cospec.params import SamplingParams
 from cospec.types import Event, Request, Speculation
 from cospec.vllm_options import without_vllm_options
+
+log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -132,6 +135,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts, all at once; results come in the order of the prompts.
 
+        An output that fails has ``finish_reason`` "error" and a sentence in ``error``, which the log repeats.
+
         Args:
             prompts: texts, lists of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a single one may
                 stand by itself.
@@ -157,6 +162,8 @@ class LLM:
                 builders[event.id].add(event)
                 if event.finish is not None:
                     bar.update(1)
+                if event.error is not None:
+                    log.error("output %d of request %s ended with an error: %s", event.index, event.parent, event.error)
         return [
             self._output(prompt, requests, builders, how)
             for prompt, requests, how in zip(listed, calls, params, strict=True)

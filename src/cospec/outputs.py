@@ -15,6 +15,7 @@ class CompletionOutput:
     Attributes:
         sources: ``[len(token_ids)]``, who produced each token: a drafter's name, ``target`` or ``bonus``.
         logprobs: per token where the request asked for them.
+        error: why the output ended without being finished, in one sentence; None for all other outputs.
     """
 
     index: int

@@ -10,6 +10,8 @@ from cospec.errors import InvalidInput, is_text
 
 MAX_LOGPROBS = 20
 GREEDY_BELOW = 1e-5
+LARGEST_WHOLE = 2**63 - 1  # the largest number of a signed word, which messages and native structs carry
+LEAST_REPETITION_PENALTY = 0.01  # smaller divisors would take logits out of single precision's range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +21,17 @@ class SamplingParams:
     Attributes:
         n: how many independent outputs.
         temperature: 0 is greedy; the law is the distribution at this temperature otherwise.
-        top_p, top_k, min_p: truncations, applied in the order top-k, top-p, min-p; ``top_k`` 0 or -1 is off.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output.
+        top_p, top_k, min_p: truncations, applied in the order top-k, top-p, min-p; ``top_k`` 0 or -1 is off. ``top_k``
+            and ``top_p`` keep every token that ties with the last kept token; transformers keeps only some of these.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 0.01 to 100.
         presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens in the output.
         logit_bias: token id to a number added to its logit.
         min_tokens, max_tokens: length bounds in tokens; stop tokens are banned below ``min_tokens``.
         stop: strings that end the output; the text is cut before them.
         stop_token_ids: token ids that end the output.
         ignore_eos: go on after the end-of-sequence token.
-        seed: makes the output a function of model, prompt, parameters and seed alone, and of the drafts under rules
-            other than ``match``.
+        seed: makes the output a function of model, prompt, parameters and seed alone under ``match``. Other rules also
+            read the drafts; where a drafter or policy learns, the same request made again is a new sample.
         logprobs: how many alternatives to report per output token (0: the chosen one only), None for none.
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output: keep the stop string in the text.
@@ -69,14 +72,14 @@ class SamplingParams:
         _whole("n", self.n, 1, 128)
         _number("temperature", self.temperature, 0, 100)
         _number("top_p", self.top_p, 0, 1, above=True)
-        _whole("top_k", self.top_k, -1)
+        _whole("top_k", self.top_k, -1, LARGEST_WHOLE)
         _number("min_p", self.min_p, 0, 1)
-        _number("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, 100)
         _number("presence_penalty", self.presence_penalty, -2, 2)
         _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _whole("min_tokens", self.min_tokens, 0)
+        _whole("min_tokens", self.min_tokens, 0, LARGEST_WHOLE)
         if self.max_tokens is not None:
-            _whole("max_tokens", self.max_tokens, 1)
+            _whole("max_tokens", self.max_tokens, 1, LARGEST_WHOLE)
             if self.min_tokens > self.max_tokens:
                 raise InvalidInput("min_tokens", self.min_tokens, f"at most max_tokens, here {self.max_tokens}")
         if self.seed is not None:
@@ -144,6 +147,7 @@ def _listed(name: str, given: object, allowed: str) -> tuple[Any, ...]:
 
 
 def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Token ids have no ``high`` here; the vocabulary bounds them."""
     bounds = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         raise InvalidInput(name, value, bounds)

@@ -63,16 +63,14 @@ class Model(Protocol):
     def forward(self, batch: TokenBatch) -> Tensor:
         """Logits ``[R, V]`` for the rows that the segments ask for, in order; writes the cache behind ``start``.
 
-        Room must have been reserved through ``pages``. What lies behind ``start`` is overwritten, so a rollback is
-        free.
+        Room must have been reserved through ``pages``. What lies behind ``start`` is overwritten: a rollback is free.
         """
 
     def rollout(self, batch: TokenBatch, picks: Seq[Pick]) -> Rolled | None:
         """Score the batch, then choose and feed tokens of each segment one by one, the last one unfed.
 
         The picks say how many; the longest come first. Every segment asks for its last row and has room for all that
-        the first one feeds. None, with nothing done, where the model has no such loop of its own and the caller has to
-        step.
+        the first one feeds. None, with nothing done, where the model has no such loop and the caller has to step.
         """
 
     def commit(self, commits: Seq[Commit]) -> None:
@@ -132,8 +130,7 @@ class Host(Protocol):
         """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
 
     def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
-        """A model with any vocabulary, and what that is to the target's; raises ``InvalidInput`` when they share
-        nothing."""
+        """A model with any vocabulary, and what that is to the target's; ``InvalidInput`` where they share nothing."""
 
 
 class Drafter(Protocol):
@@ -152,6 +149,10 @@ class Drafter(Protocol):
     @property
     def reads_states(self) -> bool:
         """Whether commits have to carry the target's hidden states."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether the drafts of one request depend on what other requests wrote."""
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """One draft for each context that it has something for; ``len(draft) <= max_nodes``, depth as budgeted."""
@@ -194,8 +195,8 @@ class Policy(Protocol):
     """How long to speculate, for whom. No torch.
 
     Built by ``cls.build(options, setting)``, see ``policies.setting``; ``cls.reads_costs`` says whether it decides by
-    time models. Where they are there, ``cls.keeps_drafts`` says that ``trim`` returns what it is given, and ``lasts``
-    how many rounds of the same sequences may follow the latest plan before it has to be asked again; otherwise one.
+    time models, ``cls.learns`` whether plans depend on what requests wrote. Where they are there, ``cls.keeps_drafts``
+    says that ``trim`` returns what it is given, and ``lasts`` for how many rounds of the same sequences a plan holds.
     """
 
     def plan(self, load: Load) -> list[Budget]:

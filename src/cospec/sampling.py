@@ -51,14 +51,17 @@ class Block:
 
 def laws(logits: Tensor, blocks: Seq[Block]) -> Floats:
     """The distribution of the next token for each row: ``[R, V]`` logits, block after block, to probabilities."""
-    spans = list(_spans(blocks))
     if any(block.params.edits_logits for block in blocks):
-        logits = torch.cat(
-            [edit(logits[span], block.params, block.history) for block, span in zip(blocks, spans, strict=True)]
-        )
+        spans = zip(blocks, _spans(blocks), strict=True)
+        logits = torch.cat([edit(logits[span], block.params, block.history) for block, span in spans])
+    return shaped(logits, blocks)
+
+
+def shaped(logits: Tensor, blocks: Seq[Block]) -> Floats:
+    """The same from logits that are edited already: temperature and truncation. A row without numbers stays so."""
     temperatures = [block.params.temperature or 1.0 for block in blocks for _ in range(block.rows)]
     probs = softmax(logits, temperatures)
-    for block, span in zip(blocks, spans, strict=True):
+    for block, span in zip(blocks, _spans(blocks), strict=True):
         if block.params.greedy:
             probs[span] = _point_mass(logits[span])
         elif block.params.truncates:
@@ -98,12 +101,6 @@ def _spans(blocks: Seq[Block]) -> Iterator[slice]:
     for block in blocks:
         yield slice(start, start + block.rows)
         start += block.rows
-
-
-def choices(logits: Tensor, params: SamplingParams, history: History) -> list[int]:
-    """The tokens that a greedy law picks, one per row."""
-    chosen: list[int] = (edit(logits, params, history) if params.edits_logits else logits).argmax(-1).tolist()
-    return chosen
 
 
 def likeliest(logits: Tensor) -> list[int | None]:

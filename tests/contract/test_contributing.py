@@ -35,7 +35,9 @@ def repeat(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
 
 
 def test_it_says_what_it_is(repeat: type[Any]) -> None:
-    assert all(isinstance(getattr(repeat, fact), bool) for fact in ("samples", "drafts_ahead", "reads_states"))
+    assert all(
+        isinstance(getattr(repeat, fact), bool) for fact in ("samples", "drafts_ahead", "reads_states", "learns")
+    )
     assert repeat.__doc__
     config = SpeculativeConfig(method="repeat", num_speculative_tokens=3)
     build._check(config)

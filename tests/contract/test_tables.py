@@ -90,6 +90,7 @@ def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
     cls = DRAFTERS.load(name)
     assert isinstance(cls.samples, bool)
     assert isinstance(cls.drafts_ahead, bool)
+    assert isinstance(getattr(cls, "learns", True), bool)  # a drafter of models learns where it is calibrated
     assert isinstance(cls.reads_states, bool)
     assert issubclass(cls.Options, Options)
     assert cls.__doc__

@@ -136,7 +136,7 @@ def test_auto_keeps_to_rules_that_may_judge(combiner: str) -> None:
 class MoreConfident:
     """The biased shortcut: of two drafters that draw a token each, the surer one's is taken, with its own q."""
 
-    name, samples, reads_states, drafts_ahead = "shortcut", True, False, True
+    name, samples, reads_states, drafts_ahead, learns = "shortcut", True, False, True, False
 
     def __init__(self, compares: bool = True) -> None:
         self._models = (ToyModel(3, order=1, seed=5, sharpness=1.5), ToyModel(3, order=2, seed=7, sharpness=1.0))

@@ -1,21 +1,25 @@
 """Requests that users give one seed follow their laws all the same, though drafts learn from those before them.
 
-Both requests are enumerated together, and whoever asks for the same numbers gets the same ones.
+All requests are enumerated together, and whoever asks for the same numbers gets the same ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.draws import Purpose
 from cospec.engine import requests
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
+from cospec.protocols import Drafter
 from cospec.types import Request, Speculation
 from harness.oracle import Law, Trace, Uniform, enumerate_runs, total_variation
 from harness.reference import joint_law
@@ -69,24 +73,33 @@ def _race(rows: np.ndarray, streams: list[tuple[RememberedDraws, int, Purpose, i
     return [draws.token(row, *where) for row, (draws, *where) in zip(rows, streams, strict=True)]
 
 
-def law_of_the_second(rule: str, second: Request) -> Law:
-    """Over everything that may happen to the first and to itself."""
-    target = ToyModel(3, order=2, seed=1)
+def law_of_the_last(rule: str, requests: Sequence[Request], vocab: int = 3) -> Law:
+    """Over everything that may happen to the requests before it, one after the other, and to itself."""
+    target = ToyModel(vocab, order=2, seed=1)
+    shape = {"max_nodes": 3} if rule == "recursive" else {}
 
     def run(trace: Trace) -> tuple[int, ...]:
-        engine = toy_engine(target, SuffixDrafter(), rule, k=2)
+        engine = toy_engine(target, SuffixDrafter(), rule, k=2, **shape)
         numbers = Numbers(trace)
         with drawing(numbers.draws), patch("cospec.engine.judging.race", _race):  # type: ignore[arg-type]
-            for request in (FIRST, second):
+            for request in requests:
                 found = tokens_of(run_all(engine, [replace(request, speculation=Speculation(rule=rule))], check=False))
-        return found["second"]
+        return found[requests[-1].id]
 
     return enumerate_runs(run)
 
 
 def error(rule: str, second: Request) -> float:
     target = ToyModel(3, order=2, seed=1)
-    return total_variation(law_of_the_second(rule, second), joint_law(target, second.sampling, second.prompt, LENGTH))
+    wanted = joint_law(target, second.sampling, second.prompt, LENGTH)
+    return total_variation(law_of_the_last(rule, [FIRST, second]), wanted)
+
+
+def error_of_repetitions(rule: str, times: int, vocab: int = 2, first: Request = FIRST) -> float:
+    """Of the last of several equal requests; the third time over two tokens only, because runs multiply."""
+    again = [replace(FIRST, id=f"again{number}") for number in range(1, times)]
+    wanted = joint_law(ToyModel(vocab, order=2, seed=1), FIRST.sampling, FIRST.prompt, LENGTH)
+    return total_variation(law_of_the_last(rule, [first, *again], vocab), wanted)
 
 
 @pytest.mark.parametrize("second", [OTHER_PROMPT, OTHER_TEMPERATURE], ids=["prompt", "temperature"])
@@ -97,8 +110,43 @@ def test_the_second_of_two_requests_with_one_seed_follows_its_law(rule: str, sec
 
 @pytest.mark.parametrize("second", [OTHER_PROMPT, OTHER_TEMPERATURE], ids=["prompt", "temperature"])
 def test_shared_numbers_would_be_seen(second: Request) -> None:
-    with patch.object(requests, "own_seed", lambda request: request.seed):
+    with patch.object(requests, "own_seed", lambda request, number: request.seed):
         assert error("rejection", second) > SEEN
+
+
+@pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.parametrize("rule", ["rejection", "block", "recursive", "match"])
+def test_a_request_that_is_made_again_follows_its_law(rule: str, times: int) -> None:
+    assert error_of_repetitions(rule, times, vocab=5 - times) < EXACT
+
+
+@pytest.mark.parametrize("changed", [{"max_tokens": 4}, {"stop_token_ids": (1,)}], ids=str)
+def test_requests_that_differ_in_their_end_follow_their_law(changed: dict[str, Any]) -> None:
+    first = replace(FIRST, sampling=replace(FIRST.sampling, **changed))
+    assert error_of_repetitions("rejection", 2, first=first) < EXACT
+    with without_numbers():
+        assert error_of_repetitions("rejection", 2, first=first) > SEEN
+
+
+@pytest.mark.parametrize("times", [2, 3])
+@pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
+def test_repetitions_with_the_same_numbers_would_be_seen(rule: str, times: int) -> None:
+    with without_numbers():
+        assert error_of_repetitions(rule, times, vocab=5 - times) > SEEN
+
+
+def without_numbers() -> Any:
+    """Seeds that do not depend on how many requests came before."""
+    own_seed = requests.own_seed
+    return patch.object(requests, "own_seed", lambda request, number: own_seed(request))
+
+
+@pytest.mark.parametrize(("drafter", "repeats"), [(SuffixDrafter(), False), (NgramDrafter(), True)])
+def test_where_nothing_learns_a_repetition_is_the_same_draw(drafter: Drafter, repeats: bool) -> None:
+    engine = toy_engine(ToyModel(3, order=2, seed=1), drafter, "rejection", k=2)
+    request = replace(FIRST, sampling=replace(FIRST.sampling, max_tokens=40), speculation=Speculation(rule="rejection"))
+    written = [tokens_of(run_all(engine, [request]))["first"] for _ in range(2)]
+    assert (written[0] == written[1]) is repeats
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "match"])
@@ -127,3 +175,32 @@ def test_which_requests_have_numbers_of_their_own() -> None:
     unseeded = replace(FIRST, sampling=replace(FIRST.sampling, seed=None))
     for same in (seed(FIRST), seed(FIRST, rule="block", enabled=False), seed(unseeded, rule="block")):
         assert same == FIRST.seed
+
+
+OTHER_LAWS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.9},
+    "top_p": {"top_p": 0.9},
+    "top_k": {"top_k": 2},
+    "min_p": {"min_p": 0.1},
+    "repetition_penalty": {"repetition_penalty": 1.1},
+    "presence_penalty": {"presence_penalty": 0.1},
+    "frequency_penalty": {"frequency_penalty": 0.1},
+    "min_tokens": {"min_tokens": 2},
+    "logit_bias": {"logit_bias": {0: 0.5}},
+}
+
+
+@pytest.mark.parametrize("changed", OTHER_LAWS)
+def test_every_parameter_of_the_law_gives_numbers_of_its_own(changed: str) -> None:
+    other = replace(FIRST, sampling=replace(FIRST.sampling, **OTHER_LAWS[changed]))
+    assert requests.own_seed(other) != requests.own_seed(FIRST)
+    without = tuple(name for name in requests.SHAPING if name != changed)
+    if changed in requests.SHAPING:
+        with patch.object(requests, "SHAPING", without):
+            assert requests.own_seed(other) == requests.own_seed(FIRST), "a parameter that is left out would be seen"
+
+
+def test_every_blend_and_every_number_gives_numbers_of_its_own() -> None:
+    blends = [None, {"blend": "weighted", "lambda": 0.3}, {"blend": "weighted", "lambda": 0.4}, {"blend": "realign"}]
+    seeds = {requests.own_seed(replace(FIRST, law=law), number) for law in blends for number in range(50)}
+    assert len(seeds) == 4 * 50

@@ -166,7 +166,7 @@ def enumerated_law_among(
 class ScriptedDrafter:
     """Proposes the same tree every time, cut to the budget."""
 
-    name, samples, reads_states, drafts_ahead = "scripted", False, False, True
+    name, samples, reads_states, drafts_ahead, learns = "scripted", False, False, True, False
 
     def __init__(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> None:
         self._tokens = tuple(tokens)

@@ -29,6 +29,12 @@ def test_derived_seeds_are_pinned() -> None:
     assert derive(-1, 0) == 2**64 - 1
 
 
+def test_every_output_has_a_seed_of_its_own() -> None:
+    """``n`` is at most 128; other indices number requests and rounds."""
+    indices = [*range(1000), *(2**power for power in range(10, 64))]
+    assert len({derive(7, index) for index in indices}) == len(indices)
+
+
 def test_a_purpose_is_a_stream_and_only_the_targets_is_the_same_in_every_round() -> None:
     for purpose in Purpose:
         first, later = Draws(5, 3).uniforms(9, 4, purpose), Draws(5, 8).uniforms(9, 4, purpose)

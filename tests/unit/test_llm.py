@@ -50,6 +50,18 @@ def test_several_outputs_of_one_prompt_differ_and_add_up() -> None:
     assert found.outputs[0].token_ids == llm().generate([0, 1], SEEDED)[0].outputs[0].token_ids
 
 
+def test_an_output_that_fails_is_told_and_the_others_are_written(caplog: pytest.LogCaptureFixture) -> None:
+    target = ToyModel(5, order=1, seed=1)
+    target.table[4] = float("nan")
+    target.table[..., 4] = -50.0
+    failed, written = LLM.around(toy_engine(target, None)).generate([[0, 4], [0, 1]], SEEDED)
+    sentence = "The model's logits are not numbers at this prompt."
+    assert (failed.outputs[0].finish_reason, failed.outputs[0].error) == ("error", sentence)
+    assert (written.outputs[0].finish_reason, written.outputs[0].error) == ("length", None)
+    (told,) = caplog.records
+    assert told.getMessage() == f"output 0 of request {failed.request_id} ended with an error: {sentence}"
+
+
 def test_none_runs_when_one_cannot() -> None:
     made = llm()
     for prompts in ([[0, 1], [99]], [[0, 1], []]):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from cospec.blends.recipes import blended
-from cospec.blends.weights import WeightOptions, check_within, named
+from cospec.blends.weights import WeightOptions, named
 from cospec.native import PLAIN, Recipe
 from cospec.sampling import log_softmax
 
@@ -33,9 +33,7 @@ class Realign:
     @classmethod
     def build(cls, options: WeightOptions, count: int) -> Realign:
         """For ``count`` models."""
-        weights = options.resolve(count)
-        check_within(-MOST, MOST, weights, options)
-        return cls(weights)
+        return cls(options.resolve(count, -MOST, MOST))
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
         """Log-probabilities of ``sum_i w_i l_i``, ``[R, V]`` in double precision."""

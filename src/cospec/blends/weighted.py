@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cospec.blends.recipes import blended
-from cospec.blends.weights import WeightOptions, check_within, named
+from cospec.blends.weights import WeightOptions, named
 from cospec.native import PLAIN, Recipe
 from cospec.sampling import softmax
 
@@ -35,9 +35,7 @@ class Weighted:
     @classmethod
     def build(cls, options: WeightOptions, count: int) -> Weighted:
         """For ``count`` models."""
-        weights = options.resolve(count)
-        check_within(0, 1, weights, options)
-        return cls(weights)
+        return cls(options.resolve(count, 0, 1))
 
     def combine(self, logits: Seq[Tensor]) -> Tensor:
         """``log sum_i lambda_i softmax(l_i)``, ``[R, V]`` in double precision; rows that are no numbers stay so."""

@@ -22,12 +22,14 @@ class WeightOptions(Options):
     weights: list[FiniteFloat] | None = None
     lambda_: FiniteFloat | None = Field(default=None, alias="lambda")
 
-    def resolve(self, count: int) -> tuple[float, ...]:
+    def resolve(self, count: int, least: float, most: float) -> tuple[float, ...]:
         """The weights of ``count`` models.
 
         Raises:
-            InvalidInput: both are given, there is not one for each model, or they do not sum to 1.
+            InvalidInput: both are given, there is not one for each model, one is not from ``least`` to ``most``, or
+                they do not sum to 1.
         """
+        self._check_within(least, most)
         if self.weights is None:
             if self.lambda_ is None:
                 return (1 / count,) * count
@@ -44,13 +46,13 @@ class WeightOptions(Options):
             )
         return tuple(self.weights)
 
-
-def check_within(least: float, most: float, weights: Seq[float], options: WeightOptions) -> None:
-    """Raise ``InvalidInput`` unless every weight is from ``least`` to ``most``."""
-    if not all(least <= weight <= most for weight in weights):
-        field = "law.lambda" if options.weights is None else "law.weights"
-        given = options.lambda_ if options.weights is None else options.weights
-        raise InvalidInput(field, given, f"from {least:g} to {most:g}")
+    def _check_within(self, least: float, most: float) -> None:
+        """First of all, because sums of weights without bounds overflow."""
+        if not all(least <= weight <= most for weight in self.weights or ()):
+            raise InvalidInput("law.weights", self.weights, f"from {least:g} to {most:g}")
+        lambda_ = 0.0 if self.lambda_ is None else self.lambda_
+        if not (least <= lambda_ <= most and least <= 1 - lambda_ <= most):
+            raise InvalidInput("law.lambda", self.lambda_, f"from {max(least, 1 - most):g} to {min(most, 1 - least):g}")
 
 
 def named(name: str, weights: Seq[float]) -> str:

@@ -76,6 +76,7 @@ class HeadsDrafter:
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = True
     drafts_ahead: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
     offer: ClassVar[Offer] = Offer(at_once=True, trees=True)
     Options: ClassVar[type[HeadsOptions]] = HeadsOptions
 
@@ -162,6 +163,6 @@ def _raced(context: Context, guesses: list[list[int]], logits: Tensor) -> list[l
     law = laws(logits, [Block(params, History(context.tokens, context.prompt_len, [[] for _ in guesses]))])
     winners = race(law, [draws.stream(base + place, context.noise) for place in range(len(guesses))])
     return [
-        [winner, *(token for token in best if token != winner)][: len(best)]
+        [winner, *(token for token in best if token != winner)][: len(best)] if winner >= 0 else best
         for winner, best in zip(winners, guesses, strict=True)
     ]

@@ -70,6 +70,7 @@ class ModelDrafter:
         self.model, self.name = model, name
         self._vocabulary, self._calibration = vocabulary or SharedVocabulary(), calibration
         self._follower = Follower(model, self._vocabulary)
+        self.learns = calibration is not None  # which trees become how wide
         self._drafted: dict[str, Tree] = {}  # the trees of this round, to learn what their confidences were worth
 
     @classmethod
@@ -221,7 +222,9 @@ def _extend(chains: Seq[_Chain], logits: Tensor) -> None:
         q = laws(logits[[row for row, _ in drawing]], [_block(chain) for _, chain in drawing])
         tokens = race(q, [_stream(chain) for _, chain in drawing])
         for place, (row, chain) in enumerate(drawing):
-            best[row] = tokens[place]
+            best[row] = None if tokens[place] < 0 else tokens[place]
+            if tokens[place] < 0:
+                continue  # the request's parameters leave no token
             own = _drawn(chain)
             if own:
                 chain.q = [*chain.q, q[place]]

@@ -61,6 +61,7 @@ class NgramDrafter:
     reads_states: ClassVar[bool] = False
     offer: ClassVar[Offer] = Offer(free=True, chains=True)
     drafts_ahead: ClassVar[bool] = True
+    learns: ClassVar[bool] = False
     Options: ClassVar[type[NgramOptions]] = NgramOptions
 
     def __init__(self, shortest: int = 2, longest: int = 4, name: str = "ngram") -> None:

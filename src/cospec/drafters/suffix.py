@@ -184,6 +184,7 @@ class SuffixDrafter:
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = False
+    learns: ClassVar[bool] = True
     offer: ClassVar[Offer] = Offer(free=True, trees=True)
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
 

@@ -67,6 +67,7 @@ class SyntheticDrafter:
     offer: ClassVar[Offer] = Offer(free=True, chains=True)
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = False
+    learns: ClassVar[bool] = True
     Options: ClassVar[type[SyntheticOptions]] = SyntheticOptions
 
     def __init__(self, acceptance: Seq[float], seconds_per_token: float, vocab_size: int) -> None:

@@ -175,6 +175,7 @@ def connect(
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     handle = handle_of(drafter, speculative.drafting, target.device)
+    tries_rounds = speculative.round == "auto" and handle is not None and handle.parallel  # by what was accepted
     return Parts(
         model=target,
         scheduler=scheduler,
@@ -193,6 +194,7 @@ def connect(
             noises=getattr(drafter, "noises", None),
             drafters=getattr(drafter, "names", None),
             sampled_rule="recursive" if speculative.branches(getattr(drafter, "offer", Offer())) else "block",
+            learns=drafter is not None and (drafter.learns or chosen.learns or tries_rounds),
         ),
         law=blend.name,
         tokenizer=text.tokenizer,

@@ -22,7 +22,8 @@ from cospec import native
 from cospec.drafters.following import CATCH_UP_TOKENS, Follower
 from cospec.drafters.model import ModelDrafter
 from cospec.engine.compiled import words_of
-from cospec.engine.verifier import NO_NUMBERS
+from cospec.engine.judging import NO_NUMBERS
+from cospec.engine.verifier import can_be_judged
 from cospec.models.llama_native import OnCache
 from cospec.models.packed_model import PackedModel
 from cospec.protocols import Drafter, Model, Rule
@@ -143,7 +144,7 @@ class Burst:
                 return None
             draft, count, q = drafts.get(rider.request.id), 0, 0
             if draft is not None:
-                if draft.base_len != base or not draft.is_chain:
+                if draft.base_len != base or not draft.is_chain or not can_be_judged(draft, self._target.vocab_size):
                     return None
                 count = len(draft.tokens)
                 drafted.extend(draft.tokens)

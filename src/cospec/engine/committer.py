@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Container, Mapping
 from collections.abc import Sequence as Seq
@@ -10,11 +11,14 @@ from dataclasses import dataclass, field, replace
 from tokenizers import Tokenizer
 
 from cospec.engine.detokenizer import TextStream
+from cospec.errors import failure
 from cospec.protocols import Clock
 from cospec.stats import RequestStats
 from cospec.types import Commit, Event, Finish, Outcome, Request, Sequence
 
 WRITERS = ("target", "bonus")  # sources that are no drafters
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,25 @@ class Committer:
 
         Outcomes may be those of several rounds; an event then tells of all that its sequence wrote in them.
         """
-        commits, told = [], {}
+        commits, told = list[Commit](), dict[str, _Tell]()
         now = self._clock()
         for outcome in outcomes:
-            commit, tell = self._commit(outcome, now)
+            try:
+                commit, tell = self._commit(outcome, now)
+            except Exception as error:  # a text that cannot be written ends its own request
+                commit, tell = self._break(outcome.entry.sequence, error, now)
             commits.append(commit)
             if tell is not None:
                 told[commit.id] = tell
-        events = [self._event(*tell) for tell in told.values()]
+        events = []
+        for id, tell in told.items():
+            try:
+                events.append(self._event(*tell))
+            except Exception as error:
+                _, tell = self._break(tell[0], error, now)
+                events.append(self._event(*tell))
+                last = max(place for place, commit in enumerate(commits) if commit.id == id)
+                commits[last] = replace(commits[last], finish=Finish.ERROR)
         for event in events:
             if event.finish is not None:
                 self.forget(event.id)
@@ -93,6 +108,8 @@ class Committer:
     def _commit(self, outcome: Outcome, now: float) -> tuple[Commit, _Tell | None]:
         entry, draft, verdict = outcome.entry, outcome.draft, outcome.verdict
         sequence = entry.sequence
+        if sequence.finish is not None:  # an earlier round of the same call has ended it
+            return Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed), None
         request, stats, tokens = sequence.request, sequence.stats, sequence.tokens
         stats.target_calls += 1
         if outcome.model_calls:
@@ -165,6 +182,7 @@ class Committer:
         """All that was written since the last event."""
         request, finish, start = sequence.request, sequence.finish, output.told
         params, written = request.sampling, start - len(request.prompt)
+        text = output.text.release(finish is not None)  # first, because a tokenizer may raise
         wants_prompt = params.prompt_logprobs is not None and not written and error is None
         sources, stats = tuple(output.sources), sequence.stats
         for name in sources:
@@ -177,7 +195,7 @@ class Committer:
             id=request.id,
             parent=request.parent,
             index=request.index,
-            text=output.text.release(finish is not None),
+            text=text,
             tokens=tuple(sequence.tokens[start:]),
             sources=sources,
             logprobs=tuple(sequence.logprobs[written:]) if sequence.logprobs else (),
@@ -193,6 +211,15 @@ class Committer:
         """What the request's tokens follow; a rule that is not exact stands around it."""
         law, chosen = request.law_name or self._law, request.speculation
         return f"{chosen.rule}({law})" if chosen.enabled and chosen.rule in self._relaxed else law
+
+    def _break(self, sequence: Sequence, error: Exception, now: float) -> tuple[Commit, _Tell]:
+        """The end of an output whose text cannot be written; the event has its tokens and no more text."""
+        log.error("the text of request %s could not be written", sequence.id, exc_info=error)
+        old = self._outputs.get(sequence.id)
+        text = TextStream(None, sequence.request.sampling, ())
+        told = sequence.prompt_len if old is None else old.told
+        self._outputs[sequence.id] = _Output(text, frozenset(), 0, told, [] if old is None else old.sources)
+        return self._fail(sequence, failure(error), now)
 
     def _fail(self, sequence: Sequence, error: str, now: float) -> tuple[Commit, _Tell]:
         """The end of an output that gets no new token."""

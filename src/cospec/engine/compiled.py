@@ -18,13 +18,12 @@ from torch import Tensor
 
 from cospec import native
 from cospec.draws import Floats
-from cospec.engine.judging import Task
+from cospec.engine.judging import NO_NUMBERS, Judged, Task, edited
 from cospec.native import Source
 from cospec.protocols import Rule
 from cospec.rules.block import Block
 from cospec.rules.match import Match
 from cospec.rules.rejection import Rejection
-from cospec.sampling import edit
 from cospec.types import Request, Sequence, Verdict
 
 _RULES: dict[type, int] = {Match: 0, Rejection: 1, Block: 2}
@@ -55,24 +54,24 @@ class Compiled:
         for id in ids:
             self._asked.pop(id, None)
 
-    def judge(
-        self, tasks: Seq[Task], rule_of: Callable[[Sequence], Rule], logits: Tensor
-    ) -> list[Verdict | None] | None:
+    def judge(self, tasks: Seq[Task], rule_of: Callable[[Sequence], Rule], logits: Tensor) -> list[Judged] | None:
         """See ``judging.judge``; None where the library cannot judge by these logits or has not got all rules."""
         if not native.reads(logits):
             return None
         asked = [self._read(task.entry.sequence, rule_of) for task in tasks]
+        raised: dict[str, str] = {}
         if any([each.edits for each in asked]):
-            logits = _edited(tasks, logits)
+            logits, raised = edited(tasks, logits)
         if self._source is None:
             self._source = Source([logits])
         else:
             self._source.turn_to(logits)
-        return self._judge(tasks, asked, self._source)
+        found = self._judge(tasks, asked, self._source)
+        if found is not None and raised:
+            found = [raised.get(task.entry.sequence.id, one) for task, one in zip(tasks, found, strict=True)]
+        return found
 
-    def judge_by(
-        self, tasks: Seq[Task], rule_of: Callable[[Sequence], Rule], source: Source
-    ) -> list[Verdict | None] | None:
+    def judge_by(self, tasks: Seq[Task], rule_of: Callable[[Sequence], Rule], source: Source) -> list[Judged] | None:
         """The same by a blend, of which only the rows that verdicts depend on are computed."""
         return self._judge(tasks, [self._read(task.entry.sequence, rule_of) for task in tasks], source)
 
@@ -84,7 +83,7 @@ class Compiled:
             asked = self._asked[request.id] = _Asked(request, words, request.sampling.edits_logits)
         return asked
 
-    def _judge(self, tasks: Seq[Task], asked: Seq[_Asked], source: Source) -> list[Verdict | None] | None:
+    def _judge(self, tasks: Seq[Task], asked: Seq[_Asked], source: Source) -> list[Judged] | None:
         cases, nodes = bytearray(), array("q")
         held: list[Floats] = []  # what cases point to
         for task, request in zip(tasks, asked, strict=True):
@@ -108,7 +107,7 @@ class Compiled:
         native.library().cospec_judge(
             ctypes.addressof(source), bytes(cases), len(tasks), nodes.buffer_info()[0], found.buffer_info()[0]
         )
-        verdicts: list[Verdict | None] = []
+        verdicts: list[Judged] = []
         place = 0
         for task in tasks:
             length, token, broken = found[place], found[place + 1], found[place + 3]
@@ -116,7 +115,9 @@ class Compiled:
             if task.draft is not None:
                 path = tuple(found[paths : paths + length])
                 paths += 2 * len(task.draft.tokens)
-            verdicts.append(None if broken else Verdict(path, None if token < 0 else token, found[place + 2] == 1))
+            verdicts.append(
+                NO_NUMBERS if broken else Verdict(path, None if token < 0 else token, found[place + 2] == 1)
+            )
             place += _VERDICT
         return verdicts
 
@@ -128,13 +129,3 @@ def words_of(request: Request, rule: Rule) -> bytes | None:
     if code is None:
         return None
     return _ASKED.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)
-
-
-def _edited(tasks: Seq[Task], logits: Tensor) -> Tensor:
-    """The logits with what requests change about them; the given tensor is left as it was."""
-    logits = logits.clone()
-    for task in tasks:
-        if task.count and task.entry.sequence.request.sampling.edits_logits:
-            block = task.block
-            logits[task.judged] = edit(logits[task.judged], block.params, block.history)
-    return logits

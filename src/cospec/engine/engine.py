@@ -46,6 +46,7 @@ class Engine:
         self.scheduler, self.round, self.committer = parts.scheduler, parts.round, parts.committer
         self.counters = Counters()
         self._sequences: dict[str, Sequence] = {}
+        self._taken = 0  # requests so far
 
     @classmethod
     def build(cls, config: EngineConfig) -> Engine:
@@ -100,7 +101,8 @@ class Engine:
         """
         if request.id in self._sequences:
             raise InvalidInput("request id", request.id, "one that no unfinished request has")
-        resolved = self.parts.resolver.resolve(request)
+        resolved = self.parts.resolver.resolve(request, self._taken)
+        self._taken += 1
         sequence = Sequence(resolved, list(resolved.prompt))
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)

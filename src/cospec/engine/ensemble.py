@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cospec.blends.build import blend_class, build_blend
 from cospec.blends.single import Single
-from cospec.engine.judging import Task
+from cospec.engine.judging import NO_NUMBERS, Task
 from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, words
 from cospec.policies.collaboration import Collaboration
@@ -93,7 +93,7 @@ class Panel:
             except InvalidInput as error:
                 return [Outcome(task.entry, None, None, error=str(error)) for task in tasks]
             outcomes = self.verifier.decide(tasks, logits)
-        return [_named(outcome, blend) if outcome.error else outcome for outcome in outcomes]
+        return [_named(outcome, blend) if outcome.error == NO_NUMBERS else outcome for outcome in outcomes]
 
     @contextmanager
     def working(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ Works on every device and in every precision; where the native library can do it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -13,10 +14,17 @@ import numpy as np
 from torch import Tensor
 
 from cospec.draws import Draws, Floats, Purpose, race
+from cospec.errors import failure
 from cospec.protocols import Rule
-from cospec.sampling import Block, History, choices, laws, likeliest
+from cospec.sampling import Block, History, edit, likeliest, shaped
 from cospec.tree import path_to
 from cospec.types import Draft, PlanEntry, Scores, Verdict
+
+NO_NUMBERS = "The model's logits are not numbers at this prompt."
+Judged = Verdict | str
+"""A verdict, or the sentence that says why this request ends without one."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +58,50 @@ class Task:
         return Block(sequence.request.sampling, History(sequence.tokens, sequence.prompt_len, paths))
 
 
-def judge(tasks: Seq[Task], rules: Seq[Rule], logits: Tensor) -> list[Verdict | None]:
+def judge(tasks: Seq[Task], rules: Seq[Rule], logits: Tensor) -> list[Judged]:
     """The verdict of each task by its own rule, from ``logits [R, V]`` of the law.
 
-    None where it rests on logits that are no numbers. A task without judged rows has the verdict of no token.
+    A sentence where the verdict rests on logits that are no numbers, or where the request's own part raises. A task
+    without judged rows has the verdict of no token.
     """
+    logits, raised = edited(tasks, logits)
     best = likeliest(logits)
     distributions = _laws(tasks, rules, logits, best)
     drawn = _drawn(tasks, distributions)
-    verdicts = []
+    found: list[Judged] = []
     for task, rule in zip(tasks, rules, strict=True):
         id = task.entry.sequence.id
-        chosen = (drawn[id],) if id in drawn else _greedy(task, logits, best)
-        verdict = _verdict(task, rule, Scores(chosen, distributions.get(id)))
-        verdicts.append(verdict if _rests_on_numbers(task, verdict, best) else None)
-    return verdicts
+        if id in raised:
+            found.append(raised[id])
+            continue
+        chosen = (drawn[id],) if id in drawn else _greedy(task, best)
+        try:
+            verdict = _verdict(task, rule, Scores(chosen, distributions.get(id)))
+        except Exception as error:  # the neighbours' verdicts do not depend on this request
+            log.exception("request %s could not be judged", id)
+            found.append(failure(error))
+        else:
+            found.append(verdict if _rests_on_numbers(task, verdict, best) else NO_NUMBERS)
+    return found
+
+
+def edited(tasks: Seq[Task], logits: Tensor) -> tuple[Tensor, dict[str, str]]:
+    """The logits with what requests change about them, and why a request's changes could not be made, by sequence.
+
+    The given tensor is left as it was.
+    """
+    editing = [task for task in tasks if task.count and task.entry.sequence.request.sampling.edits_logits]
+    if not editing:
+        return logits, {}
+    logits, raised = logits.clone(), dict[str, str]()
+    for task in editing:
+        try:
+            block = task.block
+            logits[task.judged] = edit(logits[task.judged], block.params, block.history)
+        except Exception as error:  # the neighbours' rows do not depend on this request
+            log.exception("the logits of request %s could not be edited", task.entry.sequence.id)
+            raised[task.entry.sequence.id] = failure(error)
+    return logits, raised
 
 
 def _verdict(task: Task, rule: Rule, scores: Scores) -> Verdict:
@@ -78,13 +115,13 @@ def _verdict(task: Task, rule: Rule, scores: Scores) -> Verdict:
 
 
 def _laws(tasks: Seq[Task], rules: Seq[Rule], logits: Tensor, best: Seq[int | None]) -> dict[str, Floats]:
-    """The laws of all sequences whose rule or temperature needs one, computed together, by sequence."""
+    """The laws of all sequences whose rule or temperature needs one, from edited logits, by sequence."""
     chosen = [task for task, rule in zip(tasks, rules, strict=True) if task.count and _needs_law(task, rule)]
     if not chosen:
         return {}
     blocks = [task.block for task in chosen]
     rows = [row for task in chosen for row in range(*task.judged.indices(len(logits)))]
-    found = laws(logits if len(rows) == len(logits) else logits[rows], blocks)
+    found = shaped(logits if len(rows) == len(logits) else logits[rows], blocks)
     broken = [place for place, row in enumerate(rows) if best[row] is None]
     if broken:
         found[broken] = 1.0 / found.shape[-1]  # any law will do: nothing behind such a row is committed
@@ -99,13 +136,10 @@ def _needs_law(task: Task, rule: Rule) -> bool:
     return not task.entry.sequence.request.sampling.greedy or (task.draft is not None and rule.reads_law)
 
 
-def _greedy(task: Task, logits: Tensor, best: Seq[int | None]) -> tuple[int, ...] | None:
+def _greedy(task: Task, best: Seq[int | None]) -> tuple[int, ...] | None:
     """Each judged row's token under a greedy law, None for other laws. Rows that are no numbers give any token."""
-    params = task.entry.sequence.request.sampling
-    if not params.greedy or not task.count:
+    if not task.entry.sequence.request.sampling.greedy or not task.count:
         return None
-    if params.edits_logits:
-        return tuple(choices(logits[task.judged], params, task.block.history))
     return tuple(token or 0 for token in best[task.judged])
 
 

@@ -19,7 +19,7 @@ import msgspec
 import zmq
 
 from cospec.config import EngineConfig
-from cospec.errors import CospecError
+from cospec.errors import CospecError, failure
 from cospec.lasting import keep
 from cospec.leaving import leaving_at_once
 from cospec.types import Event, Finish, Request
@@ -279,7 +279,6 @@ def _describe(engine: EngineLike) -> EngineInfo:
 
 
 def _failure(request: Request, error: Exception) -> Event:
-    sentence = f"The request failed in the engine: {type(error).__name__}: {error}."
     return Event(
         id=request.id,
         parent=request.parent,
@@ -288,5 +287,5 @@ def _failure(request: Request, error: Exception) -> Event:
         tokens=(),
         sources=(),
         finish=Finish.ERROR,
-        error=sentence,
+        error=failure(error),
     )

@@ -52,18 +52,19 @@ def make_requests(
     ]
 
 
-def own_seed(request: Request) -> int:
-    """The seed of a request whose drafts are drawn and tested: made of its seed, prompt, law and speculation.
+def own_seed(request: Request, number: int = 0) -> int:
+    """The seed of a request whose drafts are drawn and tested: made of its seed, prompt, law, speculation and number.
 
     What drafters and policies learn from one request goes into the next one's drafts. If users gave both one seed, the
     numbers that made the first's output would test a draft that was chosen by that output, and the second would not
-    follow its law. So no two requests share numbers unless they ask for the same: that is then the same draw again.
+    follow its law. So no two requests share numbers. A request that is made again has the same seed, prompt and law;
+    only its ``number``, how many requests the engine took before, tells it from the first where anything has learned.
     """
     params = request.sampling
     shape = [getattr(params, name) for name in SHAPING]
     bias = sorted((params.logit_bias or {}).items())
     said = repr((request.prompt, shape, bias, request.speculation, request.law))
-    return derive(request.seed, int.from_bytes(blake2b(said.encode(), digest_size=8).digest()))
+    return derive(derive(request.seed, int.from_bytes(blake2b(said.encode(), digest_size=8).digest())), number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Resolver:
         laws: checks a law that a request asks for and gives its name; None where requests may not ask.
         noises: of the rules that may judge what the drafter makes; None for all. ``auto`` keeps to them.
         drafters: names of a pool's drafters; None without a pool.
+        learns: whether drafts depend on what earlier requests wrote, by the drafter, the policy or the round.
 
     Raises:
         InvalidInput: the configured rule may not judge what the drafter makes.
@@ -95,13 +97,14 @@ class Resolver:
     noises: frozenset[Purpose] | None = None
     drafters: tuple[str, ...] | None = None
     sampled_rule: str = "block"
+    learns: bool = True
 
     def __post_init__(self) -> None:
         if self.rule != "auto":
             self._check_rule("speculative_config.rule", self.rule)
 
-    def resolve(self, request: Request) -> Request:
-        """The request as the engine runs it.
+    def resolve(self, request: Request, number: int = 0) -> Request:
+        """The request as the engine runs it, after ``number`` others.
 
         Raises:
             InvalidInput: an empty or too long prompt, a token id outside the vocabulary, an unknown rule.
@@ -125,7 +128,10 @@ class Resolver:
         resolved = replace(request, sampling=sampling, speculation=speculation, law_name=self._law_name(request))
         # Drawn seeds differ anyway, and what the target's own noise decides is the same with and without drafts.
         shared = params.seed is not None and speculation.enabled and RULES.load(rule).noise is not Purpose.TARGET
-        return replace(resolved, seed=own_seed(resolved)) if shared else resolved
+        if not shared:
+            return resolved
+        learns = self.learns or (speculation.policy is not None and POLICIES.load(speculation.policy).learns)
+        return replace(resolved, seed=own_seed(resolved, number if learns else 0))
 
     def _law_name(self, request: Request) -> str:
         """What the request's own law is declared as; empty where it has none."""

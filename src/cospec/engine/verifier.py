@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
@@ -12,14 +13,15 @@ from cospec import native
 from cospec.batches import Segment, TokenBatch
 from cospec.engine import judging
 from cospec.engine.compiled import Compiled
-from cospec.engine.judging import Task
+from cospec.engine.judging import Judged, Task
+from cospec.errors import failure
 from cospec.native import Recipe, Source
 from cospec.protocols import Blend, Model, Rule
 from cospec.sampling import logprobs
 from cospec.stats import TokenLogprobs
 from cospec.types import Commit, Draft, Outcome, PlanEntry, Sequence, Verdict
 
-NO_NUMBERS = "the model's logits are not numbers at this prompt"
+log = logging.getLogger(__name__)
 
 
 class Verifier:
@@ -87,15 +89,25 @@ class Verifier:
         self.model.free(ids)
 
     def _usable(self, entry: PlanEntry, draft: Draft | None) -> Draft | None:
-        """The draft, if it continues the sequence as it stands and the request's rule can judge its shape."""
-        if not draft or not len(draft) or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
+        """The draft, if it continues the sequence as it stands and the request's rule can judge it."""
+        if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
+            return None
+        if not can_be_judged(draft, self.model.vocab_size):
             return None
         return draft if self.rule(entry.sequence).trees or draft.is_chain else None
 
-    def _outcome(self, task: Task, verdict: Verdict | None, logits: Tensor) -> Outcome:
+    def _outcome(self, task: Task, verdict: Judged, logits: Tensor) -> Outcome:
+        if isinstance(verdict, str):
+            return Outcome(task.entry, task.draft, None, error=verdict)
+        try:
+            return self._told(task, verdict, logits)
+        except Exception as error:  # the neighbours' outcomes do not depend on this request
+            log.exception("the outcome of request %s could not be made", task.entry.sequence.id)
+            return Outcome(task.entry, task.draft, None, error=failure(error))
+
+    def _told(self, task: Task, verdict: Verdict, logits: Tensor) -> Outcome:
+        """The outcome of a verdict, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
-        if verdict is None:
-            return Outcome(entry, draft, None, error=NO_NUMBERS)
         params = entry.sequence.request.sampling
         prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
         if not task.count:
@@ -105,6 +117,13 @@ class Verifier:
         if self.model.states is not None:
             state = self.model.states[task.judged.start + 1 + verdict.path[-1] if verdict.path else task.judged.start]
         return Outcome(entry, draft, verdict, own, prompt, state=state)
+
+
+def can_be_judged(draft: Draft, vocab_size: int) -> bool:
+    """Whether a draft has nodes, all in the vocabulary, each drawn with a probability above 0."""
+    if not draft.tokens or min(draft.tokens) < 0 or max(draft.tokens) >= vocab_size:
+        return False
+    return draft.q is None or all([draft.q[node, token] > 0.0 for node, token in enumerate(draft.tokens)])
 
 
 def _only_judged(task: Task) -> bool:

@@ -181,7 +181,7 @@ class OnCache:
 
     def __init__(self, runner: NativeRunner, cache: KVCache, max_len: int) -> None:
         self._runner, self._cache = runner, cache  # which the structs below point into
-        self._tables, self._vocab_size = cache.pages.table, runner.vocab_size
+        self._tables, self.vocab_size = cache.pages.table, runner.vocab_size
         self._pointers = runner.pointers(cache.layers)
         self._where = _Cache(*map(ctypes.addressof, self._pointers), cache.pages.page_size, runner.vocab_size, max_len)
         library = native.library()
@@ -198,7 +198,7 @@ class OnCache:
     def score(self, batch: TokenBatch) -> Tensor | None:
         """See ``packed_model.Direct``."""
         given = self._give(batch)
-        logits = torch.empty(max(given.rows, 0), self._vocab_size)
+        logits = torch.empty(max(given.rows, 0), self.vocab_size)
         return logits if self._score(*self.names, ctypes.addressof(given), logits.data_ptr()) else None
 
     def rollout(self, batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
@@ -208,12 +208,12 @@ class OnCache:
         temperatures = array("d", [pick.temperature for pick in picks])
         streams = array("Q", [word for pick in picks for word in pick.stream])
         tokens = array("q", [-1]) * (count * depth)
-        shape = (count, depth, self._vocab_size)
+        shape = (count, depth, self.vocab_size)
         q = np.empty(shape) if any(temperatures) else None
         confidence = np.empty((count, depth)) if any([pick.confident for pick in picks]) else None
         logits = None
         if any([pick.logits for pick in picks]):
-            logits = np.empty((depth, count, self._vocab_size), dtype=np.float32)
+            logits = np.empty((depth, count, self.vocab_size), dtype=np.float32)
         given = self._give(batch)
         job = _Rollout(
             _start(temperatures), _start(streams), _start(depths), depth, _address(logits),

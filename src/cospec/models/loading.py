@@ -23,6 +23,7 @@ from cospec.models.packed_model import PackedModel
 from cospec.models.pages import PagePool
 from cospec.models.progress import weights_progress
 from cospec.models.quiet import quiet
+from cospec.models.smoke import check_numbers
 from cospec.protocols import Model
 
 if TYPE_CHECKING:
@@ -92,13 +93,15 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
     """Load the model called ``name``, see ``resolve``; a LoRA adapter is merged into its base.
 
     Raises:
-        ModelError: it cannot be found, read, or run as a packed batch.
+        ModelError: it cannot be found, read, or run as a packed batch, or its logits are not numbers.
         InvalidInput: an option does not fit the model or the machine.
     """
     recipe = _recipe(name, options)
     size = sum(file.stat().st_size for file in weight_files(recipe.folder))
     with quiet(), weights_progress(recipe.name, size):
-        return _assemble(recipe)
+        model = _assemble(recipe)
+    check_numbers(model, recipe.name)
+    return model
 
 
 def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:

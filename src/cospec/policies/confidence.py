@@ -36,6 +36,7 @@ class Confidence:
 
     Options: ClassVar[type[ConfidenceOptions]] = ConfidenceOptions
     reads_costs: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
 
     def __init__(self, goodput: Goodput, threshold: float, longest: int) -> None:
         self._goodput = goodput

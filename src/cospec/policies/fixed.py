@@ -28,6 +28,7 @@ class Fixed:
 
     Options: ClassVar[type[FixedOptions]] = FixedOptions
     reads_costs: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
     keeps_drafts: ClassVar[bool] = True
     lasts: ClassVar[int] = sys.maxsize
 

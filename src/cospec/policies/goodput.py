@@ -64,6 +64,7 @@ class Goodput:
 
     Options: ClassVar[type[GoodputOptions]] = GoodputOptions
     reads_costs: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
     keeps_drafts: ClassVar[bool] = True
 
     def __init__(

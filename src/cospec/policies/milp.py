@@ -38,6 +38,7 @@ class Milp:
 
     Options: ClassVar[type[MilpOptions]] = MilpOptions
     reads_costs: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
 
     def __init__(self, goodput: Goodput) -> None:
         self._goodput = goodput

@@ -22,6 +22,7 @@ class Off:
 
     Options: ClassVar[type[OffOptions]] = OffOptions
     reads_costs: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
     keeps_drafts: ClassVar[bool] = True
     lasts: ClassVar[int] = sys.maxsize
 

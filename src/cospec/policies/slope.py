@@ -42,6 +42,7 @@ class Slope:
 
     Options: ClassVar[type[SlopeOptions]] = SlopeOptions
     reads_costs: ClassVar[bool] = False
+    learns: ClassVar[bool] = True
 
     def __init__(self, options: SlopeOptions, longest: int) -> None:
         self.options, self.longest = options, max(1, longest)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from cospec.draws import Purpose, derive
 from cospec.errors import DrafterLost
 from cospec.protocols import Crew, Future, Handle
+from cospec.rounds.asking import ask_one_by_one, with_failures
 from cospec.rounds.handles import Here
 from cospec.rounds.pool import Ask, DraftPool
 from cospec.stats import RoundTimes
@@ -16,6 +19,8 @@ from cospec.types import Budget, Commit, Context, Draft, Outcome, PlanEntry, Seq
 
 PATIENCE = 10.0  # seconds that a target with nothing else to do waits for drafts
 AHEAD = 1 << 32  # numbers of derived seeds from here on belong to drafts made ahead
+
+log = logging.getLogger(__name__)
 
 
 class Desk:
@@ -29,7 +34,8 @@ class Desk:
         if crew.handle is None and crew.drafter is not None:
             self.handle = Here(crew.drafter, crew.clock)
         self._jobs: deque[tuple[Future, Seq[Ask]]] = deque()
-        self._told: deque[Future] = deque()
+        self._told: deque[tuple[Future, Seq[str]]] = deque()
+        self._failures: dict[str, str] = {}  # why requests could not be drafted for
         self._busy = 0.0
 
     @property
@@ -54,15 +60,15 @@ class Desk:
         released = [entry.sequence.id for entry in entries if entry.budget.release]
         if released:
             self.pool.drop(released)
-            self._tell("free", released)
+            self._tell("free", released, released)
         self.collect()
         for entry in entries:
             self.pool.review(entry)
 
     def collect(self) -> None:
         """Take in every answer that is there, without waiting."""
-        while self._told and self._told[0].done():
-            self._told.popleft().result()  # an error in the drafter is nobody's secret
+        while self._told and self._told[0][0].done():
+            self._hear()
         while self._jobs and self._jobs[0][0].done():
             self.wait()
 
@@ -74,6 +80,11 @@ class Desk:
         except (DrafterLost, TimeoutError):
             self.lost += 1
             drafts = ()
+        except Exception:  # which request raised is not known yet
+            log.exception("a batch could not be drafted for; its requests are tried one by one")
+            contexts, budgets = [ask.context for ask in asks], [ask.budget for ask in asks]
+            drafts, failures = ask_one_by_one(self._call, contexts, budgets)
+            self._failures |= failures
         self.pool.deliver(asks, drafts)
 
     def waits_for(self, entry: PlanEntry) -> bool:
@@ -88,7 +99,12 @@ class Desk:
     def verify(self, batch: Seq[PlanEntry], drafts: Mapping[str, Draft]) -> tuple[list[Outcome], RoundTimes]:
         """Let the target work, whatever the drafter does meanwhile."""
         started = self.crew.clock()
-        outcomes = self.crew.judge.verify(batch, drafts)
+        failures, self._failures = self._failures, {}
+        sound = [entry for entry in batch if entry.sequence.id not in failures] if failures else batch
+        outcomes = self.crew.judge.verify(sound, drafts) if sound else []
+        if failures:
+            outcomes = with_failures(batch, outcomes, failures)
+            self._failures = {id: why for id, why in failures.items() if id not in {e.sequence.id for e in batch}}
         target = self.crew.clock() - started
         busy = self.handle.busy if self.handle else 0.0
         times = RoundTimes(busy - self._busy, target)
@@ -103,13 +119,15 @@ class Desk:
     def commit(self, commits: Seq[Commit]) -> None:
         """Target first; the drafter hears of it when it has done what it was asked before."""
         self.crew.judge.commit(commits)
-        self._tell("commit", commits)
+        self._tell("commit", commits, [commit.id for commit in commits])
 
     def free(self, ids: Seq[str]) -> None:
         """Target first, then the drafter."""
         self.crew.judge.free(ids)
         self.pool.drop(ids)
-        self._tell("free", ids)
+        for id in ids:
+            self._failures.pop(id, None)
+        self._tell("free", ids, ids)
 
     def fresh(self, entry: PlanEntry) -> Ask:
         """A draft that continues the committed tokens."""
@@ -140,9 +158,8 @@ class Desk:
         """Let the drafter finish what it was asked for, and forget the answers."""
         while self._jobs:
             self.wait()
-        for told in self._told:
-            told.result(self.patience)
-        self._told.clear()
+        while self._told:
+            self._hear()
         self.pool.drop([*self.pool.asked, *self.pool.ready])
 
     def check_integrity(self) -> None:
@@ -151,9 +168,24 @@ class Desk:
         coming = {id(ask) for _, asks in self._jobs for ask in asks}
         assert all(id(ask) in coming for ask in self.pool.asked.values()), "a draft is expected that nobody makes"
 
-    def _tell(self, method: str, told: Seq[Commit] | Seq[str]) -> None:
+    def _tell(self, method: str, told: Seq[Commit] | Seq[str], ids: Seq[str]) -> None:
         if self.handle is not None:
-            self._told.append(self.handle.submit(method, told))
+            self._told.append((self.handle.submit(method, told), ids))
+
+    def _hear(self) -> None:
+        """Wait for the oldest word to the drafter; where that raised, the drafter begins these sequences anew."""
+        future, ids = self._told.popleft()
+        try:
+            future.result(self.patience)
+        except (DrafterLost, TimeoutError):
+            raise
+        except Exception:
+            log.exception("the drafter forgets %d requests", len(ids))
+            self._call("free", ids)
+
+    def _call(self, method: str, *args: Any) -> Any:
+        assert self.handle is not None, "only a drafter that was asked can raise"
+        return self.handle.submit(method, *args).result(self.patience)
 
 
 def _context(sequence: Sequence, tokens: list[int], seed: int, noise: Purpose, assumed: int = 0) -> Context:

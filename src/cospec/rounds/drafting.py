@@ -42,6 +42,7 @@ class Traits:
     samples: bool
     drafts_ahead: bool
     reads_states: bool
+    learns: bool
     offer: Offer
     noises: frozenset[Purpose] | None
     names: tuple[str, ...] | None
@@ -53,6 +54,7 @@ class Traits:
             drafter.samples,
             drafter.drafts_ahead,
             drafter.reads_states,
+            drafter.learns,
             getattr(drafter, "offer", Offer()),
             getattr(drafter, "noises", None),
             getattr(drafter, "names", None),

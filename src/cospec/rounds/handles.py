@@ -24,7 +24,10 @@ class Here:
         """The result is there when this returns."""
         started = self._clock()
         future: Future[Any] = Future()
-        future.set_result(getattr(self._drafter, method)(*args))
+        try:
+            future.set_result(getattr(self._drafter, method)(*args))
+        except Exception as error:
+            future.set_exception(error)
         self.busy += self._clock() - started
         return future
 

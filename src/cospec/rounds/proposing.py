@@ -37,6 +37,9 @@ def choose(author: Author, logits: Tensor, lines: Seq[tuple[Sequence, Line, Purp
         q = laws(logits[drawing], [_block(*lines[row][:2]) for row in drawing])
         streams = [_stream(*lines[row]) for row in drawing]
         for place, (row, token) in enumerate(zip(drawing, race(q, streams), strict=True)):
+            if token < 0:  # the request's parameters leave no token
+                made[row] = None
+                continue
             kept = q[place] if lines[row][2] is Purpose.DRAFT else None
             made[row] = Proposal(token, author.model, author.name, kept)
     return made

@@ -19,7 +19,7 @@ class RemoteDrafter:
         traits = handle.traits
         self.name, self.names = traits.name, traits.names
         self.samples, self.drafts_ahead, self.reads_states = traits.samples, traits.drafts_ahead, traits.reads_states
-        self.offer, self.noises = traits.offer, traits.noises
+        self.offer, self.noises, self.learns = traits.offer, traits.noises, traits.learns
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """Ask, and wait for the answer."""

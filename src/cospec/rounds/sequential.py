@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from cospec.draws import Purpose
 from cospec.protocols import Crew, Drafter, Rule
+from cospec.rounds.asking import ask_one_by_one, with_failures
 from cospec.stats import RoundInfo, RoundTimes
 from cospec.types import Commit, Context, Draft, Outcome, Plan, PlanEntry
+
+log = logging.getLogger(__name__)
 
 
 class Sequential:
@@ -25,30 +30,45 @@ class Sequential:
             found, self.times = done
             return found
         started = crew.clock()
-        drafts = {} if crew.drafter is None else self._draft(crew.drafter, plan)
+        drafts, failures = ({}, {}) if crew.drafter is None else self._draft(crew.drafter, plan)
         drafted = crew.clock()
-        outcomes = None if crew.burst is None else crew.burst.verify(plan.entries, drafts)
+        entries = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
+        outcomes = None if crew.burst is None else crew.burst.verify(entries, drafts)
         if outcomes is None:
-            outcomes = crew.judge.verify(plan.entries, drafts)
+            outcomes = crew.judge.verify(entries, drafts) if entries else []
         self.times = RoundTimes(drafted - started, crew.clock() - drafted)
-        return outcomes
+        return with_failures(plan.entries, outcomes, failures) if failures else outcomes
 
-    def _draft(self, drafter: Drafter, plan: Plan) -> dict[str, Draft]:
+    def _draft(self, drafter: Drafter, plan: Plan) -> tuple[dict[str, Draft], dict[str, str]]:
+        """Drafts, and why requests could not be drafted for, by sequence."""
         released = [entry.sequence.id for entry in plan.entries if entry.budget.release]
         if released:
             drafter.free(released)
         drafting = [entry for entry in plan.entries if entry.budget.depth > 0]
         if not drafting:
-            return {}
+            return {}, {}
         contexts = [context_of(entry, self.crew.judge.rule(entry.sequence)) for entry in drafting]
-        proposed = drafter.propose(contexts, [entry.budget for entry in drafting])
-        return {draft.id: draft for draft in self.crew.policy.trim(proposed)}
+        budgets, failures = [entry.budget for entry in drafting], dict[str, str]()
+        try:
+            proposed = drafter.propose(contexts, budgets)
+        except Exception:  # which request raised is not known yet
+
+            def call(method: str, *args: Any) -> Any:
+                return getattr(drafter, method)(*args)
+
+            log.exception("a batch could not be drafted for; its requests are tried one by one")
+            proposed, failures = ask_one_by_one(call, contexts, budgets)
+        return {draft.id: draft for draft in self.crew.policy.trim(proposed)}, failures
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Target first, then the drafter."""
         self.crew.judge.commit(commits)
         if self.crew.drafter is not None:
-            self.crew.drafter.commit(commits)
+            try:
+                self.crew.drafter.commit(commits)
+            except Exception:
+                log.exception("the drafter forgets %d requests", len(commits))
+                self.crew.drafter.free([commit.id for commit in commits])
 
     def free(self, ids: Seq[str]) -> None:
         """Target first, then the drafter."""

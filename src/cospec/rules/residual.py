@@ -24,4 +24,4 @@ def residual(law: Floats, draft: Draft, node: int, scale: float = 1.0) -> Floats
     The second case needs a law that equals q to the last bit, where a rejection has the probability of that rounding.
     """
     rest = surplus(law, draft, node, scale)
-    return rest if rest.any() else law
+    return rest if rest.sum() > 0.0 else law

@@ -64,6 +64,7 @@ class SimulatedDrafter:
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = True
+    learns: ClassVar[bool] = False
 
     def __init__(self, drafting: Drafting, cost: ForwardCost, clock: VirtualClock, rates: Mapping[str, Rates]) -> None:
         self.offer = OFFERS[drafting.kind]

@@ -15,7 +15,7 @@ from cospec import native
 from cospec.blends.build import build_blend
 from cospec.engine import judging
 from cospec.engine.compiled import Compiled
-from cospec.engine.judging import Task
+from cospec.engine.judging import Judged, Task
 from cospec.native import Source
 from cospec.params import SamplingParams
 from cospec.protocols import Rule
@@ -70,7 +70,7 @@ class Round:
         return next(rule for task, rule in zip(self.tasks, self.rules, strict=True) if task.entry.sequence is sequence)
 
 
-def compiled(made: Round, tasks: list[Task], rows: torch.Tensor, judge: Compiled | None = None) -> list[Verdict | None]:
+def compiled(made: Round, tasks: list[Task], rows: torch.Tensor, judge: Compiled | None = None) -> list[Judged]:
     """What the library decides."""
     found = (judge or Compiled()).judge(tasks, made.rule, rows)
     assert found is not None
@@ -136,7 +136,7 @@ def test_every_path_is_taken(rule: str, isa: str) -> None:
     finally:
         native.set_isa(best)
     assert found == judging.judge(made.tasks, made.rules, made.rows)
-    assert {len(verdict.path) for verdict in found if verdict} == {0, 1, 2, 3}
+    assert {len(verdict.path) for verdict in found if isinstance(verdict, Verdict)} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("rule", KNOWN)
@@ -153,8 +153,8 @@ def test_rows_that_are_no_numbers_count_where_the_verdict_rests_on_them(
         rows[task.first + number % (task.last - task.first), 7] = odd
     found = compiled(made, made.tasks, rows)
     wanted = judging.judge(made.tasks, made.rules, rows)
-    assert [verdict is None for verdict in found] == [verdict is None for verdict in wanted]
-    assert 0 < sum(verdict is None for verdict in found) < len(found)
+    assert [isinstance(verdict, str) for verdict in found] == [isinstance(verdict, str) for verdict in wanted]
+    assert 0 < sum(isinstance(verdict, str) for verdict in found) < len(found)
 
 
 def test_a_last_row_may_be_missing() -> None:
@@ -164,7 +164,7 @@ def test_a_last_row_may_be_missing() -> None:
     short = [Task(t.entry, t.draft, t.first, t.last - 1, t.count - 1) for t in made.tasks]
     found = compiled(made, short, made.rows)
     assert found == judging.judge(short, made.rules, made.rows)
-    assert any(verdict is not None and verdict.token is None for verdict in found)
+    assert any(isinstance(verdict, Verdict) and verdict.token is None for verdict in found)
 
 
 BLENDS = [
@@ -194,8 +194,8 @@ def test_a_blend_is_judged_as_its_rows_are(law: dict[str, Any], count: int, rule
     found = Compiled().judge_by(made.tasks, made.rule, Source(queues, blend.recipe))
     assert found is not None
     assert found == judging.judge(made.tasks, made.rules, blend.combine(queues))
-    assert any(verdict is None for verdict in found)
-    assert {len(verdict.path) for verdict in found if verdict} == {0, 1, 2, 3}
+    assert any(isinstance(verdict, str) for verdict in found)
+    assert {len(verdict.path) for verdict in found if isinstance(verdict, Verdict)} == {0, 1, 2, 3}
     assert len(queues) == 1 or found != compiled(made, made.tasks, queues[0])
 
 
@@ -222,3 +222,31 @@ def test_what_was_read_of_a_request_is_not_taken_for_another_one_of_its_name() -
         )
         assert compiled(made, made.tasks, made.rows, judge) == judging.judge(made.tasks, made.rules, made.rows)
         assert compiled(made, made.tasks, made.rows, judge) == judging.judge(made.tasks, made.rules, made.rows)
+
+
+LAW = (0.5, 0.25, 0.125, 0.0625, 0.0625)
+BORDERS: list[tuple[dict[str, Any], set[int]]] = [
+    ({"top_p": 0.495}, {0}),
+    ({"top_p": 0.505}, {0, 1}),
+    ({"top_p": 0.745}, {0, 1}),
+    ({"top_p": 0.755}, {0, 1, 2}),
+    ({"top_p": 0.9}, {0, 1, 2, 3, 4}),
+    ({"top_k": 1}, {0}),
+    ({"top_k": 3}, {0, 1, 2}),
+    ({"top_k": 4}, {0, 1, 2, 3, 4}),
+    ({"min_p": 0.51}, {0}),
+    ({"min_p": 0.49}, {0, 1}),
+    ({"top_k": 2, "top_p": 0.66}, {0}),
+]
+
+
+@pytest.mark.parametrize(("truncation", "kept"), BORDERS, ids=str)
+def test_where_truncations_end(truncation: dict[str, Any], kept: set[int]) -> None:
+    """Up to the token that reaches the border, with every token that ties with that token; none beyond."""
+    made = Round(len(LAW), np.random.default_rng(0))
+    for seed in range(150):
+        made.add(SamplingParams(seed=seed, max_tokens=9, **truncation), "match", 0, 1.0, False, False)
+    rows = torch.tensor(LAW).log().repeat(len(made.rows), 1)
+    found = compiled(made, made.tasks, rows)
+    assert found == judging.judge(made.tasks, made.rules, rows)
+    assert {verdict.token for verdict in found if isinstance(verdict, Verdict)} == kept

@@ -177,6 +177,16 @@ def change_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+@pytest.mark.parametrize("options", [DEFAULT, BY_HF])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(tmp_path: Path, options: LoadOptions, value: float) -> None:
+    model = tiny()
+    model.lm_head.weight.data.fill_(value)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"gives logits that are not numbers; its weights are damaged or overflow\.$"):
+        load_model(str(tmp_path), options)
+
+
 def test_weights_of_another_architecture(saved: Path) -> None:
     change_config(saved, num_hidden_layers=3)
     assert "lack 9 tensors" in sentence(str(saved))

@@ -23,7 +23,7 @@ from cospec.rounds.handles import Here, Worker
 from cospec.server.metrics import ServerMetrics
 from cospec.types import Budget, Context, Draft
 from harness.overlap import ROUNDS, under
-from harness.toys import ScriptedDrafter, make_request, run_all, toy_engine
+from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24)
 
@@ -73,17 +73,28 @@ def test_a_single_sequence_is_not_starved() -> None:
         assert set(events) == {"r"}, "it ended"
 
 
-def test_an_error_of_the_drafter_is_not_swallowed() -> None:
+@pytest.mark.parametrize("round_name", ["sequential", "pipelined"])
+def test_a_drafter_that_raises_over_commits_begins_anew(round_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The error is logged, no output changes, and the drafter forgets what raised."""
+    freed: list[str] = []
+
     class Broken(Recording):
         def commit(self, commits: Any) -> None:
             raise ZeroDivisionError
 
+        def free(self, ids: Any) -> None:
+            freed.extend(ids)
+            super().free(ids)
+
     made = toy_engine(ToyModel(4), Broken(), k=2)
-    crew = made.round.crew  # type: ignore[attr-defined]
-    made = under(made, "pipelined", "worker")
-    assert isinstance(crew.handle, Worker)
-    with pytest.raises(ZeroDivisionError):
-        run_all(made, [make_request("r", (0, 1), PARAMS)])
+    if round_name != "sequential":
+        crew = made.round.crew  # type: ignore[attr-defined]
+        made = under(made, round_name, "worker")
+        assert isinstance(crew.handle, Worker)
+    wanted = tokens_of(run_all(toy_engine(ToyModel(4), None), [make_request("r", (0, 1), PARAMS)]))
+    assert tokens_of(run_all(made, [make_request("r", (0, 1), PARAMS)])) == wanted
+    assert "ZeroDivisionError" in caplog.text
+    assert len(freed) > 1
 
 
 class Ticking:

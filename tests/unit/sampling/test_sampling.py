@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cospec.params import SamplingParams
-from cospec.sampling import Block, History, choices, law, laws, likeliest, logprobs
+from cospec.sampling import Block, History, edit, law, laws, likeliest, logprobs
 from harness.reference import next_law
 
 V = 9
@@ -69,7 +69,7 @@ def test_every_row_follows_the_reference(
         assert found[row] == pytest.approx(wanted, abs=1e-12)
     if given_params.greedy:
         history = History(tokens, prompt_len, paths)
-        assert choices(logits, given_params, history) == found.argmax(-1).tolist()
+        assert likeliest(edit(logits, given_params, history)) == found.argmax(-1).tolist()
 
 
 def test_blocks_do_not_mix(dtype: torch.dtype) -> None:
@@ -114,7 +114,7 @@ def test_the_first_of_equal_logits_is_the_likeliest(size: int, dtype: torch.dtyp
     assert likeliest(logits) == first
     greedy = SamplingParams(temperature=0)
     assert law(logits, greedy, History([0], 1, [[]] * 50)).argmax(-1).tolist() == first
-    assert choices(logits, greedy, History([0], 1, [[]] * 50)) == first
+    assert likeliest(edit(logits, greedy, History([0], 1, [[]] * 50))) == first
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -139,3 +139,18 @@ def test_logprobs_are_those_before_any_processor() -> None:
     assert (second.rank, len(second.top)) == (1, 2)
     assert logprobs(logits, [1, 0], 0)[0].top == ()
     assert len(logprobs(logits, [1, 0], 20)[0].top) == 4
+
+
+@pytest.mark.parametrize(
+    ("truncation", "kept"),
+    [({"top_k": 2}, 4), ({"top_k": 4}, 4), ({"top_k": 5}, 6), ({"top_p": 0.5}, 4), ({"top_p": 0.98}, 6)],
+    ids=str,
+)
+def test_ties_at_the_border_of_a_truncation_are_all_kept(
+    truncation: dict[str, float], kept: int, dtype: torch.dtype
+) -> None:
+    """So no order of equal tokens matters; transformers keeps some of them only."""
+    logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 1.0, -9.0, -9.5]], dtype=dtype)
+    found = law(logits, SamplingParams(**truncation), History([0], 1, [[]]))[0]  # type: ignore[arg-type]
+    assert set(np.flatnonzero(found)) == set(np.argsort(-logits[0].numpy(), kind="stable")[:kept])
+    assert found.sum() == pytest.approx(1.0)

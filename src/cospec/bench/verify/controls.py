@@ -58,6 +58,7 @@ class EvenDrafter:
     samples: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
     def __init__(self, support: Seq[int], vocab_size: int) -> None:
         self.name = "even"

@@ -81,6 +81,7 @@ class DrawnDrafter:
     samples: ClassVar[bool] = True
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
     def __init__(self, traces: Mapping[str, Trace]) -> None:
         self.name, self._traces, self._model = "drawn", traces, ToyModel(3, order=1, seed=5, sharpness=1.5)
@@ -115,6 +116,7 @@ class ChosenDrafter:
     samples: ClassVar[bool] = False
     reads_states: ClassVar[bool] = False
     drafts_ahead: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
     def __init__(self, tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
         self.name, self.tokens, self._parents = "chosen", tokens, parents

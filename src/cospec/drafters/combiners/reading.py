@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,7 +113,7 @@ def _laws(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> list[
         else:
             q = laws(taken, [_block(context, path) for context, path in zip(chosen, paths_, strict=True)])
         for row, weights in zip(own, q, strict=True):
-            found[row] = weights
+            found[row] = weights if np.isfinite(weights[0]) else None  # parameters may leave no token
     return found
 
 

@@ -70,6 +70,7 @@ class PoolDrafter:
 
     samples: ClassVar[bool] = True
     drafts_ahead: ClassVar[bool] = False
+    learns: ClassVar[bool] = True
     reads_states: bool = False  # unless a member does
     Options: ClassVar[type[PoolOptions]] = PoolOptions
 

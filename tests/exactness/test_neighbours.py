@@ -1,0 +1,270 @@
+"""A request with extreme parameters, or one whose own part raises, changes no token of its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cospec import native
+from cospec.batches import TokenBatch
+from cospec.drafters.model import ModelDrafter
+from cospec.engine.engine import Engine
+from cospec.engine.process import EngineLoop, Events, Reply, Stop, Submit
+from cospec.errors import InvalidInput
+from cospec.models.toy import ToyModel
+from cospec.params import GREEDY_BELOW, LARGEST_WHOLE, SamplingParams
+from cospec.registry import RULES
+from cospec.types import Event, Finish, Request, Speculation
+from harness.llamas import llama_engine, load, write_pair
+from harness.toys import make_request, toy_engine
+
+TINY = 5e-324
+LENGTH = 10
+PROMPTS = [(0, 1, 0, 1), (2, 3, 1), (1, 1, 1, 0)]
+
+
+class Single(ToyModel):
+    """A toy in single precision with logits as large as those of trained models, which the native judge reads."""
+
+    dtype = torch.float32
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(5, order=2, seed=seed, sharpness=8.0)
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        return super().forward(batch).float()
+
+
+def single_engine() -> Engine:
+    return toy_engine(Single(1), ModelDrafter(Single(3)), k=4, max_nodes=6)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    found = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    write_pair(*found)
+    return found
+
+
+@pytest.fixture(params=["toy", "toy without kernels", "llama"])
+def engine(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> Iterator[Engine]:
+    """Engines that judge by the library, by the readable rules, and whole rounds in the library."""
+    if request.param != "toy without kernels" and not native.available():
+        pytest.skip(native.why_not() or "native kernels")
+    with ExitStack() as stack:
+        if request.param == "toy without kernels":
+            stack.enter_context(patch("cospec.native.available", lambda: False))
+        if request.param == "llama":
+            yield llama_engine(load(folders[0]), ModelDrafter(load(folders[1])), k=4)
+        else:
+            yield single_engine()
+
+
+@st.composite
+def extremes(draw: st.DrawFn) -> SamplingParams:
+    """Every parameter at an end of what is allowed, or at its default."""
+    logprobs = st.sampled_from([None, 0, 1, 20])
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, TINY, GREEDY_BELOW, 1e-3, 1.0, 100.0])),
+        top_p=draw(st.sampled_from([TINY, 1e-300, 0.5, 1.0])),
+        top_k=draw(st.sampled_from([-1, 0, 1, 2, LARGEST_WHOLE])),
+        min_p=draw(st.sampled_from([0.0, TINY, 0.5, 1.0])),
+        repetition_penalty=draw(st.sampled_from([0.01, 1.0, 100.0])),
+        presence_penalty=draw(st.sampled_from([-2.0, 0.0, 2.0])),
+        frequency_penalty=draw(st.sampled_from([-2.0, 0.0, 2.0])),
+        logit_bias=draw(st.sampled_from([None, {0: 100.0}, {token: -100.0 for token in range(5)}, {0: TINY, 1: -100}])),
+        min_tokens=draw(st.sampled_from([0, 4])),
+        max_tokens=draw(st.sampled_from([4, 6])),
+        stop_token_ids=draw(st.sampled_from([(), (0,), (0, 1, 2, 3)])),
+        seed=draw(st.sampled_from([-(2**63), 0, 2**64 - 1])),
+        logprobs=draw(logprobs),
+        prompt_logprobs=draw(logprobs),
+    )
+
+
+def neighbours() -> list[Request]:
+    """Greedy, seeded and judged by each exact rule; their drafts depend on nothing but themselves."""
+    shapes = [("match", 0.0), ("match", 1.0), ("rejection", 0.7), ("block", 1.0), ("recursive", 1.0)]
+    return [
+        make_request(
+            f"neighbour{n}",
+            PROMPTS[n % 3],
+            SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=n),
+            speculation=Speculation(rule=rule),
+        )
+        for n, (rule, temperature) in enumerate(shapes)
+    ]
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> dict[str, list[Event]]:
+    found: dict[str, list[Event]] = {request.id: [] for request in requests}
+    for request in requests:
+        try:
+            engine.add(request)
+        except InvalidInput:
+            del found[request.id]
+    for _ in range(1000):
+        if not engine.has_work:
+            break
+        for event in engine.step():
+            found[event.id].append(event)
+        engine.check_integrity()
+    assert all(events[-1].finish is not None for events in found.values())
+    return found
+
+
+def tokens(found: dict[str, list[Event]], prefix: str = "neighbour") -> dict[str, list[int]]:
+    return {id: [t for e in events for t in e.tokens] for id, events in found.items() if id.startswith(prefix)}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(several=st.lists(extremes(), min_size=1, max_size=3), length=st.sampled_from([0, 1, 4]))
+def test_extreme_parameters_change_no_neighbours_tokens(
+    engine: Engine, several: list[SamplingParams], length: int
+) -> None:
+    """All allowed extremes at once, under every rule; each such request ends by itself, whatever comes of it."""
+    alone = tokens(run(engine, neighbours()))
+    odd = [
+        make_request(f"odd{n}-{rule}", (0, 1, 0, 1), params, speculation=Speculation(rule=rule, length=length))
+        for n, params in enumerate(several)
+        for rule in RULES
+    ]
+    found = run(engine, [*odd[::2], *neighbours(), *odd[1::2]])
+    assert tokens(found) == alone
+    vocab = engine.vocab_size
+    assert all(0 <= token < vocab for written in tokens(found, "odd").values() for token in written)
+
+
+class Huge(Single):
+    """Logits at the end of single precision behind the token 4, which a penalty makes infinite."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.table[:, 4] = torch.where(self.table[:, 4] > 0, 3e38, -3e38)
+        self.table[4] = torch.where(self.table[4] > 0, 3e38, -3e38)
+        self.table[..., 4] = -30.0
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("rule", list(RULES))
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_a_penalty_makes_infinite_end_their_request_alone(
+    rule: str, temperature: float, kernels: bool
+) -> None:
+    params = SamplingParams(max_tokens=6, repetition_penalty=0.01, temperature=temperature, logprobs=1, seed=1)
+    odd = make_request("odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(rule=rule))
+    with patch("cospec.native.available", lambda: False) if not kernels else ExitStack():
+        for drafter in (ModelDrafter(Huge(1)), ModelDrafter(Single(3)), None):
+            engine = toy_engine(Huge(1), drafter, k=4)
+            alone = tokens(run(toy_engine(Huge(1), drafter, k=4), neighbours()))
+            found = run(engine, [odd, *neighbours()])
+            assert found["odd"][-1].finish is Finish.ERROR
+            assert found["odd"][-1].error
+            assert tokens(found) == alone
+
+
+class Commands:
+    """A socket between an engine's loop and nobody: gives requests, then the order to stop once all have ended."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.waiting: list[Submit | Stop] = [Submit(tuple(requests))]
+        self.left = {request.id for request in requests}
+        self.events: dict[str, list[Event]] = {request.id: [] for request in requests}
+
+    def get(self, option: int) -> int:
+        return -1
+
+    def poll(self, milliseconds: int) -> bool:
+        return bool(self.waiting)
+
+    def recv(self) -> bytes:
+        return msgspec.msgpack.encode(self.waiting.pop(0))
+
+    def send(self, data: bytes) -> None:
+        reply = msgspec.msgpack.decode(data, type=Reply)
+        for event in reply.events if isinstance(reply, Events) else ():
+            self.events[event.id].append(event)
+            self.left -= {event.id} if event.finish is not None else set()
+        if not self.left:
+            self.waiting = [Stop()]
+
+
+@pytest.mark.parametrize("rule", list(RULES))
+def test_the_engines_process_ends_one_request_of_many(rule: str) -> None:
+    """Through the loop that the server talks to, where an error without a name used to end every live request."""
+    params = SamplingParams(max_tokens=6, repetition_penalty=0.01, logprobs=1, seed=1)
+    odd = make_request("odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(rule=rule, length=4))
+    drafter = ModelDrafter(Single(3))
+    with patch("cospec.native.available", lambda: False):
+        alone = tokens(run(toy_engine(Huge(1), drafter, k=4), neighbours()))
+        socket = Commands([odd, *neighbours()])
+        EngineLoop(toy_engine(Huge(1), drafter, k=4), socket).run()  # type: ignore[arg-type]
+    assert socket.events["odd"][-1].finish is Finish.ERROR
+    assert tokens(socket.events) == alone
+
+
+def where_it_raises() -> dict[str, Callable[[], object]]:
+    """Patches that make one part of the work raise for the request ``odd`` only."""
+    from cospec.drafters import model as drafting
+    from cospec.engine import committer, judging, verifier
+    from cospec.rules import rejection, typical
+
+    def breaking(place: object, name: str, is_odd: Callable[..., bool]) -> Callable[[], object]:
+        kept = getattr(place, name)
+
+        def wrapped(*args: object, **more: object) -> object:
+            if is_odd(*args):
+                raise RuntimeError("a part that raises")
+            return kept(*args, **more)
+
+        return lambda: patch.object(place, name, wrapped)
+
+    return {
+        "edit": breaking(judging, "edit", lambda logits, params, history: params.min_tokens == 2),
+        "logprobs": breaking(verifier, "_logprobs", lambda task, *_: task.entry.sequence.id == "odd"),
+        "typical": breaking(typical, "path_to", lambda *_: True),
+        "rejection": breaking(rejection, "residual", lambda law, draft, node: draft.id == "odd"),
+        "text": breaking(committer.TextStream, "take", lambda stream, _: stream._params.min_tokens == 2),
+        "late text": breaking(
+            committer.TextStream, "release", lambda stream, _: stream._params.min_tokens == 2 and stream._waiting
+        ),
+        "drafter": breaking(
+            drafting.ModelDrafter, "propose", lambda _, contexts, budgets: any(c.id == "odd" for c in contexts)
+        ),
+    }
+
+
+@pytest.mark.parametrize("part", list(where_it_raises()))
+@pytest.mark.parametrize("round_name", ["sequential", "pipelined", "draft-ahead"])
+def test_a_part_that_raises_ends_its_request_alone(part: str, round_name: str) -> None:
+    from cospec.config import EngineConfig, SpeculativeConfig
+    from cospec.engine.build import Text, connect
+
+    def build() -> Engine:
+        speculative = SpeculativeConfig(num_speculative_tokens=3, round=round_name)
+        return Engine(connect(Single(1), ModelDrafter(Single(3)), speculative, EngineConfig(), Text()))
+
+    rule = part if part in RULES else "rejection"
+    params = SamplingParams(max_tokens=20, min_tokens=2, stop_token_ids=(4,), logprobs=1, seed=5)
+    odd = make_request("odd", (0, 1, 0), replace(params, temperature=1.5), speculation=Speculation(rule=rule))
+    others = [request for request in neighbours() if request.speculation.rule != rule]
+    with patch("cospec.native.available", lambda: False):  # the library's rules cannot be made to raise
+        alone = tokens(run(build(), others))
+        with where_it_raises()[part]():  # type: ignore[attr-defined]
+            found = run(build(), [odd, *others])
+    last = found["odd"][-1]
+    assert (last.finish, last.error) == (
+        Finish.ERROR,
+        "The request failed in the engine: RuntimeError: a part that raises.",
+    )
+    assert tokens(found) == alone
