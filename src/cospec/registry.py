@@ -211,7 +211,7 @@ DRAFTERS = Table(
     },
     Declares(
         "drafter",
-        values={"Options": type, "samples": bool, "drafts_ahead": bool, "reads_states": bool},
+        values={"Options": type, "samples": bool, "drafts_ahead": bool, "reads_states": bool, "learns": bool},
         methods=("build", "propose", "commit", "free"),
         optional={"offer": Offer, "keeps_cache": bool},
     ),
@@ -263,7 +263,7 @@ POLICIES = Table(
     },
     Declares(
         "policy",
-        values={"Options": type, "reads_costs": bool},
+        values={"Options": type, "reads_costs": bool, "learns": bool},
         methods=("build", "plan", "trim", "observe", "gauges"),
         optional={"keeps_drafts": bool},
     ),

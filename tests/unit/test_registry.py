@@ -19,8 +19,12 @@ GROUP = "cospec.test_things"
 REGISTER = {"drafter": cospec.register_drafter, "policy": cospec.register_policy}
 REGISTER["acceptance method"] = cospec.register_acceptance_method
 WHOLE: dict[str, tuple[Table, type[Any], tuple[str, ...]]] = {
-    "drafter": (DRAFTERS, NgramDrafter, ("Options", "samples", "drafts_ahead", "reads_states", "build", "propose")),
-    "policy": (POLICIES, Fixed, ("Options", "reads_costs", "build", "plan", "trim", "observe", "gauges")),
+    "drafter": (
+        DRAFTERS,
+        NgramDrafter,
+        ("Options", "samples", "drafts_ahead", "reads_states", "learns", "build", "propose"),
+    ),
+    "policy": (POLICIES, Fixed, ("Options", "reads_costs", "learns", "build", "plan", "trim", "observe", "gauges")),
     "acceptance method": (RULES, Match, ("name", "exact", "reads_law", "trees", "noise", "judge")),
 }
 

@@ -41,6 +41,7 @@ class PhraseDrafter:
     samples: ClassVar[bool] = False  # the tokens are chosen, not drawn
     drafts_ahead: ClassVar[bool] = True  # assumed tokens are continued like committed tokens
     reads_states: ClassVar[bool] = False
+    learns: ClassVar[bool] = False  # drafts read their own sequence only
     offer: ClassVar[Offer] = Offer(free=True, chains=True)
     Options: ClassVar[type[PhraseOptions]] = PhraseOptions
 

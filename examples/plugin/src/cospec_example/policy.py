@@ -32,6 +32,7 @@ class TwoLengths:
 
     Options: ClassVar[type[TwoLengthsOptions]] = TwoLengthsOptions
     reads_costs: ClassVar[bool] = False  # no time model is needed
+    learns: ClassVar[bool] = False  # plans read the length of the output alone
     keeps_drafts: ClassVar[bool] = True  # ``trim`` cuts nothing
 
     def __init__(self, first: int, later: int, after: int) -> None:
