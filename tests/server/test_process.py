@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from ctypes import c_ulonglong
 from pathlib import Path
 
 import httpx
@@ -296,7 +297,7 @@ class Books:
 
 def test_an_engine_that_has_become_idle_learns_and_checks_its_books_once_and_serves_on(caplog) -> None:
     books = Books()
-    loop = EngineLoop(books, books)  # type: ignore[arg-type]
+    loop = EngineLoop(books, books, c_ulonglong())  # type: ignore[arg-type]
     assert loop._take_commands() and books.checks == books.idled == 0
     loop._step()
     assert loop._take_commands() and loop._take_commands() and books.checks == books.idled == 1

@@ -12,6 +12,7 @@ from cospec.cli import options
 from cospec.cli.options import present
 
 SERVER_KEYS = ("host", "port", "api_key", "max_concurrent_requests", "drain_timeout", "log_level")
+SUPERVISION_KEYS = ("engine_timeout", "max_engine_restarts")
 MODEL_KEYS = {"model", "models"}
 
 
@@ -30,6 +31,13 @@ def serve(
     ] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="Seconds that running requests get after SIGTERM; 30 unless given.")
+    ] = None,
+    engine_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds without progress after which /health calls the engine frozen; 120 unless given."),
+    ] = None,
+    max_engine_restarts: Annotated[
+        int | None, typer.Option(help="Restarts of a dead engine in a row; 3 unless given, 0 for none.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="Of the web server; warning unless given.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="The name that clients ask for.")] = None,
@@ -60,6 +68,8 @@ def serve(
         api_key=api_key,
         max_concurrent_requests=max_concurrent_requests,
         drain_timeout=drain_timeout,
+        engine_timeout=engine_timeout,
+        max_engine_restarts=max_engine_restarts,
         log_level=log_level,
         served_model_name=served_model_name,
         tokenizer=tokenizer,
@@ -99,7 +109,7 @@ def start(given: dict[str, Any]) -> None:
     from cospec.config import EngineConfig
     from cospec.options import parse
 
-    settings_given = {key: given.pop(key) for key in SERVER_KEYS if key in given}
+    settings_given = {key: given.pop(key) for key in (*SERVER_KEYS, *SUPERVISION_KEYS) if key in given}
     config = EngineConfig.build(given)
 
     from rich.console import Console

@@ -89,6 +89,11 @@ class Engine:
         return self.parts.resolver.max_len
 
     @property
+    def rules(self) -> tuple[str, str]:
+        """See ``Resolver.rules``."""
+        return self.parts.resolver.rules
+
+    @property
     def has_work(self) -> bool:
         return bool(self._sequences)
 
@@ -101,7 +106,7 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidInput("request id", request.id, "one that no unfinished request has")
         resolved = self.parts.resolver.resolve(request)
-        sequence = Sequence(resolved, list(resolved.prompt))
+        sequence = Sequence(resolved, [*resolved.prompt, *resolved.committed])
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
 

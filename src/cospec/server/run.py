@@ -17,6 +17,7 @@ from pydantic import Field
 from cospec.config import EngineConfig
 from cospec.engine.process import Build, build_engine
 from cospec.engine.serving import EngineClient
+from cospec.engine.supervisor import MAX_RESTARTS, TIMEOUT, Supervision
 from cospec.engine.tokens import Tokens, import_tokenizers, load_tokenizer
 from cospec.errors import InvalidInput, words
 from cospec.lasting import keep
@@ -37,6 +38,8 @@ class ServerSettings(Options):
         api_key: asked of every request that reaches the model; None for open access.
         max_concurrent_requests: outputs that may be written or wait at once; calls beyond it get 429; None for any.
         drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
+        engine_timeout: seconds without progress after which ``/health`` calls the engine frozen; see ``Supervision``.
+        max_engine_restarts: restarts in a row before the server ends; 0 ends the server with the first engine.
         log_level: uvicorn's.
     """
 
@@ -45,6 +48,8 @@ class ServerSettings(Options):
     api_key: str | None = Field(default=None, min_length=1)
     max_concurrent_requests: int | None = Field(default=None, ge=1)
     drain_timeout: float = Field(default=30.0, ge=0)
+    engine_timeout: float = Field(default=TIMEOUT, ge=2, le=86400)
+    max_engine_restarts: int = Field(default=MAX_RESTARTS, ge=0)
     log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"
 
 
@@ -60,7 +65,7 @@ def run(
         announce: called with the server's URL once it answers.
 
     Raises:
-        CospecError: the port is taken, the engine cannot be built, or its process ended by itself.
+        CospecError: the port is taken, the engine cannot be built, or its processes died again and again.
     """
     # The port comes first: loading a model only to find it taken would waste the user's time. Nothing is accepted
     # before the engine is ready, so a server that answers is one that serves.
@@ -75,7 +80,7 @@ class _Faces:
 
 
 async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
-    client = EngineClient(faces.build)
+    client = EngineClient(faces.build, Supervision(settings.engine_timeout, settings.max_engine_restarts))
     loading = asyncio.create_task(load_app(client, config, settings.api_key, settings.max_concurrent_requests))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:
@@ -100,7 +105,7 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
         keep()
         await server.serve(sockets=[listener])
         ending.cancel()
-        client.check_alive()
+        client.check_ended()
     finally:
         await client.close()
 
