@@ -34,7 +34,7 @@ from cospec.config import EngineConfig
 from cospec.errors import EngineStopped
 from cospec.server.run import ServerSettings, run
 config = EngineConfig(model=sys.argv[3], tokenizer=sys.argv[1])
-settings = ServerSettings(port=0, drain_timeout=float(sys.argv[2]))
+settings = ServerSettings(port=0, drain_timeout=float(sys.argv[2]), max_engine_restarts=0)
 print("starting", flush=True)
 try:
     run(config, settings, lambda url: print(url, flush=True), FakeEngine.build)
@@ -146,7 +146,7 @@ def test_engine_ends_with_a_killed_server(served):
     wait_until(lambda: not any(alive(pid) for pid in engine))
 
 
-def test_server_ends_with_its_engine(served):
+def test_server_without_restarts_ends_with_its_engine(served):
     process, url = served(600)
     thread, answers = begin(url, "FOREVER")
     assert httpx.post(f"{url}/v1/completions", json={"prompt": "DIE"}, timeout=60).status_code == 503

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 TIMEOUT = 120.0  # seconds
 MAX_RESTARTS = 3
-KILL_FACTOR = 5  # a process without progress for so many time-outs is killed
+KILL_FACTOR = 3  # a process without progress for so many time-outs is killed
 HEALTHY_SECONDS = 60.0  # of service, after which earlier deaths no longer count
 FIRST_DELAY = 0.5  # seconds before the first restart; each further restart waits twice as long
 MAX_DELAY = 30.0

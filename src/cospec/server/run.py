@@ -39,7 +39,7 @@ class ServerSettings(Options):
         max_concurrent_requests: outputs that may be written or wait at once; calls beyond it get 429; None for any.
         drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
         engine_timeout: seconds without progress after which ``/health`` calls the engine frozen; see ``Supervision``.
-        max_engine_restarts: restarts in a row before the server ends; 0 ends the server with the first engine.
+        max_engine_restarts: restarts in a row before the server ends; 0 ends the server with its engine.
         log_level: uvicorn's.
     """
 
