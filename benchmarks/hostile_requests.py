@@ -167,7 +167,18 @@ def _mutated(draw: random.Random) -> tuple[str, Body]:
             body["law"] = {"blend": draw.choice(("weighted", "single", 5)), "weights": any_value(draw)}
         else:
             body[draw.choice(FIELDS)] = any_value(draw)
-    return path, body
+    return path, _shortened(body) if draw.random() < 0.9 else body
+
+
+def _shortened(body: Body) -> Body:
+    """The body with few tokens to write, so that thousands of requests end in minutes."""
+    for name, most in (("max_tokens", 64), ("max_completion_tokens", 64), ("n", 8)):
+        value = body.get(name)
+        if isinstance(value, int | float) and value > most:
+            body[name] = most
+    if "messages" in body and body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+        body["max_tokens"] = 4  # an answer without a limit fills the context
+    return body
 
 
 def _raw(draw: random.Random) -> bytes:
