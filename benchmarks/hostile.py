@@ -72,12 +72,12 @@ class Findings:
 class Server:
     """The served zoo in a process of its own, its probes and its log."""
 
-    def __init__(self, folder: Path, model: str = "zoo", **settings: Any) -> None:
+    def __init__(self, folder: Path, engine: str, settings: str) -> None:
         self.folder, self.log = folder, folder / "log"
         self._started: list[subprocess.Popen[bytes]] = []
         with self.log.open("wb") as log:
-            given = json.dumps({"port": 0, **settings})
-            self.process = self._probe("serve", given, model, stdout=subprocess.PIPE, stderr=log)
+            given = json.dumps({"port": 0, **json.loads(settings)})
+            self.process = self._probe("serve", engine, given, stdout=subprocess.PIPE, stderr=log)
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().decode().strip()
         if not self.url:
@@ -129,7 +129,7 @@ def resident(pid: int | None) -> int:
 
 def neighbour_bodies() -> list[Body]:
     """Requests whose text is a function of the request."""
-    texts = [text[:200] for domain in ("prose", "code", "math") for text in prompts(domain, 2)]
+    texts = [text[:60] for domain in ("prose", "code", "math") for text in prompts(domain, 2)]
     found: list[Body] = []
     for number, text in enumerate(texts):
         body: Body = {"prompt": text, "max_tokens": 24, "stream": number % 2 == 0}
@@ -346,12 +346,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=2, help="how often the engine process is killed")
     parser.add_argument("--attacks-every", type=int, default=250, help="requests between two costly attacks")
+    parser.add_argument("--engine", default='{"model": "zoo"}', help="configuration of the engine, JSON")
     parser.add_argument("--settings", default="{}", help="of the server, JSON")
     parser.add_argument("--results", default="hostile", help="name of the file in benchmarks/results")
+    parser.add_argument("--json", type=Path, help="another file for the figures")
     given, console = parser.parse_args(), Console()
     with tempfile.TemporaryDirectory() as folder:
         drawn = requests(given.requests, given.seed, given.attacks_every)
-        server = Server(Path(folder), **json.loads(given.settings))
+        server = Server(Path(folder), given.engine, given.settings)
         started = time.monotonic()
         try:
             found = asyncio.run(attack(server, drawn, given.kills))
@@ -361,6 +363,8 @@ def main() -> None:
     show(figures, console)
     if given.results:
         write(given.results, {"seed": given.seed, "kills": given.kills, **figures})
+    if given.json:
+        given.json.write_text(json.dumps(figures), "utf-8")
     sys.exit(not all(figures["checks"].values()))
 
 

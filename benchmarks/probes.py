@@ -1,6 +1,6 @@
 """What watches a server from inside and outside: pauses of an event loop, and the latency of ``/health``.
 
-``python -m benchmarks.probes serve FILE SETTINGS MODEL`` serves as ``cospec serve`` does. A task in the server's event
+``python -m benchmarks.probes serve FILE ENGINE SETTINGS`` serves as ``cospec serve`` does. A task in the server's event
 loop sleeps for ``PERIOD`` and notes how late the loop wakes the task. ``... control FILE`` does the same in an idle
 loop, which shows the pauses of the machine. ``... health FILE URL`` asks for ``/health`` every ``POLL`` seconds.
 Each writes its findings to FILE once a second.
@@ -81,8 +81,8 @@ def poll_health(path: str, url: str) -> None:
         time.sleep(max(0.0, POLL - (now - started)))
 
 
-def serve(path: str, settings: str, model: str) -> None:
-    """Serve with default options but for ``settings``, JSON."""
+def serve(path: str, engine: str, settings: str) -> None:
+    """Serve with default options but for ``engine`` and ``settings``, JSON."""
     from cospec.config import EngineConfig
     from cospec.server.run import ServerSettings, run
 
@@ -92,7 +92,7 @@ def serve(path: str, settings: str, model: str) -> None:
         tasks.append(asyncio.get_running_loop().create_task(watch_pauses(path)))
         print(url, flush=True)
 
-    run(EngineConfig.build({"model": model}), ServerSettings(**json.loads(settings)), announce)
+    run(EngineConfig.build(json.loads(engine)), ServerSettings(**json.loads(settings)), announce)
 
 
 def main() -> None:
