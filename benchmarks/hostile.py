@@ -228,13 +228,14 @@ def _label(answer: bytes) -> str:
     return status
 
 
-async def attack(server: Server, given: Sequence[HostileRequest], kills: int) -> Findings:
-    """Send everything while neighbours ask."""
+async def attack(server: Server, given: Sequence[HostileRequest], kills: int, seconds: float) -> Findings:
+    """Send everything, or what fits into ``seconds``, while neighbours ask."""
+    end = time.monotonic() + seconds
     found, todo = Findings(), list(enumerate(given))[::-1]
     strikes = {len(given) * (kill + 1) // (kills + 1) for kill in range(kills)}
 
     async def sender() -> None:
-        while todo and server.process.poll() is None:
+        while todo and server.process.poll() is None and time.monotonic() < end:
             number, request = todo.pop()
             if number in strikes and (engine := server.engine) is not None:
                 os.kill(engine, signal.SIGKILL)
@@ -345,6 +346,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=2, help="how often the engine process is killed")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which no more requests are sent")
     parser.add_argument("--attacks-every", type=int, default=250, help="requests between two costly attacks")
     parser.add_argument("--engine", default='{"model": "zoo"}', help="configuration of the engine, JSON")
     parser.add_argument("--settings", default="{}", help="of the server, JSON")
@@ -356,7 +358,7 @@ def main() -> None:
         server = Server(Path(folder), given.engine, given.settings)
         started = time.monotonic()
         try:
-            found = asyncio.run(attack(server, drawn, given.kills))
+            found = asyncio.run(attack(server, drawn, given.kills, given.seconds))
             figures = {"seconds": time.monotonic() - started, **judge(server, found)}
         finally:
             server.stop()

@@ -16,8 +16,8 @@ def test_hostile_requests_harm_nothing(tmp_path: Path) -> None:
     model, found = write_llama(tmp_path / "model"), tmp_path / "found.json"
     drafts = {"method": "ngram", "num_speculative_tokens": 3}
     engine = {"model": str(model), "speculative_config": drafts, "dtype": "float32", "threads": 1}
-    command = [sys.executable, "-m", "benchmarks.hostile", "--requests", "300", "--seed", "7", "--kills", "1"]
-    command += ["--attacks-every", "25", "--engine", json.dumps(engine), "--results", "", "--json", str(found)]
+    command = [sys.executable, "-m", "benchmarks.hostile", "--requests", "200", "--seed", "7", "--kills", "1"]
+    command += ["--attacks-every", "20", "--engine", json.dumps(engine), "--results", "", "--json", str(found)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert found.exists(), done.stderr
     figures = json.loads(found.read_text())
