@@ -64,8 +64,8 @@ class Findings:
         self.statuses.setdefault(request.family, Counter())[label] += 1
         if label.startswith("503"):
             self.refused.append(time.monotonic())
-        if label.startswith("500") and len(self.broken) < 50:
-            head = request.body[:300].decode("utf-8", "replace")
+        if (label.startswith("500") or label in UNANSWERED) and len(self.broken) < 50:
+            head = request.body[:1000].decode("utf-8", "replace")
             self.broken.append({"family": request.family, "path": request.path, "status": label, "body": head})
 
 
@@ -180,7 +180,7 @@ async def label_of(url: str, request: HostileRequest) -> str:
     except TimeoutError:
         return "no answer in time"
     except OSError:  # a server that answers before it has read all may close so early that the answer is lost
-        partly = request.manner is Manner.SLOW or len(request.body) > 2**16
+        partly = request.manner is Manner.SLOW or len(request.body) > 2**12
         return "closed by server" if partly else "connection lost"
 
 
