@@ -63,6 +63,7 @@ class Request:
     law: Mapping[str, Any] | None = None  # a blend of its own, where several models speak as one
     law_name: str = ""  # what its events declare; filled when the request is resolved
     streams: bool = True  # an event for every step that wrote something; otherwise one for all, at the end
+    committed: tuple[int, ...] = ()  # output that an engine process wrote and delivered before it ended
 
 
 class Status(Enum):

@@ -101,7 +101,7 @@ class FakeEngine:
         if "STUMBLE" in text:
             raise KeyError("stumbled")
         self._requests[request.id] = request
-        self._written[request.id] = 0
+        self._written[request.id] = len(request.committed)
 
     def abort(self, ids: Iterable[str]) -> None:
         for id in ids:
@@ -113,6 +113,10 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def rules(self) -> tuple[str, str]:
+        return "auto", "block"
 
     def heed(self, descriptor: int) -> None:
         pass

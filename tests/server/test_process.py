@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from ctypes import c_ulonglong
 from pathlib import Path
 
 import httpx
@@ -35,7 +36,7 @@ from cospec.errors import EngineStopped
 from cospec.server.run import run
 from cospec.server.settings import ServerSettings
 config = EngineConfig(model=sys.argv[3], tokenizer=sys.argv[1])
-settings = ServerSettings(port=0, drain_timeout=float(sys.argv[2]))
+settings = ServerSettings(port=0, drain_timeout=float(sys.argv[2]), max_engine_restarts=0)
 print("starting", flush=True)
 try:
     run(config, settings, lambda url: print(url, flush=True), FakeEngine.build)
@@ -147,7 +148,7 @@ def test_engine_ends_with_a_killed_server(served):
     wait_until(lambda: not any(alive(pid) for pid in engine))
 
 
-def test_server_ends_with_its_engine(served):
+def test_server_without_restarts_ends_with_its_engine(served):
     process, url = served(600)
     thread, answers = begin(url, "FOREVER")
     assert httpx.post(f"{url}/v1/completions", json={"prompt": "DIE"}, timeout=60).status_code == 503
@@ -299,7 +300,7 @@ class Books:
 
 def test_an_engine_that_has_become_idle_learns_and_checks_its_books_once_and_serves_on(caplog) -> None:
     books = Books()
-    loop = EngineLoop(books, books)  # type: ignore[arg-type]
+    loop = EngineLoop(books, books, c_ulonglong())  # type: ignore[arg-type]
     assert loop._take_commands() and books.checks == books.idled == 0
     loop._step()
     assert loop._take_commands() and loop._take_commands() and books.checks == books.idled == 1

@@ -16,12 +16,14 @@ SERVER_KEYS = (
     "host", "port", "api_key", "api_key_file", "allowed_hosts", "allowed_origins", "max_body_bytes", "max_prompts",
     "max_outputs", "max_stop_sequences", "max_logprobs", "max_priority", "max_concurrent_requests", "max_key_share",
     "requests_per_minute", "request_timeout", "max_connections", "header_timeout", "body_timeout",
-    "keep_alive_timeout", "write_timeout", "strict", "drain_timeout", "log_level",
+    "keep_alive_timeout", "write_timeout", "strict", "drain_timeout", "engine_timeout",
+    "max_engine_restarts", "log_level",
 )  # fmt: skip
 KEY_VARIABLE = "COSPEC_API_KEY"
 ACCESS = "Access"
 BOUNDS = "Bounds of requests"
 QUEUE = "Queue"
+ENGINE = "Engine process"
 CONNECTIONS = "Connections"
 MODEL_KEYS = {"model", "models"}
 
@@ -127,6 +129,16 @@ def serve(
     tokenizer: Annotated[
         str | None, typer.Option(help="Another tokenizer than the model's.", show_default="the model's")
     ] = None,
+    engine_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds without progress after which the engine counts as frozen.", rich_help_panel=ENGINE),
+    ] = None,
+    max_engine_restarts: Annotated[
+        int | None,
+        typer.Option(
+            help="Restarts of a dead engine in a row; 0 ends the server with its engine.", rich_help_panel=ENGINE
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="JSON or YAML file with any of these options; the command line wins.")
     ] = None,
@@ -172,6 +184,8 @@ def serve(
         write_timeout=write_timeout,
         strict=strict,
         drain_timeout=drain_timeout,
+        engine_timeout=engine_timeout,
+        max_engine_restarts=max_engine_restarts,
         log_level=log_level,
         served_model_name=served_model_name,
         tokenizer=tokenizer,

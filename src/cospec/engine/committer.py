@@ -155,8 +155,9 @@ class Committer:
     def _open(self, sequence: Sequence) -> _Output:
         params, prompt = sequence.request.sampling, sequence.request.prompt
         most = float("inf") if params.max_tokens is None else len(prompt) + params.max_tokens
-        text = TextStream(self._tokenizer, params, prompt)
-        output = _Output(text, frozenset(params.stop_token_ids), most, len(prompt))
+        text, committed = TextStream(self._tokenizer, params, prompt), sequence.request.committed
+        text.resume(committed, params.min_tokens)
+        output = _Output(text, frozenset(params.stop_token_ids), most, len(prompt) + len(committed))
         self._outputs[sequence.request.id] = output
         return output
 
@@ -181,9 +182,10 @@ class Committer:
     def _event(self, sequence: Sequence, output: _Output, reason: str | int | None, error: str | None) -> Event:
         """All that was written since the last event."""
         request, finish, start = sequence.request, sequence.finish, output.told
-        params, written = request.sampling, start - len(request.prompt)
+        written = start - len(request.prompt)
+        wants_prompt = request.sampling.prompt_logprobs is not None and not written and error is None
+        fresh = written - len(request.committed)  # an earlier process delivered the log-probabilities before
         text = output.text.release(finish is not None)  # first, because a tokenizer may raise
-        wants_prompt = params.prompt_logprobs is not None and not written and error is None
         sources, stats = tuple(output.sources), sequence.stats
         for name in sources:
             stats.tokens_by_source[name] = stats.tokens_by_source.get(name, 0) + 1
@@ -198,7 +200,7 @@ class Committer:
             text=text,
             tokens=tuple(sequence.tokens[start:]),
             sources=sources,
-            logprobs=tuple(sequence.logprobs[written:]) if sequence.logprobs else (),
+            logprobs=tuple(sequence.logprobs[fresh:]) if sequence.logprobs else (),
             prompt_logprobs=(None, *sequence.prompt_logprobs) if wants_prompt else None,
             finish=finish,
             stop_reason=reason,

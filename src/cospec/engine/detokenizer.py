@@ -74,6 +74,12 @@ class TextStream:
         self._released = max(self._released, end)
         return delta
 
+    def resume(self, committed: Seq[int], min_tokens: int) -> None:
+        """Add output that an earlier stream delivered; its certain text counts as released."""
+        for count, token in enumerate(committed, start=1):
+            self.push(token, may_stop=count >= min_tokens)
+        self.release(ended=False)
+
     def _held_back(self) -> int:
         """Length of the longest tail that a stop string begins with."""
         for size in range(min(self._longest - 1, len(self.text)), 0, -1):

@@ -90,6 +90,11 @@ class Engine:
         return self.parts.resolver.max_len
 
     @property
+    def rules(self) -> tuple[str, str]:
+        """See ``Resolver.rules``."""
+        return self.parts.resolver.rules
+
+    @property
     def has_work(self) -> bool:
         return bool(self._sequences)
 
@@ -103,7 +108,7 @@ class Engine:
             raise InvalidInput("request id", request.id, "one that no unfinished request has")
         resolved = self.parts.resolver.resolve(request, self._taken)
         self._taken += 1
-        sequence = Sequence(resolved, list(resolved.prompt))
+        sequence = Sequence(resolved, [*resolved.prompt, *resolved.committed])
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
 

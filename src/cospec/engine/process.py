@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_ulonglong
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,6 +49,8 @@ class EngineLike(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def has_work(self) -> bool: ...
+    @property
+    def rules(self) -> tuple[str, str]: ...
     def add(self, request: Request) -> None: ...
     def abort(self, ids: Iterable[str]) -> None: ...
     def step(self) -> list[Event]: ...
@@ -75,12 +78,14 @@ class EngineInfo(msgspec.Struct, frozen=True):
     Attributes:
         model_name: the name that requests ask for.
         tokenizer_path: folder or hub name of the tokenizer.
+        rules: the configured rule and the rule of sampled requests, see ``requests.acceptance_method``.
     """
 
     model_name: str
     tokenizer_path: str
     max_model_len: int
     vocab_size: int
+    rules: tuple[str, str]
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -139,13 +144,13 @@ Command = Submit | Abort | Measure | Stop
 Reply = Ready | Failed | Events | Rejected | Measured
 
 
-def run_process(address: str, config: EngineConfig, build: Build) -> None:
+def run_process(address: str, config: EngineConfig, build: Build, progress: c_ulonglong) -> None:
     """Main function of the engine process: build, report, serve until told to stop."""
     with leaving_at_once():
-        _run(address, config, build)
+        _run(address, config, build, progress)
 
 
-def _run(address: str, config: EngineConfig, build: Build) -> None:
+def _run(address: str, config: EngineConfig, build: Build, progress: c_ulonglong) -> None:
     # Signals go to the whole group of a terminal or a container; the server decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -166,15 +171,20 @@ def _run(address: str, config: EngineConfig, build: Build) -> None:
             return
         keep()
         try:
-            EngineLoop(engine, socket).run()
+            EngineLoop(engine, socket, progress).run()
         finally:
             engine.close()
 
 
 class EngineLoop:
-    """Takes commands while there are any, steps while there is work."""
+    """Takes commands while there are any, steps while there is work.
 
-    def __init__(self, engine: EngineLike, socket: zmq.Socket[bytes]) -> None:
+    Args:
+        progress: shared with the server, which takes a counter that stands still for a frozen engine.
+    """
+
+    def __init__(self, engine: EngineLike, socket: zmq.Socket[bytes], progress: c_ulonglong) -> None:
+        self._progress = progress
         self._engine = engine
         self._socket = socket
         self._decoder = msgspec.msgpack.Decoder(Command)
@@ -188,6 +198,7 @@ class EngineLoop:
         self._send(Ready(_describe(self._engine)))
         parent = os.getppid()
         while os.getppid() == parent:
+            self._progress.value += 1
             if not self._take_commands():
                 return
             if self._engine.has_work:
@@ -275,6 +286,7 @@ def _describe(engine: EngineLike) -> EngineInfo:
         tokenizer_path=str(getattr(engine.tokenizer, "name_or_path", "") or engine.model_path or ""),
         max_model_len=engine.max_model_len,
         vocab_size=engine.vocab_size,
+        rules=engine.rules,
     )
 
 

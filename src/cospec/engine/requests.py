@@ -52,6 +52,14 @@ def make_requests(
     ]
 
 
+def acceptance_method(request: Request, configured: str, sampled: str) -> str:
+    """The rule of a request: the request's own, or ``configured``; ``auto`` gives ``match`` or ``sampled``."""
+    rule, params = request.speculation.rule or configured, request.sampling
+    if rule != "auto":
+        return rule
+    return "match" if params.greedy or params.seed is not None else sampled
+
+
 def own_seed(request: Request, number: int = 0) -> int:
     """The seed of a request whose drafts are drawn and tested: made of its seed, prompt, law, speculation and number.
 
@@ -103,6 +111,11 @@ class Resolver:
         if self.rule != "auto":
             self._check_rule("speculative_config.rule", self.rule)
 
+    @property
+    def rules(self) -> tuple[str, str]:
+        """The configured rule, and the rule of sampled requests under ``auto``: see ``acceptance_method``."""
+        return self.rule, self.sampled_rule if self._judges(self.sampled_rule) else "match"
+
     def resolve(self, request: Request, number: int = 0) -> Request:
         """The request as the engine runs it, after ``number`` others.
 
@@ -117,13 +130,11 @@ class Resolver:
         if params.min_tokens > 0 and len(set(stops)) >= self.vocab_size:
             raise InvalidInput("stop_token_ids", words("every token"), "fewer, so that min_tokens can be reached")
         sampling = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit), stop_token_ids=stops)
-        rule = request.speculation.rule or self.rule
-        RULES.check(rule, "auto", field="speculation.rule")
-        if rule == "auto":
-            matched = params.greedy or params.seed is not None or not self._judges(self.sampled_rule)
-            rule = "match" if matched else self.sampled_rule
-        elif request.speculation.enabled:
-            self._check_rule("speculation.rule", rule)
+        asked = request.speculation.rule or self.rule
+        RULES.check(asked, "auto", field="speculation.rule")
+        if asked != "auto" and request.speculation.enabled:
+            self._check_rule("speculation.rule", asked)
+        rule = acceptance_method(request, *self.rules)
         speculation = replace(request.speculation, rule=rule, enabled=request.speculation.enabled and self.drafts)
         resolved = replace(request, sampling=sampling, speculation=speculation, law_name=self._law_name(request))
         # Drawn seeds differ anyway, and what the target's own noise decides is the same with and without drafts.

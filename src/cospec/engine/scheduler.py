@@ -183,7 +183,8 @@ class Scheduler:
             self.waiting.pop(0)
             insort(self.running, sequence, key=urgency)
             sequence.status, sequence.computed = Status.RUNNING, computed
-            sequence.stats.cached_prompt_tokens = max(sequence.stats.cached_prompt_tokens, computed)
+            cached = min(computed, sequence.prompt_len)
+            sequence.stats.cached_prompt_tokens = max(sequence.stats.cached_prompt_tokens, cached)
             tokens = min(len(sequence.tokens) - computed, left)
             entries.append(PlanEntry(sequence, tokens, NO_DRAFT))
             left -= tokens

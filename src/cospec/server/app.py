@@ -237,9 +237,8 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
-        """200 while the engine's process lives."""
-        if not service.client.alive:
-            raise EngineStopped("The engine process has ended.")
+        """200 while the engine's process lives and makes progress."""
+        service.client.check_alive()
         return Response()
 
     @app.head("/ready", include_in_schema=False)
@@ -251,7 +250,11 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def prometheus() -> Response:
-        text = service.metrics.render(await service.client.metrics())
+        try:
+            engine = await service.client.metrics()
+        except EngineStopped:  # the server's own figures are there all the same
+            engine = None
+        text = service.metrics.render(engine, service.client.status)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @app.get("/version")

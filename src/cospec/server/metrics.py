@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from cospec.engine.serving import EngineStatus
 from cospec.types import Event
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -73,10 +74,15 @@ class ServerMetrics:
         """A stopwatch for one request that arrived at ``arrival`` (seconds, monotonic clock)."""
         return Clock(arrival, self._ttft, self._itl, self._e2e)
 
-    def render(self, engine: Mapping[str, Any]) -> bytes:
-        """All metrics in Prometheus' text format; ``engine`` is the engine's ``EngineMetrics`` as a dictionary."""
+    def render(self, engine: Mapping[str, Any] | None, status: EngineStatus) -> bytes:
+        """All metrics in Prometheus' text format.
+
+        Args:
+            engine: the engine's ``EngineMetrics`` as a dictionary; None where the engine does not answer.
+        """
         snapshot = CollectorRegistry(auto_describe=False)
-        snapshot.register(_Snapshot(families(engine, self._model)))
+        answered = [] if engine is None else families(engine, self._model)
+        snapshot.register(_Snapshot([*answered, *_supervision(status, self._model)]))
         return generate_latest(snapshot) + generate_latest(self._registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -111,6 +117,21 @@ class Clock:
         if stats is None or stats.ttft is None or stats.ttft == stats.e2e:
             return now, 0
         return min(self._arrival + stats.ttft, now), len(event.tokens) - 1
+
+
+def _supervision(status: EngineStatus, model: str) -> list[Metric]:
+    """What the server knows by itself of the engine."""
+    gauges = {"engine_up": ("1 while the engine serves and makes progress, else 0.", int(status.up))}
+    gauges["num_requests_live"] = ("Outputs that the server waits for.", status.live)
+    counters = {"engine_restarts": ("Engine processes started after the first one.", status.restarts)}
+    counters["requests_replayed"] = ("Outputs that a new engine process went on with.", status.replayed)
+    found: list[Metric] = []
+    for kind, figures in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for name, (text, value) in figures.items():
+            family = kind(PREFIX + name, text, labels=["model_name"])
+            family.add_metric([model], value)
+            found.append(family)
+    return found
 
 
 def families(engine: Mapping[str, Any], model: str) -> list[Metric]:

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from cospec.config import EngineConfig
 from cospec.engine.process import Build, build_engine
 from cospec.engine.serving import EngineClient
+from cospec.engine.supervisor import Supervision
 from cospec.engine.tokens import Tokens, import_tokenizers, load_tokenizer
 from cospec.errors import InvalidInput, words
 from cospec.lasting import keep
@@ -43,7 +44,7 @@ def run(
         announce: called with the server's URL once it answers.
 
     Raises:
-        CospecError: the port is taken, the engine cannot be built, or its process ended by itself.
+        CospecError: the port is taken, the engine cannot be built, or its processes died again and again.
     """
     # The port comes first: loading a model only to find it taken would waste the user's time. Nothing is accepted
     # before the engine is ready, so a server that answers is one that serves.
@@ -59,7 +60,7 @@ class _Faces:
 
 
 async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
-    client = EngineClient(faces.build)
+    client = EngineClient(faces.build, Supervision(settings.engine_timeout, settings.max_engine_restarts))
     loading = asyncio.create_task(load_app(client, config, settings))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:
@@ -80,7 +81,7 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
         keep()
         await server.serve(sockets=[listener])
         ending.cancel()
-        client.check_alive()
+        client.check_ended()
     finally:
         await client.close()
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from cospec.engine.supervisor import MAX_RESTARTS, TIMEOUT
 from cospec.options import Options
 from cospec.params import MAX_LOGPROBS
 
@@ -45,6 +46,8 @@ class ServerSettings(Options):
         write_timeout: for a client to read what fills its connection.
         strict: refuse keys of a request that are not known, instead of naming them in a header.
         drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
+        engine_timeout: seconds without progress after which ``/health`` calls the engine frozen; see ``Supervision``.
+        max_engine_restarts: restarts in a row before the server ends; 0 ends the server with its engine.
         log_level: uvicorn's.
     """
 
@@ -71,4 +74,6 @@ class ServerSettings(Options):
     write_timeout: float = Field(default=60.0, gt=0)
     strict: bool = False
     drain_timeout: float = Field(default=30.0, ge=0)
+    engine_timeout: float = Field(default=TIMEOUT, ge=2, le=86400)
+    max_engine_restarts: int = Field(default=MAX_RESTARTS, ge=0)
     log_level: Literal["critical", "error", "warning", "info", "debug", "trace"] = "warning"

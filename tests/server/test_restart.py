@@ -1,0 +1,122 @@
+"""An engine process that dies or freezes is replaced; what ``match`` decides goes on, the rest ends with an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from crashes import ask, during, engine_of, figures, health
+from fake_server import FakeServed
+
+Start = Callable[..., FakeServed]
+LONG = {"prompt": "SLOW words ", "max_tokens": 200, "logprobs": 1, "return_sources": True}
+LONG |= {"include_speculation_stats": True}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.fixture
+def start(tokenizer_folder) -> Iterator[Start]:
+    started: list[FakeServed] = []
+
+    def one(**settings: Any) -> FakeServed:
+        started.append(FakeServed(tokenizer_folder, **settings))
+        return started[-1]
+
+    yield one
+    for server in started:
+        server.stop()
+
+
+def test_a_killed_engine_is_replaced_and_match_requests_go_on(start: Start) -> None:
+    server = start()
+    greedy, seeded = {**LONG, "temperature": 0}, {**LONG, "seed": 3}
+    undisturbed = ask(server.url, greedy)
+    sampled = {**LONG, **STREAM}
+    rejection = {**seeded, **STREAM, "speculation": {"rule": "rejection"}}
+    bodies = [{**greedy, **STREAM}, {**seeded, **STREAM}, seeded, sampled, rejection]
+    seen: list[httpx.Response] = []
+
+    def strike() -> None:
+        assert server.http.get("/health").status_code == 200
+        os.kill(engine_of(server.process.pid), signal.SIGKILL)
+        seen.append(health(server.http, 503))
+        seen.append(server.http.post("/v1/completions", json={"prompt": "a"}))
+        seen.append(server.http.get("/ready"))
+
+    *replayed, lost, dropped = during(server.url, bodies, strike)
+    assert [(response.status_code, "retry-after" in response.headers) for response in seen] == [(503, True)] * 3
+    for answer in replayed:
+        assert answer.error is None
+        assert (answer.text, answer.finish) == (undisturbed.text, undisturbed.finish)
+        assert (answer.tokens, answer.logprobs) == (undisturbed.tokens, undisturbed.logprobs)
+        assert answer.sources == undisturbed.sources
+        assert answer.usage["completion_tokens"] == 200
+        counts = answer.usage["speculation"]["tokens_by_source"]
+        assert counts == {name: answer.sources.count(name) for name in ("fake", "bonus")}
+    for answer in (lost, dropped):
+        assert answer.error is not None and answer.error["type"] == "service_unavailable"
+        assert "exit code -9" in answer.error["message"]
+        assert undisturbed.text.startswith(answer.text) and len(answer.text) < 200
+    health(server.http, 200)
+    assert ask(server.url, {"prompt": "ab", "max_tokens": 4}).text == "abab"
+    found = figures(server.http)
+    assert (found["cospec:engine_up"], found["cospec:engine_restarts_total"]) == (1, 1)
+    assert found["cospec:requests_replayed_total"] == 3
+
+
+def test_a_request_that_kills_twice_is_not_replayed_again(start: Start) -> None:
+    server = start()
+    answer = ask(server.url, {"prompt": "DIE", "temperature": 0})
+    assert (answer.status, answer.error is not None and "exit code 3" in answer.error["message"]) == (503, True)
+    health(server.http, 200)
+    assert ask(server.url, {"prompt": "ab", "max_tokens": 4}).text == "abab"
+    assert figures(server.http)["cospec:engine_restarts_total"] == 2
+
+
+def test_a_server_whose_engine_dies_again_and_again_ends(start: Start) -> None:
+    server = start(max_engine_restarts=1)
+    for _ in range(2):
+        health(server.http, 200)
+        assert ask(server.url, {"prompt": "DIE"}).status == 503
+    assert server.process.wait(30) == 1
+    assert server.process.stdout is not None
+    said = "The engine has died 2 times in a row. The engine process has ended with exit code 3.\n"
+    assert server.process.stdout.read() == said
+
+
+def test_a_frozen_engine_is_reported_and_replaced(start: Start) -> None:
+    server = start(engine_timeout=2)
+    body = {**LONG, **STREAM, "temperature": 0}
+    undisturbed = ask(server.url, body)
+
+    def strike() -> None:
+        os.kill(engine_of(server.process.pid), signal.SIGSTOP)
+        early = figures(server.http)  # the engine does not answer, and is not known to be frozen yet
+        assert "cospec:num_requests_running" not in early and early["cospec:num_requests_live"] == 1
+        assert "no progress for 2 seconds" in health(server.http, 503).text
+        assert figures(server.http)["cospec:engine_up"] == 0
+
+    (answer,) = during(server.url, [body], strike)
+    assert answer.text == undisturbed.text
+    assert figures(server.http)["cospec:engine_restarts_total"] == 1
+
+
+def test_an_idle_engine_is_healthy(start: Start) -> None:
+    server = start(engine_timeout=2)
+    end = time.monotonic() + 4
+    while time.monotonic() < end:
+        assert server.http.get("/health").status_code == 200
+        time.sleep(0.1)
+
+
+def test_a_server_is_told_to_end_while_its_engine_restarts(start: Start) -> None:
+    server = start()
+    os.kill(engine_of(server.process.pid), signal.SIGKILL)
+    health(server.http, 503)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(30) == 0
