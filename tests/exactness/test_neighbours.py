@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from ctypes import c_ulonglong
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -208,7 +209,7 @@ def test_the_engines_process_ends_one_request_of_many(rule: str) -> None:
     with patch("cospec.native.available", lambda: False):
         alone = tokens(run(toy_engine(Huge(1), drafter, k=4), neighbours()))
         socket = Commands([odd, *neighbours()])
-        EngineLoop(toy_engine(Huge(1), drafter, k=4), socket).run()  # type: ignore[arg-type]
+        EngineLoop(toy_engine(Huge(1), drafter, k=4), socket, c_ulonglong()).run()  # type: ignore[arg-type]
     assert socket.events["odd"][-1].finish is Finish.ERROR
     assert tokens(socket.events) == alone
 
@@ -236,7 +237,7 @@ def where_it_raises() -> dict[str, Callable[[], object]]:
         "rejection": breaking(rejection, "residual", lambda law, draft, node: draft.id == "odd"),
         "text": breaking(committer.TextStream, "take", lambda stream, _: stream._params.min_tokens == 2),
         "late text": breaking(
-            committer.TextStream, "release", lambda stream, _: stream._params.min_tokens == 2 and stream._waiting
+            committer.TextStream, "release", lambda stream, *_: stream._params.min_tokens == 2 and stream._waiting
         ),
         "drafter": breaking(
             drafting.ModelDrafter, "propose", lambda _, contexts, budgets: any(c.id == "odd" for c in contexts)

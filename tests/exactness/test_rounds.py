@@ -19,7 +19,7 @@ from cospec.rounds.ahead import DraftAhead
 from cospec.rounds.desk import AHEAD, Desk
 from cospec.rounds.pool import Ask
 from cospec.types import Draft, PlanEntry, Request, Speculation
-from harness.oracle import total_variation
+from harness.oracle import Unsound, total_variation
 from harness.overlap import ROUNDS, Picky, under
 from harness.reference import joint_law
 from harness.toys import ScriptedDrafter, enumerated_law, run_all, tokens_of, toy_engine, with_pool
@@ -67,7 +67,7 @@ class AheadWithOneSeed(DraftAhead):
 
 
 def test_numbers_that_serve_twice_are_seen() -> None:
-    with pytest.raises(AssertionError, match="was used twice"):
+    with pytest.raises(Unsound, match="was used twice"):
         error("draft-ahead", "block", 2, cls=AheadWithOneSeed)
 
 

@@ -15,7 +15,9 @@ import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.oracle import Law, Trace
+from harness.oracle import Law, Trace, Unsound
+
+DEPENDS = "a choice depends on what was drawn ahead in its own step"
 
 Choice = tuple[int, tuple[float, ...]]  # the option taken, and the probabilities of all options
 Groups = tuple[tuple[Choice, ...], ...]  # of every step two: the choices for the step, and the choices ahead
@@ -63,7 +65,8 @@ class StepTrace:
         pick = self._chance.choice(options) if ahead else options[0]
         if len(group) < len(repeated):
             pick, before = repeated[len(group)]
-            assert before == probabilities, "a choice depends on what was drawn ahead in its own step"
+            if before != probabilities:
+                raise Unsound(DEPENDS)
         group.append((pick, probabilities))
         return pick
 
@@ -82,7 +85,8 @@ class StepTrace:
         kept, forced = self.kept, self._forced
         for place, group in enumerate(kept):
             if place < len(forced) - 1:
-                assert len(group) == len(forced[place]), "a choice depends on what was drawn ahead in its own step"
+                if len(group) != len(forced[place]):
+                    raise Unsound(DEPENDS)
                 continue
             first = len(forced[place]) if place == len(forced) - 1 else 0
             for n in range(first, len(group)):

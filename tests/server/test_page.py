@@ -16,6 +16,7 @@ from served import Served
 from test_real_engine import needs_zoo
 
 from cospec.engine.metrics import EngineMetrics
+from cospec.engine.serving import EngineStatus
 from cospec.engine.tokens import Tokens
 from cospec.server import answers
 from cospec.server.app import create_app
@@ -83,7 +84,7 @@ def test_options():
 
 def test_metrics():
     engine = dataclasses.asdict(EngineMetrics(policy=dict.fromkeys(POLICY, 1.0), requests_finished={"stop": 1}))
-    text = ServerMetrics("m").render(engine).decode()
+    text = ServerMetrics("m").render(engine, EngineStatus(True, 0, 0, 0)).decode()
     kinds = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in text_string_to_metric_families(text)

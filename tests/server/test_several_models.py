@@ -44,7 +44,7 @@ BAD = [
     ({"blend": "realign", "weights": [1e308, 1e308]}, "law.weights is [1e+308, 1e+308]; allowed is from -100 to 100"),
     ({"blend": "realign", "weights": [float("inf"), -float("inf")]}, "law.weights.0 is inf; allowed is a finite"),
     ({"blend": "single", "x": 1}, "key law.x is 1; allowed is left out here"),
-    ({"blend": "second", "mu": 1}, "key law.mu is 1; allowed is left out for this blend"),
+    ({"blend": "second", "mu": 1}, "key law.mu is 1; allowed is left out here"),
     ({"blend": "no-such-blend"}, "law.blend is 'no-such-blend'; allowed is one of single, weighted"),
     ({"blend": ["weighted"]}, "law.blend is ['weighted']; allowed is one of single, weighted"),
     ({}, "law.blend is missing; allowed is one of single, weighted"),

@@ -62,6 +62,8 @@ def _addition(param: Any, known: dict[str, Any]) -> str:
     if isinstance(param.show_default, str):  # typer writes such a sentence itself
         return ""
     value = known.get(param.name)
+    if param.is_flag and not param.secondary_opts:
+        return ""
     if param.is_flag and isinstance(value, bool):
         value = (param.opts if value else param.secondary_opts)[0].removeprefix("--")
     return f"  [default: {_shown(value)}]"

@@ -236,11 +236,12 @@ def start(given: dict[str, Any]) -> None:
     config = EngineConfig.build(given)
 
     import cospec
+    from cospec.server.auth import read_keys
     from cospec.server.run import run
     from cospec.server.settings import ServerSettings
 
     name = config.served_model_name or config.model
-    settings = parse(ServerSettings, settings_given)
+    settings = read_keys(parse(ServerSettings, settings_given))
 
     def say(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.model import ModelDrafter
 from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
+from cospec.engine.serving import EngineStatus
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
@@ -167,7 +168,7 @@ def test_another_load_is_measured_anew(load: list[Any], beside: float, caplog: p
 
 def test_the_round_and_its_reason_are_in_the_metrics() -> None:
     made = engine("auto", Recording(), 1)
-    text = ServerMetrics("toy").render(asdict(made.metrics())).decode()
+    text = ServerMetrics("toy").render(asdict(made.metrics()), EngineStatus(True, 0, 0, 0)).decode()
     (line,) = [line for line in text.splitlines() if line.startswith("cospec:round_info")]
     assert 'round="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
 

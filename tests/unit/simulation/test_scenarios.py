@@ -44,7 +44,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"variants": [{"name": "x", "num_speculative_tokens": "some"}]},
         "variants.0.num_speculative_tokens is 'some'; allowed is a whole number or 'auto'.",
     ),
-    ({"domains": [{"prompt": {"mean": 8, "least": 9, "most": 3}}]}, "domains.0.prompt is {'mean': 8, "),
+    ({"domains": [{"prompt": {"mean": 8, "least": 9, "most": 3}}]}, "domains.0.prompt is {'least': 9, "),
     ({"domains": [{"name": "a"}, {"name": "a"}]}, "domains.name is 'a'; allowed is a name that no other of them has."),
     ({"variants": [*OFF, *OFF]}, "variants.name is 'off'; allowed is a name that no other of them has."),
     (

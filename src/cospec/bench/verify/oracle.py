@@ -19,6 +19,10 @@ from cospec.draws import Purpose, Stream, race
 Law = dict[Hashable, float]
 
 
+class Unsound(BaseException):
+    """The enumeration does not hold for the program. No ``except Exception`` of the program may hide that."""
+
+
 @dataclass
 class Trace:
     """One run: the choices it must repeat, those it made, and those it left for later runs."""
@@ -44,7 +48,8 @@ class Trace:
 
     def use(self, key: Hashable) -> None:
         """The same noise twice would tie two decisions together, which the enumeration takes to be independent."""
-        assert key not in self.used, f"the noise {key} was used twice"
+        if key in self.used:
+            raise Unsound(f"the noise {key} was used twice")
         self.used.add(key)
 
 
