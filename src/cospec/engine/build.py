@@ -168,9 +168,13 @@ def connect(
     verifier = Verifier(target, blend, rules)
     chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
     burst = Burst.of(target, verifier.rule, drafter, getattr(chosen, "keeps_drafts", False))
-    alone = burst is not None and (burst.drafts or drafter is None)
     limits = Limits(
-        config.max_num_seqs, config.max_num_batched_tokens, max_len, rules.chains_only, LONGEST if alone else 1
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        max_len,
+        rules.chains_only,
+        rounds=1 if burst is None else LONGEST,
+        drafts_as_one=burst is not None and burst.drafts,
     )
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)

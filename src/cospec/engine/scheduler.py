@@ -28,6 +28,7 @@ class Limits:
     Attributes:
         chain_rules: names of the rules that judge chains only, whose requests get no trees.
         rounds: that may be run as one at most.
+        drafts_as_one: whether rounds with drafts may be run as one, too.
     """
 
     max_num_seqs: int
@@ -35,6 +36,7 @@ class Limits:
     max_len: int
     chain_rules: Container[str] = frozenset()
     rounds: int = 1
+    drafts_as_one: bool = True
 
 
 def urgency(sequence: Sequence) -> tuple[float, str, int]:
@@ -132,6 +134,8 @@ class Scheduler:
             return 1
         for entry in entries:
             if entry.tokens > 1 or entry.sequence.request.sampling.stop:
+                return 1
+            if entry.budget.depth and not self.limits.drafts_as_one:
                 return 1
         return rounds if all([self._has_room(entry, rounds) for entry in entries]) else 1
 

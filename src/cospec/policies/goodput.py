@@ -258,13 +258,14 @@ class Goodput:
     def _other_length(self, rates: Floats, counts: Ints, situation: Situation) -> list[Budget] | None:
         """Budgets without drafts, or with drafts one step shorter or longer, where it is time to look at those."""
         assert self._choice is not None
+        if not counts.any():
+            return None
         longest = (self._problem.menu.gains[self._problem.menu.rows(rates)] > 0).sum(axis=1)
-        drafted = counts > 0 if counts.any() else np.ones_like(counts, dtype=bool)
-        lengths = {"longer": np.where(drafted, np.minimum(counts + 1, longest), 0)}
-        if counts.any():
-            lengths[PLAIN] = np.zeros_like(counts)
-        if counts.max() > 1:
-            lengths["shorter"] = np.where(counts > 1, counts - 1, counts)
+        lengths = {
+            PLAIN: np.zeros_like(counts),
+            "longer": np.where(counts > 0, np.minimum(counts + 1, longest), 0),
+            "shorter": np.where(counts > 1, counts - 1, counts),
+        }
         lengths = {name: other for name, other in lengths.items() if (other != counts).any()}
         others = {name: self._problem.outcome(rates, other, situation) for name, other in lengths.items()}
         chosen = self.probes.other(self._choice, others)

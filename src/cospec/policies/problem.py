@@ -10,6 +10,7 @@ import numpy as np
 
 from cospec.policies.allocation import Choice, Floats, Ints, Round, Steps, allocate
 from cospec.policies.cost import ForwardCost
+from cospec.policies.depth_correction import LONGEST
 from cospec.policies.menu import Menu
 from cospec.policies.round_cost import RoundCost
 from cospec.types import Budget, Load
@@ -124,22 +125,11 @@ class Problem:
         if not offer.free:
             levels[1:] += self.cost.draft.start
         if not self.cost.overlap:
-            more = self._corrections(situation, seconds + verified, levels)
+            excess = self.cost.correction.excess(n)[np.minimum(np.arange(deepest + 1), LONGEST)]
+            more = excess * (seconds + float(verified[0]))
             seconds, levels[1:] = seconds + float(more[0]), levels[1:] + more[1:] - more[0]
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
         return Round(n, seconds, verified, levels, limit, self.cost.overlap)
-
-    def _corrections(self, situation: Situation, target: Floats, levels: Floats) -> Floats:
-        """``[D + 1]``: seconds more than predicted where every sequence has a draft of that depth.
-
-        Args:
-            target: ``[M + 1]``, seconds beside drafting with so many draft tokens.
-            levels: ``[D + 1]``, fixed seconds of drafting.
-        """
-        depths, n = np.arange(len(levels)), situation.sequences
-        ratios = self.cost.correction.ratios(n)
-        whole = target[np.minimum(depths * n, len(target) - 1)] + levels + depths * n * self.token_cost(situation)
-        return np.asarray((ratios[np.minimum(depths, len(ratios) - 1)] - 1.0) * whole)
 
     def outcome(self, rates: Floats, counts: Ints, situation: Situation) -> Choice:
         """What other ``counts [n]`` of steps than the best ones are expected to bring and to take.

@@ -167,9 +167,9 @@ class RoundCost:
             self._going = self._going + 1 if longest == self._depth else 0
             self._depth = longest
             going.append(self._going)
-        target, own = (
+        target, own, plain = (
             self.target.of_all(np.stack([context, batched, sequences, once, once], 1))
-            for batched in (tokens, np.minimum(tokens, sequences + proposed))
+            for batched in (tokens, np.minimum(tokens, sequences + proposed), np.minimum(tokens, sequences))
         )
         draft = np.zeros(len(rounds))
         if not self.offer.free:
@@ -179,7 +179,8 @@ class RoundCost:
         weights = (own / np.maximum(target, 1e-12)) ** 2  # what others' prompts take is not known that well
         chosen = np.array(going) >= SETTLED
         kinds = sequences[chosen].astype(np.int64), depth[chosen].astype(np.int64)
-        self.correction.follow(kinds, seconds[chosen], predicted[chosen], weights[chosen])
+        plain = plain + self.rest.of_all(np.stack([once, 0 * proposed, sequences, once, once], 1))
+        self.correction.follow(kinds, seconds[chosen], predicted[chosen], plain[chosen], weights[chosen])
 
     def _proposals(self, rounds: Floats) -> Floats:
         """``[S, 5]``: the drafting of rounds as calls, columns as in ``Sample``."""

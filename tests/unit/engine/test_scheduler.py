@@ -250,3 +250,11 @@ def test_no_more_rounds_are_run_as_one_than_the_plan_lasts() -> None:
     for lasts, rounds in ((1, 1), (3, 3), (100, 8)):
         policy.lasts = lasts  # type: ignore[misc]
         assert made.plan().rounds == rounds
+
+
+def test_rounds_with_drafts_run_one_by_one_where_they_cannot_run_as_one() -> None:
+    for length, rounds in ((3, 1), (0, 8)):
+        made = Scheduler(PagePool(64, 4), Fixed(length), Limits(64, 64, 200, rounds=8, drafts_as_one=False))
+        add(made, sequence("a", 8))
+        play(made, made.plan())
+        assert made.plan().rounds == rounds
