@@ -11,10 +11,8 @@ import asyncio
 import contextlib
 import multiprocessing
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,6 +37,7 @@ from cospec.engine.process import (
     build_engine,
     run_process,
 )
+from cospec.engine.socket_folder import SOCKET, socket_folder
 from cospec.errors import CospecError, EngineStopped, ModelError
 from cospec.types import Event, Finish, Request
 
@@ -63,7 +62,7 @@ class EngineClient:
 
     def __init__(self, build: Build = build_engine) -> None:
         self._build = build
-        self._folder = Path(tempfile.mkdtemp(prefix="cospec-"))  # mode 0700: only this user can reach the socket
+        self._folder = socket_folder()
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._streams: dict[str, tuple[Request, asyncio.Queue[Event | CospecError]]] = {}
@@ -82,7 +81,7 @@ class EngineClient:
         Raises:
             ModelError: the engine could not be built; the sentence is the engine's.
         """
-        address = f"ipc://{self._folder / 'engine'}"
+        address = f"ipc://{self._folder / SOCKET}"
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self._socket.set(option, 0)
         self._socket.bind(address)
