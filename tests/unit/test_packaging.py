@@ -1,4 +1,4 @@
-"""What an installation gets: the wheel's contents and tag, and kernels that are built, left out or asked for in vain."""
+"""What an installation gets: the wheel's contents and tag; kernels that are built, left out or asked for in vain."""
 
 from __future__ import annotations
 
@@ -133,3 +133,15 @@ def test_wheels_are_configured_for_the_platforms_that_are_promised() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
     assert config["environment"]["COSPEC_NATIVE"] == "required"
     assert (config["linux"]["archs"], config["macos"]["archs"]) == (["x86_64", "aarch64"], ["arm64"])
+
+
+def test_the_container_copies_what_its_context_has_and_runs_as_a_user_without_rights() -> None:
+    lines = (ROOT / "Containerfile").read_text(encoding="utf-8").splitlines()
+    context = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    allowed = {line[1:] for line in context if line.startswith("!")}
+    copies = [line.split() for line in lines if line.startswith("COPY ") and "--from" not in line]
+    copied = [name for words in copies for name in words[1:-1]]
+    assert set(copied) == allowed
+    assert all((ROOT / name).exists() for name in copied)
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users and int(users[-1]) > 0
