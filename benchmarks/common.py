@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
+import os
 import random
 import shlex
 import statistics
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from cospec.bench.roofline import bandwidth
+from cospec.system import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 DOMAINS = ("code", "math", "prose")
@@ -32,18 +33,13 @@ def prompts(domain: str, count: int) -> list[str]:
 
 def machine() -> dict[str, Any]:
     """Processor, threads and versions, so that a figure can be placed."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = f"{len(names)} x {names[0]}" if names else model
     import transformers
 
     from cospec.models import native
 
     return {
         "date": datetime.date.today().isoformat(),
-        "processor": model,
+        "processor": f"{os.cpu_count()} x {processor()}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

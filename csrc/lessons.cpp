@@ -72,7 +72,7 @@ struct Teacher {
         Judged part = {};
         long agreed = 0, heard = 0;
         while (agreed < std::min(length, count) && spine[agreed] == committed[agreed]) agreed++;
-        while (heard < std::min(length + 1, b.depth) && said(heard, member)) heard++;
+        while (heard < std::min(length + 1, (long)b.depth) && said(heard, member)) heard++;
         part.proposed = heard;
         for (long t = 0; t < std::min({agreed + 1, heard, count}); t++) {
             const long place = row.place(t, member);

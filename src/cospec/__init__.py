@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cospec.system import unsupported
+
 if TYPE_CHECKING:
     from cospec.blends.custom import register_blend
     from cospec.errors import CospecError, InvalidInput
@@ -48,4 +50,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use, so that the command line starts without loading torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'cospec' has no attribute {name!r}")
+    if sentence := unsupported():
+        raise ImportError(sentence)
     return getattr(import_module(_HOMES[name]), name)

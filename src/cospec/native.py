@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cospec.errors import InvalidInput, ModelError
+from cospec.system import usable_processors
 
 if TYPE_CHECKING:  # decisions that draw random numbers need no torch
     from torch import Tensor
@@ -130,8 +131,7 @@ def _default_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if asked.isdecimal() and int(asked) > 0:
         return min(int(asked), MAX_THREADS)
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(usable, MAX_THREADS)
+    return min(usable_processors(), MAX_THREADS)
 
 
 def available() -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from ctypes import c_ulonglong
@@ -275,6 +276,19 @@ def test_socket_is_private_and_removed(config):
 
     with_client(config, use)
     assert not seen[0].exists()
+
+
+@pytest.mark.parametrize("length", [20, 80, 200])
+def test_a_long_folder_for_temporary_files_does_not_stop_the_engine(config, tmp_path, monkeypatch, length):
+    folder = tmp_path / ("x" * length)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    async def use(client: EngineClient) -> None:
+        assert [event.finish async for event in client.submit(requests(client, "ab"))][-1] is Finish.LENGTH
+
+    with_client(config, use)
+    assert list(folder.iterdir()) == []
 
 
 class Books:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from cospec.native import available, isa
+from cospec.system import processor, usable_processors
 
 PACKAGES = ("cospec", "torch", "transformers")
 
@@ -15,8 +14,8 @@ PACKAGES = ("cospec", "torch", "transformers")
 def describe() -> dict[str, str | int]:
     """Processor, cores that may be used, operating system, versions, native kernels, the GPU where torch sees one."""
     found: dict[str, str | int] = {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "processor": processor(),
+        "cores": usable_processors(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
@@ -27,15 +26,6 @@ def describe() -> dict[str, str | int]:
             continue
     gpu = _gpu()
     return found | {"kernels": isa() if available() else "none"} | ({"gpu": gpu} if gpu else {})
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _gpu() -> str | None:

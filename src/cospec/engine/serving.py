@@ -16,11 +16,9 @@ import contextlib
 import itertools
 import logging
 import shutil
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import zmq.asyncio
@@ -43,6 +41,7 @@ from cospec.engine.process import (
 )
 from cospec.engine.replay import LiveRequest
 from cospec.engine.requests import acceptance_method
+from cospec.engine.socket_folder import SOCKET, socket_folder
 from cospec.engine.supervisor import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
 from cospec.errors import CospecError, EngineStopped, ModelError
 from cospec.types import Event, Request
@@ -88,7 +87,7 @@ class EngineClient:
         self._build, self._supervision = build, supervision
         self._restart_policy = RestartPolicy(supervision)
         self._monitor = ProgressMonitor(supervision)
-        self._folder = Path(tempfile.mkdtemp(prefix="cospec-"))  # mode 0700: only this user can reach the socket
+        self._folder = socket_folder()
         self._context = zmq.asyncio.Context()
         self._live: dict[str, LiveRequest] = {}
         self._idle = asyncio.Event()
@@ -268,7 +267,7 @@ class EngineClient:
     async def _run(self, launch: Launch, ready: asyncio.Future[EngineInfo]) -> str:
         """Run one process after another until one cannot start or the processes die too often; returns the reason."""
         for number in itertools.count():
-            process = EngineProcess(self._context, self._folder / f"engine-{number}", launch)
+            process = EngineProcess(self._context, self._folder / SOCKET.format(number), launch)
             try:
                 started, reason = await self._follow(process, ready)
             finally:

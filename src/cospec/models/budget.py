@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.cache import LayerShape, page_bytes
+from cospec.system import available_memory
 
 _GIB = 1 << 30
 
@@ -137,14 +137,3 @@ def pages_for(
             "gpu_memory_utilization, or kv_cache_memory_bytes."
         )
     return count if budget.given else min(count, room.sequences * -(-room.length // page_size))
-
-
-def available_memory() -> int:
-    """Bytes that can be had without swapping."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # not Linux
-    return 4 * _GIB

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from cospec import native
 from cospec.policies.cost import ForwardCost
+from cospec.system import processor
 
 FORMAT = 5  # goes up when what is measured changes, so that older files are not read
 
@@ -30,11 +30,8 @@ def machine(device: str) -> dict[str, Any]:
     """What a fit depends on beside the model: the processor or accelerator, the threads, the kernels."""
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return {"device": torch.cuda.get_device_name()}
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "device": names[0] if names else platform.processor() or platform.machine(),
+        "device": processor(),
         "threads": torch.get_num_threads(),
         "kernels": native.build(),
         "instruction_set": native.isa() if native.available() else "",

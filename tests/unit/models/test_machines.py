@@ -28,8 +28,8 @@ def builder() -> Any:
     return module
 
 
-def digest(folder: Path, compiler: str, emulator: tuple[str, ...] = ()) -> str:
-    """Build the library as an installation does, and the program that checks it; run that."""
+def digest(folder: Path, compiler: str, emulator: tuple[str, ...] = (), isas: tuple[str, ...] | None = None) -> str:
+    """Build the library as an installation does, or for ``isas`` only, and the program that checks it; run that."""
     for tool in (compiler, *emulator[:1]):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -37,7 +37,10 @@ def digest(folder: Path, compiler: str, emulator: tuple[str, ...] = ()) -> str:
         patch.setenv("CXX", compiler)
         (folder / "src" / "cospec").mkdir(parents=True)
         (folder / "csrc").symlink_to(ROOT / "csrc")
-        library = builder().build(folder)
+        build = builder()
+        if isas is not None:
+            patch.setattr(build, "ISAS", {isa: build.ISAS[isa] for isa in isas})
+        library = build.build(folder)
     program = folder / "check"
     flags = ["-std=c++17", "-O1", "-w", f"-I{ROOT / 'csrc'}", f"-Wl,-rpath,{library.parent}"]
     subprocess.run([compiler, *flags, str(CHECK), str(library), "-o", str(program)], check=True)
@@ -60,3 +63,18 @@ def test_this_machine_computes_what_the_kernels_promise(here: str) -> None:
 def test_arm_processors_compute_the_same_bits(here: str, tmp_path: Path) -> None:
     emulator = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
     assert digest(tmp_path, "aarch64-linux-gnu-g++", emulator) == here
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "csrc").glob("*.cpp")), ids=lambda path: path.stem)
+def test_the_sources_compile_with_the_integers_of_macos(source: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    integers = str(Path(__file__).with_name("macos_integers.h"))
+    command = ["g++", "-std=c++17", "-fsyntax-only", "-w", "-DCOSPEC_ISA=base", "-include", integers, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_clang_computes_the_same_bits(here: str, tmp_path: Path) -> None:
+    assert digest(tmp_path, "clang++", isas=("avx2",)) == here

@@ -188,3 +188,9 @@ def test_a_drafter_keeps_to_its_cores() -> None:
         others(os.sched_getaffinity(0))
     with pytest.raises(InvalidInput, match="drafter_cores"):
         others({10_000})
+
+
+def test_a_system_without_a_choice_of_cores_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    with pytest.raises(InvalidInput, match=r"drafter_cores is \[1\]; allowed is absent, because this system does not"):
+        others({1})
