@@ -21,7 +21,7 @@ import numpy as np
 from cospec import native
 from cospec.drafters.following import CATCH_UP_TOKENS, Follower
 from cospec.drafters.model import ModelDrafter
-from cospec.engine.compiled import words_of
+from cospec.engine.compiled import has_rule, words_of
 from cospec.engine.judging import NO_NUMBERS
 from cospec.engine.verifier import can_be_judged
 from cospec.models.llama_native import OnCache
@@ -58,6 +58,7 @@ class _Rider:
     most: int  # known tokens that it may have in the end
     noise: int
     cut: bool  # a truncated law, which drafters do not draw from in their own loop
+    has_rule: bool  # drafts can be judged here
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,8 @@ class Burst:
                 return None
             draft, count, q = drafts.get(rider.request.id), 0, 0
             if draft is not None:
-                if draft.base_len != base or not draft.is_chain or not can_be_judged(draft, self._target.vocab_size):
+                fits = draft.base_len == base and draft.is_chain and can_be_judged(draft, self._target.vocab_size)
+                if not fits or not rider.has_rule:
                     return None
                 count = len(draft.tokens)
                 drafted.extend(draft.tokens)
@@ -176,7 +178,7 @@ class Burst:
             return None
         if budget.depth:
             drafting = self._drafting
-            if drafting is None or rider.cut or not _only_tokens(budget):
+            if drafting is None or rider.cut or not rider.has_rule or not _only_tokens(budget):
                 return None
             held = drafting.follower.lend(rider.request.id, known, ahead)
             if held is None or base - held > CATCH_UP_TOKENS:
@@ -251,10 +253,10 @@ class Burst:
 def _rider(request: Request, rule: Rule) -> _Rider | None:
     params, words = request.sampling, words_of(request, rule)
     asks = params.edits_logits or params.logprobs is not None or params.prompt_logprobs is not None
-    if words is None or asks or request.speculation.policy is not None or params.max_tokens is None:
+    if asks or request.speculation.policy is not None or params.max_tokens is None:
         return None
     most, cut = len(request.prompt) + params.max_tokens, params.truncates and not params.greedy
-    return _Rider(request, words, array("q", params.stop_token_ids), most, rule.noise, cut)
+    return _Rider(request, words, array("q", params.stop_token_ids), most, rule.noise, cut, has_rule(rule))
 
 
 def _only_tokens(budget: Budget) -> bool:

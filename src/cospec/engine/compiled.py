@@ -34,10 +34,11 @@ _WORD = 2**64
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the library reads of a request: the same in every round. None where it has not got the rule."""
+    """What the library reads of a request: the same in every round."""
 
     request: Request
-    words: bytes | None
+    words: bytes
+    has_rule: bool  # drafts can be judged by the library
     edits: bool
 
 
@@ -79,18 +80,19 @@ class Compiled:
         request = sequence.request
         asked = self._asked.get(request.id)
         if asked is None or asked.request is not request:
-            words = words_of(request, rule_of(sequence))
-            asked = self._asked[request.id] = _Asked(request, words, request.sampling.edits_logits)
+            rule = rule_of(sequence)
+            edits = request.sampling.edits_logits
+            asked = self._asked[request.id] = _Asked(request, words_of(request, rule), has_rule(rule), edits)
         return asked
 
     def _judge(self, tasks: Seq[Task], asked: Seq[_Asked], source: Source) -> list[Judged] | None:
         cases, nodes = bytearray(), array("q")
         held: list[Floats] = []  # what cases point to
         for task, request in zip(tasks, asked, strict=True):
-            if request.words is None:
-                return None
             draft, place, count, q = task.draft, len(nodes), 0, 0
             if draft is not None:
+                if not request.has_rule:
+                    return None
                 count = len(draft.tokens)
                 nodes.extend(draft.tokens)
                 nodes.extend(draft.parents)
@@ -122,10 +124,13 @@ class Compiled:
         return verdicts
 
 
-def words_of(request: Request, rule: Rule) -> bytes | None:
-    """``Asked`` in ``csrc/judge.h``; None where the library has not got the rule."""
-    params, code = request.sampling, _RULES.get(type(rule))
+def has_rule(rule: Rule) -> bool:
+    """Whether the library can judge drafts by the rule. Without a draft all rules are the same."""
+    return type(rule) in _RULES
+
+
+def words_of(request: Request, rule: Rule) -> bytes:
+    """``Asked`` in ``csrc/judge.h``; ``match`` stands for a rule that the library has not got."""
+    params, code = request.sampling, _RULES.get(type(rule), _RULES[Match])
     temperature = 0.0 if params.greedy else params.temperature
-    if code is None:
-        return None
     return _ASKED.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)
