@@ -18,7 +18,7 @@ SIZES = 8  # excesses are kept for 1, 2 to 3, 4 to 7, ... requests
 KEPT, UNSEEN = 0.99, 0.999  # weight of what is known of a length, per step of that length and of another
 TRUST = 4.0  # steps of a length that the prediction counts for
 ODD = 3.0  # times the prediction that a disturbed step counts for at most
-MOST = 0.6  # of a step without drafts that an excess may be
+LEAST, MOST = -0.6, 3.0  # bounds of an excess, in steps without drafts
 
 
 class DepthCorrection:
@@ -62,7 +62,7 @@ class DepthCorrection:
         sums = self._sums[int(_size(np.array(requests)))]
         drafts = _share(sums[1:].sum(0), 0.0)
         found = np.concatenate([[_share(sums[0], 0.0)], [_share(row, drafts) for row in sums[1:]]])
-        return np.asarray(np.clip(found, -MOST, MOST))
+        return np.asarray(np.clip(found, LEAST, MOST))
 
 
 def _share(sums: Floats, usual: float) -> float:
