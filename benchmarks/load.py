@@ -5,8 +5,12 @@ serve the same requests at the same times, in short turns: one configuration aft
 so that a machine which is slower for a minute is slower for all of them. Each has an engine of its own that stays warm.
 Latency counts from when a request was due, as a user sees it, so a queue shows. Ratios are of what the same requests
 took, their intervals from drawing turns again. The best of several noisy figures is too good, so ``auto`` is also
-compared with the configuration that was the best in the *other* turns. Beside the figures it writes the plot of
-SmartSpec's figure 11.
+compared with the configuration that was the best in the *other* turns. ``paired`` is the median over turns of the
+ratio of mean latencies in one turn, with the interval of that median. Every engine serves ``WARM`` requests first.
+Beside the figures it writes the plot of SmartSpec's figure 11.
+
+``--instruction-set`` forces the kernels of a lesser processor; results have the processor and the instruction set in
+their names. ``--disturb`` starts a second process that takes a core for a while now and then, and stops this one.
 """
 
 from __future__ import annotations
@@ -14,8 +18,13 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from queue import SimpleQueue
@@ -27,7 +36,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import DOMAINS, ROOT, prompts, write
+from benchmarks.common import DOMAINS, ROOT, machine, prompts, write
 from cospec import LLM, SamplingParams
 from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
@@ -39,6 +48,21 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     **{f"k={k}": {"method": "draft_model", "model": "zoo:drafter", "num_speculative_tokens": k} for k in (1, 3, 5)},
 }
 MEASURES: Mapping[str, Callable[[Any], Any]] = {"mean": np.mean, "p99": lambda x: np.quantile(x, 0.99)}
+WARM = 20  # requests that every engine has served before anything counts
+DISTURBANCE = """
+import os, random, signal, sys, time
+engine = int(sys.argv[1])
+while os.getppid() == engine:
+    time.sleep(random.uniform(0.5, 2.0))
+    if random.random() < 0.5:
+        end = time.monotonic() + random.uniform(0.1, 0.4)
+        while time.monotonic() < end:
+            pass
+    else:
+        os.kill(engine, signal.SIGSTOP)
+        time.sleep(random.uniform(0.02, 0.1))
+        os.kill(engine, signal.SIGCONT)
+"""
 _numbers = count()
 
 
@@ -164,6 +188,35 @@ def against_chosen(turns: Turns, statistic: str) -> dict[str, float]:
     return ratio(turns["auto"], [turns[name][turn] for turn, name in enumerate(chosen)], statistic)
 
 
+def paired(turns: Turns) -> dict[str, float | str]:
+    """The median over turns of ``auto``'s mean latency over that of the best of the others, with a 95% interval."""
+    name = best(turns, "mean", range(len(turns["auto"])))
+    ratios = np.array([np.mean(one) / np.mean(two) for one, two in zip(turns["auto"], turns[name], strict=True)])
+    drawn = np.median(np.random.default_rng(0).choice(ratios, (2000, len(ratios))), axis=1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return {"best": name, "ratio": float(np.median(ratios)), "low": float(low), "high": float(high)}
+
+
+@contextmanager
+def disturbed(wanted: bool) -> Iterator[None]:
+    """A second process that slows and stops this one now and then."""
+    if not wanted:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, "-c", DISTURBANCE, str(os.getpid())])
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def place(name: str) -> str:
+    """The name of a result file: with the processor, the instruction set and the number of threads."""
+    about = machine()
+    return re.sub(r"[^\w.-]+", "-", f"{name}.{about['processor']}.{about['kernels']}").strip("-").lower()
+
+
 def plot(rows: Sequence[Mapping[str, Any]], name: str) -> None:
     """Speedup over no speculation by rate, as in SmartSpec's figure 11."""
     import matplotlib
@@ -196,28 +249,36 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4, help="of every configuration at every rate")
     parser.add_argument("--tokens", type=int, default=64, help="mean length of an output")
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--instruction-set", default="auto", help="of the CPU kernels: auto, base, avx2, avx512, ...")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="of the weights")
+    parser.add_argument("--disturb", action="store_true", help="slow and stop the engines now and then")
     parser.add_argument("--name", default="load")
     options = parser.parse_args()
-    llms = {name: LLM("zoo", config, enable_prefix_caching=False) for name, config in CONFIGS.items()}
+    how = {"enable_prefix_caching": False, "instruction_set": options.instruction_set, "dtype": options.dtype}
+    llms = {name: LLM("zoo", config, **how) for name, config in CONFIGS.items()}
     any_llm = llms["off"]
     texts = [
         any_llm.encode(text)[:96] for trio in zip(*(prompts(d, 60) for d in DOMAINS), strict=True) for text in trio
     ]
     for llm in llms.values():
-        serve(llm.engine, poisson(8, 24, texts, options.tokens, 99), options.temperature)  # warm, and learnt a little
+        serve(llm.engine, poisson(8, WARM, texts, options.tokens, 99), options.temperature)
     keep()  # as a server's processes do
     shuffler = random.Random(0)
     found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in CONFIGS} for rate in options.rates}
-    for turn in range(options.turns):
-        for rate, turns in found.items():
-            jobs = poisson(rate, max(options.fewest, int(rate * options.seconds)), texts, options.tokens, turn)
-            for name in shuffler.sample(list(CONFIGS), len(CONFIGS)):
-                turns[name].append(serve(llms[name].engine, jobs, options.temperature))
-        print(f"turn {turn + 1} of {options.turns}", flush=True)
+    with disturbed(options.disturb):
+        for turn in range(options.turns):
+            for rate, turns in found.items():
+                jobs = poisson(rate, max(options.fewest, int(rate * options.seconds)), texts, options.tokens, turn)
+                for name in shuffler.sample(list(CONFIGS), len(CONFIGS)):
+                    turns[name].append(serve(llms[name].engine, jobs, options.temperature))
+            print(f"turn {turn + 1} of {options.turns}", flush=True)
     rows = [row_of(rate, turns) for rate, turns in found.items()]
     show(rows)
-    print("written to", write(options.name, {"options": vars(options), "rows": rows}))
-    plot(rows, options.name)
+    results = {"options": vars(options), "rows": rows}
+    print("written to", write(place(options.name), results))
+    if options.instruction_set == "auto" and options.dtype == "auto" and not options.disturb:
+        write(options.name, results)  # what the pages show
+        plot(rows, options.name)
 
 
 def row_of(rate: float, turns: Turns) -> dict[str, Any]:
@@ -228,13 +289,14 @@ def row_of(rate: float, turns: Turns) -> dict[str, Any]:
         "latency": figures(turns),
         "auto_over_best": {statistic: against_best(turns, statistic) for statistic in MEASURES},
         "auto_over_chosen": {statistic: against_chosen(turns, statistic) for statistic in MEASURES},
+        "paired": paired(turns),
         "auto_over_off": {statistic: ratio(turns["auto"], turns["off"], statistic) for statistic in MEASURES},
     }
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a row for each rate."""
-    heads = "auto / best: mean", "p99", "auto / chosen: mean", "p99"
+    heads = "auto / best: mean", "p99", "auto / chosen: mean", "p99", "auto / best: mean of turns"
     table = Table("requests/s", *(f"{name} mean / p99 ms" for name in CONFIGS), *heads)
     for row in rows:
         cells = [f"{1e3 * f['mean']:.0f} / {1e3 * f['p99']:.0f}" for f in row["latency"].values()]
@@ -243,6 +305,8 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
             for key in ("auto_over_best", "auto_over_chosen")
             for r in row[key].values()
         ]
+        pairs = row["paired"]
+        ratios.append(f"{pairs['ratio']:.2f} ({pairs['low']:.2f}-{pairs['high']:.2f}) {pairs['best']}")
         table.add_row(f"{row['rate']:g}", *cells, *ratios)
     Console(width=240).print(table)
 
