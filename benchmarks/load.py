@@ -214,7 +214,7 @@ def disturbed(wanted: bool) -> Iterator[None]:
 def place(name: str) -> str:
     """The name of a result file: with the processor, the instruction set and the number of threads."""
     about = machine()
-    return re.sub(r"[^\w.-]+", "-", f"{name}.{about['processor']}.{about['kernels']}").strip("-").lower()
+    return re.sub(r"[^\w.-]+", "-", f"{name}_{about['processor']}_{about['kernels']}").strip("-").lower()
 
 
 def plot(rows: Sequence[Mapping[str, Any]], name: str) -> None:

@@ -110,15 +110,20 @@ def collaborative(found: Found) -> Iterator[str]:
 
 
 def load(found: Found) -> Iterator[str]:
-    """Latency by request rate, and that of ``auto`` over the best other one, the one chosen on other turns, and off."""
+    """Latency by request rate, and that of ``auto`` over the best other one, the one chosen on other turns, and off.
+
+    The last column is the median over turns of ``auto`` over the best other one.
+    """
     names = list(found["rows"][0]["latency"])
     kinds = {"auto_over_best": "over the best", "auto_over_chosen": "over the chosen", "auto_over_off": "over `off`"}
     over = [key for key in kinds if key in found["rows"][0]]
     heads = [head for key in over for head in (kinds[key], "p99")]
-    yield from _head("requests/s", *(f"`{name}` mean / p99, ms" for name in names), *heads)
+    turns = ["median of turns"] if "paired" in found["rows"][0] else []
+    yield from _head("requests/s", *(f"`{name}` mean / p99, ms" for name in names), *heads, *turns)
     for row in found["rows"]:
         latencies = ["{mean:.0f} / {p99:.0f}".format_map(_milliseconds(row["latency"][name])) for name in names]
         ratios = [_ratio(row[key][measure]) for key in over for measure in ("mean", "p99")]
+        ratios += [_ratio(row["paired"]) for _ in turns]
         yield _row(f"{row['rate']:g}", *latencies, *ratios)
 
 

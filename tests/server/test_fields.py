@@ -87,6 +87,12 @@ def test_any_key_can_stand_in_the_header(server, name):
     assert answer.json()["choices"][0]["text"] == "a"
 
 
+def test_a_key_without_a_name_can_stand_last_in_the_header(server):
+    answer = ask(server, PLAIN, **{"colour": 1, "": 1})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[HEADER] == 'colour, ""'
+
+
 def test_template_variables_reach_the_template(server):
     plain, _ = prompt(server)
     assert plain.startswith("u: hi\na:u: hi")

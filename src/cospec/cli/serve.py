@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from cospec.cli import options
-from cospec.cli.options import present
 
 SERVER_KEYS = (
     "host", "port", "api_key", "api_key_file", "allowed_hosts", "allowed_origins", "max_body_bytes", "max_prompts",
@@ -29,6 +28,7 @@ MODEL_KEYS = {"model", "models"}
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.", show_default="zoo")
     ] = None,
@@ -156,52 +156,12 @@ def serve(
     enable_prefix_caching: options.PrefixCaching = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI does."""
-    given = present(
-        **options.chosen_models([*([model] if model else []), *(models or [])]),
-        law=law,
-        collaboration=collaboration,
-        speculative_config=speculative_config,
-        host=host,
-        port=port,
-        api_key=api_key or _key_of_environment(),
-        api_key_file=api_key_file,
-        allowed_hosts=allowed_hosts or None,
-        allowed_origins=allowed_origins or None,
-        max_body_bytes=max_body_bytes,
-        max_prompts=max_prompts,
-        max_outputs=max_outputs,
-        max_stop_sequences=max_stop_sequences,
-        max_logprobs=max_logprobs,
-        max_priority=max_priority,
-        max_concurrent_requests=max_concurrent_requests,
-        max_key_share=max_key_share,
-        requests_per_minute=requests_per_minute,
-        request_timeout=request_timeout,
-        max_connections=max_connections,
-        header_timeout=header_timeout,
-        body_timeout=body_timeout,
-        keep_alive_timeout=keep_alive_timeout,
-        write_timeout=write_timeout,
-        strict=strict,
-        drain_timeout=drain_timeout,
-        engine_timeout=engine_timeout,
-        max_engine_restarts=max_engine_restarts,
-        log_level=log_level,
-        served_model_name=served_model_name,
-        tokenizer=tokenizer,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_memory_bytes=kv_cache_memory_bytes,
-        gpu_memory_utilization=gpu_memory_utilization,
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        threads=threads,
-        instruction_set=instruction_set,
-        plugins=plugins or None,
-        enable_prefix_caching=enable_prefix_caching,
-    )
+    # Every option has the name of the field that the option sets, but for these.
+    given = {name: value for name, value in context.params.items() if name not in (*MODEL_KEYS, "config")}
+    given |= {"api_key": api_key or _key_of_environment()}
+    given = options.chosen_models([*([model] if model else []), *(models or [])]) | {
+        name: value for name, value in given.items() if value not in (None, [], ())
+    }
     read = _from_file(config)
     if given.keys() & MODEL_KEYS:  # one model and several are different keys
         read = {key: value for key, value in read.items() if key not in MODEL_KEYS}

@@ -133,7 +133,8 @@ def name_ignored(response: Response, ignored: Sequence[str]) -> None:
     """Name the ignored keys in a header; a long list ends with ``...``."""
     if not ignored:
         return
-    text = ", ".join(quote(name, safe="._-", errors="replace") for name in ignored[:MAX_HEADER])
+    # A header may not end with a space, as the list would after an empty name.
+    text = ", ".join(quote(name, safe="._-", errors="replace") or '""' for name in ignored[:MAX_HEADER])
     response.headers[HEADER] = text if len(text) <= MAX_HEADER else f"{text[:MAX_HEADER]}..."
 
 
