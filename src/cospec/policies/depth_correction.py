@@ -55,7 +55,7 @@ class DepthCorrection:
             np.add.at(self._sums[size], depths[own], rows[own])
 
     def excess(self, requests: int) -> Floats:
-        """``[LONGEST + 1]``: what a step with drafts of each length, 0 being none, takes beside what is predicted.
+        """``[LONGEST + 1]``: what a step with drafts of each length, 0 being none, takes more than predicted.
 
         In shares of a step without drafts. A draft length that was not run takes the excess of all drafts together.
         """

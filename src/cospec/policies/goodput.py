@@ -258,7 +258,7 @@ class Goodput:
     def _other_length(self, rates: Floats, counts: Ints, situation: Situation) -> list[Budget] | None:
         """Budgets without drafts, or with drafts one step shorter or longer, where it is time to look at those."""
         assert self._choice is not None
-        if not counts.any():
+        if not counts.any() or not self.probes.other_due:
             return None
         longest = (self._problem.menu.gains[self._problem.menu.rows(rates)] > 0).sum(axis=1)
         lengths = {

@@ -23,8 +23,8 @@ EVERY = 64  # rounds between two looks
 LONG = 1024  # rounds with drafts alone, or with none, after which nobody can say what the other kind takes
 OTHER = 128  # rounds between two looks at other lengths, at least
 CLOSE = 1.35  # times as many tokens per second as another length brings, up to which what that one takes can decide
-PLAIN = "plain"
-IN_A_ROW = 8  # of them: the first finds the caches as the drafter left them, and takes longer than the others
+IN_A_ROW = 8  # rounds of a look: the first one takes longer, as the caches hold what the other length left there
+PLAIN = "plain"  # the name of rounds without drafts among the other lengths
 
 
 class Probes:
@@ -57,14 +57,17 @@ class Probes:
         self._since_plain += 1
         self._since_other += 1
 
+    @property
+    def other_due(self) -> bool:
+        """Whether it is time to look at another length."""
+        return self._since_other >= OTHER
+
     def other(self, best: Choice, others: Mapping[str, Choice]) -> str | None:
         """Which of the other lengths is to be run for some rounds, by name, although ``best`` should bring more.
 
         Lengths take turns. One that is far from the best, or too dear for the allowance, is left out; but rounds
         without drafts, ``PLAIN``, are run once in ``LONG`` rounds whatever they lose.
         """
-        if self._since_other < OTHER:
-            return None
         names = sorted(others)
         start = names.index(self._latest) + 1 if self._latest in names else 0
         for name in names[start:] + names[:start]:

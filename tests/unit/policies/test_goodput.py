@@ -266,7 +266,7 @@ def test_where_nothing_is_drafted_nothing_is_for_those_that_come() -> None:
     assert made._choice is not choice
 
 
-class Unreckoned(Goodput):
+class Uncorrected(Goodput):
     """Believes what the parts say."""
 
     def learn(self) -> None:
@@ -284,7 +284,7 @@ def test_what_drafts_cost_beside_their_parts_decides_whether_they_pay() -> None:
             [
                 policy(max_verified_tokens=0, probe_share=0.0),
                 policy(),
-                Unreckoned(GoodputOptions(), PolicySetting(costs=CPU, offer=Offer())),
+                Uncorrected(GoodputOptions(), PolicySetting(costs=CPU, offer=Offer())),
             ],
             strict=True,
         )
