@@ -11,7 +11,8 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-INSTALLED_FROM := pyproject.toml $(wildcard hatch_build.py csrc/*)
+INSTALLED_FROM := pyproject.toml $(wildcard hatch_build.py csrc/*.cpp csrc/*/*)
+CPP = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
 .PHONY: help setup serve test lint format bench clean
 .DEFAULT_GOAL := help
@@ -41,12 +42,14 @@ test: lint ## check style, types and imports, then run every test
 lint: $(READY) ## check style, types and imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
 format: $(READY) ## put the code into its one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 bench: $(READY) ## measure speed on this machine and write the figures of README and docs
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'

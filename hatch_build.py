@@ -7,6 +7,8 @@ platform.
 Environment:
     COSPEC_NATIVE: ``auto`` builds the kernels where a compiler can, ``required`` fails without them, ``off`` leaves
         them out.
+    COSPEC_SANITIZE: ``1`` builds with AddressSanitizer and UndefinedBehaviorSanitizer, for tests; CONTRIBUTING.md has
+        the command that loads such a library.
     CXX: the C++ compiler with its options; without it the first of g++, clang++ and c++.
     ARCHFLAGS, MACOSX_DEPLOYMENT_TARGET: on macOS, processors and oldest system of the library.
 """
@@ -33,6 +35,7 @@ LIBRARY = Path("src/cospec/_native.so")
 # No -ffast-math and no contraction: the order of every sum, and every rounding, is as written.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-w"]
 LINK = ["-shared", "-pthread"]
+SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1", "-O1"]
 LINK_MACOS = ["-Wl,-install_name,@rpath/_native.so"]  # otherwise the name is the path of a temporary folder
 AVX2 = ["-mavx2", "-mfma"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
@@ -96,7 +99,8 @@ def build(root: Path) -> Path:
         BuildFailed: there is no compiler, or it could not compile the sources.
     """
     sources, target = root / "csrc", root / LIBRARY
-    cxx = compiler()
+    cxx = [*compiler(), f"-I{sources}"]
+    sanitize = SANITIZE if os.environ.get("COSPEC_SANITIZE") == "1" else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         isas = {
@@ -104,20 +108,21 @@ def build(root: Path) -> Path:
         }
         defines = [f"-DCOSPEC_HAS_{isa.upper()}" for isa in isas]
         levels = {"base": [], **isas}
-        jobs = [(f"kernels_{isa}", "kernels.cpp", [f"-DCOSPEC_ISA={isa}", *flags]) for isa, flags in levels.items()]
-        jobs += [(path.stem, path.name, defines) for path in sorted(sources.glob("*.cpp")) if path.stem != "kernels"]
+        kernels = sources / "ops" / "kernels.cpp"
+        jobs = [(f"kernels_{isa}", kernels, [f"-DCOSPEC_ISA={isa}", *flags]) for isa, flags in levels.items()]
+        jobs += [(path.stem, path, defines) for path in sorted(sources.rglob("*.cpp")) if path != kernels]
 
-        def compile_one(job: tuple[str, str, list[str]]) -> str:
+        def compile_one(job: tuple[str, Path, list[str]]) -> str:
             stem, source, extra = job
             output = str(folder / f"{stem}.o")
-            _run([*cxx, *FLAGS, *extra, "-c", str(sources / source), "-o", output])
+            _run([*cxx, *FLAGS, *extra, *sanitize, "-c", str(source), "-o", output])
             return output
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             objects = list(threads.map(compile_one, jobs))
         built = folder / LIBRARY.name
         macos = LINK_MACOS if _compiles_for(cxx, "defined(__APPLE__)", folder) else []
-        _run([*cxx, *LINK, *macos, *objects, "-o", str(built)])
+        _run([*cxx, *LINK, *sanitize, *macos, *objects, "-o", str(built)])
         # A new file rather than new contents: a running process may have the old one mapped.
         staged = target.with_suffix(".new")
         shutil.copy(built, staged)
@@ -126,7 +131,7 @@ def build(root: Path) -> Path:
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Puts the library beside the Python sources, for wheels and editable installs alike."""
+    """Puts the library next to the Python sources, for wheels and editable installs alike."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build, or say in one sentence why the package stays pure Python.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from operator import add
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.common import Samples, alternate, prompts
 from cospec import LLM, SamplingParams
@@ -59,8 +59,9 @@ class Writer:
     @property
     def caster(self) -> Collaboration:
         """Who decides in this engine who proposes how much."""
-        found: Collaboration = self.llm.engine.round.crew.members.policy  # type: ignore[attr-defined]
-        return found
+        members = self.llm.engine.round.crew.members
+        assert members is not None
+        return cast(Collaboration, members.policy)
 
 
 def writer(setting: Setting, collaboration: Law, batch: int, **more: Any) -> Writer:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ class Watch:
         self._drafted: set[str] = set()
         self._policy = llm.engine.scheduler.policy
         self._observe = self._policy.observe
-        self._policy.observe = self.observe  # type: ignore[method-assign]
+        patch.object(self._policy, "observe", self.observe).start()
 
     def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
         """A round; whether the drafter saw one of its texts for the first time."""
@@ -232,7 +233,7 @@ def main() -> None:
             turn[rate] = Cell.served(llms, watches, drafter, sets)
         compare(turn, pairs)
         print(f"turn {number + 1} of {options.turns}", flush=True)
-    rows = [{"rate": rate, "config": name, **pair.row()} for (rate, name), pair in pairs.items()]
+    rows: list[dict[str, Any]] = [{"rate": rate, "config": name, **pair.row()} for (rate, name), pair in pairs.items()]
     show(rows)
     errors = {key: {each: [abs(row[key][each]) for row in rows] for each in MEASURES} for key in ("error", "again")}
     worst = {key: {each: max(found) for each, found in kind.items()} for key, kind in errors.items()}

@@ -158,6 +158,7 @@ async def neighbour(client: httpx.AsyncClient, expected: Sequence[tuple[Body, st
     while True:
         for body, text in expected:
             started = time.monotonic()
+            status: int | str
             try:
                 status, got = await text_of(client, body)
             except httpx.HTTPError as error:

@@ -77,7 +77,7 @@ def bench_linear(shape: Shape, kind: Kind, repeats: int) -> None:
     layers = [PackedLinear(torch.randn(size), None, kind) for size in shape.products]
     weights = sum(out * width for out, width in shape.products)
 
-    def call(rows: int) -> Callable[[], None]:
+    def call(rows: int) -> Callable[[], Any]:
         inputs = {width: torch.randn(rows, width) for _, width in shape.products}
 
         def run() -> None:
@@ -101,7 +101,7 @@ def bench_forward(shape: Shape, kind: Kind, repeats: int, bandwidth: float) -> N
     def batch(rows: int) -> PackedBatch:
         return cache.pack(TokenBatch((Segment("a", CONTEXT, (1,) * rows),)))
 
-    def call(rows: int) -> Callable[[], None]:
+    def call(rows: int) -> Callable[[], Any]:
         packed = batch(rows)
         return lambda: fused.logits(packed, cache.layers)
 

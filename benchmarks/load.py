@@ -161,8 +161,8 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], st
         one, two = (np.concatenate([x[t][at] for t, at in zip(chosen, places, strict=True)]) for x in pair)
         found.append(MEASURES[statistic](one) / MEASURES[statistic](two))
     low, high = np.quantile(found, [0.025, 0.975])
-    one, two = (float(MEASURES[statistic](np.concatenate(x))) for x in pair)
-    return {"ratio": one / two, "low": float(low), "high": float(high)}
+    our_value, their_value = (float(MEASURES[statistic](np.concatenate(x))) for x in pair)
+    return {"ratio": our_value / their_value, "low": float(low), "high": float(high)}
 
 
 def best(turns: Turns, statistic: str, among: Sequence[int]) -> str:

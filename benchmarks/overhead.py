@@ -19,6 +19,7 @@ from rich.table import Table
 from benchmarks.common import prompts, write
 from cospec import LLM, SamplingParams
 from cospec.bench.roofline import bandwidth, cost_of
+from cospec.drafters.model import ModelDrafter
 from cospec.engine.burst import Burst
 from cospec.engine.requests import make_requests
 from cospec.protocols import Model
@@ -37,8 +38,8 @@ class Clock:
 
     def watch(self, model: Model) -> None:
         """Count the time of every forward of ``model`` from now on."""
-        model.forward = self._timed(model.forward)  # type: ignore[method-assign]
-        model.rollout = self._timed(model.rollout)  # type: ignore[method-assign]
+        for name in ("forward", "rollout"):
+            setattr(model, name, self._timed(getattr(model, name)))
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:
@@ -70,10 +71,13 @@ def main() -> None:
     rows = []
     for name, config in configs.items():
         llm = LLM(options.model, config, dtype=options.dtype)
-        clock = Clock(llm.engine.round.crew.burst)
+        burst = llm.engine.round.crew.burst
+        assert burst is None or isinstance(burst, Burst)
+        clock = Clock(burst)
         clock.watch(llm.engine.parts.model)
-        if hasattr(llm.engine.round.crew.drafter, "model"):
-            clock.watch(llm.engine.round.crew.drafter.model)
+        drafter = llm.engine.round.crew.drafter
+        if isinstance(drafter, ModelDrafter):
+            clock.watch(drafter.model)
         for batch in (1, 8):
             for temperature in (0.0, 0.8):
                 row = shares(
@@ -92,7 +96,9 @@ def main() -> None:
                     f"{row['share']:.1%}",
                 )
     Console().print(table)
-    roof = roofline(options.model, options.dtype, next(row["round_ms"] for row in rows if row["system"] == "off"))
+    roof = roofline(
+        options.model, options.dtype, next(float(row["round_ms"]) for row in rows if row["system"] == "off")
+    )
     print(roof)
     print("written to", write(options.name, {"rows": rows, "roofline": roof}))
 

@@ -129,7 +129,12 @@ def simulated() -> dict[str, Any]:
     for name, ratio in RATIOS.items():
         drafting = Drafting(cost=Cost(fixed=ratio * verify / LENGTH, slopes=(0.0,)))
         for round, seqs in (("sequential", BATCH), ("pipelined", 2 * BATCH)):
-            more = {"num_speculative_tokens": LENGTH, "round": round, "drafting": drafting, "max_num_seqs": seqs}
+            more: dict[str, Any] = {
+                "num_speculative_tokens": LENGTH,
+                "round": round,
+                "drafting": drafting,
+                "max_num_seqs": seqs,
+            }
             variants.append(Variant(name=f"{name}, {round}", **more))
     runs = simulate(scenario.model_copy(update={"variants": tuple(variants), "requests": REQUESTS}), SCENARIO.parent)[
         "runs"

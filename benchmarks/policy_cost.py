@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def cost(name: str, batch: int, rounds: int) -> dict[str, float]:
         commits = [judged(one, budget, rate, chance) for one, budget, rate in zip(ready, budgets, rates, strict=True)]
         stats = measured(step, budgets)
         seconds += stats.total
-        _, spent = timed(lambda stats=stats, commits=commits: policy.observe(stats, commits))  # type: ignore[misc]
+        _, spent = timed(partial(policy.observe, stats, commits))
         observes.append(spent)
     warm = slice(rounds // 4, None)
     plan, observe, each = float(np.mean(plans[warm])), float(np.mean(observes[warm])), seconds / rounds

@@ -241,7 +241,7 @@ def workloads(count: int) -> dict[str, list[str]]:
 
 def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repeat: int) -> None:
     """One batch. Whoever writes it again tells of its speed and of nothing else."""
-    drafter = llm.engine.round.crew.drafter  # type: ignore[attr-defined]
+    drafter = llm.engine.round.crew.drafter
     own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
     before = llm.engine.metrics().round_seconds
     written = llm.generate(list(texts), params)

@@ -62,8 +62,9 @@ class Results:
         found: Found = json.loads(path.read_text(encoding="utf-8"))
         return found if source.fresh is None or source.fresh(found) else None
 
-    def row(self, what: str, paper: str, source: Source, pick: Callable[[Found], str], note: str = "") -> Row:
-        """One figure; ``pick`` raises ``LookupError`` where the source does not have it."""
+    # ``...``: the lambdas of a loop bind its variables by defaults, which mypy does not infer against one argument
+    def row(self, what: str, paper: str, source: Source, pick: Callable[..., str], note: str = "") -> Row:
+        """One figure; ``pick`` takes what was found and raises ``LookupError`` where the source does not have it."""
         missing = Row(what, paper, NOT_RUN, How.NOT_RUN, Run(source.command), note)
         found = self.read(source)
         run = None if found is None else run_of(found, source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -22,6 +22,14 @@ class Arrivals(Protocol):
     @property
     def label(self) -> str:
         """In words, for reports."""
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second; None where the times follow no rate."""
+
+    @property
+    def burstiness(self) -> float | None:
+        """See ``ByRate``; None where the times follow no rate."""
 
     def times(self, n: int, seed: int) -> list[float]:
         """When each of ``n`` requests is due, ascending seconds from the start; the same for the same seed."""
@@ -63,6 +71,9 @@ class ByRate:
 class AtOnce:
     """Everything is due at the start; with a limit on concurrency this is the closed loop."""
 
+    rate: ClassVar[float | None] = None
+    burstiness: ClassVar[float | None] = None
+
     @property
     def label(self) -> str:
         """See ``Arrivals``."""
@@ -79,6 +90,8 @@ class Trace:
 
     recorded: tuple[float, ...]
     name: str = "trace"
+    rate: ClassVar[float | None] = None
+    burstiness: ClassVar[float | None] = None
 
     @property
     def label(self) -> str:

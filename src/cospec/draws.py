@@ -41,21 +41,21 @@ class Purpose(IntEnum):
     ROUTE = 4  # which drafters of a pool work for a sequence
 
 
-def _words(seed: int, stream: int, counter: tuple[int, int, int, int], count: int) -> NDArray[np.uint64]:
+def random_words(seed: int, stream: int, counter: tuple[int, int, int, int], count: int) -> NDArray[np.uint64]:
     """``[count]`` raw words from ``counter`` on, whose first member counts them in blocks."""
     key = np.array([seed % _WORD, stream], dtype=np.uint64)
     start = np.array(counter, dtype=np.uint64)
     return np.asarray(np.random.Philox(key=key, counter=start).random_raw(count), dtype=np.uint64)
 
 
-def _unit(words: NDArray[np.uint64]) -> Floats:
+def to_unit_interval(words: NDArray[np.uint64]) -> Floats:
     """Words to numbers strictly between 0 and 1: odd multiples of 2^-53, so that none is rounded to a bound."""
     return np.asarray((words >> np.uint64(12)) * _TO_UNIT + _HALF_STEP, dtype=np.float64)
 
 
 def derive(seed: int, index: int) -> int:
     """The seed of the ``index``-th of several outputs of one request; output 0 keeps the seed itself."""
-    return seed % _WORD if index == 0 else int(_words(seed, _WORD - 1, (0, 0, index, 0), 1)[0])
+    return seed % _WORD if index == 0 else int(random_words(seed, _WORD - 1, (0, 0, index, 0), 1)[0])
 
 
 def race(weights: Floats, streams: Sequence[Stream]) -> list[int]:
@@ -75,7 +75,7 @@ def race(weights: Floats, streams: Sequence[Stream]) -> list[int]:
 def exponentials(stream: Stream, count: int) -> Floats:
     """``[count]`` exponential numbers, one per token: what a race with this stream divides its weights by."""
     seed, purpose, low, branch, position, base = stream
-    return np.asarray(-np.log(_unit(_words(seed, purpose, (low, branch, position, base), count))))
+    return np.asarray(-np.log(to_unit_interval(random_words(seed, purpose, (low, branch, position, base), count))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Draws:
     def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> Floats:
         """``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
         word, base = self._key(purpose, branch)
-        return _unit(_words(self.seed, purpose, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
+        return to_unit_interval(random_words(self.seed, purpose, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
 
     def stream(self, position: int, purpose: Purpose, branch: int = 0) -> Stream:
         """What a token at ``position`` is drawn with."""

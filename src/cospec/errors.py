@@ -12,7 +12,13 @@ _SHORT.fillvalue = " ... "
 
 
 class CospecError(Exception):
-    """Base of every error that is shown to a user without a traceback."""
+    """Base of every error that is shown to a user without a traceback.
+
+    Attributes:
+        field: the name of the value that is wrong, as the user knows the value; None where no single value is.
+    """
+
+    field: str | None = None
 
 
 class InvalidInput(CospecError, ValueError):
@@ -71,3 +77,15 @@ class EngineStopped(CospecError):
 
 class DrafterLost(CospecError):
     """A drafter that works elsewhere died or cannot be reached; what it was asked for will not come."""
+
+
+class RequestsFailed(CospecError):
+    """An error of some requests: the engine ends these, and goes on with the others.
+
+    Args:
+        ids: of the requests.
+    """
+
+    def __init__(self, message: str, ids: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.ids = ids

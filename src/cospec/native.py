@@ -11,7 +11,7 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, byref, c_double, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cospec import native_structs
 from cospec.errors import InvalidInput, ModelError
 from cospec.system import usable_processors
 
@@ -31,6 +32,8 @@ MAX_THREADS = 64
 
 # Arguments and result of each function of the library; structs go by address.
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "cospec_struct_size": ([ctypes.c_char_p], c_long),
+    "cospec_field_offset": ([ctypes.c_char_p, ctypes.c_char_p], c_long),
     "cospec_isa": ([], ctypes.c_char_p),
     "cospec_has_isa": ([ctypes.c_char_p], c_int),
     "cospec_set_isa": ([ctypes.c_char_p], c_int),
@@ -45,11 +48,11 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_softmax": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_softmax64": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_blend": ([c_void_p, c_long, c_void_p], None),
-    "cospec_race": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
-    "cospec_guesses": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
-    "cospec_chances": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
-    "cospec_judge": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p], None),
-    "cospec_burst": ([c_void_p], c_long),
+    "cospec_exponential_sample": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_top_candidates": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
+    "cospec_token_probs": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_verify": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p], None),
+    "cospec_multi_step": ([c_void_p], c_long),
 }
 
 
@@ -75,17 +78,12 @@ class Recipe:
 PLAIN = Recipe()
 
 
-class Source(Structure):
-    """Rows that a law is made of: ``Source`` in ``csrc/blend.h``.
+class Source(native_structs.LogitsSource):
+    """Rows that a law is made of: ``LogitsSource`` in ``csrc/spec/blend.h``.
 
     Args:
         logits: ``[R, V]`` of each model that the recipe has a weight for, float32 on the CPU.
     """
-
-    _fields_ = [
-        ("logits", c_void_p), ("weights", c_void_p), ("members", c_int64), ("vocab", c_int64), ("form", c_int64),
-        ("least", c_double),
-    ]  # fmt: skip
 
     def __init__(self, logits: Sequence[Tensor], recipe: Recipe = PLAIN) -> None:
         held, count = [rows.contiguous() for rows in logits], len(logits)
@@ -105,25 +103,34 @@ class Source(Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class _Loaded:
+class Loaded:
+    """The library, or None and why the library cannot be used."""
+
     library: ctypes.CDLL | None
     reason: str
 
 
 @cache
-def _load() -> _Loaded:
-    path = Path(__file__).with_name("_native.so")
+def _load() -> Loaded:
+    return load(Path(__file__).with_name("_native.so"))
+
+
+def load(path: Path) -> Loaded:
+    """Load the library at ``path`` and declare its functions."""
     if not path.exists():
-        return _Loaded(None, "the native kernels were not built with this installation; that takes g++ or clang++")
+        return Loaded(None, "the native kernels were not built with this installation; that takes g++ or clang++")
     try:
         found = ctypes.CDLL(str(path))
         for name, (arguments, result) in SIGNATURES.items():
             function = getattr(found, name)
             function.argtypes, function.restype = arguments, result
     except (OSError, AttributeError) as error:
-        return _Loaded(None, f"the native kernels cannot be loaded ({error})")
+        return Loaded(None, f"the native kernels cannot be loaded ({error})")
+    difference = native_structs.mismatch(found)
+    if difference:
+        return Loaded(None, f"the native kernels were built from other sources ({difference}); build them again")
     found.cospec_set_threads(_default_threads())
-    return _Loaded(found, "")
+    return Loaded(found, "")
 
 
 def _default_threads() -> int:
@@ -261,7 +268,7 @@ def race_rows(weights: NDArray[np.float64], streams: Sequence[Sequence[int]]) ->
     rows, width = weights.shape
     keyed = np.array(streams, dtype=np.uint64)
     winners = np.empty(rows, dtype=np.int64)
-    library().cospec_race(weights.ctypes.data, rows, width, keyed.ctypes.data, winners.ctypes.data)
+    library().cospec_exponential_sample(weights.ctypes.data, rows, width, keyed.ctypes.data, winners.ctypes.data)
     found: list[int] = winners.tolist()
     return found
 
@@ -278,7 +285,7 @@ def guess_rows(
     rows, width = logits.shape
     heat, keyed = np.array(temperatures, dtype=np.float64), np.array(streams, dtype=np.uint64)
     tokens, chances = np.empty((rows, 2), dtype=np.int64), np.empty((rows, 2))
-    library().cospec_guesses(
+    library().cospec_top_candidates(
         logits.data_ptr(), rows, width, heat.ctypes.data, keyed.ctypes.data, tokens.ctypes.data, chances.ctypes.data
     )
     return tokens.tolist(), chances.tolist()
@@ -289,5 +296,5 @@ def chance_rows(logits: Tensor, tokens: Sequence[int]) -> NDArray[np.float64]:
     logits = logits.contiguous()
     rows, width = logits.shape
     asked, chances = np.array(tokens, dtype=np.int64), np.empty(rows)
-    library().cospec_chances(logits.data_ptr(), rows, width, asked.ctypes.data, chances.ctypes.data)
+    library().cospec_token_probs(logits.data_ptr(), rows, width, asked.ctypes.data, chances.ctypes.data)
     return chances

@@ -1,4 +1,4 @@
-"""What a plug-in must do. Everything is synchronous and batched; what a plug-in needs or offers is data."""
+"""The interfaces of models, blends, rounds and handles; ``plugins`` has those of drafters, policies and rules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from cospec.batches import Pick, Rolled, TokenBatch
-from cospec.draws import Draws, Purpose
 from cospec.native import Recipe
-from cospec.stats import Call, RoundInfo, RoundStats, RoundTimes
-from cospec.types import Budget, Commit, Context, Draft, Load, Outcome, Plan, PlanEntry, Scores, Sequence, Verdict
+from cospec.options import Options as PluginOptions
+from cospec.plugins import Drafter, Policy, Rule
+from cospec.stats import Call, RoundInfo, RoundTimes
+from cospec.types import Commit, Context, Draft, Outcome, Plan, PlanEntry, Sequence
 
 Clock = Callable[[], float]
 """Seconds from an arbitrary start, never backwards: the machine's own clock, or a simulation's."""
@@ -49,6 +50,27 @@ class Pages(Protocol):
         """Raise ``AssertionError`` when a page is leaked, shared by mistake or counted wrongly."""
 
 
+class Direct(Protocol):
+    """A forward in native code that lays its batches out itself, on the cache that it was built for.
+
+    Attributes:
+        names: what the native library calls the model and its cache.
+        vocab_size: columns of the logits.
+    """
+
+    names: tuple[int, int]
+    vocab_size: int
+
+    def pages(self, id: str) -> tuple[int, int]:
+        """Where the pages of a sequence stand, and how many."""
+
+    def score(self, batch: TokenBatch) -> Tensor | None:
+        """Float32 logits ``[R, V]``; None where something is amiss with the batch, and nothing was done."""
+
+    def rollout(self, batch: TokenBatch, picks: Seq[Pick]) -> Rolled | None:
+        """Choose and feed tokens of each segment, see ``Model.rollout``; None as above."""
+
+
 class Model(Protocol):
     """A causal language model that scores packed batches against its own KV cache."""
 
@@ -57,8 +79,14 @@ class Model(Protocol):
     max_len: int  # tokens of one sequence
     dtype: torch.dtype
     device: torch.device  # of its logits and states
-    pages: Pages
     states: Tensor | None  # [R, hidden], what the latest forward's logits were read from; None unless loaded to tell
+
+    @property
+    def pages(self) -> Pages: ...
+
+    @property
+    def direct(self) -> Direct | None:
+        """The whole forward in native code; None where the model has none, or where the states are read."""
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """Logits ``[R, V]`` for the rows that the segments ask for, in order; writes the cache behind ``start``.
@@ -133,55 +161,8 @@ class Host(Protocol):
         """A model with any vocabulary, and what that is to the target's; ``InvalidInput`` where they share nothing."""
 
 
-class Drafter(Protocol):
-    """Whatever proposes tokens. A drafter that cannot draft for a sequence leaves it out."""
-
-    name: str
-
-    @property
-    def samples(self) -> bool:
-        """True: draws tokens from a q; False: chooses them (point mass)."""
-
-    @property
-    def drafts_ahead(self) -> bool:
-        """Whether it can continue contexts whose last tokens are assumed (draft-ahead)."""
-
-    @property
-    def reads_states(self) -> bool:
-        """Whether commits have to carry the target's hidden states."""
-
-    @property
-    def learns(self) -> bool:
-        """Whether the drafts of one request depend on what other requests wrote."""
-
-    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
-        """One draft for each context that it has something for; ``len(draft) <= max_nodes``, depth as budgeted."""
-
-    def commit(self, commits: Seq[Commit]) -> None:
-        """Learn what was accepted. Called for every sequence, also those it did not draft for."""
-
-    def free(self, ids: Seq[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
-
-
-class Rule(Protocol):
-    """Decides which draft tokens are kept. Pure: the same arguments give the same verdict."""
-
-    name: ClassVar[str]
-    exact: ClassVar[bool]
-    reads_law: ClassVar[bool]  # whether it needs ``Scores.law`` for greedy requests too
-    trees: ClassVar[bool]  # False: chains only
-    noise: ClassVar[Purpose]  # the stream that drafters draw with under this rule
-
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        """``scores`` has one row more than the draft has nodes; the draft has at least one node."""
-
-
 class Blend(Protocol):
-    """Joins the logits of several models into those of the law. Pure, each row by itself.
-
-    Built by ``cls.build(options, count)`` for ``count`` models.
-    """
+    """Joins the logits of ``count`` models into those of the law, row by row. Pure. ``cls.build(options, count)``."""
 
     name: str  # as responses declare it
     members: tuple[int, ...]  # the models whose logits the law reads
@@ -191,25 +172,13 @@ class Blend(Protocol):
         """``[R, V]`` per member, in their order, to ``[R, V]``; only differences within a row count."""
 
 
-class Policy(Protocol):
-    """How long to speculate, for whom. No torch.
+class BlendFactory(Protocol):
+    """What the table of blends holds: a class of blends, or a function that takes the place of the class."""
 
-    Built by ``cls.build(options, setting)``, see ``policies.setting``; ``cls.reads_costs`` says whether it decides by
-    time models, ``cls.learns`` whether plans depend on what requests wrote. Where they are there, ``cls.keeps_drafts``
-    says that ``trim`` returns what it is given, and ``lasts`` for how many rounds of the same sequences a plan holds.
-    """
+    Options: ClassVar[type[PluginOptions]]
 
-    def plan(self, load: Load) -> list[Budget]:
-        """A budget for each of ``load.ready``, in order."""
-
-    def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """What of the drafts is worth verifying, by what was known before the cut tokens were drawn."""
-
-    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
-        """Learn from a finished round."""
-
-    def gauges(self) -> Mapping[str, float]:
-        """Figures for the metrics, by name; what was observed is learned from first."""
+    def build(self, options: Any, count: int) -> Blend:
+        """The blend of ``count`` models."""
 
 
 class Judge(Protocol):
@@ -384,17 +353,21 @@ class Crew:
 class Round(Protocol):
     """The only place that orders drafting against verification; built from a ``Crew``."""
 
+    crew: Crew
+    learns: ClassVar[bool]  # whether the order follows what earlier drafts gained, where drafter and target can overlap
     times: RoundTimes  # of the latest run
     info: RoundInfo
 
-    def run(self, plan: Plan) -> list[Outcome]:
-        """Outcomes of the entries that were verified, in order; entries left out come again with a later plan.
+    def __init__(self, crew: Crew) -> None: ...
 
-        Where ``times`` tells of several rounds, those of one round stand behind those of the one before it.
-        """
+    def run(self, plan: Plan) -> list[Outcome]:
+        """Outcomes of the entries that were verified, in order; entries left out come again with a later plan."""
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Tell everybody in the crew what the sequences gained."""
 
     def free(self, ids: Seq[str]) -> None:
         """Tell everybody in the crew which sequences are gone. Unknown ids are ignored."""
+
+    def close(self) -> None:
+        """Let the drafter come to rest; nothing that it was asked for is used."""

@@ -1,7 +1,7 @@
 """What can be named in a configuration: lazy tables from a name to a class.
 
-A new drafter, rule, blend, policy or round is one file and one line here. What a class needs or offers stands on the
-class as data (``Rule.noise``, ``Rule.trees``, ``Drafter.samples``), so that nobody asks for its name.
+A new drafter, rule, blend, policy or round is one file and one line here. Each table has an interface, which declares
+what a class needs or offers (``Rule.noise``, ``Drafter.samples``); the engine reads these attributes, and no names.
 
 A plug-in in a package of its own needs no line here. The package names the class in an entry point of the table's
 group, or a program registers the class; either way the table checks what the class declares.
@@ -11,16 +11,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from cospec.draws import Purpose
 from cospec.errors import InvalidInput, words
-from cospec.options import Options
-from cospec.types import Offer
+
+if TYPE_CHECKING:  # interfaces are imported when a class is checked against them
+    from cospec.drafters.combiners.job import Combiner
+    from cospec.drafters.routing.choice import Routing
+    from cospec.plugins import Drafter, Policy, Rule
+    from cospec.protocols import BlendFactory, Round
+
+PluginT = TypeVar("PluginT")
 
 RESERVED = ("auto", "off")  # names that have a meaning of their own in configurations
 
@@ -29,65 +35,48 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Declares:
-    """What a class has to declare before a table takes the class.
+    """What a class has to declare before a table takes the class: everything that the interface of the table has.
 
     Attributes:
         kind: what errors call an entry.
-        values: attributes, and the types of their values.
-        methods: attributes that can be called.
-        optional: attributes that may be left out, and the types of their values.
+        interface: ``module:Class``. A subclass inherits what has a default there, and declares the rest.
+        on_instances: attributes of the interface that instances set, so that the class may lack them.
         named: whether ``name`` has to be the name in the table.
     """
 
     kind: str
-    values: Mapping[str, type] = field(default_factory=dict)
-    methods: tuple[str, ...] = ()
-    optional: Mapping[str, type] = field(default_factory=dict)
+    interface: str
+    on_instances: tuple[str, ...] = ()
     named: bool = False
 
     def check(self, name: str, made: object) -> None:
         """Raise ``InvalidInput`` about the first attribute of ``made`` that is missing or of another type."""
-        problem = self._problem(name, made)
+        interface = _imported(self.interface)
+        hints = {key: hint for key, hint in get_type_hints(interface).items() if key not in self.on_instances}
+        members = [key for key in vars(interface) if not key.startswith("_") and key not in hints]
+        methods = [key for key in members if callable(vars(interface)[key])]  # the others are properties
+        problem = _problem(made, [*hints, *members], methods, hints)
+        if problem is None and self.named and made.name != name:  # type: ignore[attr-defined]  # just checked
+            problem = f"whose name is {made.name!r}"  # type: ignore[attr-defined]
         if problem is not None:
-            given = words(f"{_described(made)}, {problem}")
-            values = [f"{attribute} ({kind.__name__})" for attribute, kind in self.values.items()]
-            raise InvalidInput(
-                f"{self.kind} {name!r}", given, f"a class that declares {', '.join([*values, *self.methods])}"
-            )
-
-    def _problem(self, name: str, made: object) -> str | None:
-        for attribute in (*self.values, *self.methods):
-            if not hasattr(made, attribute):
-                return f"which does not declare {attribute}"
-        kinds = {**self.values, **self.optional}
-        found = {attribute: getattr(made, attribute) for attribute in kinds if hasattr(made, attribute)}
-        for attribute, value in found.items():
-            if not isinstance(value, kinds[attribute]):
-                return f"whose {attribute} is {value!r}"
-        for attribute in self.methods:
-            if not callable(getattr(made, attribute)):
-                return f"whose {attribute} cannot be called"
-        if "Options" in found and not issubclass(found["Options"], Options):
-            return "whose Options is no cospec.options.Options"
-        if self.named and found["name"] != name:
-            return f"whose name is {found['name']!r}"
-        return None
+            abstract = [key for key in methods if key in interface.__abstractmethods__] or methods
+            needed = [*(key for key in hints if not hasattr(interface, key)), *abstract]
+            allowed = f"a subclass of {self.interface} that declares {', '.join(needed)}"
+            raise InvalidInput(f"{self.kind} {name!r}", words(f"{_described(made)}, {problem}"), allowed)
 
 
-class Table(Mapping[str, str]):
+class Table(Mapping[str, str], Generic[PluginT]):
     """Names to ``module:Class``, imported when first asked for.
 
     As a mapping the table holds what comes with cospec. ``names`` adds what installed packages offer as entry points of
     ``group``, and what programs registered.
     """
 
-    def __init__(
-        self, field: str, entries: Mapping[str, str], declares: Declares | None = None, group: str | None = None
-    ) -> None:
+    def __init__(self, field: str, entries: Mapping[str, str], declares: Declares, group: str | None = None) -> None:
+        self.declares = declares
         self._field, self._entries, self._group = field, dict(entries), group
-        self._declares = declares or Declares("entry")
-        self._registered: dict[str, Any] = {}
-        self._loaded: dict[str, Any] = {}  # entry points that were asked for
+        self._registered: dict[str, PluginT] = {}
+        self._loaded: dict[str, PluginT] = {}  # entry points that were asked for
 
     def __getitem__(self, name: str) -> str:
         return self._entries[name]
@@ -112,7 +101,7 @@ class Table(Mapping[str, str]):
         """Whether ``name`` can be named."""
         return isinstance(name, str) and (name in self._entries or name in self._registered or name in self._offered)
 
-    def load(self, name: str) -> Any:
+    def load(self, name: str) -> PluginT:
         """The class of that name.
 
         Raises:
@@ -123,27 +112,31 @@ class Table(Mapping[str, str]):
             return self._registered[name]
         if name not in self._entries:
             return self._load_offered(name)
-        module, _, attribute = self._entries[name].partition(":")
-        return getattr(import_module(module), attribute)
+        found: PluginT = _imported(self._entries[name])
+        return found
 
     def check(self, name: object, *also: str, field: str | None = None) -> None:
         """Raise ``InvalidInput``, about ``field`` or the table's own, unless ``name`` is in it or among ``also``."""
         if name not in also and not self.knows(name):
             raise InvalidInput(field or self._field, name, "one of " + ", ".join([*self.names, *also]))
 
-    def register(self, name: str, made: Any) -> None:
+    def register(self, name: str, made: PluginT) -> None:
         """Let ``name`` mean the class ``made``. A later registration of the same name replaces an earlier one.
 
         Raises:
             InvalidInput: cospec or an installed package has the name, or the class lacks what the table asks for.
         """
-        kind = self._declares.kind
+        kind = self.declares.kind
         if not isinstance(name, str) or not name.strip():
             raise InvalidInput(f"{kind} name", name, "a text")
         if name in RESERVED or name in self._entries or name in self._offered:
             raise InvalidInput(f"{kind} name", name, f"a name that no {kind} of cospec or of an installed package has")
-        self._declares.check(name, made)
+        self.declares.check(name, made)
         self._registered[name] = made
+
+    def unregister(self, name: str) -> None:
+        """Forget a class that a program registered. Unknown names are ignored."""
+        self._registered.pop(name, None)
 
     @cached_property
     def _offered(self) -> dict[str, list[EntryPoint]]:
@@ -151,13 +144,13 @@ class Table(Mapping[str, str]):
         found: dict[str, list[EntryPoint]] = {}
         for entry in entry_points(group=self._group) if self._group else ():
             if entry.name in self._entries or entry.name in RESERVED:
-                kind, package = self._declares.kind, _package(entry)
+                kind, package = self.declares.kind, _package(entry)
                 log.warning("%s %r of package %s is left out: cospec has that name", kind, entry.name, package)
             else:
                 found.setdefault(entry.name, []).append(entry)
         return found
 
-    def _load_offered(self, name: str) -> Any:
+    def _load_offered(self, name: str) -> PluginT:
         if name in self._loaded:
             return self._loaded[name]
         entry, *others = self._offered[name]
@@ -167,12 +160,12 @@ class Table(Mapping[str, str]):
                 self._field, words(f"{name!r}, which packages {packages} offer"), "offered by one package"
             )
         try:
-            made = entry.load()
+            made: PluginT = entry.load()
         except Exception as error:  # whatever the code of another package raises
             raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
             given = words(f"{name!r} of package {_package(entry)}, which cannot be loaded ({raised})")
             raise InvalidInput(self._field, given, "a plug-in that Python can import") from error
-        self._declares.check(name, made)
+        self.declares.check(name, made)
         self._loaded[name] = made
         return made
 
@@ -195,11 +188,40 @@ def _package(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else entry.module
 
 
+def _imported(place: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _problem(made: object, names: Iterable[str], methods: Iterable[str], hints: Mapping[str, Any]) -> str | None:
+    """What is wrong with the first of an object's attributes that is missing, abstract or of another type."""
+    abstract = getattr(made, "__abstractmethods__", ())  # classes without an abstract base class have none
+    for name in names:
+        if not hasattr(made, name) or name in abstract:
+            return f"which does not declare {name}"
+    for name, hint in hints.items():
+        if not _fits(value := getattr(made, name), hint):
+            return f"whose {name} is {value!r}"
+    uncallable = (name for name in methods if not callable(getattr(made, name)))
+    return next((f"whose {name} cannot be called" for name in uncallable), None)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value has the type of an annotation; what a container holds is not looked at."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (ClassVar, Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is type:
+        return isinstance(value, type) and issubclass(value, parts[0])
+    return isinstance(value, origin or hint)
+
+
 def _described(made: object) -> str:
     return f"{made.__module__}:{made.__qualname__}" if isinstance(made, type) else repr(made)
 
 
-DRAFTERS = Table(
+DRAFTERS: Table[type[Drafter]] = Table(
     "speculative_config.method",
     {
         "draft_model": "cospec.drafters.model:ModelDrafter",
@@ -209,15 +231,10 @@ DRAFTERS = Table(
         "synthetic": "cospec.drafters.synthetic:SyntheticDrafter",
         "pool": "cospec.drafters.pool.pool:PoolDrafter",
     },
-    Declares(
-        "drafter",
-        values={"Options": type, "samples": bool, "drafts_ahead": bool, "reads_states": bool, "learns": bool},
-        methods=("build", "propose", "commit", "free"),
-        optional={"offer": Offer, "keeps_cache": bool},
-    ),
+    Declares("drafter", "cospec.plugins:Drafter", on_instances=("name",)),
     "cospec.drafters",
 )
-COMBINERS = Table(
+COMBINERS: Table[type[Combiner]] = Table(
     "speculative_config.combiner",
     {
         "union": "cospec.drafters.combiners.union:Union",
@@ -225,16 +242,18 @@ COMBINERS = Table(
         "fuse": "cospec.drafters.combiners.fuse:Fuse",
         "mix": "cospec.drafters.combiners.mix:Mix",
     },
+    Declares("combiner", "cospec.drafters.combiners.job:Combiner", named=True),
 )
-ROUTINGS = Table(
+ROUTINGS: Table[type[Routing]] = Table(
     "speculative_config.routing",
     {
         "hedge": "cospec.drafters.routing.hedge:Hedge",
         "explore": "cospec.drafters.routing.explore:Explore",
         "all": "cospec.drafters.routing.everyone:Everyone",
     },
+    Declares("routing", "cospec.drafters.routing.choice:Routing", named=True),
 )
-RULES = Table(
+RULES: Table[type[Rule]] = Table(
     "speculative_config.rule",
     {
         "match": "cospec.rules.match:Match",
@@ -243,15 +262,10 @@ RULES = Table(
         "recursive": "cospec.rules.recursive:Recursive",
         "typical": "cospec.rules.typical:Typical",
     },
-    Declares(
-        "acceptance method",
-        values={"name": str, "exact": bool, "reads_law": bool, "trees": bool, "noise": Purpose},
-        methods=("judge",),
-        named=True,
-    ),
+    Declares("acceptance method", "cospec.plugins:Rule", named=True),
     "cospec.acceptance_methods",
 )
-POLICIES = Table(
+POLICIES: Table[type[Policy]] = Table(
     "speculative_config.policy",
     {
         "fixed": "cospec.policies.fixed:Fixed",
@@ -261,15 +275,10 @@ POLICIES = Table(
         "confidence": "cospec.policies.confidence:Confidence",
         "milp": "cospec.policies.milp:Milp",
     },
-    Declares(
-        "policy",
-        values={"Options": type, "reads_costs": bool, "learns": bool},
-        methods=("build", "plan", "trim", "observe", "gauges"),
-        optional={"keeps_drafts": bool},
-    ),
+    Declares("policy", "cospec.plugins:Policy"),
     "cospec.policies",
 )
-BLENDS = Table(
+BLENDS: Table[BlendFactory] = Table(
     "law.blend",
     {
         "single": "cospec.blends.single:Single",
@@ -278,10 +287,10 @@ BLENDS = Table(
         "realign": "cospec.blends.realign:Realign",
         "adaptive": "cospec.blends.adaptive:Adaptive",
     },
-    Declares("blend", values={"Options": type}, methods=("build",)),
+    Declares("blend", "cospec.protocols:BlendFactory"),
     "cospec.blends",
 )
-ROUNDS = Table(
+ROUNDS: Table[type[Round]] = Table(
     "speculative_config.round",
     {
         "auto": "cospec.rounds.auto:Auto",
@@ -289,6 +298,7 @@ ROUNDS = Table(
         "pipelined": "cospec.rounds.pipelined:Pipelined",
         "draft-ahead": "cospec.rounds.ahead:DraftAhead",
     },
+    Declares("round", "cospec.protocols:Round", on_instances=("crew", "times", "info")),
 )
 
 register_drafter = DRAFTERS.register

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from cospec.draws import Draws, Floats, Purpose
 from cospec.params import SamplingParams
@@ -168,6 +168,13 @@ class Offer:
     trees: bool = False
     chains: bool = False
     members: int = 1
+
+
+class Look(NamedTuple):
+    """The latest known tokens of a sequence under a drafter: the sum of their probabilities, and their number."""
+
+    chance: float
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from cospec.config import SpeculativeConfig
-from cospec.engine import build
+import cospec
+from cospec.config import EngineConfig
+from cospec.engine.build import plan
 from cospec.llm import LLM
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
@@ -22,31 +24,29 @@ PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 @pytest.fixture
-def repeat(monkeypatch: pytest.MonkeyPatch) -> type[Any]:
+def repeat(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
     """The page's class, under its name in the table."""
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert code is not None
     module = ModuleType("repeat_drafter")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code[1], str(PAGE), "exec"), module.__dict__)
-    monkeypatch.setitem(DRAFTERS._entries, "repeat", "repeat_drafter:RepeatDrafter")
-    loaded: type[Any] = DRAFTERS.load("repeat")
-    return loaded
+    cospec.register_drafter("repeat", module.__dict__["RepeatDrafter"])
+    yield DRAFTERS.load("repeat")
+    DRAFTERS.unregister("repeat")
 
 
 def test_it_says_what_it_is(repeat: type[Any]) -> None:
-    assert all(
-        isinstance(getattr(repeat, fact), bool) for fact in ("samples", "drafts_ahead", "reads_states", "learns")
-    )
+    DRAFTERS.declares.check("repeat", repeat)
     assert repeat.__doc__
-    config = SpeculativeConfig(method="repeat", num_speculative_tokens=3)
-    build._check(config)
-    assert not build._reads_states(config)
+    chosen = {"method": "repeat", "num_speculative_tokens": 3}
+    memory, _ = plan(EngineConfig.build({"model": "zoo", "speculative_config": chosen, "device": "cpu"}))
+    assert len(memory.weights) == 1  # the drafter has no model
 
 
 def test_it_drafts_and_changes_nothing(repeat: type[Any]) -> None:
-    def written(drafter: object) -> tuple[tuple[int, ...], int]:
-        made = LLM.around(toy_engine(ToyModel(5, seed=1), drafter))  # type: ignore[arg-type]
+    def written(drafter: Any) -> tuple[tuple[int, ...], int]:
+        made = LLM.around(toy_engine(ToyModel(5, seed=1), drafter))
         (found,) = made.generate([0, 1], SamplingParams(max_tokens=30, seed=4))
         return found.outputs[0].token_ids, found.stats.drafted
 

@@ -97,7 +97,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "granite": lambda: transformers.GraniteConfig(**COMMON, logits_scaling=2.0),
     "cohere": lambda: transformers.CohereConfig(**COMMON),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
-        **COMMON, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+        **COMMON | {"head_dim": 16}, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
     ),
     "olmo2": lambda: transformers.Olmo2Config(**COMMON),
     "smollm3": lambda: transformers.SmolLM3Config(**COMMON),
@@ -206,7 +206,8 @@ def fused_model(name: str, runner: str) -> PackedModel:
 
 @torch.no_grad()
 def plain_logits(name: str, tokens: tuple[int, ...]) -> torch.Tensor:
-    return reference(name)(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float()
+    logits: torch.Tensor = reference(name)(input_ids=torch.tensor([tokens]), use_cache=False).logits
+    return logits[0].float()
 
 
 def tokens_of(sequence: int, count: int) -> tuple[int, ...]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.draws import Draws, Purpose
 from cospec.models.heads import Heads
 from cospec.models.toy import ToyModel
-from cospec.options import Options
 from cospec.params import SamplingParams
+from cospec.plugins import Drafter
 from cospec.policies.setting import PolicySetting
-from cospec.protocols import Drafter, Model, Vocabulary
+from cospec.protocols import Model, Vocabulary
 from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES, Table
 from cospec.stats import RoundStats, RoundTimes
 from cospec.tree import depths
@@ -29,7 +32,7 @@ from harness.toys import toy_engine
 V = 5
 
 
-def every(table: Table) -> list[str]:
+def every(table: Table[Any]) -> list[str]:
     """What comes with cospec and what installed packages offer."""
     return [*table, *table.installed]
 
@@ -41,7 +44,7 @@ REPLAYING = ("synthetic",)  # drafters that have nothing to say until a request 
 WIDTH = 4  # of the states that the toy target is said to have
 
 
-@dataclass(frozen=True)
+@dataclass
 class ToyHost:
     """What a drafter is built from."""
 
@@ -87,14 +90,12 @@ KINDS = [
 
 @pytest.mark.parametrize("name", every(DRAFTERS))
 def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
-    cls = DRAFTERS.load(name)
-    assert isinstance(cls.samples, bool)
-    assert isinstance(cls.drafts_ahead, bool)
-    assert isinstance(getattr(cls, "learns", True), bool)  # a drafter of models learns where it is calibrated
-    assert isinstance(cls.reads_states, bool)
-    assert issubclass(cls.Options, Options)
-    assert cls.__doc__
-    assert isinstance(drafter(name, host).name, str)
+    assert DRAFTERS.load(name).__doc__
+    made = drafter(name, host)
+    assert made.name
+    DRAFTERS.declares.check(name, made)  # what instances set, too
+    assert made.stepper() is None or made.look([]) == {}
+    assert dict(made.weights()).keys() == set(made.names or ())
 
 
 @pytest.mark.parametrize(("params", "noise"), KINDS)
@@ -127,8 +128,47 @@ def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise:
         for commit in commits.values():
             texts[int(commit.id[1:])].extend(commit.tokens)
         made.commit(list(commits.values()))
-    judged = noise in getattr(made, "noises", (noise,))  # some rules may not judge what a pool makes
+    judged = made.noises is None or noise in made.noises  # some rules may not judge what a pool makes
     assert (proposed > 0) is judged or name in REPLAYING
+
+
+def read_everything(made: Drafter) -> None:
+    """As a scrape of the metrics does, and more."""
+    for name, value in inspect.getmembers(type(made)):
+        if isinstance(value, property):
+            getattr(made, name)
+    made.weights()
+
+
+def drafted(made: Drafter, between: Callable[[Drafter], None]) -> list[object]:
+    """All drafts of some rounds; ``between`` is called before and after each commit."""
+    texts, found, chance = [list(text) for text in TEXTS], list[object](), np.random.default_rng(1)
+    for _ in range(8):
+        found += told(made.propose(contexts(texts, *KINDS[0]), [Budget(3, 4)] * len(texts)))
+        between(made)
+        gained = [(int(token),) for token in chance.integers(V, size=len(texts))]
+        commits = [Commit(f"s{n}", len(texts[n]), own, (), len(texts[n])) for n, own in enumerate(gained)]
+        for text, commit in zip(texts, commits, strict=True):
+            text.extend(commit.tokens)
+        made.commit([replace(each, state=torch.full((WIDTH,), 0.1)) for each in commits])
+        between(made)
+    return found
+
+
+@pytest.mark.parametrize("name", every(DRAFTERS))
+def test_reading_a_drafter_changes_none_of_its_drafts(name: str, host: ToyHost) -> None:
+    read, unread = drafter(name, host), drafter(name, host)
+    assert drafted(read, read_everything) == drafted(unread, lambda made: None)
+
+
+def test_a_getter_that_learns_is_found() -> None:
+    class Counts(NgramDrafter):
+        @property
+        def reads(self) -> str:
+            self.name += "+"
+            return self.name
+
+    assert drafted(Counts(), read_everything) != drafted(Counts(), lambda made: None)
 
 
 def check_draft(made: Drafter, draft: Draft, text: list[int], budget: Budget, noise: Purpose) -> None:
@@ -192,10 +232,6 @@ def told(drafts: Sequence[Draft]) -> list[object]:
 @pytest.mark.parametrize("name", every(RULES))
 def test_a_rule_says_what_it_is(name: str) -> None:
     rule = RULES.load(name)
-    assert rule.name == name
-    assert isinstance(rule.exact, bool)
-    assert isinstance(rule.reads_law, bool)
-    assert isinstance(rule.trees, bool)
     assert rule.noise in (Purpose.TARGET, Purpose.DRAFT)
     assert rule.__doc__
 
@@ -214,7 +250,7 @@ def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
         assert all(parents[node] == above for above, node in zip((-1, *verdict.path), verdict.path, strict=False))
         end = verdict.path[-1] if verdict.path else -1
         assert verdict.bonus == (end not in parents)
-        assert 0 <= verdict.token < V
+        assert verdict.token is not None and 0 <= verdict.token < V
         if rule.exact:
             rows = [0, *(node + 1 for node in verdict.path)]
             written = [*(tokens[node] for node in verdict.path), verdict.token]
@@ -224,7 +260,6 @@ def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
 @pytest.mark.parametrize("name", every(BLENDS))
 def test_a_blend_is_pure(name: str) -> None:
     cls = BLENDS.load(name)
-    assert issubclass(cls.Options, Options)
     blend = cls.build(cls.Options(), 2)
     assert isinstance(blend.name, str)
     assert set(blend.members) <= {0, 1}
@@ -237,12 +272,12 @@ def test_a_blend_is_pure(name: str) -> None:
 @pytest.mark.parametrize("name", every(POLICIES))
 def test_a_policy_plans_for_everybody(name: str) -> None:
     cls = POLICIES.load(name)
-    assert issubclass(cls.Options, Options)
     policy = cls.build(cls.Options(), PolicySetting(4))
     sequences = [Seq_(Request(f"s{n}", (1, 2), SamplingParams(), 0), [1, 2, 3]) for n in range(5)]
     for count in (0, 1, 5):
         budgets = policy.plan(Load(sequences[:count]))
         assert len(budgets) == count
+        assert isinstance(policy.lasts, int) and policy.lasts >= 1
         for budget in budgets:
             assert 0 <= budget.depth <= budget.max_nodes or budget.depth == 0
             assert all(width >= 1 for width in budget.widths)
@@ -252,7 +287,7 @@ def test_a_policy_plans_for_everybody(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_a_round_has_times(name: str) -> None:
-    crew = toy_engine(ToyModel(V), None).round.crew  # type: ignore[attr-defined]
+    crew = toy_engine(ToyModel(V), None).round.crew
     made = ROUNDS.load(name)(crew)
     assert made.times == RoundTimes()
     assert made.info.name in ROUNDS and made.info.reason

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,8 +18,10 @@ from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
 from cospec.params import SamplingParams
 from cospec.rounds.sequential import Sequential
+from cospec.rules.match import Match
 from cospec.types import Event, Plan, Request, Speculation
 from harness.llamas import VOCAB, llama_engine, load, write_pair
+from harness.methods import override
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
 
@@ -64,11 +66,11 @@ def engine_of(folders: tuple[Path, Path], rule: str, k: int, pages: int = 200) -
 
 
 def step_by_step(engine: Engine) -> Engine:
-    engine.round = Sequential(replace(engine.round.crew, burst=None))  # type: ignore[attr-defined]
+    engine.round = Sequential(replace(engine.round.crew, burst=None))
     return engine
 
 
-def written(engine: Engine, asked: list[Request]) -> dict[str, list[object]]:
+def written(engine: Engine, asked: list[Request]) -> dict[str, list[Any]]:
     """What each output came to be; the times are left out."""
     for request in asked:
         engine.add(request)
@@ -77,7 +79,7 @@ def written(engine: Engine, asked: list[Request]) -> dict[str, list[object]]:
         for event in engine.step():
             told.setdefault(event.id, []).append(event)
         engine.check_integrity()
-    found: dict[str, list[object]] = {}
+    found: dict[str, list[Any]] = {}
     for id, events in told.items():
         stats = events[-1].stats
         assert stats is not None
@@ -89,15 +91,16 @@ def written(engine: Engine, asked: list[Request]) -> dict[str, list[object]]:
 
 def calls(engine: Engine) -> list[tuple[int, int | None]]:
     """From now on: the rounds that each plan allows, and those that were run as one, None where step by step."""
-    burst, noted = engine.round.crew.burst, []  # type: ignore[attr-defined]
-    run: Callable[[Plan], object] = burst.run
+    burst, noted = engine.round.crew.burst, list[tuple[int, int | None]]()
+    assert burst is not None
+    run = burst.run
 
     def noting(plan: Plan) -> object:
         done = run(plan)
-        noted.append((plan.rounds, None if done is None else done[1].rounds))  # type: ignore[index]
+        noted.append((plan.rounds, None if done is None else done[1].rounds))
         return done
 
-    burst.run = noting
+    override(burst, run=noting)
     return noted
 
 
@@ -134,11 +137,18 @@ def test_drafts_of_different_lengths(folders: tuple[Path, Path], rule: str, k: i
 @pytest.mark.parametrize("shape", list(SHAPES))
 @pytest.mark.parametrize("rule", ["match", "block"])
 def test_drafts_that_somebody_else_made(folders: tuple[Path, Path], rule: str, shape: str) -> None:
-    asked, calls = requests(SHAPES[shape], streams=False), []
+    asked, calls = requests(SHAPES[shape], streams=False), list[Any]()
     steps = step_by_step(llama_engine(load(folders[0]), NgramDrafter(1, 3), k=3, rule=rule))
     whole = llama_engine(load(folders[0]), NgramDrafter(1, 3), k=3, rule=rule)
-    verify = whole.round.crew.burst.verify  # type: ignore[attr-defined]
-    whole.round.crew.burst.verify = lambda *given: calls.append(verify(*given)) or calls[-1]  # type: ignore[attr-defined]
+    burst = whole.round.crew.burst
+    assert burst is not None
+    verify = burst.verify
+
+    def noting(*given: Any) -> Any:
+        calls.append(verify(*given))
+        return calls[-1]
+
+    override(burst, verify=noting)
     assert written(whole, asked) == written(steps, asked)
     assert any(calls) == (shape != "edited")
 
@@ -147,7 +157,8 @@ def test_drafts_with_what_they_were_drawn_from(folders: tuple[Path, Path]) -> No
     asked = requests(SHAPES["truncated"], streams=False)  # a drafter draws from a truncated law step by step
     whole, steps = engine_of(folders, "block", 3), step_by_step(engine_of(folders, "block", 3))
     assert written(whole, asked) == written(steps, asked)
-    assert whole.round.crew.burst.working > 0  # type: ignore[attr-defined]
+    burst = whole.round.crew.burst
+    assert isinstance(burst, Burst) and burst.working > 0
 
 
 def test_a_burst_keeps_to_its_time(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +174,7 @@ def test_a_policy_that_learns(folders: tuple[Path, Path], shape: str) -> None:
     """Its plan lasts for several rounds, and whatever it decides the tokens are the same."""
     asked = requests(SHAPES[shape], streams=False)
     plain = engine_of(folders, "match", 0)
-    whole = llama_engine(load(folders[0]), ModelDrafter(load(folders[1])), k="auto", rule="match")  # type: ignore[arg-type]
+    whole = llama_engine(load(folders[0]), ModelDrafter(load(folders[1])), k="auto", rule="match")
     noted = calls(whole)
     found, expected = written(whole, asked), written(plain, asked)
     assert {id: rows[0] for id, rows in found.items()} == {id: rows[0] for id, rows in expected.items()}
@@ -182,7 +193,8 @@ def test_one_who_calls_does_not_wait_for_further_rounds(folders: tuple[Path, Pat
     noted.clear()
     written(engine, requests(SHAPES["greedy"], streams=False))
     assert max(rounds or 0 for _, rounds in noted) > 1
-    os.close(readable), os.close(writable)
+    os.close(readable)
+    os.close(writable)
 
 
 def test_who_reads_along_hears_of_all_rounds_of_a_call_at_once(folders: tuple[Path, Path]) -> None:
@@ -207,7 +219,7 @@ def test_little_room(folders: tuple[Path, Path]) -> None:
     whole, steps = engine_of(folders, "block", 3, pages=14), step_by_step(engine_of(folders, "block", 3, pages=14))
     found, expected = written(whole, asked), written(steps, asked)
     assert whole.scheduler.preempted > 0
-    assert {id: len(rows[0]) for id, rows in found.items()} == {id: len(rows[0]) for id, rows in expected.items()}  # type: ignore[arg-type]
+    assert {id: len(rows[0]) for id, rows in found.items()} == {id: len(rows[0]) for id, rows in expected.items()}
 
 
 def test_logits_that_are_no_numbers_end_the_request(folders: tuple[Path, Path]) -> None:
@@ -218,7 +230,7 @@ def test_logits_that_are_no_numbers_end_the_request(folders: tuple[Path, Path]) 
         (request,) = requests(SHAPES["greedy"], streams=False)[:1]
         engine.add(request)
         engine.step()
-        for layer in target.cache.layers:  # type: ignore[attr-defined]
+        for layer in cast(Any, target).cache.layers:
             layer.values.fill_(torch.nan)
         events = [event for _ in range(3) for event in engine.step()]
         ends.append([(event.finish, event.error, event.tokens) for event in events])
@@ -227,4 +239,4 @@ def test_logits_that_are_no_numbers_end_the_request(folders: tuple[Path, Path]) 
 
 def test_what_cannot_be_run_as_one(folders: tuple[Path, Path]) -> None:
     target = load(folders[0], fused="never")
-    assert Burst.of(target, lambda sequence: None, None, whole=True) is None  # type: ignore[arg-type,return-value]
+    assert Burst.of(target, lambda sequence: Match(), None, whole=True) is None

@@ -13,16 +13,16 @@ import pytest
 from scipy.stats import chi2_contingency, kstest
 
 from cospec.drafters.model import ModelDrafter
-from cospec.draws import Draws, Floats, Purpose, _unit, _words
+from cospec.draws import Draws, Floats, Purpose, random_words, to_unit_interval
 from cospec.engine.requests import make_requests
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Rule
+from cospec.plugins import Rule
 from cospec.rules.rejection import Rejection
 from cospec.types import Draft, Scores, Verdict
 from harness.reference import joint_law
 from harness.statistics import fit, transition_fit
-from harness.toys import drawing, run_all, tokens_of, toy_engine
+from harness.toys import drawing, run_all, tokens_of, toy_engine, verifier_of
 
 LIKELY, IMPOSSIBLE = 1e-4, 1e-6
 RULES = ["match", "rejection", "block"]
@@ -33,7 +33,7 @@ def outputs(rule: str, count: int, length: int, k: int = 3, mutant: Rule | None 
     """Seeded outputs of a target of two words that is unsure, with a drafter that is sure of other things."""
     engine = toy_engine(target(), ModelDrafter(ToyModel(2, order=1, seed=2, sharpness=3.0)), rule, k)
     if mutant is not None:
-        engine.round.crew.judge.rules = {rule: mutant}  # type: ignore[attr-defined]
+        verifier_of(engine).rules = {rule: mutant}
     params = SamplingParams(max_tokens=length)
     requests = [make_requests(f"r{seed}", PROMPT, params)[0] for seed in range(count)]
     seeded = [replace(request, seed=seed) for seed, request in enumerate(requests)]
@@ -84,7 +84,12 @@ class OneStream(Draws):
 
     def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> Floats:
         places = range(position, position + count)
-        return np.array([_unit(_words(self.seed, Purpose.DRAFT, (0, 0, place, self.base), 1))[0] for place in places])
+        return np.array(
+            [
+                to_unit_interval(random_words(self.seed, Purpose.DRAFT, (0, 0, place, self.base), 1))[0]
+                for place in places
+            ]
+        )
 
 
 @pytest.mark.parametrize(("draws", "right"), [(Draws, True), (OneStream, False)])

@@ -17,7 +17,7 @@ from cospec.types import Draft, Scores, Speculation, Verdict
 from harness.llamas import law_of, llama_engine, load, seeded, write_pair
 from harness.oracle import Law
 from harness.statistics import coarse_fit
-from harness.toys import run_all, tokens_of
+from harness.toys import run_all, tokens_of, verifier_of
 
 LIKELY, IMPOSSIBLE = 1e-4, 1e-6
 PROMPT = (3, 14, 15, 9, 2, 6)
@@ -57,7 +57,7 @@ def law(pair: tuple[Path, Path]) -> Law:
 def pairs_of_tokens(pair: tuple[Path, Path], rule: str, keeps_all: bool = False) -> list[tuple[int, ...]]:
     engine = llama_engine(load(pair[0]), ModelDrafter(load(pair[1])), 3, rule, max_num_seqs=40)
     if keeps_all:
-        engine.round.crew.judge.rules = {rule: KeepsAll()}  # type: ignore[attr-defined]
+        verifier_of(engine).rules = {rule: KeepsAll()}
     found = tokens_of(run_all(engine, seeded(PROMPT, HALF, 1200), check=False))
     return [tokens[:2] for tokens in found.values()]
 
@@ -97,7 +97,7 @@ def test_the_zoo_follows_its_law(zoo: cospec.LLM) -> None:
     law = law_of(ZOO, FEW, prompt, 3)
     for rule in ("rejection", "block"):
         assert coarse_fit(zoo_outputs(zoo, prompt, rule), law) > LIKELY
-    verifier = zoo.engine.round.crew.judge  # type: ignore[attr-defined]
+    verifier = verifier_of(zoo.engine)
     rules = verifier.rules
     try:
         verifier.rules = {**rules, "rejection": KeepsAll()}

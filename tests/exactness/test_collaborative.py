@@ -13,6 +13,7 @@ import torch
 from cospec import register_blend
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
+from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.types import Request, Speculation
@@ -38,7 +39,9 @@ ALL = SamplingParams(
     frequency_penalty=0.3, logit_bias={1: 0.5}, min_tokens=1, stop_token_ids=(2,),
 )  # fmt: skip
 
-register_blend("geometric-test", lambda logits: sum(torch.log_softmax(rows.double(), -1) for rows in logits) / 2)
+register_blend(
+    "geometric-test", lambda logits: torch.stack([torch.log_softmax(rows.double(), -1) for rows in logits]).mean(0)
+)
 
 BLENDS: dict[str, tuple[int, dict[str, Any], Mix]] = {
     "weighted": (2, {"blend": "weighted", "weights": [0.6, 0.4]}, weighted(0.6, 0.4)),
@@ -68,7 +71,7 @@ def error(
     found = enumerated_law(engine, prompt, params, length)
     engine.check_integrity()
     assert engine.metrics().kv_cache_usage == 0
-    return total_variation(found, joint_law(Blended(models, mix), params, prompt, length))  # type: ignore[arg-type]
+    return total_variation(found, joint_law(Blended(models, mix), params, prompt, length))
 
 
 SHORT = SamplingParams(max_tokens=5)
@@ -150,9 +153,9 @@ def test_a_drafter_that_is_no_member(rule: str) -> None:
 @pytest.mark.parametrize("proposal", ["naive", "alternate"])
 def test_crowded_caches(proposal: str) -> None:
     """Preemption drops what stood ahead of a sequence; chunks; rounds without room for a proposal."""
-    engines = []
+    engines: list[Engine] = []
 
-    def build():  # type: ignore[no-untyped-def]
+    def build() -> Engine:
         models = [with_pool(model, num_pages=8, page_size=2) for model in toys(2, 2)]
         engines.append(ensemble_engine(models, BLENDS["weighted"][1], proposal, 1, max_num_batched_tokens=12))
         return engines[-1]
@@ -161,7 +164,7 @@ def test_crowded_caches(proposal: str) -> None:
     company = [Request(f"a{n}", (n, 1, 1, 0), SamplingParams(max_tokens=7), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, SamplingParams(max_tokens=4), 99, arrival=1.0, speculation=chosen)
     found = enumerated_law_among(build, company, request, 3)
-    wanted = joint_law(Blended(toys(2, 2), BLENDS["weighted"][2]), request.sampling, PROMPT, 3)  # type: ignore[arg-type]
+    wanted = joint_law(Blended(toys(2, 2), BLENDS["weighted"][2]), request.sampling, PROMPT, 3)
     assert total_variation(found, wanted) < EXACT
     assert any(engine.metrics().num_preemptions for engine in engines)
 
@@ -203,9 +206,10 @@ def test_the_tokens_of_standard_decoding(name: str, proposal: str, params: str) 
     count, law, _ = BLENDS[name]
     listed = requests(IDENTITY[params], 5)
     wanted = standard(count, law, listed)
-    gammas = [1, 3, [2, 1, 4][:count], "auto"]
-    for gamma, config in zip(gammas * 2, [{}, {"max_num_batched_tokens": 7}, {"max_num_seqs": 2}] * 3, strict=False):
-        engine = ensemble_engine(members(count), law, proposal, gamma, **config)  # type: ignore[arg-type]
+    gammas: list[Any] = [1, 3, [2, 1, 4][:count], "auto"]
+    configs: list[dict[str, int]] = [{}, {"max_num_batched_tokens": 7}, {"max_num_seqs": 2}]
+    for gamma, config in zip(gammas * 2, configs * 3, strict=False):
+        engine = ensemble_engine(members(count), law, proposal, gamma, **config)
         assert tokens_of(run_all(engine, listed)) == wanted, (gamma, config)
     preempted = 0
     for pages in (10, 12):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from cospec.draws import Draws, Purpose
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.policies.theory import Process
-from cospec.rounds.lines import Line
-from cospec.rounds.proposing import choose
+from cospec.rounds.lines import Line, Proposal
+from cospec.rounds.proposing import Author, choose
 from cospec.rules.rejection import Rejection
-from cospec.types import Draft, Scores, Speculation, Verdict
+from cospec.types import Draft, Scores, Sequence, Speculation, Verdict
 from harness.ensembles import Blended, ensemble_engine, toys, weighted
 from harness.oracle import total_variation
 from harness.reference import joint_law
@@ -33,9 +38,9 @@ def error(count: int = 2) -> float:
     models = toys(count, 2)
     engine = ensemble_engine(models, law, "alternate", [2, 1, 1][:count], rule="rejection")
     if count == 2:
-        wanted = joint_law(Blended(models, weighted(0.6, 0.4)), PARAMS, (0, 1), 4)  # type: ignore[arg-type]
+        wanted = joint_law(Blended(models, weighted(0.6, 0.4)), PARAMS, (0, 1), 4)
     else:
-        wanted = joint_law(Blended(models, weighted(*[1 / 3] * 3)), PARAMS, (0, 1), 4)  # type: ignore[arg-type]
+        wanted = joint_law(Blended(models, weighted(*[1 / 3] * 3)), PARAMS, (0, 1), 4)
     return total_variation(enumerated_law(engine, (0, 1), PARAMS, 4), wanted)
 
 
@@ -44,7 +49,7 @@ def test_a_committed_bonus_is_seen() -> None:
     assert error() < EXACT
     plain = Rejection.judge
 
-    def judge(self: Rejection, draft: Draft, scores: Scores, draws):  # type: ignore[no-untyped-def]
+    def judge(self: Rejection, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         if draft.drafters == ("m1",):
             return Verdict((0,), None, bonus=True)
         return plain(self, draft, scores, draws)
@@ -54,11 +59,12 @@ def test_a_committed_bonus_is_seen() -> None:
 
 
 def test_the_q_of_the_wrong_author_is_seen() -> None:
-    def others(author, logits, lines):  # type: ignore[no-untyped-def]
+    def others(author: Author, logits: Tensor, lines: Seq[tuple[Sequence, Line, Purpose]]) -> list[Proposal | None]:
         """The author's draw, with the other model's distribution as its q."""
         other = toys(2, 2)[1 - author.model]
-        found = []
+        found: list[Proposal | None] = []
         for proposal, (sequence, line, _) in zip(choose(author, logits, lines), lines, strict=True):
+            assert proposal is not None
             text = [*sequence.tokens, *(ahead.token for ahead in line.pending)]
             found.append(replace(proposal, q=torch.softmax(other.logits(text), -1).numpy()))
         return found
@@ -69,7 +75,7 @@ def test_the_q_of_the_wrong_author_is_seen() -> None:
 
 def test_a_cache_that_is_not_cut_back_is_seen() -> None:
     """Believing that a rejected token was the one that took its place."""
-    feed = ToyModel._write
+    feed = ToyModel.write
 
     def stale(self: ToyModel, id: str, place: int, token: int) -> None:
         seen = self.__dict__.setdefault("seen", set())
@@ -77,11 +83,11 @@ def test_a_cache_that_is_not_cut_back_is_seen() -> None:
             seen.add((id, place))
             feed(self, id, place, token)
 
-    with patch.object(ToyModel, "_write", stale):
+    with patch.object(ToyModel, "write", stale):
         assert error() > SEEN
 
 
-def calls(engine_law: dict[str, object], gammas: list[int], sixteen: bool) -> list[dict[str, int]]:
+def calls(engine_law: Mapping[str, object], gammas: list[int], sixteen: bool) -> list[dict[str, int]]:
     """Of sixteen requests, together or one by one."""
     params = SamplingParams(max_tokens=40)
     chosen = Speculation(rule="rejection")
@@ -100,7 +106,7 @@ def test_a_line_cleared_by_anothers_rejection_is_seen() -> None:
     everybody: list[Line] = []
     begin, cut = Line.__init__, Line.replace
 
-    def remembered(self: Line, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
+    def remembered(self: Line, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
         everybody.append(self)
 

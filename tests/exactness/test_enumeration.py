@@ -16,7 +16,7 @@ from cospec.drafters.suffix import SuffixDrafter
 from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.types import Request, Speculation
 from harness.oracle import total_variation
 from harness.reference import joint_law

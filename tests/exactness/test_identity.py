@@ -17,7 +17,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.engine.requests import make_requests
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.types import Budget, Context, Draft, Request, Speculation
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine, with_pool
 
@@ -57,7 +57,7 @@ def requests(params: SamplingParams, count: int = 5, rule: str = "auto") -> list
 @cache
 def plain(name: str, count: int = 5) -> dict[str, tuple[int, ...]]:
     """Each output alone, without drafts, without sharing."""
-    outputs = {}
+    outputs: dict[str, tuple[int, ...]] = {}
     for request in requests(PARAMS[name], count):
         outputs |= tokens_of(run_all(toy_engine(target(prefix_caching=False), None), [request]))
     return outputs
@@ -90,7 +90,8 @@ def test_greedy_under_the_other_rules(name: str, rule: str) -> None:
 @pytest.mark.parametrize("drafter", ["none", "other", "tree"])
 @pytest.mark.parametrize("name", PARAMS)
 def test_batches_and_chunks(name: str, drafter: str) -> None:
-    for config in [{"max_num_seqs": n} for n in (1, 2, 5, 8)] + [{"max_num_batched_tokens": n} for n in (1, 3, 7, 13)]:
+    configs: list[dict[str, Any]] = [{"max_num_seqs": n} for n in (1, 2, 5, 8)]
+    for config in configs + [{"max_num_batched_tokens": n} for n in (1, 3, 7, 13)]:
         assert outputs(name, drafter, **config) == plain(name), config
 
 
@@ -175,7 +176,7 @@ def test_followers_find_only_what_was_computed() -> None:
     engine = toy_engine(target(), DRAFTERS["itself"](), k=2)
     line = make_request("line", (0, 1, 2), SamplingParams(temperature=0, max_tokens=40))
     engine.add(line)
-    text, prompts, found = [0, 1, 2], {}, {}
+    text, prompts, found = [0, 1, 2], dict[str, Any](), dict[str, Any]()
     for step in range(200):
         for event in engine.step():
             found[event.id] = found.get(event.id, ()) + event.tokens

@@ -16,7 +16,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.engine.requests import make_requests
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.types import Request
 from harness.llamas import VOCAB, llama_engine, load, write_pair
 from harness.toys import ScriptedDrafter, run_all, tokens_of

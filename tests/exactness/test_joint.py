@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +14,7 @@ from cospec.engine.engine import Engine
 from cospec.engine.joint import JointVerifier
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.types import Commit, Request
 from harness.ensembles import Blended, Mix, contrastive, ensemble_engine, toys, weighted
 from harness.oracle import total_variation
@@ -39,15 +40,15 @@ def other(vocab: int = 3) -> ToyModel:
 
 
 def error(
-    drafter: Drafter, law: dict[str, object], mix: Mix, params: SamplingParams, length: int = 3, **how: object
+    drafter: Drafter, law: dict[str, Any], mix: Mix, params: SamplingParams, length: int = 3, **how: Any
 ) -> float:
     """Total variation between what the engine writes and the blend by the book."""
-    models = toys(len(law.get("weights", (0, 0))))  # type: ignore[arg-type]
+    models = toys(len(law.get("weights", (0, 0))))
     engine = ensemble_engine(models, law, drafter=drafter, **how)
     found = enumerated_law(engine, PROMPT, params, length)
     engine.check_integrity()
     assert engine.metrics().kv_cache_usage == 0
-    return total_variation(found, joint_law(Blended(models, mix), params, PROMPT, length))  # type: ignore[arg-type]
+    return total_variation(found, joint_law(Blended(models, mix), params, PROMPT, length))
 
 
 @pytest.mark.parametrize("rule", ["recursive", "match"])
@@ -61,18 +62,18 @@ def test_chosen_trees(rule: str, parents: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("params", [PLAIN, MIXED], ids=["plain", "mixed"])
 def test_drawn_trees(params: SamplingParams) -> None:
     for law, mix in LAWS:
-        shape = {"k": 2, "widths": (2, 1), "max_nodes": 3}
+        shape: dict[str, Any] = {"k": 2, "widths": (2, 1), "max_nodes": 3}
         assert error(ModelDrafter(other()), law, mix, params, 2, rule="recursive", **shape) < EXACT
 
 
-def branching(commit: object = JointVerifier.commit) -> tuple[float, int]:
+def branching(commit: Callable[[JointVerifier, Sequence[Commit]], None] = JointVerifier.commit) -> tuple[float, int]:
     """The error under drafts whose second branch is the long one, and how often that was kept."""
     kept = 0
 
     def counted(self: JointVerifier, commits: Sequence[Commit]) -> None:
         nonlocal kept
         kept += sum(found.path[:2] == (1, 2) for found in commits)
-        commit(self, commits)  # type: ignore[operator]
+        commit(self, commits)
 
     with patch.object(JointVerifier, "commit", counted):
         wrong = error(ScriptedDrafter((0, 1, 0), (-1, -1, 1)), *LAWS[0], PLAIN, 4, rule="match", k=2, max_nodes=3)
@@ -102,7 +103,7 @@ def listed(count: int = 5) -> list[Request]:
     ]
 
 
-def engine(pages: int = 256, **how: object) -> Engine:
+def engine(pages: int = 256, **how: Any) -> Engine:
     models = [with_pool(model, pages, 4) for model in toys(2, 6, sharpness=2.0)]
     return ensemble_engine(models, WEIGHTED, drafter=ModelDrafter(with_pool(ToyModel(6, seed=9), 256, 4)), **how)
 
@@ -111,8 +112,15 @@ def engine(pages: int = 256, **how: object) -> Engine:
 def test_every_round_writes_what_standard_decoding_writes(round: str) -> None:
     """Laws side by side, chunks, few places, crowded caches."""
     wanted = tokens_of(run_all(ensemble_engine(toys(2, 6, sharpness=2.0), WEIGHTED, "standard"), listed()))
-    for how in ({}, {"max_num_batched_tokens": 7}, {"max_num_seqs": 2}, {"pages": 14}, {"drafting": "here"}):
-        one = engine(k=3, round=round, **how)  # type: ignore[arg-type]
+    hows: list[dict[str, Any]] = [
+        {},
+        {"max_num_batched_tokens": 7},
+        {"max_num_seqs": 2},
+        {"pages": 14},
+        {"drafting": "here"},
+    ]
+    for how in hows:
+        one = engine(k=3, round=round, **how)
         assert tokens_of(run_all(one, listed())) == wanted, how
         assert bool(one.metrics().num_preemptions) is ("pages" in how)
         assert one.metrics().round_info["round"] == ("sequential" if round == "auto" else round)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -15,7 +15,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.draws import Draws, Floats, Purpose
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter, Rule
+from cospec.plugins import Drafter, Rule
 from cospec.rules.block import Block
 from cospec.rules.rejection import Rejection
 from cospec.rules.residual import residual
@@ -23,7 +23,7 @@ from cospec.sampling import History, law
 from cospec.types import Budget, Commit, Context, Draft, Scores, Verdict
 from harness.oracle import BranchingDraws, Trace, Unsound, total_variation
 from harness.reference import joint_law
-from harness.toys import ScriptedDrafter, enumerated_law, run_all, toy_engine
+from harness.toys import ScriptedDrafter, enumerated_law, run_all, toy_engine, verifier_of
 from harness.toys import make_request as request
 
 SEEN = 1e-3
@@ -51,7 +51,7 @@ def error(
     name = rule if isinstance(rule, str) else rule.name
     engine = toy_engine(model or target(), drafter, name, k)
     if not isinstance(rule, str):
-        engine.round.crew.judge.rules = {name: rule}  # type: ignore[attr-defined]
+        verifier_of(engine).rules = {name: rule}
     return total_variation(enumerated_law(engine, PROMPT, params, length), joint_law(target(), params, PROMPT, length))
 
 
@@ -118,7 +118,7 @@ class BlockWithoutSurplus(Block):
     """Tests each prefix by its weight alone."""
 
     def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        with patch("cospec.rules.block._chance", lambda weight, law, draft, length: weight):
+        with patch("cospec.rules.block.surplus", lambda law, draft, node, weight: np.array([weight])):
             return super().judge(draft, scores, draws)
 
 
@@ -149,9 +149,9 @@ class ReportsUntruncated(ModelDrafter):
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         known = {context.id: context for context in contexts}
-        return [replace(draft, q=self._whole(known[draft.id], draft)) for draft in super().propose(contexts, budgets)]
+        return [replace(draft, q=self.whole(known[draft.id], draft)) for draft in super().propose(contexts, budgets)]
 
-    def _whole(self, context: Context, draft: Draft) -> Floats:
+    def whole(self, context: Context, draft: Draft) -> Floats:
         assert isinstance(self.model, ToyModel)
         rows = []
         for node in range(len(draft)):
@@ -164,9 +164,9 @@ class ReportsUntruncated(ModelDrafter):
 class ReportsColder(ReportsUntruncated):
     """Reports q at another temperature than it drew with."""
 
-    def _whole(self, context: Context, draft: Draft) -> Floats:
+    def whole(self, context: Context, draft: Draft) -> Floats:
         colder = replace(context, sampling=replace(context.sampling, temperature=0.5))
-        return super()._whole(colder, draft)
+        return super().whole(colder, draft)
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
@@ -182,14 +182,14 @@ def test_a_q_before_truncation_is_seen(rule: str) -> None:
 class KeepsWhatItHas(ToyModel):
     """Trusts every cell that was written once: the cache of rejected tokens goes stale."""
 
-    def forward(self, batch):  # type: ignore[no-untyped-def]
-        self._seen = getattr(self, "_seen", {})
-        return super().forward(batch)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.seen: dict[str, int] = {}
 
-    def _write(self, id: str, place: int, token: int) -> None:
-        if place >= self._seen.get(id, 0):
-            self._seen[id] = place + 1
-            super()._write(id, place, token)
+    def write(self, id: str, place: int, token: int) -> None:
+        if place >= self.seen.get(id, 0):
+            self.seen[id] = place + 1
+            super().write(id, place, token)
 
 
 class DoesNotMove(ToyModel):
@@ -202,8 +202,8 @@ class DoesNotMove(ToyModel):
 class SeesSiblings(ToyModel):
     """Attends to every node before it instead of its ancestors."""
 
-    def _context(self, segment: Segment, row: int) -> list[int]:
-        return [self._read(segment.id, place) for place in range(segment.start + row + 1)]
+    def context(self, segment: Segment, row: int) -> list[int]:
+        return [self.read(segment.id, place) for place in range(segment.start + row + 1)]
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
@@ -287,7 +287,7 @@ def test_a_token_of_probability_zero_is_never_kept(rule: Rule, kept: int, q: Flo
     """Strictly less, whatever the draw; ``<=`` is seen."""
     draft = Draft("s", 3, (0,), (-1,), ("d",), q)
     scores = Scores(law=np.array([[0.0, 0.3, 0.7], [0.2, 0.3, 0.5]]))
-    assert len(rule.judge(draft, scores, Never()).path) == kept  # type: ignore[arg-type]
+    assert len(rule.judge(draft, scores, cast(Draws, Never())).path) == kept
 
 
 def test_noise_that_serves_two_rounds_is_seen() -> None:

@@ -7,8 +7,9 @@ of an enumeration sees the same decisions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -20,9 +21,10 @@ from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
+from cospec.plugins import Policy
 from cospec.policies.off import Off
-from cospec.protocols import Policy
 from cospec.registry import POLICIES
+from cospec.rounds.sequential import Sequential
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load, Request, Speculation
 from harness.oracle import Unsound, total_variation
@@ -60,17 +62,16 @@ def watched(policy: Policy, rule: str) -> Engine:
     """An engine with a policy that no configuration names."""
     made = engine("fixed", rule)
     made.scheduler.policy = policy
-    crew = replace(made.round.crew, policy=policy)  # type: ignore[attr-defined]
-    made.round.crew = crew  # type: ignore[attr-defined]
+    made.round = Sequential(replace(made.round.crew, policy=policy))
     return made
 
 
-def law_under(build: object, rule: str) -> float:
+def law_under(build: Callable[[], Engine], rule: str) -> float:
     """Distance from the target's own law, with company that teaches the policy something first."""
     chosen = Speculation(rule=rule)
     company = [Request(f"a{n}", (n, 1, 0), SamplingParams(max_tokens=6), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
-    found = enumerated_law_among(build, company, request, LENGTH)  # type: ignore[arg-type]
+    found = enumerated_law_among(build, company, request, LENGTH)
     return total_variation(found, joint_law(target(), PARAMS, PROMPT, LENGTH))
 
 
@@ -208,7 +209,7 @@ def test_a_released_cache_is_filled_again() -> None:
     made = watched(OnAndOff(), "auto")
     requests = [make_request(f"r{n}", (n % 2, 1, 0), KINDS["greedy"]) for n in range(3)]
     plain = tokens_of(run_all(toy_engine(target(), None), requests))
-    held = made.round.crew.drafter.model.pages  # type: ignore[attr-defined]
+    held = cast(Any, made.round.crew.drafter).model.pages
     usage = []
     for request in requests:
         made.add(request)

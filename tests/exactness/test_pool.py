@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -19,10 +20,11 @@ from cospec.draws import Draws, Purpose
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
+from cospec.plugins import Drafter
 from cospec.registry import COMBINERS, ROUTINGS, RULES
 from cospec.sampling import History, law
 from cospec.types import Budget, Commit, Context, Draft, Request, Speculation
-from harness.oracle import BranchingDraws, Trace, enumerate_runs, total_variation
+from harness.oracle import BranchingDraws, Law, Trace, enumerate_runs, total_variation
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.reference import joint_law
 from harness.toys import drawing, enumerated_law, make_request, toy_engine
@@ -83,7 +85,8 @@ def error(
                 engine.check_integrity()
         return output[:length]
 
-    return total_variation(enumerate_runs(run), joint_law(target(), params, PROMPT, length))
+    law: Law = enumerate_runs(run)
+    return total_variation(law, joint_law(target(), params, PROMPT, length))
 
 
 @pytest.mark.parametrize("params", PARAMS)
@@ -133,7 +136,7 @@ def test_auto_keeps_to_rules_that_may_judge(combiner: str) -> None:
     assert mixing.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.rule != "match"
 
 
-class MoreConfident:
+class MoreConfident(Drafter):
     """The biased shortcut: of two drafters that draw a token each, the surer one's is taken, with its own q."""
 
     name, samples, reads_states, drafts_ahead, learns = "shortcut", True, False, True, False
@@ -153,7 +156,7 @@ class MoreConfident:
                 rows = [
                     law(m.logits([*context.tokens, *tokens])[None], context.sampling, history)[0] for m in self._models
                 ]
-                draws = model.Draws(context.seed, base)
+                draws = cast(Any, model).Draws(context.seed, base)  # as ``drawing`` replaces them
                 drawn = [draws.token(row, base + place, Purpose.DRAFT, branch) for branch, row in enumerate(rows)]
                 winner = max((0, 1), key=lambda n: rows[n][drawn[n]]) if self._compares else place % 2
                 tokens.append(drawn[winner])

@@ -14,7 +14,8 @@ from cospec.draws import derive
 from cospec.engine.requests import make_requests
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
+from cospec.protocols import Crew
 from cospec.rounds.ahead import DraftAhead
 from cospec.rounds.desk import AHEAD, Desk
 from cospec.rounds.pool import Ask
@@ -61,7 +62,7 @@ class OneSeed(Desk):
 
 
 class AheadWithOneSeed(DraftAhead):
-    def __init__(self, crew) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, crew: Crew) -> None:
         super().__init__(crew)
         self.desk = OneSeed(crew)
 

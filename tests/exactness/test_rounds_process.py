@@ -69,7 +69,9 @@ def zoo() -> Iterator[cospec.LLM]:
     speculative = {"method": "draft_model", "num_speculative_tokens": 4, "drafting": "process"}
     llm = cospec.LLM("zoo", speculative, dtype="float32", max_num_seqs=8, kv_cache_memory_bytes=64 << 20, threads=1)
     yield llm
-    llm.engine.round.crew.handle.close()  # type: ignore[attr-defined]
+    handle = llm.engine.round.crew.handle
+    assert handle is not None
+    handle.close()
 
 
 def written(llm: cospec.LLM, name: str, drafts: bool) -> list[tuple[int, ...]]:
@@ -79,7 +81,7 @@ def written(llm: cospec.LLM, name: str, drafts: bool) -> list[tuple[int, ...]]:
 
 
 def test_the_zoo_writes_the_same_under_every_round(zoo: cospec.LLM) -> None:
-    crew = zoo.engine.round.crew  # type: ignore[attr-defined]
+    crew = zoo.engine.round.crew
     for name in TEXTS:
         plain = written(zoo, name, drafts=False)
         for cls in ROUNDS.values():

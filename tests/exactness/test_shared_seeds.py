@@ -19,7 +19,7 @@ from cospec.draws import Purpose
 from cospec.engine import requests
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.types import Request, Speculation
 from harness.oracle import Law, Trace, Uniform, enumerate_runs, total_variation
 from harness.reference import joint_law
@@ -70,7 +70,7 @@ class RememberedDraws:
 
 
 def _race(rows: np.ndarray, streams: list[tuple[RememberedDraws, int, Purpose, int]]) -> list[int]:
-    return [draws.token(row, *where) for row, (draws, *where) in zip(rows, streams, strict=True)]
+    return [stream[0].token(row, *stream[1:]) for row, stream in zip(rows, streams, strict=True)]
 
 
 def law_of_the_last(rule: str, requests: Sequence[Request], vocab: int = 3) -> Law:
@@ -81,7 +81,7 @@ def law_of_the_last(rule: str, requests: Sequence[Request], vocab: int = 3) -> L
     def run(trace: Trace) -> tuple[int, ...]:
         engine = toy_engine(target, SuffixDrafter(), rule, k=2, **shape)
         numbers = Numbers(trace)
-        with drawing(numbers.draws), patch("cospec.engine.judging.race", _race):  # type: ignore[arg-type]
+        with drawing(numbers.draws), patch("cospec.engine.judging.race", _race):
             for request in requests:
                 found = tokens_of(run_all(engine, [replace(request, speculation=Speculation(rule=rule))], check=False))
         return found[requests[-1].id]
@@ -153,8 +153,9 @@ def test_where_nothing_learns_a_repetition_is_the_same_draw(drafter: Drafter, re
 def test_a_request_that_is_made_again_alone_writes_the_same(rule: str) -> None:
     """However much of it is wanted, but for the drafts that its end cuts, and whatever is told of it beside."""
     found = []
-    for more in ({}, {}, {"logprobs": 2}, {"max_tokens": 60}, {"stop": ()}):
-        params = SamplingParams(**{"max_tokens": 40, "seed": 7, **more})  # type: ignore[arg-type]
+    changes: list[dict[str, Any]] = [{}, {}, {"logprobs": 2}, {"max_tokens": 60}, {"stop": ()}]
+    for more in changes:
+        params = SamplingParams(**{"max_tokens": 40, "seed": 7, **more})
         request = replace(FIRST, sampling=params, speculation=Speculation(rule=rule))
         engine = toy_engine(ToyModel(3, order=2, seed=1), SuffixDrafter(), rule, k=2)
         found.append(tokens_of(run_all(engine, [request]))["first"][:30])
@@ -165,8 +166,8 @@ def test_which_requests_have_numbers_of_their_own() -> None:
     """Those that are drafted for under a rule that tests drawn drafts; the others' text is that of their seed."""
     resolve = toy_engine(ToyModel(3, order=2, seed=1), SuffixDrafter()).parts.resolver.resolve
 
-    def seed(request: Request, **chosen: object) -> int:
-        return resolve(replace(request, speculation=Speculation(**chosen))).seed  # type: ignore[arg-type]
+    def seed(request: Request, **chosen: Any) -> int:
+        return resolve(replace(request, speculation=Speculation(**chosen))).seed
 
     seeds = {seed(request, rule="block") for request in (FIRST, OTHER_PROMPT, OTHER_TEMPERATURE)}
     seeds |= {seed(FIRST, rule="rejection"), seed(FIRST, rule="block", length=2)}

@@ -84,4 +84,4 @@ def test_failed_recordings_leave_the_device_usable(caplog: pytest.LogCaptureFixt
 def test_llamas_on_a_gpu_use_graphs() -> None:
     _, kv = runner_of("llama", DEVICE)
     fused = FusedLlama.from_hf(tiny("llama").to(DEVICE), kv, "fp32")
-    assert isinstance(fused._runner, GraphRunner)
+    assert isinstance(fused.runner, GraphRunner)

@@ -15,7 +15,8 @@ from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.models.loading import LoadOptions, load_model
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter, Model
+from cospec.plugins import Drafter
+from cospec.protocols import Model
 from cospec.types import Commit
 from harness.tiny import VOCAB, tiny, tokens
 from harness.toys import make_request, run_all, tokens_of

@@ -11,9 +11,10 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.errors import ModelError
 from cospec.models.toy import ToyModel
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.rounds.drafting import Build
 from cospec.types import Budget, Context, Draft
+from harness.pools import pool_of, toy_drafters
 
 VOCAB = 6
 
@@ -52,5 +53,7 @@ def refusing() -> Drafter:
 def _toy(name: str) -> Drafter:
     if name == "ngram":
         return NgramDrafter(1, 3)
+    if name == "pool":
+        return pool_of(toy_drafters(VOCAB), "fuse", "hedge", VOCAB)
     itself = ToyModel(VOCAB, order=2, seed=1, sharpness=2.0)
     return ModelDrafter(itself if name == "itself" else ToyModel(VOCAB, order=1, seed=3))

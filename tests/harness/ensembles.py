@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from cospec.engine.collaboration import connect_ensemble
 from cospec.engine.engine import Engine
 from cospec.engine.ensemble import Cast
 from cospec.models.toy import ToyModel
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.rounds import proposing
+from harness.methods import override
 from harness.oracle import BranchingDraws
 from harness.reference import normalised
 
@@ -45,13 +46,13 @@ def rolling(model: ToyModel) -> ToyModel:
                 if pick.temperature:
                     law = torch.softmax(torch.from_numpy(rows[-1][place]) / pick.temperature, -1)
                     q[place, step] = law.numpy()
-                    (token,) = proposing.race(q[place, step : step + 1], [_ahead(pick.stream, step)])
+                    (token,) = cast(Any, proposing).race(q[place, step : step + 1], [_ahead(pick.stream, step)])
                 tokens[place].append(token)
                 end = segments[place].start + len(segments[place].tokens)
                 segments[place] = Segment(segments[place].id, end, (token,))
         return Rolled(tokens, q if any(pick.temperature for pick in picks) else None, None, np.stack(rows))
 
-    model.rollout = rollout  # type: ignore[method-assign]
+    override(model, rollout=rollout)
     return model
 
 
@@ -72,7 +73,8 @@ def ensemble_engine(
     drafter: Drafter | None = more.pop("drafter", None)
     own = {name: more.pop(name) for name in SPECULATIVE if name in more}
     speculative = SpeculativeConfig(num_speculative_tokens=more.pop("k", 2), **own)
-    collaboration = CollaborationConfig(proposal=proposal, gamma=gamma, proposer=more.pop("proposer", None))  # type: ignore[arg-type]
+    given = {"proposal": proposal, "gamma": gamma, "proposer": more.pop("proposer", None)}
+    collaboration = CollaborationConfig.model_validate(given)
     config = EngineConfig(law=law, collaboration=collaboration, speculative_config=speculative, **more)
     names = tuple(f"m{place}" for place in range(len(models)))
     return Engine(connect_ensemble(Cast(tuple(models), names), drafter, config, Text()))

@@ -16,7 +16,8 @@ from cospec.engine.engine import Engine
 from cospec.engine.requests import make_requests
 from cospec.models.loading import LoadOptions, load_model
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter, Model
+from cospec.plugins import Drafter
+from cospec.protocols import Model
 from cospec.types import Request
 from harness.oracle import Law
 from harness.reference import normalised, truncated
@@ -51,7 +52,7 @@ def load(folder: Path, fused: Any = "auto", pages: int = 200) -> Model:
     )
 
 
-def llama_engine(target: Model, drafter: Drafter | None, k: int = 3, rule: str = "auto", **config: Any) -> Engine:
+def llama_engine(target: Model, drafter: Drafter | None, k: Any = 3, rule: str = "auto", **config: Any) -> Engine:
     """An engine without text; ``max_nodes`` and ``widths`` among ``config`` are those of ``SpeculativeConfig``."""
     shape = {key: config.pop(key) for key in ("max_nodes", "widths") if key in config}
     speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule, **shape)
@@ -68,16 +69,16 @@ def seeded(prompt: Sequence[int], params: SamplingParams, count: int) -> list[Re
 def law_of(folder: Path, params: SamplingParams, prompt: Sequence[int], length: int) -> Law:
     """The joint law of ``length`` tokens, by plain forward passes over every prefix."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    law: Law = {(): 1.0}
+    law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
         prefixes = list(law)
-        rows = torch.tensor([[*prompt, *prefix] for prefix in prefixes])  # type: ignore[misc]
+        rows = torch.tensor([[*prompt, *prefix] for prefix in prefixes])
         logits = torch.cat([model(input_ids=part, use_cache=False).logits[:, -1].double() for part in rows.split(64)])
         probabilities = torch.softmax(logits / params.temperature, -1).tolist()
         law = {
-            (*prefix, token): law[prefix] * p  # type: ignore[misc]
+            (*prefix, token): law[prefix] * p
             for prefix, row in zip(prefixes, probabilities, strict=True)
             for token, p in enumerate(truncated(normalised(row), params))
             if p > 0
         }
-    return law
+    return dict(law.items())

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from cospec.engine.engine import Engine
 from cospec.errors import DrafterLost
-from cospec.protocols import Drafter, Handle
+from cospec.plugins import Drafter
+from cospec.protocols import Handle
 from cospec.rounds.ahead import DraftAhead
 from cospec.rounds.auto import Auto
 from cospec.rounds.handles import Here, Worker
 from cospec.rounds.pipelined import Pipelined
+from cospec.rounds.remote import RemoteDrafter
 from cospec.rounds.sequential import Sequential
 from cospec.rounds.wire import pack, unpack
 from cospec.types import Draft, Outcome, Plan, PlanEntry
@@ -96,7 +98,7 @@ HANDLES: dict[str, Callable[[Drafter], Handle]] = {
     "here": Here,
     "wired": Wired,
     "worker": Worker,
-    "process": lambda drafter: drafter.handle,  # type: ignore[attr-defined]
+    "process": lambda drafter: cast(RemoteDrafter, drafter).handle,
     "fragile": Fragile,
     "gaps": Gaps,
     "slow": Slow,
@@ -125,7 +127,7 @@ class Peeking(DraftAhead):
 
 def under(engine: Engine, name: str, handle: str = "here", cls: Callable[..., Any] | None = None) -> Engine:
     """The engine with another round, or one of class ``cls``."""
-    crew = engine.round.crew  # type: ignore[attr-defined]
+    crew = engine.round.crew
     own = HANDLES[handle](crew.drafter) if crew.drafter else None
     engine.round = (cls or ROUNDS[name])(replace(crew, handle=own))
     return engine

@@ -5,8 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Protocol
 
 SOURCE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
+
+
+class Thing(Protocol):
+    """The interface of a table of its own."""
+
+    exact: bool
+
+    def judge(self) -> None: ...
 
 
 def install(folder: Path) -> Path:

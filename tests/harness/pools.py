@@ -17,7 +17,8 @@ from cospec.drafters.vocabulary import MappedVocabulary
 from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
-from cospec.protocols import Clock, Drafter, Model
+from cospec.plugins import Drafter
+from cospec.protocols import Clock, Model
 from cospec.registry import COMBINERS, ROUTINGS
 
 

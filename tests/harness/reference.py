@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
-from cospec.models.toy import ToyModel
+from torch import Tensor
+
 from cospec.params import SamplingParams
 from harness.oracle import Law
+
+
+class Table(Protocol):
+    """The logits behind a context, such as ``ToyModel`` gives."""
+
+    def logits(self, context: Sequence[int]) -> Tensor: ...
 
 
 def next_law(
@@ -51,7 +59,7 @@ def normalised(values: Sequence[float]) -> list[float]:
     return [value / total for value in values]
 
 
-def joint_law(model: ToyModel, params: SamplingParams, prompt: Sequence[int], length: int) -> Law:
+def joint_law(model: Table, params: SamplingParams, prompt: Sequence[int], length: int) -> Law:
     """Of the first ``length`` tokens, fewer where a stop token ends the output before."""
     law: Law = {(): 1.0}
     for _ in range(length):

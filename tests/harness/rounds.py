@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cospec.params import SamplingParams
+from cospec.plugins import Policy
 from cospec.policies.cost import ForwardCost
 from cospec.policies.menu import tree_tokens
 from cospec.policies.round_cost import Costs
-from cospec.protocols import Policy
 from cospec.stats import RoundStats, RoundTimes
 from cospec.types import Budget, Commit, Load, Offer, Request, Sequence
 
@@ -46,8 +46,11 @@ class World:
     tokens: float = 0.0
     seconds: float = 0.0
 
-    def play(self, policy: Policy, rounds: int, first: int = 0) -> float:
-        """Expected tokens per second of the rounds; what is judged, and learned from, is drawn."""
+    def play(self, policy: Policy, rounds: int, first: int = 0, until: Callable[[], bool] = lambda: False) -> float:
+        """Expected tokens per second of the rounds; what is judged, and learned from, is drawn.
+
+        Ends early once ``until``, which is called after each round, is true.
+        """
         chance = np.random.default_rng(self.seed)
         ready = sequences(self.count)
         self.tokens = self.seconds = 0.0
@@ -57,7 +60,7 @@ class World:
             budgets = policy.plan(Load(ready, self.catching_up))
             assert len(budgets) == len(ready)
             seen = []
-            for _ in range(min(self.burst, getattr(policy, "lasts", 1), first + rounds - step)):
+            for _ in range(min(self.burst, policy.lasts, first + rounds - step)):
                 rates = self.rates(step)
                 pairs = list(zip(ready, budgets, rates, strict=True))
                 commits = [self._judge(one, budget, rate, chance) for one, budget, rate in pairs]
@@ -68,6 +71,8 @@ class World:
                 self.lengths.append([budget.depth for budget in budgets])
                 step += 1
             policy.observe(*as_one(seen))
+            if until():
+                break
         return self.tokens / self.seconds
 
     def _judge(self, one: Sequence, budget: Budget, rate: float, chance: np.random.Generator) -> Commit:
@@ -88,6 +93,7 @@ class World:
         n, proposed = len(budgets), sum(budget.max_nodes for budget in budgets)
         context, depth = 199 * n, max(budget.depth for budget in budgets)
         tokens = n + proposed + self.catching_up
+        assert self.costs.target is not None and self.costs.draft is not None
         target = self.costs.target.seconds(context, tokens, n) * np.exp(self.noise * chance.standard_normal())
         draft = 0.0
         if depth:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.stats import chi2, chisquare
@@ -14,7 +15,7 @@ from harness.oracle import Law
 from harness.reference import next_law
 
 
-def fit(outcomes: Iterable[object], law: Law) -> float:
+def fit(outcomes: Iterable[Any], law: Mapping[Any, float]) -> float:
     """The chi-square p-value of ``outcomes`` under ``law``; 0 when one of them is impossible."""
     counts = Counter(outcomes)
     if any(outcome not in law for outcome in counts):

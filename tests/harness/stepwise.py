@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+from cospec.draws import Floats
 from harness.oracle import Law, Trace, Unsound
 
 DEPENDS = "a choice depends on what was drawn ahead in its own step"
@@ -30,7 +31,7 @@ class _Branch(Trace):
     owner: StepTrace | None = None
     ahead: bool = False
 
-    def choose(self, probabilities: Sequence[float]) -> int:
+    def choose(self, probabilities: Sequence[float] | Floats) -> int:
         assert self.owner is not None
         return self.owner.choose(tuple(map(float, probabilities)), self.ahead)
 

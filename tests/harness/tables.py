@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
-from cospec.draws import Floats
-from cospec.protocols import Rule
+from cospec.draws import Draws, Floats
+from cospec.plugins import Rule
 from cospec.types import Draft, Scores
 from harness.oracle import BranchingDraws, Law, Trace, enumerate_runs
 
@@ -25,15 +26,15 @@ class Tables:
 
     def wanted(self) -> Law:
         """The law of ``depth + 1`` tokens."""
-        law: Law = {(): 1.0}
+        law: dict[Words, float] = {(): 1.0}
         for _ in range(self.depth + 1):
             law = {
                 (*words, token): mass * float(p)
                 for words, mass in law.items()
-                for token, p in enumerate(self.p[words])  # type: ignore[index]
+                for token, p in enumerate(self.p[words])
                 if p > 0
             }
-        return law
+        return dict(law.items())
 
     def round(self, rule: Rule, trace: Trace, point: Words | None = None) -> tuple[Words, int]:
         """One draft drawn from q (or ``point``, without q), judged; the tokens it gave, continued by p to the end."""
@@ -45,9 +46,11 @@ class Tables:
         n = self.depth
         draft = Draft("s", 5, words, tuple(range(-1, n - 1)), ("d",) * n, q)
         law = np.stack([self.p[prefix] for prefix in prefixes])
-        verdict = rule.judge(draft, Scores(law=law), BranchingDraws(trace, 5))  # type: ignore[arg-type]
+        draws = cast(Draws, BranchingDraws(trace, 5))  # as far as a rule knows
+        verdict = rule.judge(draft, Scores(law=law), draws)
         assert verdict.path == tuple(range(len(verdict.path)))
-        output = (*words[: len(verdict.path)], verdict.token)
+        assert verdict.token is not None
+        output: Words = (*words[: len(verdict.path)], verdict.token)
         while len(output) <= self.depth:
             output += (trace.choose(self.p[output]),)
         return output, len(verdict.path)
@@ -59,4 +62,4 @@ class Tables:
     def accepted(self, rule: Rule) -> float:
         """The expected accepted length."""
         lengths = enumerate_runs(lambda trace: self.round(rule, trace)[1])
-        return sum(length * mass for length, mass in lengths.items())  # type: ignore[misc]
+        return sum(length * mass for length, mass in lengths.items())

@@ -11,10 +11,11 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.draws import Draws, derive
 from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
+from cospec.engine.verifier import Verifier
 from cospec.models.pages import PagePool
 from cospec.models.toy import EMPTY, ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.types import Budget, Commit, Context, Draft, Event, Request, Speculation
 from harness.oracle import BranchingDraws, Law, Trace, branching_race
 from harness.stepwise import StepTrace, enumerate_steps
@@ -30,7 +31,7 @@ DRAWING_MODULES = (
 
 
 @contextmanager
-def drawing(draws: Callable[[int, int], Draws | BranchingDraws]) -> Iterator[None]:
+def drawing(draws: Callable[[int, int], Any]) -> Iterator[None]:
     """Draw with something else than ``Draws``."""
     with ExitStack() as stack:
         for name in DRAWING_MODULES:
@@ -53,6 +54,13 @@ def toy_engine(target: ToyModel, drafter: Drafter | None, rule: str = "auto", k:
     shape = {key: config.pop(key) for key in ("max_nodes", "widths") if key in config}
     speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule, **shape)
     return Engine(connect(target, drafter, speculative, EngineConfig(**config), text))
+
+
+def verifier_of(engine: Engine) -> Verifier:
+    """Of an engine with one model."""
+    verifier = engine.round.crew.judge
+    assert isinstance(verifier, Verifier)
+    return verifier
 
 
 def with_pool(model: ToyModel, num_pages: int, page_size: int = 4, prefix_caching: bool = True) -> ToyModel:
@@ -102,7 +110,7 @@ def enumerated_law(
 
     def draws(seed: Any, base: int) -> BranchingDraws:
         own, *ahead = seed if isinstance(seed, tuple) else (seed,)
-        return BranchingDraws(traces[own], (base, *ahead) if ahead else base, by_round)  # type: ignore[arg-type]
+        return BranchingDraws(traces[own], (base, *ahead) if ahead else base, by_round)
 
     with drawing(draws), patch("cospec.rounds.desk.derive", _unmixed):
         while waiting or outputs:
@@ -137,7 +145,7 @@ def enumerated_law_among(
     """
 
     def run(trace: StepTrace) -> tuple[int, ...]:
-        engine, output = build(), ()
+        engine, output = build(), tuple[int, ...]()
         reach = 0  # the length that a draft made ahead continues
 
         def draws(seed: Any, base: int) -> Draws | BranchingDraws:
@@ -146,7 +154,7 @@ def enumerated_law_among(
             if own == request.seed:
                 reach = base if ahead else reach
                 branching = trace.ahead if ahead else trace.now
-                return BranchingDraws(branching, (base, *ahead) if ahead else base)  # type: ignore[arg-type]
+                return BranchingDraws(branching, (base, *ahead) if ahead else base)
             return Draws(derive(own, *ahead) if ahead else own, base)
 
         with drawing(draws), patch("cospec.rounds.desk.derive", _unmixed):
@@ -163,7 +171,7 @@ def enumerated_law_among(
     return enumerate_steps(run)
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Proposes the same tree every time, cut to the budget."""
 
     name, samples, reads_states, drafts_ahead, learns = "scripted", False, False, True, False

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 import openai
@@ -21,10 +21,9 @@ from cospec.engine.serving import EngineClient
 from cospec.server.connections import TimedConfig
 from cospec.server.run import load_app
 from cospec.server.settings import ServerSettings
+from server.fake_engine import FakeEngine, write_tokenizer
 
-sys.path.insert(0, str(Path(__file__).parent))  # the engine's process imports the fake by name
-
-from fake_engine import FakeEngine, write_tokenizer
+ResultT = TypeVar("ResultT")
 
 
 @dataclass
@@ -42,14 +41,15 @@ class Running:
         self.http = httpx.Client(base_url=self.url, timeout=30, headers=headers)
 
     @property
-    def openai(self) -> openai.OpenAI:
+    def openai(self) -> Any:
+        """The official client; untyped, as the server answers with fields that the client's types do not have."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.api_key or "none", max_retries=0)
 
     def post(self, path: str, **body: object) -> httpx.Response:
         return self.http.post(path, content=json.dumps(body))
 
-    def run(self, make: Callable[[], object]) -> object:
-        async def call() -> object:
+    def run(self, make: Callable[[], ResultT]) -> ResultT:
+        async def call() -> ResultT:
             return make()
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
@@ -125,7 +125,7 @@ def server_of(config: EngineConfig) -> Iterator[Callable[..., Running]]:
     """Starts servers with settings of their own."""
     threads: list[ServerThread] = []
 
-    def start(**settings: object) -> Running:
+    def start(**settings: Any) -> Running:
         threads.append(ServerThread(config, ServerSettings(**settings)))
         return threads[-1].start()
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from cospec.config import EngineConfig
 from cospec.engine.metrics import EngineMetrics
 from cospec.engine.requests import make_requests
-from cospec.errors import InvalidInput, ModelError, words
+from cospec.errors import InvalidInput, ModelError, RequestsFailed, words
 from cospec.params import SamplingParams
 from cospec.stats import RequestStats, TokenLogprobs
 from cospec.types import Event, Finish, Request
@@ -51,14 +51,6 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
         tokenizer_object=tokenizer, eos_token="<|end|>", clean_up_tokenization_spaces=False, chat_template=template
     ).save_pretrained(folder)
     return folder
-
-
-class StepError(RuntimeError):
-    """A failure that knows whom it is about."""
-
-    def __init__(self, ids: tuple[str, ...]) -> None:
-        super().__init__("it broke")
-        self.ids = ids
 
 
 @dataclass(frozen=True)
@@ -133,7 +125,7 @@ class FakeEngine:
             raise RuntimeError("all of it broke")
         broken = tuple(id for id, text in texts.items() if "BREAK" in text)
         if broken:
-            raise StepError(broken)
+            raise RequestsFailed("it broke", broken)
         if any("SLOW" in text or "FOREVER" in text for text in texts.values()):
             time.sleep(SLOW_SECONDS)
         events = []

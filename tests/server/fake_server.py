@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from fake_engine import FakeEngine
 
 from cospec.config import EngineConfig
 from cospec.errors import EngineStopped
 from cospec.server.run import run
 from cospec.server.settings import ServerSettings
+from server.fake_engine import FakeEngine
 
 
 class FakeServed:
     """The program, started and answering."""
 
     def __init__(self, tokenizer: Path, **settings: Any) -> None:
-        command = [sys.executable, __file__, str(tokenizer), json.dumps({"port": 0, **settings})]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        command = [sys.executable, "-m", "server.fake_server", str(tokenizer), json.dumps({"port": 0, **settings})]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=Path(__file__).parents[1]
+        )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
         self.http = httpx.Client(base_url=self.url, timeout=60)

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
-from fake_engine import write_tokenizer
+
+from server.fake_engine import write_tokenizer
 
 
 def write_llama(folder: Path, seed: int = 0) -> Path:
@@ -56,7 +58,8 @@ class Served:
         assert "http://" in line, said
         self.url = "http://" + line.strip().rpartition("http://")[2]
         self.http = httpx.Client(base_url=self.url, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        # untyped, as the server answers with fields that the client's types do not have
+        self.openai: Any = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
     def stop(self) -> int:
         self.http.close()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from server.conftest import Running
 
 
-def test_the_page_loads_from_this_server_alone(server):
+def test_the_page_loads_from_this_server_alone(server: Running) -> None:
     page = server.http.get("/docs")
     assert page.status_code == 200
     links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']+)""", page.text)
@@ -19,12 +23,12 @@ def test_the_page_loads_from_this_server_alone(server):
             assert all(link.startswith("data:") for link in re.findall(r"url\(\s*[\"']?([^\s)]{5})", found.text))
 
 
-def test_no_validator_elsewhere_is_asked(server):
+def test_no_validator_elsewhere_is_asked(server: Running) -> None:
     """Swagger UI sends the address of the API to a validator on the internet unless told otherwise."""
     assert re.search(r'"validatorUrl":\s*null', server.http.get("/docs").text)
 
 
-def test_the_description_names_the_fields(server):
+def test_the_description_names_the_fields(server: Running) -> None:
     paths = server.http.get("/openapi.json").json()["paths"]
     schema = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"messages", "chat_template_kwargs", "continue_final_message"} <= set(schema["properties"])

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 import pytest
-from test_errors import error_of
+from starlette.types import Receive, Scope, Send
 
 from cospec.errors import InvalidInput
 from cospec.server.auth import KeyCheck, read_keys
 from cospec.server.settings import ServerSettings
+from server.test_errors import error_of
+
+if TYPE_CHECKING:
+    from server.conftest import Running
 
 
-def test_keys_of_options_and_file(tmp_path):
+def test_keys_of_options_and_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\n\n  two \none\n")
-    assert read_keys(ServerSettings(api_key="zero", api_key_file=file)).api_key == ("zero", "one", "two")
+    assert read_keys(ServerSettings.model_validate({"api_key": "zero", "api_key_file": file})).api_key == (
+        "zero",
+        "one",
+        "two",
+    )
     assert read_keys(ServerSettings()).api_key == ()
 
 
 @pytest.mark.parametrize("content", ["", "\n \n"])
-def test_a_file_without_keys_is_refused(tmp_path, content):
+def test_a_file_without_keys_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "keys"
     file.write_text(content)
     with pytest.raises(InvalidInput, match="has no key"):
@@ -30,25 +41,25 @@ def test_a_file_without_keys_is_refused(tmp_path, content):
         read_keys(ServerSettings(api_key_file=tmp_path / "absent"))
 
 
-def test_every_key_opens(server_of):
+def test_every_key_opens(server_of: Callable[..., Running]) -> None:
     server = server_of(api_key=["one", "two"])
     for key, status in (("one", 200), ("two", 200), ("three", 401)):
         found = httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"})
         assert found.status_code == status
 
 
-def test_a_key_may_have_any_characters():
-    async def app(scope, receive, send):
+def test_a_key_may_have_any_characters() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         reached.append((scope["path"], scope["state"]["key"]))
 
-    async def ask(key: bytes) -> list[dict]:
-        sent: list[dict] = []
+    async def ask(key: bytes) -> list[MutableMapping[str, Any]]:
+        sent: list[MutableMapping[str, Any]] = []
 
-        async def send(message):
+        async def send(message: MutableMapping[str, Any]) -> None:
             sent.append(message)
 
         scope = {"type": "http", "path": "/v1/models", "headers": [(b"authorization", b"Bearer " + key)]}
-        await KeyCheck(app, ["a", "schl\u00fcssel"])(scope, None, send)
+        await KeyCheck(app, ["a", "schl\u00fcssel"])(scope, cast(Receive, None), send)
         return sent
 
     reached: list[tuple[str, int]] = []
@@ -57,7 +68,7 @@ def test_a_key_may_have_any_characters():
     assert asyncio.run(ask(b"schl"))[0]["status"] == 401
 
 
-def test_no_redirect_follows_the_host_of_the_sender(server):
+def test_no_redirect_follows_the_host_of_the_sender(server: Running) -> None:
     for path in ("/health/", "/version/", "/v1/completions/"):
         found = server.http.get(path, headers={"Host": "elsewhere.example"})
         assert found.status_code in (404, 405)
@@ -69,7 +80,7 @@ def test_no_redirect_follows_the_host_of_the_sender(server):
     [("a.example", 200), ("A.example:80", 200), ("x.b.example", 200), ("b.example", 400), ("[::1]:8000", 200),
      ("elsewhere", 400)],
 )  # fmt: skip
-def test_hosts_may_be_listed(server_of, host, status):
+def test_hosts_may_be_listed(server_of: Callable[..., Running], host: str, status: int) -> None:
     server = server_of(allowed_hosts=["a.example", "*.b.example", "[::1]"])
     found = server.http.get("/version", headers={"Host": host})
     assert found.status_code == status
@@ -77,16 +88,16 @@ def test_hosts_may_be_listed(server_of, host, status):
         assert "--allowed-hosts" in error_of(found, 400)["message"]
 
 
-def test_any_host_is_answered_by_default(server):
+def test_any_host_is_answered_by_default(server: Running) -> None:
     assert server.http.get("/version", headers={"Host": "elsewhere"}).status_code == 200
 
 
-def preflight(server, origin: str) -> httpx.Response:
+def preflight(server: Running, origin: str) -> httpx.Response:
     headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
     return httpx.options(f"{server.url}/v1/completions", headers=headers)
 
 
-def test_origins_may_be_listed(server_of, server):
+def test_origins_may_be_listed(server_of: Callable[..., Running], server: Running) -> None:
     own = server_of(allowed_origins=["https://a.example"], api_key="secret")
     allowed = preflight(own, "https://a.example")
     assert allowed.status_code == 200

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
+
+if TYPE_CHECKING:
+    from server.conftest import Running
 
 USER = {"role": "user", "content": "hi"}
 
 
-def ask(server, *messages, **body):
+def ask(server: Running, *messages: Any, **body: object) -> httpx.Response:
     return server.post("/v1/chat/completions", messages=list(messages) or [USER], **body)
 
 
-def test_answer_has_openai_shape_and_law(server):
+def test_answer_has_openai_shape_and_law(server: Running) -> None:
     answer = ask(server, max_tokens=3).json()
     assert answer["object"] == "chat.completion"
     assert answer["id"].startswith("chatcmpl-")
@@ -23,17 +28,17 @@ def test_answer_has_openai_shape_and_law(server):
     assert choice["finish_reason"] == "length"
 
 
-def test_template_reads_roles_and_parts(server):
+def test_template_reads_roles_and_parts(server: Running) -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     answer = ask(server, {"role": "developer", "content": "S"}, parts, max_completion_tokens=12).json()
     assert answer["choices"][0]["message"]["content"] == "s: S\nu: ab\na"
 
 
-def test_max_completion_tokens_wins_over_max_tokens(server):
+def test_max_completion_tokens_wins_over_max_tokens(server: Running) -> None:
     assert ask(server, max_tokens=9, max_completion_tokens=2).json()["usage"]["completion_tokens"] == 2
 
 
-def test_logprobs_shape(server):
+def test_logprobs_shape(server: Running) -> None:
     found = ask(server, logprobs=True, top_logprobs=2, max_tokens=2).json()["choices"][0]["logprobs"]
     assert found["refusal"] is None
     first = found["content"][0]
@@ -43,13 +48,13 @@ def test_logprobs_shape(server):
     assert ask(server, max_tokens=1).json()["choices"][0]["logprobs"] is None
 
 
-def test_stream_opens_each_choice_with_its_role(server):
+def test_stream_opens_each_choice_with_its_role(server: Running) -> None:
     body = {"messages": [USER], "n": 2, "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}
     with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
         lines = [line for line in response.iter_lines() if line]
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
-    by_choice: dict[int, list[dict]] = {0: [], 1: []}
+    by_choice: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
     for chunk in chunks[:-1]:
         by_choice[chunk["choices"][0]["index"]].append(chunk["choices"][0])
     for choices in by_choice.values():
@@ -69,13 +74,13 @@ def test_stream_opens_each_choice_with_its_role(server):
         ([USER, {"role": "system", "content": "late"}], "messages"),
     ],
 )
-def test_bad_messages_are_refused_by_name(server, messages, param):
+def test_bad_messages_are_refused_by_name(server: Running, messages: Any, param: str) -> None:
     response = server.post("/v1/chat/completions", messages=messages)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
 
 
-def test_image_parts_are_refused(server):
+def test_image_parts_are_refused(server: Running) -> None:
     image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
     response = ask(server, image)
     assert response.status_code == 400
@@ -83,7 +88,7 @@ def test_image_parts_are_refused(server):
 
 
 @pytest.mark.parametrize("key", ["tools", "functions", "response_format", "tool_choice", "function_call"])
-def test_unsupported_features_are_refused_with_a_reason(server, key):
+def test_unsupported_features_are_refused_with_a_reason(server: Running, key: str) -> None:
     response = ask(server, **{key: [{"type": "function"}]})
     assert response.status_code == 400
     error = response.json()["error"]
@@ -91,10 +96,10 @@ def test_unsupported_features_are_refused_with_a_reason(server, key):
     assert "not supported" in error["message"]
 
 
-def test_harmless_values_of_unsupported_keys_pass(server):
+def test_harmless_values_of_unsupported_keys_pass(server: Running) -> None:
     assert ask(server, tools=[], tool_choice="none", response_format={"type": "text"}, max_tokens=1).status_code == 200
 
 
-def test_top_logprobs_need_logprobs(server):
+def test_top_logprobs_need_logprobs(server: Running) -> None:
     response = ask(server, top_logprobs=3)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "top_logprobs")

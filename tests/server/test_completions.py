@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,12 +17,15 @@ from cospec.server.service import Output
 from cospec.stats import TokenLogprobs
 from cospec.types import Event
 
+if TYPE_CHECKING:
+    from server.conftest import Running
 
-def texts(answer: dict) -> list[str]:
+
+def texts(answer: dict[str, Any]) -> list[str]:
     return [choice["text"] for choice in answer["choices"]]
 
 
-def stream(server, path: str = "/v1/completions", **body: object) -> list[dict]:
+def stream(server: Running, path: str = "/v1/completions", **body: Any) -> list[dict[str, Any]]:
     with server.http.stream("POST", path, json={**body, "stream": True}) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -29,7 +34,7 @@ def stream(server, path: str = "/v1/completions", **body: object) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def test_answer_has_openai_shape_and_law(server):
+def test_answer_has_openai_shape_and_law(server: Running) -> None:
     answer = server.post("/v1/completions", model="fake", prompt="abc", max_tokens=5).json()
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")
@@ -44,7 +49,7 @@ def test_answer_has_openai_shape_and_law(server):
     assert "speculation" not in answer["usage"]
 
 
-def test_default_length_is_sixteen(server):
+def test_default_length_is_sixteen(server: Running) -> None:
     assert server.post("/v1/completions", prompt="a").json()["usage"]["completion_tokens"] == 16
 
 
@@ -52,7 +57,7 @@ def test_default_length_is_sixteen(server):
     ("prompt", "expected"),
     [("ab", ["abab"]), (["ab", "cd"], ["abab", "cdcd"]), ([64, 65], None), ([[64, 65], [66]], None)],
 )
-def test_every_kind_of_prompt(server, prompt, expected):
+def test_every_kind_of_prompt(server: Running, prompt: Any, expected: list[str] | None) -> None:
     answer = server.post("/v1/completions", prompt=prompt, max_tokens=4).json()
     several = prompt if isinstance(prompt[0], list) else [prompt]
     if expected is None:
@@ -60,7 +65,7 @@ def test_every_kind_of_prompt(server, prompt, expected):
     assert texts(answer) == expected
 
 
-def test_choices_are_numbered_by_prompt_then_n(server):
+def test_choices_are_numbered_by_prompt_then_n(server: Running) -> None:
     answer = server.post("/v1/completions", prompt=["a", "b"], n=2, best_of=2, max_tokens=3).json()
     assert texts(answer) == ["aaa", "aaa", "bbb", "bbb"]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
@@ -68,18 +73,18 @@ def test_choices_are_numbered_by_prompt_then_n(server):
     assert answer["usage"]["completion_tokens"] == 12
 
 
-def test_stop_string_cuts_the_text(server):
+def test_stop_string_cuts_the_text(server: Running) -> None:
     choice = server.post("/v1/completions", prompt="abcd", stop="d").json()["choices"][0]
     assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("abc", "stop", "d")
 
 
-def test_echo_puts_the_prompt_in_front(server):
+def test_echo_puts_the_prompt_in_front(server: Running) -> None:
     assert texts(server.post("/v1/completions", prompt="abc", echo=True, max_tokens=2).json()) == ["abcab"]
     chunks = stream(server, prompt="abc", echo=True, max_tokens=4)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abcabca"
 
 
-def test_echo_without_output_scores_the_prompt(server):
+def test_echo_without_output_scores_the_prompt(server: Running) -> None:
     answer = server.post("/v1/completions", prompt="abc", echo=True, max_tokens=0, logprobs=1).json()
     choice = answer["choices"][0]
     assert choice["text"] == "abc"
@@ -89,7 +94,7 @@ def test_echo_without_output_scores_the_prompt(server):
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_logprobs_shape(server):
+def test_logprobs_shape(server: Running) -> None:
     found = server.post("/v1/completions", prompt="ab", logprobs=2, max_tokens=3).json()["choices"][0]["logprobs"]
     assert found["tokens"] == ["a", "b", "a"]
     assert found["token_logprobs"] == [-0.5, -0.5, -0.5]
@@ -97,31 +102,31 @@ def test_logprobs_shape(server):
     assert found["top_logprobs"][0] == {"a": -0.5, "b": -1.5}
 
 
-def test_logprobs_of_half_a_character_are_written_as_bytes(server):
+def test_logprobs_of_half_a_character_are_written_as_bytes(server: Running) -> None:
     found = server.post("/v1/completions", prompt="é", logprobs=0, max_tokens=2).json()["choices"][0]["logprobs"]
     assert found["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
 
 
-def test_streamed_offsets_continue(server):
+def test_streamed_offsets_continue(server: Running) -> None:
     chunks = stream(server, prompt="abc", logprobs=0, max_tokens=5)
     offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
     assert offsets == [0, 1, 2, 3, 4]
 
 
-def test_echo_with_streamed_logprobs_counts_the_prompt(server):
+def test_echo_with_streamed_logprobs_counts_the_prompt(server: Running) -> None:
     chunks = stream(server, prompt="abc", echo=True, logprobs=0, max_tokens=4)
     offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
     assert offsets == list(range(7))
 
 
-def test_prompt_logprobs_follow_vllm(server):
+def test_prompt_logprobs_follow_vllm(server: Running) -> None:
     found = server.post("/v1/completions", prompt="ab", prompt_logprobs=1, max_tokens=1).json()["choices"][0]
     first, second = found["prompt_logprobs"]
     assert first is None
     assert list(second.values()) == [{"logprob": -0.5, "rank": 1, "decoded_token": "b"}]
 
 
-def test_stream_equals_whole_answer(server):
+def test_stream_equals_whole_answer(server: Running) -> None:
     chunks = stream(server, prompt=["abc", "xy"], n=2, max_tokens=7, stream_options={"include_usage": True})
     gathered = {index: "" for index in range(4)}
     ends = {}
@@ -139,11 +144,11 @@ def test_stream_equals_whole_answer(server):
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_stream_without_usage_has_none(server):
+def test_stream_without_usage_has_none(server: Running) -> None:
     assert all("usage" not in chunk for chunk in stream(server, prompt="a", max_tokens=4))
 
 
-def test_speculation_statistics_on_request(server):
+def test_speculation_statistics_on_request(server: Running) -> None:
     answer = server.post("/v1/completions", prompt="ab", n=2, max_tokens=8, include_speculation_stats=True).json()
     assert answer["usage"]["speculation"] == {
         "target_calls": 10,
@@ -160,10 +165,10 @@ def test_speculation_statistics_on_request(server):
     }
 
 
-def test_token_ids_and_sources_only_when_asked(server):
+def test_token_ids_and_sources_only_when_asked(server: Running) -> None:
     plain = server.post("/v1/completions", prompt="ab", max_tokens=2).json()["choices"][0]
     assert not {"token_ids", "prompt_token_ids", "sources"} & set(plain)
-    asked = {"return_token_ids": True, "return_sources": True}
+    asked: dict[str, Any] = {"return_token_ids": True, "return_sources": True}
     choice = server.post("/v1/completions", prompt="ab", max_tokens=3, **asked).json()["choices"][0]
     assert choice["sources"] == ["fake", "bonus", "fake"]
     assert choice["token_ids"] == [*choice["prompt_token_ids"], choice["prompt_token_ids"][0]]
@@ -171,12 +176,12 @@ def test_token_ids_and_sources_only_when_asked(server):
     assert [s for chunk in chunks for s in chunk["choices"][0]["sources"]] == choice["sources"]
 
 
-def test_openai_bookkeeping_is_ignored(server):
+def test_openai_bookkeeping_is_ignored(server: Running) -> None:
     harmless = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "suffix": None}
     assert server.post("/v1/completions", prompt="a", max_tokens=1, **harmless).status_code == 200
 
 
-def test_every_sampling_key_is_taken(server):
+def test_every_sampling_key_is_taken(server: Running) -> None:
     body = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
         "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "seed": 7, "stop": ["@", "#"],
@@ -188,7 +193,7 @@ def test_every_sampling_key_is_taken(server):
     assert response.status_code == 200, response.text
 
 
-def test_offsets_do_not_wait_for_text_that_is_held_back(tokenizer_folder):
+def test_offsets_do_not_wait_for_text_that_is_held_back(tokenizer_folder: Path) -> None:
     tokens = Tokens(load_tokenizer(str(tokenizer_folder)), 256, 300)
     body = CompletionBody(prompt=[[1]], logprobs=0)
     (request,) = make_requests("r", (1,), SamplingParams(logprobs=0))

@@ -9,21 +9,26 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from test_operations import active, wait_until
 
 from cospec.server.connections import FEWEST, connection_limit
+from server.test_operations import active, wait_until
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from server.conftest import Running
+
+TESTS = Path(__file__).parents[1]
 FILES = 300
 SERVE = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))
-sys.path.insert(0, {str(HERE)!r})
-from fake_engine import FakeEngine
+sys.path.insert(0, {str(TESTS)!r})
+from server.fake_engine import FakeEngine
 from cospec.config import EngineConfig
 from cospec.server.run import run
 from cospec.server.settings import ServerSettings
@@ -32,7 +37,7 @@ run(config, ServerSettings(port=0), lambda url: print(url, flush=True), FakeEngi
 """
 
 
-def connect(server) -> socket.socket:
+def connect(server: Running) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=30)
 
@@ -49,14 +54,14 @@ def closes(client: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\nA: "])
-def test_a_head_has_to_come_in_time(server_of, sent):
+def test_a_head_has_to_come_in_time(server_of: Callable[..., Running], sent: bytes) -> None:
     server = server_of(header_timeout=0.2)
     with connect(server) as client:
         client.sendall(sent)
         assert closes(client).startswith(b"HTTP/1.1 408")
 
 
-def test_single_bytes_do_not_move_the_deadline(server_of):
+def test_single_bytes_do_not_move_the_deadline(server_of: Callable[..., Running]) -> None:
     server = server_of(header_timeout=0.5)
     with connect(server) as client:
         client.settimeout(0.05)
@@ -72,7 +77,7 @@ def test_single_bytes_do_not_move_the_deadline(server_of):
     pytest.fail("the connection outlived its deadline")
 
 
-def test_a_body_has_to_come_in_time(server_of):
+def test_a_body_has_to_come_in_time(server_of: Callable[..., Running]) -> None:
     server = server_of(body_timeout=0.2)
     with connect(server) as client:
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
@@ -81,21 +86,21 @@ def test_a_body_has_to_come_in_time(server_of):
     assert json.loads(body)["error"]["message"].endswith("closes.")
 
 
-def test_the_rest_of_a_refused_body_has_to_come_in_time(server_of):
+def test_the_rest_of_a_refused_body_has_to_come_in_time(server_of: Callable[..., Running]) -> None:
     server = server_of(body_timeout=0.2, keep_alive_timeout=100)
     with connect(server) as client:
         client.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n{")
         assert closes(client).startswith(b"HTTP/1.1 413")
 
 
-def test_an_idle_connection_closes(server_of):
+def test_an_idle_connection_closes(server_of: Callable[..., Running]) -> None:
     server = server_of(keep_alive_timeout=1)
     with connect(server) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         assert closes(client).startswith(b"HTTP/1.1 200")
 
 
-def test_a_second_request_of_a_connection_has_to_come_in_time(server_of):
+def test_a_second_request_of_a_connection_has_to_come_in_time(server_of: Callable[..., Running]) -> None:
     server = server_of(header_timeout=0.2, keep_alive_timeout=100)
     with connect(server) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -104,7 +109,7 @@ def test_a_second_request_of_a_connection_has_to_come_in_time(server_of):
         assert b"HTTP/1.1 408" in closes(client)
 
 
-def test_a_client_that_reads_nothing_is_dropped(server_of):
+def test_a_client_that_reads_nothing_is_dropped(server_of: Callable[..., Running]) -> None:
     server = server_of(write_timeout=0.2)
     body = json.dumps({"prompt": "FOREVER", "stream": True, "logprobs": 20, "n": 100}).encode()
     with connect(server) as client:
@@ -114,14 +119,14 @@ def test_a_client_that_reads_nothing_is_dropped(server_of):
         wait_until(lambda: active(server) == 0, 60)
 
 
-def test_time_limits_leave_slow_answers_alone(server_of):
+def test_time_limits_leave_slow_answers_alone(server_of: Callable[..., Running]) -> None:
     server = server_of(header_timeout=0.2, body_timeout=0.2, keep_alive_timeout=1)
     for stream in (False, True):
         assert server.post("/v1/completions", prompt="SLOW", max_tokens=100, stream=stream).status_code == 200
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"])
-def test_clients_that_send_nothing_keep_nobody_out(server_of, sent):
+def test_clients_that_send_nothing_keep_nobody_out(server_of: Callable[..., Running], sent: bytes) -> None:
     server = server_of(max_connections=10)
     clients = [connect(server) for _ in range(50)]
     for client in clients:
@@ -133,7 +138,9 @@ def test_clients_that_send_nothing_keep_nobody_out(server_of, sent):
         client.close()
 
 
-def test_new_connections_close_where_all_others_are_at_work(server_of, caplog):
+def test_new_connections_close_where_all_others_are_at_work(
+    server_of: Callable[..., Running], caplog: pytest.LogCaptureFixture
+) -> None:
     server = server_of(max_connections=3)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 37\r\n\r\n"
     clients = [connect(server) for _ in range(3)]
@@ -151,14 +158,14 @@ def test_new_connections_close_where_all_others_are_at_work(server_of, caplog):
     wait_until(lambda: active(server) == 0)
 
 
-def _answers(server) -> bool:
+def _answers(server: Running) -> bool:
     try:
         return httpx.get(f"{server.url}/health").status_code == 200
     except httpx.TransportError:
         return False
 
 
-def test_the_limit_stays_below_the_files_of_the_process(monkeypatch):
+def test_the_limit_stays_below_the_files_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     for limits, wanted, found in [
@@ -170,7 +177,7 @@ def test_the_limit_stays_below_the_files_of_the_process(monkeypatch):
     assert raised[0] == (1216, 4096)
 
 
-def test_more_connections_than_files_fill_no_log(tokenizer_folder, tmp_path):
+def test_more_connections_than_files_fill_no_log(tokenizer_folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as errors:
         process = subprocess.Popen(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from cospec.engine.chat_template import Names
@@ -11,31 +13,35 @@ from cospec.server import templating
 from cospec.server.fields import BOOKKEEPING, HEADER, MAX_HEADER, REFUSED
 from cospec.server.schemas import ChatBody
 
+if TYPE_CHECKING:
+    from server.conftest import Running
+
 USER = {"role": "user", "content": "hi"}
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
-PROMPTS = {CHAT: {"messages": [USER]}, PLAIN: {"prompt": "ab"}}
+PROMPTS: dict[str, dict[str, Any]] = {CHAT: {"messages": [USER]}, PLAIN: {"prompt": "ab"}}
 
 
-def ask(server, path, **body):
+def ask(server: Running, path: str, **body: Any) -> httpx.Response:
     return server.post(path, **{"max_tokens": 1, **PROMPTS[path], **body})
 
 
-def prompt(server, **body):
+def prompt(server: Running, **body: Any) -> tuple[str, int]:
     """The prompt that the template made, which the fake engine repeats."""
     answer = server.post(CHAT, **{"messages": [USER], "max_tokens": 60, **body}).json()
     return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens"]
 
 
-def refused(response, param):
+def refused(response: httpx.Response, param: str) -> str:
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["param"] == param
-    assert error["message"].endswith(".")
-    return error["message"]
+    message: str = error["message"]
+    assert message.endswith(".")
+    return message
 
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
-def test_bookkeeping_changes_nothing_and_is_not_named(server, strict_server, path):
+def test_bookkeeping_changes_nothing_and_is_not_named(server: Running, strict_server: Running, path: str) -> None:
     body = {name: {"any": ["value"]} for name in BOOKKEEPING if "." not in name}
     for each in (server, strict_server):
         answer = ask(each, path, **body)
@@ -45,7 +51,7 @@ def test_bookkeeping_changes_nothing_and_is_not_named(server, strict_server, pat
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_cannot_be_done_is_refused_unless_it_asks_for_nothing(server, path, name):
+def test_unsupported_fields_are_refused(server: Running, path: str, name: str) -> None:
     used = {CHAT: ("max_completion_tokens", "top_logprobs"), PLAIN: ("echo", "best_of", "add_special_tokens")}
     if name in used[path]:
         return
@@ -57,17 +63,18 @@ def test_what_cannot_be_done_is_refused_unless_it_asks_for_nothing(server, path,
 
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN, "/tokenize", "/detokenize"])
-def test_unknown_keys_are_named_in_a_header_or_refused(server, strict_server, path):
-    given = {"/tokenize": {"prompt": "ab"}, "/detokenize": {"tokens": [1]}}.get(path) or PROMPTS[path]
+def test_unknown_keys_are_named_in_a_header_or_refused(server: Running, strict_server: Running, path: str) -> None:
+    others: dict[str, dict[str, Any]] = {"/tokenize": {"prompt": "ab"}, "/detokenize": {"tokens": [1]}}
+    given = others.get(path) or PROMPTS[path]
     answer = server.post(path, **given, colour="red", temprature=1, odd=None)
     assert answer.status_code == 200
     assert answer.headers[HEADER] == "colour, temprature"
     message = refused(strict_server.post(path, **given, colour="red"), "colour")
-    assert message.startswith("key colour is 'red'; allowed is one of ")
+    assert message.startswith("key colour is 'red'")
     assert HEADER not in strict_server.post(path, **given).headers
 
 
-def test_keys_inside_objects_are_named_by_their_path(server, strict_server):
+def test_keys_inside_objects_are_named_by_their_path(server: Running, strict_server: Running) -> None:
     message = {"role": "assistant", "content": "a", "provider_specific_fields": {}, "name": "bot"}
     body = {"messages": [USER, message, message], "stream": True, "stream_options": {"deep": 1}}
     answer = server.post(CHAT, **body)
@@ -79,7 +86,7 @@ def test_keys_inside_objects_are_named_by_their_path(server, strict_server):
 
 
 @pytest.mark.parametrize("name", ["a\r\nSet-Cookie: b", "ключ", "x" * 5000, "check", "model_config", ""])
-def test_any_key_can_stand_in_the_header(server, name):
+def test_any_key_can_stand_in_the_header(server: Running, name: str) -> None:
     answer = ask(server, PLAIN, **{name: 1})
     assert answer.status_code == 200, answer.text
     assert answer.headers[HEADER].isascii() and len(answer.headers[HEADER]) <= MAX_HEADER + 3
@@ -87,13 +94,13 @@ def test_any_key_can_stand_in_the_header(server, name):
     assert answer.json()["choices"][0]["text"] == "a"
 
 
-def test_a_key_without_a_name_can_stand_last_in_the_header(server):
+def test_a_key_without_a_name_can_stand_last_in_the_header(server: Running) -> None:
     answer = ask(server, PLAIN, **{"colour": 1, "": 1})
     assert answer.status_code == 200, answer.text
     assert answer.headers[HEADER] == 'colour, ""'
 
 
-def test_template_variables_reach_the_template(server):
+def test_template_variables_reach_the_template(server: Running) -> None:
     plain, _ = prompt(server)
     assert plain.startswith("u: hi\na:u: hi")
     assert prompt(server, reasoning_effort="low")[0].startswith("<low>u: hi\na:<low>")
@@ -102,7 +109,7 @@ def test_template_variables_reach_the_template(server):
     assert both[0].startswith("<low>u: ")
 
 
-def test_fields_that_the_template_does_not_read_are_named(server, strict_server):
+def test_fields_that_the_template_does_not_read_are_named(server: Running, strict_server: Running) -> None:
     body = {
         "verbosity": "low",
         "reasoning_effort": "low",
@@ -132,21 +139,23 @@ def test_fields_that_the_template_does_not_read_are_named(server, strict_server)
         ({"documents": [{"text": "a"}]}, {"documents": [{"text": "a"}]}, ["documents"]),
     ],
 )
-def test_effort_turns_thinking_on_and_off_unless_the_request_does(body, values, left):
-    chat = ChatBody(messages=[USER], **body)
+def test_effort_turns_thinking_on_and_off_unless_the_request_does(
+    body: dict[str, Any], values: dict[str, Any], left: list[str]
+) -> None:
+    chat = ChatBody.model_validate({"messages": [USER], **body})
     assert templating.variables(chat) == values
     assert templating.unread(chat, chat.messages, Names(frozenset({"enable_thinking"}), frozenset())) == left
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-def test_reasoning_of_earlier_answers_reaches_the_template(server, key):
+def test_reasoning_of_earlier_answers_reaches_the_template(server: Running, key: str) -> None:
     messages = [USER, {"role": "assistant", "content": "b", key: "since", "tool_calls": [], "annotations": []}]
     answer = server.post(CHAT, messages=messages, max_tokens=20)
     assert answer.json()["choices"][0]["message"]["content"].startswith("u: hi\na: (since)b\na")
     assert HEADER not in answer.headers
 
 
-def test_an_answer_continues_the_last_message(server):
+def test_an_answer_continues_the_last_message(server: Running) -> None:
     messages = [USER, {"role": "assistant", "content": "be"}]
     for more in ({}, {"add_generation_prompt": False}):
         found, length = prompt(server, messages=messages, continue_final_message=True, **more)
@@ -158,7 +167,7 @@ def test_an_answer_continues_the_last_message(server):
     assert "add_generation_prompt" in refused(both, "continue_final_message")
 
 
-def test_tokenize_counts_what_a_chat_would(server):
+def test_tokenize_counts_what_a_chat_would(server: Running) -> None:
     messages = [USER, {"role": "assistant", "content": "be"}]
     body = {"messages": messages, "continue_final_message": True, "chat_template_kwargs": {"mode": "x"}}
     tokens = server.post("/tokenize", **body).json()["tokens"]
@@ -167,18 +176,18 @@ def test_tokenize_counts_what_a_chat_would(server):
     refused(server.post("/tokenize", **body, add_generation_prompt=True), "continue_final_message")
 
 
-def test_tool_messages_are_refused_with_the_reason(server):
+def test_tool_messages_are_refused_with_the_reason(server: Running) -> None:
     call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}
     tool = {"role": "tool", "content": "4", "tool_call_id": "1"}
     assert "tool calls are not supported" in refused(ask(server, CHAT, messages=[USER, tool]), "messages.1.role")
     assert "tool calls are not supported" in refused(ask(server, CHAT, messages=[call]), "messages.0.tool_calls")
 
 
-def test_top_logprobs_of_nothing_need_no_logprobs(server):
+def test_top_logprobs_of_nothing_need_no_logprobs(server: Running) -> None:
     assert ask(server, CHAT, logprobs=False, top_logprobs=0).status_code == 200
 
 
-def test_the_official_client_sends_all_that_it_knows(server):
+def test_the_official_client_sends_all_that_it_knows(server: Running) -> None:
     raw = server.openai.chat.completions.with_raw_response.create(
         model="fake",
         messages=[USER],
@@ -205,7 +214,7 @@ def test_the_official_client_sends_all_that_it_knows(server):
     assert raw.headers[HEADER] == "verbosity"
 
 
-def test_a_stream_names_ignored_keys_too(server):
+def test_a_stream_names_ignored_keys_too(server: Running) -> None:
     body = json.dumps({"messages": [USER], "stream": True, "max_tokens": 1, "colour": 1})
     with server.http.stream("POST", CHAT, content=body) as response:
         assert response.headers[HEADER] == "colour"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from served import write_llama
+from server.served import write_llama
 
 ROOT = Path(__file__).parents[2]
 

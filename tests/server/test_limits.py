@@ -6,14 +6,19 @@ import concurrent.futures
 import json
 import socket
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from test_errors import error_of
 
 from cospec.errors import InvalidInput
 from cospec.server import limits
 from cospec.server.settings import ServerSettings
+from server.test_errors import error_of
+
+if TYPE_CHECKING:
+    from server.conftest import Running
 
 BODY = 1_900_000  # bytes, a little below the bound
 
@@ -44,17 +49,17 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
-def test_hostile_bodies_get_one_short_sentence(server, path, name):
+def test_hostile_bodies_get_one_short_sentence(server: Running, path: str, name: str) -> None:
     error = error_of(server.http.post(path, content=HOSTILE[name]), 400)
     assert len(error["message"]) < 1500
 
 
-def test_a_long_text_is_tokenized_while_the_loop_runs(server, monkeypatch):
+def test_a_long_text_is_tokenized_while_the_loop_runs(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     from cospec.engine.tokens import Tokens
 
     inside, leave = threading.Event(), threading.Event()
 
-    def slow(self, text, add_special_tokens=True, field="prompt"):
+    def slow(self: Tokens, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
         inside.set()
         assert leave.wait(30), "the server answered nothing while it tokenized"
         return (1, 2, 3)
@@ -70,7 +75,7 @@ def test_a_long_text_is_tokenized_while_the_loop_runs(server, monkeypatch):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_above_the_bound_is_refused(server_of, chunked):
+def test_a_body_above_the_bound_is_refused(server_of: Callable[..., Running], chunked: bool) -> None:
     server = server_of(max_body_bytes=1000)
     body = json.dumps({"prompt": "a" * 1000}).encode()
     content = (body[at : at + 100] for at in range(0, len(body), 100)) if chunked else body
@@ -80,7 +85,7 @@ def test_a_body_above_the_bound_is_refused(server_of, chunked):
 
 
 @pytest.mark.parametrize("length", ["99999999", "9" * 5000])
-def test_a_declared_length_above_the_bound_is_refused_before_the_body_comes(server, length):
+def test_a_declared_length_above_the_bound_is_refused_before_the_body_comes(server: Running, length: str) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as sender:
         sender.sendall(f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
@@ -103,14 +108,16 @@ def test_a_declared_length_above_the_bound_is_refused_before_the_body_comes(serv
         ({"max_priority": 5}, {"priority": -(2**63)}, "priority", "from -5 to 5"),
     ],
 )
-def test_bounds_are_the_operators(server_of, settings, body, param, told):
+def test_bounds_are_the_operators(
+    server_of: Callable[..., Running], settings: dict[str, Any], body: dict[str, Any], param: str, told: str
+) -> None:
     server = server_of(**settings)
     error = error_of(server.post("/v1/completions", **{"prompt": "a", "max_tokens": 1, **body}), 400)
     assert error["param"] == param
     assert told in error["message"]
 
 
-def test_what_is_within_the_bounds_is_served(server_of):
+def test_what_is_within_the_bounds_is_served(server_of: Callable[..., Running]) -> None:
     server = server_of(max_prompts=2, max_outputs=4, max_stop_sequences=1, max_priority=5, max_logprobs=1)
     body = {"prompt": ["ab", "cd"], "n": 2, "stop": ["@"], "priority": -5, "logprobs": 1, "max_tokens": 2}
     assert len(server.post("/v1/completions", **body).json()["choices"]) == 4
@@ -120,27 +127,27 @@ def test_what_is_within_the_bounds_is_served(server_of):
     assert error_of(server.post("/v1/chat/completions", **chat, top_logprobs=2), 400)["param"] == "top_logprobs"
 
 
-def test_signs_inside_texts_are_no_structure():
+def test_signs_inside_texts_are_no_structure() -> None:
     limits.check_structure(json.dumps({"prompt": '{"a": [1]}' * 50_000}).encode())
     with pytest.raises(InvalidInput, match="too large a structure"):
         limits.check_structure(json.dumps({"prompt": [{"a": [1]}] * 50_000}).encode())
 
 
-def test_a_prompt_of_many_brackets_is_served(server):
+def test_a_prompt_of_many_brackets_is_served(server: Running) -> None:
     found = server.post("/v1/completions", prompt="[" * 50_000, max_tokens=1)
     assert "256 tokens" in error_of(found, 400)["message"]
 
 
-def test_detokenize_is_bounded(server):
+def test_detokenize_is_bounded(server: Running) -> None:
     assert error_of(server.post("/detokenize", tokens=[1] * 65_537), 400)["param"] == "tokens"
 
 
-def test_alternatives_have_an_upper_bound():
+def test_alternatives_have_an_upper_bound() -> None:
     with pytest.raises(ValueError, match="max_logprobs"):
         ServerSettings(max_logprobs=21)
 
 
-def test_neighbours_are_served_while_hostile_bodies_come(server):
+def test_neighbours_are_served_while_hostile_bodies_come(server: Running) -> None:
     body = {"prompt": "SLOW", "max_tokens": 40}
     expected = server.post("/v1/completions", **body).json()["choices"][0]["text"]
     with concurrent.futures.ThreadPoolExecutor() as pool:

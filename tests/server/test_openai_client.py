@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import openai
 import pytest
 
+if TYPE_CHECKING:
+    from server.conftest import Running
 
-def test_completions(server):
+
+def test_completions(server: Running) -> None:
     answer = server.openai.completions.create(model="fake", prompt="abc", max_tokens=4, logprobs=1, n=2)
     assert [choice.text for choice in answer.choices] == ["abca", "abca"]
     assert answer.choices[0].logprobs.token_logprobs == [-0.5] * 4
@@ -14,7 +19,7 @@ def test_completions(server):
     assert answer.law == "target"
 
 
-def test_streamed_completions(server):
+def test_streamed_completions(server: Running) -> None:
     options = {"include_usage": True}
     chunks = list(
         server.openai.completions.create(model="fake", prompt="abc", max_tokens=4, stream=True, stream_options=options)
@@ -23,7 +28,7 @@ def test_streamed_completions(server):
     assert chunks[-1].usage.total_tokens == 7
 
 
-def test_chat(server):
+def test_chat(server: Running) -> None:
     answer = server.openai.chat.completions.create(
         model="fake",
         messages=[{"role": "user", "content": "hi"}],
@@ -37,9 +42,9 @@ def test_chat(server):
     assert answer.usage.speculation["drafts"] == 2
 
 
-def test_an_answer_can_be_sent_back_as_it_came(server):
+def test_an_answer_can_be_sent_back_as_it_came(server: Running) -> None:
     """Clients append the message object, or what it holds, and ask on."""
-    messages = [{"role": "user", "content": "hi"}]
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
     for form in (lambda message: message, lambda message: message.model_dump()):
         said = server.openai.chat.completions.create(model="fake", messages=messages, max_tokens=4).choices[0].message
         messages = [*messages[:1], form(said), {"role": "user", "content": "on"}]
@@ -47,11 +52,11 @@ def test_an_answer_can_be_sent_back_as_it_came(server):
         assert answer.choices[0].message.content == "u: hi\na: u: "
         messages = messages[:1]
     messages.append({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]})
-    with pytest.raises(openai.BadRequestError, match="null, empty or absent, as tool calls are not supported"):
+    with pytest.raises(openai.BadRequestError, match="tool_calls"):
         server.openai.chat.completions.create(model="fake", messages=messages)
 
 
-def test_streamed_chat(server):
+def test_streamed_chat(server: Running) -> None:
     stream = server.openai.chat.completions.create(
         model="fake", messages=[{"role": "user", "content": "hi"}], max_tokens=5, stream=True
     )
@@ -61,12 +66,12 @@ def test_streamed_chat(server):
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_models(server):
+def test_models(server: Running) -> None:
     assert [model.id for model in server.openai.models.list()] == ["fake"]
     assert server.openai.models.retrieve("fake").id == "fake"
 
 
-def test_errors_are_the_clients_own(server):
+def test_errors_are_the_clients_own(server: Running) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         server.openai.completions.create(model="fake", prompt="a", temperature=-1)
     assert bad.value.param == "temperature"
@@ -76,7 +81,7 @@ def test_errors_are_the_clients_own(server):
         server.openai.completions.create(model="fake", prompt="BREAK")
 
 
-def test_error_in_a_stream_is_raised(server):
+def test_error_in_a_stream_is_raised(server: Running) -> None:
     stream = server.openai.completions.create(model="fake", prompt="FOREVER", stream=True)
     next(stream)
     server.post("/v1/completions", prompt="COLLAPSE")

@@ -7,42 +7,47 @@ import concurrent.futures
 import json
 import socket
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import cospec
-from cospec.server.run import _bind
+from cospec.server.run import bind
+
+if TYPE_CHECKING:
+    from server.conftest import Running
 
 
-def wait_until(condition, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
 
 
-def active(server) -> int:
+def active(server: Running) -> int:
     return server.run(lambda: server.client.active)
 
 
-def engine_running(server) -> float:
+def engine_running(server: Running) -> float:
     return samples(server)["cospec:num_requests_running"]
 
 
-def samples(server) -> dict[str, float]:
+def samples(server: Running) -> dict[str, float]:
     families = text_string_to_metric_families(server.http.get("/metrics").text)
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_models(server):
+def test_models(server: Running) -> None:
     (card,) = server.http.get("/v1/models").json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("fake", "model", 256)
     assert server.http.get("/v1/models/fake").json() == card
 
 
-def test_tokenize_and_detokenize(server):
+def test_tokenize_and_detokenize(server: Running) -> None:
     found = server.post("/tokenize", prompt="héllo", return_token_strs=True).json()
     assert found["count"] == len(found["tokens"]) == len(found["token_strs"]) == 6
     assert found["max_model_len"] == 256
@@ -61,11 +66,11 @@ def test_tokenize_and_detokenize(server):
         ("/detokenize", {"tokens": ["a"]}),
     ],
 )
-def test_tokenize_refuses(server, path, body):
+def test_tokenize_refuses(server: Running, path: str, body: dict[str, Any]) -> None:
     assert server.post(path, **body).status_code == 400
 
 
-def test_health_ready_version_docs(server):
+def test_health_ready_version_docs(server: Running) -> None:
     assert server.http.get("/health").status_code == 200
     assert server.http.get("/ready").status_code == 200
     assert server.http.get("/version").json() == {"version": cospec.__version__}
@@ -74,7 +79,7 @@ def test_health_ready_version_docs(server):
     assert "messages" in schema["properties"]
 
 
-def test_metrics_have_vllm_names(server):
+def test_metrics_have_vllm_names(server: Running) -> None:
     server.post("/v1/completions", prompt="ab", max_tokens=6)
     text = server.http.get("/metrics").text
     found = {family.name for family in text_string_to_metric_families(text)}
@@ -95,7 +100,7 @@ def test_metrics_have_vllm_names(server):
 
 
 @pytest.mark.parametrize(("stream", "later"), [(False, 5), (True, 4)])  # of six tokens; of a stream's two come first
-def test_latencies_are_counted_per_token(server, stream, later):
+def test_latencies_are_counted_per_token(server: Running, stream: bool, later: int) -> None:
     before = samples(server)
     server.post("/v1/completions", prompt="ab", max_tokens=6, stream=stream)
     after = samples(server)
@@ -109,7 +114,7 @@ def test_latencies_are_counted_per_token(server, stream, later):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_goes_away_frees_its_requests(server, stream):
+def test_client_that_goes_away_frees_its_requests(server: Running, stream: bool) -> None:
     body = {"prompt": "FOREVER", "n": 20, "stream": stream}
     with httpx.Client(base_url=server.url, timeout=30) as http:
         if stream:
@@ -128,7 +133,7 @@ def test_client_that_goes_away_frees_its_requests(server, stream):
     assert float(aborted.rsplit(" ", 1)[1]) >= 20
 
 
-def test_key_is_asked_for(own_server):
+def test_key_is_asked_for(own_server: Running) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
         response = httpx.get(f"{own_server.url}/v1/models", headers=headers)
         assert response.status_code == 401
@@ -139,7 +144,7 @@ def test_key_is_asked_for(own_server):
     assert own_server.http.get("/v1/models").status_code == 200
 
 
-def test_drain_finishes_what_runs_and_refuses_what_comes(own_server):
+def test_drain_finishes_what_runs_and_refuses_what_comes(own_server: Running) -> None:
     import asyncio
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -155,7 +160,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes(own_server):
         assert running.result().json()["usage"]["completion_tokens"] == 100
 
 
-def test_drain_that_takes_too_long_ends_the_rest(own_server):
+def test_drain_that_takes_too_long_ends_the_rest(own_server: Running) -> None:
     import asyncio
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -166,7 +171,7 @@ def test_drain_that_takes_too_long_ends_the_rest(own_server):
         assert engine_running(own_server) == 0
 
 
-def test_death_of_the_engine_ends_sampled_streams(own_server):
+def test_death_of_the_engine_ends_sampled_streams(own_server: Running) -> None:
     body = {"prompt": "FOREVER", "stream": True}
     with own_server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
@@ -179,7 +184,7 @@ def test_death_of_the_engine_ends_sampled_streams(own_server):
     assert own_server.http.get("/metrics").status_code == 200
 
 
-def test_every_answer_has_a_request_id(server):
+def test_every_answer_has_a_request_id(server: Running) -> None:
     body = {"prompt": "ab", "max_tokens": 2}
     answer = server.post("/v1/completions", **body)
     assert answer.headers["x-request-id"] == answer.json()["id"]
@@ -192,7 +197,7 @@ def test_every_answer_has_a_request_id(server):
         assert (answer.headers.get_list("x-request-id") == [given]) is kept
 
 
-def test_health_answers_head(server):
+def test_health_answers_head(server: Running) -> None:
     for path in ("/health", "/ready"):
         assert server.http.head(path).status_code == 200
 
@@ -207,7 +212,7 @@ def test_connections_send_what_they_have_at_once() -> None:
             seen.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listener = _bind("127.0.0.1", 0)
+        listener = bind("127.0.0.1", 0)
         async with await asyncio.start_server(met, sock=listener):
             _, writer = await asyncio.open_connection(*listener.getsockname())
             found = await seen

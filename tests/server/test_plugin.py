@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
-from served import Served
-from test_real_engine import needs_zoo
 
 from harness.plugin import install
+from server.served import Served
+from server.test_real_engine import needs_zoo
 
 SPECULATION = {
     "method": "phrases",
@@ -21,7 +22,7 @@ SPECULATION = {
 
 
 @needs_zoo
-def test_an_installed_plugin_serves(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_plugin_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = install(tmp_path / "installed")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
     server = Served("zoo", "--speculative-config", json.dumps(SPECULATION), "--threads", "1")

@@ -10,28 +10,35 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from ctypes import c_ulonglong
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx
+import msgspec
 import pytest
-from fake_engine import FakeEngine
 
 from cospec.config import EngineConfig
-from cospec.engine.process import EngineLoop
+from cospec.engine.process import EngineLoop, Stop
 from cospec.engine.requests import make_requests
 from cospec.engine.serving import EngineClient, RequestRefused
 from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
 from cospec.params import SamplingParams
 from cospec.server.run import run
 from cospec.server.settings import ServerSettings
-from cospec.types import Finish
+from cospec.types import Event, Finish, Request
+from server.fake_engine import FakeEngine
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from server.conftest import Running
+
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+TESTS = Path(__file__).parents[1]
 SERVE = f"""
 import sys
-sys.path.insert(0, {str(HERE)!r})
-from fake_engine import FakeEngine
+sys.path.insert(0, {str(TESTS)!r})
+from server.fake_engine import FakeEngine
 from cospec.config import EngineConfig
 from cospec.errors import EngineStopped
 from cospec.server.run import run
@@ -47,7 +54,7 @@ except EngineStopped:
 
 
 @pytest.fixture
-def served(tokenizer_folder):
+def served(tokenizer_folder: Path) -> Iterator[Start]:
     """Starts servers of their own, each in a process group; yields a function of the drain's time limit."""
     started: list[subprocess.Popen[str]] = []
 
@@ -79,7 +86,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"
@@ -96,7 +103,7 @@ def begin(url: str, prompt: str) -> tuple[threading.Thread, list[httpx.Response]
     return thread, answers
 
 
-def test_sigterm_to_the_group_drains_and_exits_with_zero(served):
+def test_sigterm_to_the_group_drains_and_exits_with_zero(served: Start) -> None:
     process, url = served(30)
     engine = children(process.pid)
     with httpx.Client(base_url=url) as idle:
@@ -111,7 +118,7 @@ def test_sigterm_to_the_group_drains_and_exits_with_zero(served):
     wait_until(lambda: not any(alive(pid) for pid in engine))
 
 
-def test_drain_has_a_time_limit(served):
+def test_drain_has_a_time_limit(served: Start) -> None:
     process, url = served(0.1)
     thread, answers = begin(url, "FOREVER")
     process.send_signal(signal.SIGTERM)
@@ -120,7 +127,7 @@ def test_drain_has_a_time_limit(served):
     assert process.wait(30) == 0
 
 
-def test_second_signal_ends_the_drain(served):
+def test_second_signal_ends_the_drain(served: Start) -> None:
     process, url = served(600)
     thread, answers = begin(url, "FOREVER")
     process.send_signal(signal.SIGINT)
@@ -131,7 +138,7 @@ def test_second_signal_ends_the_drain(served):
     assert process.wait(30) == 0
 
 
-def test_sigterm_while_a_model_loads(served):
+def test_sigterm_while_a_model_loads(served: Start) -> None:
     process, _ = served(600, "endless")
     wait_until(lambda: len(children(process.pid)) > 1)  # the engine and the resource tracker of multiprocessing
     engine = children(process.pid)
@@ -140,7 +147,7 @@ def test_sigterm_while_a_model_loads(served):
     wait_until(lambda: not any(alive(pid) for pid in engine))
 
 
-def test_engine_ends_with_a_killed_server(served):
+def test_engine_ends_with_a_killed_server(served: Start) -> None:
     process, _ = served(1)
     engine = children(process.pid)
     assert engine
@@ -149,7 +156,7 @@ def test_engine_ends_with_a_killed_server(served):
     wait_until(lambda: not any(alive(pid) for pid in engine))
 
 
-def test_server_without_restarts_ends_with_its_engine(served):
+def test_server_without_restarts_ends_with_its_engine(served: Start) -> None:
     process, url = served(600)
     thread, answers = begin(url, "FOREVER")
     assert httpx.post(f"{url}/v1/completions", json={"prompt": "DIE"}, timeout=60).status_code == 503
@@ -158,7 +165,7 @@ def test_server_without_restarts_ends_with_its_engine(served):
     assert process.wait(30) == 1
 
 
-def test_taken_port_is_told_before_a_model_is_loaded(server):
+def test_taken_port_is_told_before_a_model_is_loaded(server: Running) -> None:
     port = int(server.url.rsplit(":", 1)[1])
     with pytest.raises(InvalidInput, match=f"127.0.0.1:{port}"):
         run(EngineConfig(model="missing"), ServerSettings(port=port), build=FakeEngine.build)
@@ -167,18 +174,18 @@ def test_taken_port_is_told_before_a_model_is_loaded(server):
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        ("missing", "model is 'missing'; allowed is a model that exists."),
-        ("broken", "The engine could not start: ZeroDivisionError: bad arithmetic."),
-        ("fatal", "The engine process has ended with exit code 7."),
+        ("missing", "model is 'missing'"),
+        ("broken", "ZeroDivisionError: bad arithmetic"),
+        ("fatal", "exit code 7"),
     ],
 )
-def test_engine_that_cannot_start_says_why(model, told):
+def test_engine_that_cannot_start_says_why(model: str, told: str) -> None:
     with pytest.raises(ModelError) as error:
         run(EngineConfig(model=model), ServerSettings(port=0), build=FakeEngine.build)
-    assert str(error.value) == told
+    assert told in str(error.value)
 
 
-def test_serve_with_an_unknown_model_prints_one_sentence():
+def test_serve_with_an_unknown_model_prints_one_sentence() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "cospec", "serve", "/no/such/folder", "--port", "0"], capture_output=True, text=True
     )
@@ -189,7 +196,7 @@ def test_serve_with_an_unknown_model_prints_one_sentence():
     assert all("starts and loads" in step or " INFO " in step for step in steps)
 
 
-def with_client(config: EngineConfig, use) -> None:
+def with_client(config: EngineConfig, use: Callable[[EngineClient], Awaitable[None]]) -> None:
     async def main() -> None:
         client = EngineClient(FakeEngine.build)
         await client.start(config)
@@ -201,12 +208,12 @@ def with_client(config: EngineConfig, use) -> None:
     asyncio.run(main())
 
 
-def requests(client: EngineClient, text: str, n: int = 1, max_tokens: int = 6):
+def requests(client: EngineClient, text: str, n: int = 1, max_tokens: int = 6) -> list[Request]:
     ids = [ord(char) % client.info.vocab_size for char in text]
     return make_requests(f"r-{text}-{n}", ids, SamplingParams(n=n, max_tokens=max_tokens))
 
 
-def test_client_streams_aborts_and_closes(config):
+def test_client_streams_aborts_and_closes(config: EngineConfig) -> None:
     async def use(client: EngineClient) -> None:
         assert client.alive
         assert client.info.max_model_len == FakeEngine.max_model_len
@@ -227,7 +234,7 @@ def test_client_streams_aborts_and_closes(config):
     with_client(config, use)
 
 
-def test_abort_ends_a_stream_with_its_reason(config):
+def test_abort_ends_a_stream_with_its_reason(config: EngineConfig) -> None:
     async def use(client: EngineClient) -> None:
         (request,) = requests(client, "ab", max_tokens=200)
         stream = client.submit([request])
@@ -239,7 +246,7 @@ def test_abort_ends_a_stream_with_its_reason(config):
     with_client(config, use)
 
 
-def test_closed_client_takes_nothing(config):
+def test_closed_client_takes_nothing(config: EngineConfig) -> None:
     async def use(client: EngineClient) -> None:
         await client.drain(1)
         with pytest.raises(EngineStopped, match="draining"):
@@ -252,7 +259,7 @@ def test_closed_client_takes_nothing(config):
     with_client(config, use)
 
 
-def test_refusal_carries_its_field(config, tokenizer_folder):
+def test_refusal_carries_its_field(config: EngineConfig, tokenizer_folder: Path) -> None:
     from cospec.engine.tokens import Tokens, load_tokenizer
 
     async def use(client: EngineClient) -> None:
@@ -266,20 +273,22 @@ def test_refusal_carries_its_field(config, tokenizer_folder):
     with_client(config, use)
 
 
-def test_socket_is_private_and_removed(config):
-    seen: list[Path] = []
+def test_socket_is_private_and_removed(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
 
-    async def use(client: EngineClient) -> None:
-        folder = client._folder
-        assert folder.stat().st_mode & 0o077 == 0
-        seen.append(folder)
+        async def use(client: EngineClient) -> None:
+            (folder,) = Path(name).iterdir()
+            assert folder.stat().st_mode & 0o077 == 0
 
-    with_client(config, use)
-    assert not seen[0].exists()
+        with_client(config, use)
+        assert list(Path(name).iterdir()) == []
 
 
 @pytest.mark.parametrize("length", [20, 80, 200])
-def test_a_long_folder_for_temporary_files_does_not_stop_the_engine(config, tmp_path, monkeypatch, length):
+def test_long_temporary_folder(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
     folder = tmp_path / ("x" * length)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -291,31 +300,45 @@ def test_a_long_folder_for_temporary_files_does_not_stop_the_engine(config, tmp_
     assert list(folder.iterdir()) == []
 
 
-class Books:
-    """An engine with work for one round, whose books never balance; stands for a socket without messages too."""
+class Unbalanced(FakeEngine):
+    """Has work for one step; its integrity check always fails."""
 
-    def __init__(self) -> None:
-        self.has_work, self.checks, self.idled = True, 0, 0
+    has_work = True
+    seen: tuple[str, ...] = ()
 
-    def step(self) -> list[object]:
-        self.has_work = False
+    def step(self) -> list[Event]:
+        self.has_work, self.seen = False, (*self.seen, "step")
         return []
 
     def idle(self) -> None:
-        self.idled += 1
+        self.seen = (*self.seen, "idle")
 
     def check_integrity(self) -> None:
-        self.checks += 1
+        self.seen = (*self.seen, "check")
         raise AssertionError("a page is leaked")
 
+
+class Commands:
+    """A socket without messages until the loop has waited three times; then ``Stop`` comes."""
+
+    waits = 0
+
+    def get(self, option: int) -> int:
+        return 0
+
+    def send(self, message: bytes) -> None:
+        pass
+
     def poll(self, wait: int) -> bool:
-        return False
+        self.waits += wait > 0
+        return self.waits > 3
+
+    def recv(self) -> bytes:
+        return msgspec.msgpack.encode(Stop())
 
 
-def test_an_engine_that_has_become_idle_learns_and_checks_its_books_once_and_serves_on(caplog) -> None:
-    books = Books()
-    loop = EngineLoop(books, books, c_ulonglong())  # type: ignore[arg-type]
-    assert loop._take_commands() and books.checks == books.idled == 0
-    loop._step()
-    assert loop._take_commands() and loop._take_commands() and books.checks == books.idled == 1
+def test_an_idle_engine_learns_and_checks_once(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Unbalanced(config)
+    EngineLoop(engine, cast(Any, Commands()), c_ulonglong()).run()
+    assert engine.seen == ("step", "idle", "check")
     assert "a page is leaked" in caplog.text

@@ -6,29 +6,32 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from served import Served, write_llama
 
-ZOO = Path(__import__("cospec").__file__).parent / "zoo" / "target"
+from server.served import Served, write_llama
+
+ZOO = Path(str(__import__("cospec").__file__)).parent / "zoo" / "target"
 needs_zoo = pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's weights are not installed")
 
 
 @pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")
-def served(model_folder):
+def served(model_folder: Path) -> Iterator[Served]:
     speculation = json.dumps({"method": "ngram", "num_speculative_tokens": 3})
     server = Served(str(model_folder), "--speculative-config", speculation, "--threads", "1", "--dtype", "float32")
     yield server
     assert server.stop() == 0
 
 
-def test_answers_are_repeatable_and_independent_of_speculation(served):
+def test_answers_are_repeatable_and_independent_of_speculation(served: Served) -> None:
     body = {"prompt": "abcabcabc", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     drafted = {**body, "include_speculation_stats": True}
     first = served.http.post("/v1/completions", json=drafted).json()
@@ -39,7 +42,7 @@ def test_answers_are_repeatable_and_independent_of_speculation(served):
     assert first["usage"]["speculation"]["drafts"] > 0
 
 
-def test_stream_equals_whole_answer(served):
+def test_stream_equals_whole_answer(served: Served) -> None:
     body = {"model": "m", "prompt": ["abab", "xyz"], "max_tokens": 12, "seed": 3, "n": 2, "logprobs": 2}
     whole = served.openai.completions.create(**body)
     texts = [""] * 4
@@ -53,7 +56,7 @@ def test_stream_equals_whole_answer(served):
         assert streamed == pytest.approx(choice.logprobs.token_logprobs, abs=1e-4)
 
 
-def test_chat_and_scoring(served):
+def test_chat_and_scoring(served: Served) -> None:
     answer = served.openai.chat.completions.create(
         model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=4, logprobs=True, top_logprobs=3
     )
@@ -64,8 +67,8 @@ def test_chat_and_scoring(served):
     assert all(value < 0 for value in scored.choices[0].logprobs.token_logprobs[1:])
 
 
-def test_scoring_does_not_depend_on_the_prefix_cache(served):
-    body = {
+def test_scoring_does_not_depend_on_the_prefix_cache(served: Served) -> None:
+    body: dict[str, Any] = {
         "prompt": "the same long prompt, twice over, longer than a page",
         "echo": True,
         "max_tokens": 0,
@@ -76,7 +79,7 @@ def test_scoring_does_not_depend_on_the_prefix_cache(served):
     assert second["logprobs"]["token_logprobs"][1:] == pytest.approx(first["logprobs"]["token_logprobs"][1:], abs=1e-4)
 
 
-def test_extreme_numbers_are_served_or_refused(served):
+def test_extreme_numbers_are_served_or_refused(served: Served) -> None:
     for extreme in (
         {"top_k": 2**62},
         {"max_tokens": 2**62},
@@ -87,7 +90,7 @@ def test_extreme_numbers_are_served_or_refused(served):
         assert served.http.post("/v1/completions", json=body).status_code in (200, 400), extreme
 
 
-def test_going_away_frees_the_cache(served):
+def test_going_away_frees_the_cache(served: Served) -> None:
     body = {"prompt": "ab", "max_tokens": 100, "n": 8, "ignore_eos": True, "stream": True}
     with served.http.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
@@ -97,21 +100,21 @@ def test_going_away_frees_the_cache(served):
         time.sleep(0.05)
 
 
-def test_refusals_come_from_the_engine_too(served):
+def test_refusals_come_from_the_engine_too(served: Served) -> None:
     for body in ({"speculation": {"rule": "guess"}}, {"logit_bias": {"999": 1}}, {"prompt": "x" * 200}):
         response = served.http.post("/v1/completions", json={"prompt": "a", **body})
         assert response.status_code == 400, response.text
     assert served.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
 
 
-def test_metrics_count(served):
+def test_metrics_count(served: Served) -> None:
     served.http.post("/v1/completions", json={"prompt": "ababab", "max_tokens": 8, "temperature": 0})
     text = served.http.get("/metrics").text
     assert 'cospec:spec_decode_num_drafts_total{drafter="ngram"' in text
     assert 'finished_reason="length"' in text
 
 
-def test_generate_command(model_folder, tmp_path):
+def test_generate_command(model_folder: Path, tmp_path: Path) -> None:
     prompts, output = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
     prompts.write_text('{"id": 1, "prompt": "abab"}\n{"id": 2, "turns": ["a", "b"]}\n{"id": 3, "prompt": ""}\n')
     command = [
@@ -128,7 +131,7 @@ def test_generate_command(model_folder, tmp_path):
 
 
 @needs_zoo
-def test_zoo_serves_with_its_drafter():
+def test_zoo_serves_with_its_drafter() -> None:
     server = Served("zoo", "--max-num-seqs", "4", "--strict")
     try:
         refused = server.http.post("/v1/completions", json={"prompt": "a", "colour": "red"})

@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from crashes import ask, during, engine_of, figures, health
-from fake_server import FakeServed
+
+from server.crashes import ask, during, engine_of, figures, health
+from server.fake_server import FakeServed
 
 Start = Callable[..., FakeServed]
 LONG = {"prompt": "SLOW words ", "max_tokens": 200, "logprobs": 1, "return_sources": True}
@@ -20,7 +22,7 @@ STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture
-def start(tokenizer_folder) -> Iterator[Start]:
+def start(tokenizer_folder: Path) -> Iterator[Start]:
     started: list[FakeServed] = []
 
     def one(**settings: Any) -> FakeServed:

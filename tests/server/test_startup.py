@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import write_llama
 
 from cospec import native
+from server.served import write_llama
 
 
 @pytest.fixture(scope="module")

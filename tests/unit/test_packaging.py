@@ -40,9 +40,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.safetensors"))
     for path in (ROOT / "src").rglob("*.safetensors"):
         (folder / path.relative_to(ROOT)).write_text("weights")
-    (folder / "csrc").mkdir()
-    (folder / "csrc" / "kernels.cpp").write_text("static int kernels;\n")
-    (folder / "csrc" / "ops.cpp").write_text('extern "C" int one() { return 1; }\n')
+    (folder / "csrc" / "ops").mkdir(parents=True)
+    (folder / "csrc" / "ops" / "kernels.cpp").write_text("static int kernels;\n")
+    (folder / "csrc" / "ops" / "ops.cpp").write_text('extern "C" int one() { return 1; }\n')
     return folder
 
 
@@ -58,7 +58,7 @@ def no_compiler(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def test_a_wheel_without_kernels_holds_models_and_licences_and_runs_anywhere(checkout: Path) -> None:
+def test_wheel_without_kernels(checkout: Path) -> None:
     done = wheel(checkout, COSPEC_NATIVE="off")
     assert done.returncode == 0, done.stderr
     assert "COSPEC_NATIVE is off" in done.stdout + done.stderr
@@ -76,7 +76,7 @@ def test_a_wheel_without_kernels_holds_models_and_licences_and_runs_anywhere(che
 
 
 @pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler is installed")
-def test_a_wheel_with_kernels_serves_every_python_of_its_platform(checkout: Path, hook: Any) -> None:
+def test_wheel_with_kernels(checkout: Path, hook: Any) -> None:
     done = wheel(checkout, COSPEC_NATIVE="required")
     assert done.returncode == 0, done.stderr
     (built,) = (checkout / "dist").iterdir()
@@ -84,7 +84,7 @@ def test_a_wheel_with_kernels_serves_every_python_of_its_platform(checkout: Path
     assert "cospec/_native.so" in zipfile.ZipFile(built).namelist()
 
 
-def test_a_machine_without_a_compiler_gets_a_pure_package_with_a_warning(checkout: Path, no_compiler: str) -> None:
+def test_no_compiler_gives_a_pure_package(checkout: Path, no_compiler: str) -> None:
     done = wheel(checkout, PATH=no_compiler)
     assert done.returncode == 0, done.stderr
     assert "slower because no C++ compiler" in done.stdout + done.stderr
@@ -94,9 +94,9 @@ def test_a_machine_without_a_compiler_gets_a_pure_package_with_a_warning(checkou
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
-        ({"COSPEC_NATIVE": "required", "PATH": ""}, "COSPEC_NATIVE is required, but there are no native kernels"),
-        ({"COSPEC_NATIVE": "required", "CXX": "no-such-c++"}, "because CXX names no-such-c++, which was not found"),
-        ({"COSPEC_NATIVE": "always"}, "COSPEC_NATIVE is 'always'; allowed is one of auto, required, off"),
+        ({"COSPEC_NATIVE": "required", "PATH": ""}, "COSPEC_NATIVE is required"),
+        ({"COSPEC_NATIVE": "required", "CXX": "no-such-c++"}, "no-such-c++"),
+        ({"COSPEC_NATIVE": "always"}, "COSPEC_NATIVE is 'always'"),
     ],
 )
 def test_a_build_that_asks_for_kernels_in_vain_fails(
@@ -129,13 +129,13 @@ def test_the_tag_names_the_processor_that_was_built_for(
     assert hook.platform_tag() == tag
 
 
-def test_wheels_are_configured_for_the_platforms_that_are_promised() -> None:
+def test_wheel_platforms() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
     assert config["environment"]["COSPEC_NATIVE"] == "required"
     assert (config["linux"]["archs"], config["macos"]["archs"]) == (["x86_64", "aarch64"], ["arm64"])
 
 
-def test_the_container_copies_what_its_context_has_and_runs_as_a_user_without_rights() -> None:
+def test_container_copies_and_user() -> None:
     lines = (ROOT / "Containerfile").read_text(encoding="utf-8").splitlines()
     context = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     allowed = {line[1:] for line in context if line.startswith("!")}

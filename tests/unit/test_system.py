@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ WINDOWS = "import platform, subprocess, pathlib, sys; sys.platform = 'win32'; "
 
 
 @pytest.fixture
-def files(tmp_path: Path):
+def files(tmp_path: Path) -> Callable[[str, str], Path]:
     """Writes files of a machine that stands in a folder."""
 
     def write(name: str, text: str) -> Path:
@@ -42,12 +43,12 @@ def macos(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tool.parent))
 
 
-def test_linux_names_its_processor(files) -> None:
+def test_linux_names_its_processor(files: Callable[[str, str], Path]) -> None:
     root = files("proc/cpuinfo", "processor\t: 0\nmodel name\t: Fast 9\n\nprocessor\t: 1\nmodel name\t: Fast 9\n")
     assert system.processor(root) == "Fast 9"
 
 
-def test_arm_processors_of_two_kinds_have_two_names(files) -> None:
+def test_arm_processors_of_two_kinds_have_two_names(files: Callable[[str, str], Path]) -> None:
     names = set()
     for part in ("0xd0c", "0xd40"):
         root = files("proc/cpuinfo", f"processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: {part}\n")
@@ -56,13 +57,15 @@ def test_arm_processors_of_two_kinds_have_two_names(files) -> None:
     assert len(names) == 2
 
 
-def test_a_container_has_the_processors_of_its_limit(files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_has_the_processors_of_its_limit(
+    files: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     for limit, count in (("max 100000\n", 64), ("200000 100000\n", 2), ("250000 100000\n", 3), ("1000 100000\n", 1)):
         assert system.usable_processors(files("sys/fs/cgroup/cpu.max", limit)) == count
 
 
-def test_memory_is_the_less_of_machine_and_container(files) -> None:
+def test_memory_is_the_less_of_machine_and_container(files: Callable[[str, str], Path]) -> None:
     root = files("proc/meminfo", f"MemTotal: {64 << 20} kB\nMemAvailable: {48 << 20} kB\n")
     assert system.available_memory(root) == 48 * GIB
     files("sys/fs/cgroup/memory.current", f"{3 * GIB}\n")

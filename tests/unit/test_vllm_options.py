@@ -16,7 +16,7 @@ from cospec.params import SamplingParams
 from cospec.vllm_options import ACCEPTED, without_vllm_options
 from harness.toys import toy_engine
 
-HARMLESS = {
+HARMLESS: dict[str, Any] = {
     "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "trust_remote_code": False, "seed": 0, "swap_space": 4,
     "enforce_eager": True, "disable_log_stats": False, "max_logprobs": 20, "load_format": "auto", "revision": None,
 }  # fmt: skip
@@ -33,18 +33,18 @@ def test_harmless_values_are_accepted_and_the_rest_is_left() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "way"),
     [
-        ("tensor_parallel_size", 2, "one server for each device"),
-        ("tensor_parallel_size", True, "one server for each device"),
-        ("trust_remote_code", True, "no code from a model folder is run"),
-        ("seed", 42, r"SamplingParams\(seed=...\) makes an output repeatable"),
-        ("max_logprobs", 50, "a whole number from 0 to 20"),
+        ("tensor_parallel_size", 2, "device"),
+        ("tensor_parallel_size", True, "device"),
+        ("trust_remote_code", True, "model folder"),
+        ("seed", 42, "SamplingParams"),
+        ("max_logprobs", 50, "20"),
         ("enforce_eager", "yes", "True or False"),
         ("kv_cache_dtype", "fp8", "kv_cache_memory_bytes"),
-        ("revision", "main", "newest version of a hub name"),
+        ("revision", "main", "hub"),
     ],
 )
 def test_other_values_are_refused_before_a_model_is_loaded(name: str, value: Any, way: str) -> None:
-    with pytest.raises(InvalidInput, match=f"{name} is .*; allowed is .*{way}"):
+    with pytest.raises(InvalidInput, match=f"{name} is .*{way}"):
         LLM("/no/such/folder", **{name: value})
 
 

@@ -130,7 +130,7 @@ class Peer:
                 arrival=0.0,
                 sent=0.0,
                 end=max((at - started for at in output.times), default=end),
-                chunks=_chunks(tokenizer, output, started),
+                chunks=chunks_of(tokenizer, output, started),
                 category=prompt.category,
                 prompt_tokens=len(own),
                 reported_tokens=len(output.tokens),
@@ -181,7 +181,9 @@ def _plain(options: PeerOptions) -> Decode:
         found = model.generate(rows, attention_mask=mask, streamer=stamps, generation_config=_config(settings))
         steps = found.shape[1] - longest
         times = stamps.times[:: len(ids)]
-        return [_cut(row, times, settings["eos_token_id"]) for row in found[:, longest : longest + steps].tolist()]
+        return [
+            cut_at_eos(row, times, settings["eos_token_id"]) for row in found[:, longest : longest + steps].tolist()
+        ]
 
     return decode
 
@@ -201,7 +203,7 @@ def _one_by_one(extra: Mapping[str, Any]) -> Decode:
                 generation_config=_config(settings),
                 **extra,
             )
-            written.append(_cut(found[0, len(row) :].tolist(), stamps.times, settings["eos_token_id"]))
+            written.append(cut_at_eos(found[0, len(row) :].tolist(), stamps.times, settings["eos_token_id"]))
         return written
 
     return decode
@@ -268,14 +270,14 @@ def _load(name: str, dtype: str) -> Any:
     return load_plain(folder, weights_dtype(folder, dtype))
 
 
-def _cut(tokens: list[int], times: list[float], eos: int | list[int] | None) -> Written:
+def cut_at_eos(tokens: list[int], times: list[float], eos: int | list[int] | None) -> Written:
     """The tokens up to the first that ends the output, that one included."""
     ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     count = next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
     return Written(tokens[:count], times[:count])
 
 
-def _chunks(tokenizer: Any, output: Written, started: float) -> tuple[Chunk, ...]:
+def chunks_of(tokenizer: Any, output: Written, started: float) -> tuple[Chunk, ...]:
     """What became readable, and when; a character whose bytes come in several tokens waits for the last."""
     chunks, shown = [], ""
     for place, at in enumerate(output.times, start=1):

@@ -127,8 +127,8 @@ def report(
     saturation = asdict(detect(timings))
     run = {
         "label": stage.label,
-        "request_rate": getattr(stage.arrivals, "rate", None),
-        "burstiness": getattr(stage.arrivals, "burstiness", None),
+        "request_rate": stage.arrivals.rate,
+        "burstiness": stage.arrivals.burstiness,
         "max_concurrency": stage.max_concurrency,
         "not_sent": recording.not_sent,
         "interrupted": recording.interrupted,

@@ -20,10 +20,10 @@ from cospec.bench.counters import SpeculationCounters
 from cospec.bench.timing import Params, Prompt, Timing
 from cospec.config import read_json
 from cospec.errors import InvalidInput
-from cospec.registry import Table
+from cospec.registry import Declares, Table
 
 # A new kind of system is one file and one line here.
-SYSTEMS = Table(
+SYSTEMS: Table[Buildable] = Table(
     "system",
     {
         "cospec": "cospec.bench.local:EngineSystem",
@@ -33,6 +33,7 @@ SYSTEMS = Table(
         "transformers-lookup": "cospec.bench.peers:LOOKUP",
         "transformers-continuous": "cospec.bench.peers:CONTINUOUS",
     },
+    Declares("system", "cospec.bench.systems:Buildable"),
 )
 
 
@@ -93,8 +94,7 @@ class SystemSpec:
 
     def build(self) -> System:
         """The system itself, not started."""
-        entry: Buildable = SYSTEMS.load(self.kind)
-        return entry.build(self.name, self.options)
+        return SYSTEMS.load(self.kind).build(self.name, self.options)
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -10,13 +10,13 @@ from cospec.config import EngineConfig
 from cospec.engine.build import build_parts
 from cospec.engine.engine import Engine, Parts
 from cospec.engine.scheduler import Scheduler
+from cospec.plugins import Policy
 from cospec.policies.apart import apart
-from cospec.protocols import Policy
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load
 
 
-class Watch:
+class Watch(Policy):
     """A policy that decides as another does and keeps every commit and every round's figures."""
 
     def __init__(self, policy: Policy) -> None:
@@ -36,7 +36,7 @@ class Watch:
     @property
     def lasts(self) -> int:
         """As the policy's plan."""
-        return getattr(self._policy, "lasts", 1)
+        return self._policy.lasts
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         """As the policy does."""
@@ -47,6 +47,10 @@ class Watch:
         self.commits.extend(commits)
         self.rounds.extend(each for each, _ in apart(stats, commits))
         self._policy.observe(stats, commits)
+
+    def learn(self) -> None:
+        """As the policy does."""
+        self._policy.learn()
 
     def gauges(self) -> Mapping[str, float]:
         """As the policy does."""

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from cospec.errors import InvalidInput, words
 from cospec.native import Recipe
-from cospec.options import Options
+from cospec.options import Options as PluginOptions
 from cospec.registry import BLENDS
 
 Combine = Callable[[Seq[Tensor]], Tensor]
 """The logits of every model, ``[R, V]`` each, to the law's ``[R, V]``; each row by itself, the same for any R."""
 
 
-class FunctionOptions(Options):
+class FunctionOptions(PluginOptions):
     """None."""
 
 
@@ -29,7 +29,7 @@ class FunctionBlend:
 
     name: str
     function: Combine
-    Options: ClassVar[type[FunctionOptions]] = FunctionOptions
+    Options: ClassVar[type[PluginOptions]] = FunctionOptions
 
     def build(self, options: FunctionOptions, count: int) -> Custom:
         """For any number of models."""

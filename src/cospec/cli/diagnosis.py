@@ -38,7 +38,7 @@ def machine() -> dict[str, Any]:
     """Processors and memory; bytes are None where the system does not tell."""
     from cospec.profiling.store import machine as known
 
-    memory = _meminfo()
+    memory = memory_info()
     swap = memory["SwapTotal"] - memory["SwapFree"] if "SwapTotal" in memory else None
     return {
         "system": platform.platform(),
@@ -122,11 +122,12 @@ def smoke_test() -> dict[str, Any]:
     }
     if native.available():
         ways["native"] = {**plain, "linear_backend": "native", "attention_backend": "native"}
-    texts = {name: _answer(options) for name, options in ways.items()}
+    texts = {name: smoke_test_text(options) for name, options in ways.items()}
     return {"prompt": PROMPT, "texts": texts, "equal": len(set(texts.values())) == 1}
 
 
-def _answer(options: Mapping[str, Any]) -> str:
+def smoke_test_text(options: Mapping[str, Any]) -> str:
+    """The text that the zoo's target writes with these options of ``LLM``."""
     from cospec import LLM, SamplingParams
 
     common: dict[str, Any] = {
@@ -190,7 +191,8 @@ def problems(found: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def _meminfo() -> dict[str, int]:
+def memory_info() -> dict[str, int]:
+    """Bytes by name in ``/proc/meminfo``; empty where the file does not exist."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:  # not Linux

@@ -21,6 +21,7 @@ from cospec.draws import Draws, Purpose, race
 from cospec.errors import InvalidInput, words
 from cospec.models.heads import Heads, HeadsRunner, output_embedding, resolve_heads
 from cospec.options import Options
+from cospec.plugins import Drafter
 from cospec.protocols import Host
 from cospec.sampling import Block, History, laws
 from cospec.types import Budget, Commit, Context, Draft, Offer
@@ -65,7 +66,7 @@ def sparse_paths(accuracy: tuple[tuple[float, ...], ...], depth: int, max_nodes:
     return tuple(found)
 
 
-class HeadsDrafter:
+class HeadsDrafter(Drafter):
     """Spec section 4, ``heads``. Chooses its tokens; under ``match`` the first choice is raced with the target's noise.
 
     Args:
@@ -73,11 +74,11 @@ class HeadsDrafter:
         accuracy: ``Heads.accuracy``.
     """
 
-    samples: ClassVar[bool] = False
-    reads_states: ClassVar[bool] = True
-    drafts_ahead: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
-    offer: ClassVar[Offer] = Offer(at_once=True, trees=True)
+    samples = False
+    reads_states = True
+    drafts_ahead = False
+    learns = False
+    offer = Offer(at_once=True, trees=True)
     Options: ClassVar[type[HeadsOptions]] = HeadsOptions
 
     def __init__(self, runner: HeadsRunner, accuracy: tuple[tuple[float, ...], ...], name: str = "heads") -> None:

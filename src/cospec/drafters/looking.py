@@ -8,7 +8,6 @@ the prompt before it has drafted anything.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,24 +19,9 @@ from cospec.drafters.following import Follower
 from cospec.draws import Floats
 from cospec.protocols import Model
 from cospec.sampling import softmax
-from cospec.types import Budget, Context
+from cospec.types import Budget, Context, Look
 
 LOOKBACK = 32  # known tokens that a look is about, at most
-
-
-class Look(NamedTuple):
-    """What a drafter thinks of the latest known tokens of a sequence: the sum of their probabilities, and how many."""
-
-    chance: float
-    tokens: int
-
-
-@runtime_checkable
-class Looks(Protocol):
-    """A drafter that can look at known tokens."""
-
-    def look(self, contexts: Seq[Context]) -> dict[str, Look]:
-        """By sequence; it has caught up with them afterwards. Sequences that it has no room for are left out."""
 
 
 def look(model: Model, follower: Follower, contexts: Seq[Context]) -> dict[str, Look]:

@@ -17,15 +17,16 @@ from cospec.batches import Pick, Rolled, Segment, TokenBatch
 from cospec.drafters.branching import Tree, branches, grow
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.following import Follower
-from cospec.drafters.looking import Look, look
-from cospec.drafters.stepping import ModelStepper, Stepper
+from cospec.drafters.looking import look
+from cospec.drafters.stepping import ModelStepper
 from cospec.drafters.vocabulary import SharedVocabulary
 from cospec.draws import Draws, Floats, Purpose, Stream, race
 from cospec.errors import InvalidInput
 from cospec.options import Options
+from cospec.plugins import Drafter
 from cospec.protocols import Host, Model, Vocabulary
 from cospec.sampling import Block, History, edit, laws, likeliest, softmax
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.types import Budget, Commit, Context, Draft, Look
 
 
 class ModelDrafterOptions(Options):
@@ -46,7 +47,7 @@ class _Chain:
     confidence: list[float] = field(default_factory=list)
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Spec section 4, ``model``. Draws with the noise that the rule asks for, under the request's own parameters.
 
     Args:
@@ -54,10 +55,12 @@ class ModelDrafter:
         calibration: what its confidences are worth; None takes them as they are.
     """
 
-    samples: ClassVar[bool] = True
-    reads_states: ClassVar[bool] = False
-    drafts_ahead: ClassVar[bool] = True
-    keeps_cache: ClassVar[bool] = True  # a model beside the target, which shares the memory for KV caches with it
+    samples = True
+    reads_states = False
+    drafts_ahead = True
+    learns = True  # which trees become how wide; an instance without a calibration learns nothing
+    looks = True
+    keeps_cache = True
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
     def __init__(
@@ -111,11 +114,11 @@ class ModelDrafter:
         self._follower.free(ids)
 
     @property
-    def follows(self) -> Follower | None:
-        """Its cache, for somebody who runs the model himself; None where its tokens are not the target's."""
+    def draft_kv_cache(self) -> Follower | None:
+        """The model with its cache; None where the drafter's tokens are not the target's."""
         return self._follower if self._vocabulary.same else None
 
-    def stepper(self) -> Stepper | None:
+    def stepper(self) -> ModelStepper | None:
         """Leads the model token by token in the target's ids; None where it has others."""
         return ModelStepper(self.model) if self._vocabulary.same else None
 

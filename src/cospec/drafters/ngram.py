@@ -14,6 +14,7 @@ from pydantic import Field
 
 from cospec.errors import InvalidInput
 from cospec.options import Options
+from cospec.plugins import Drafter
 from cospec.protocols import Host
 from cospec.types import Budget, Commit, Context, Draft, Offer
 
@@ -54,14 +55,14 @@ def _copied(tokens: Seq[int], start: int, count: int) -> tuple[int, ...]:
     return tuple(known[i % len(known)] for i in range(count))
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Costs a few dictionary look-ups per token."""
 
-    samples: ClassVar[bool] = False
-    reads_states: ClassVar[bool] = False
-    offer: ClassVar[Offer] = Offer(free=True, chains=True)
-    drafts_ahead: ClassVar[bool] = True
-    learns: ClassVar[bool] = False
+    samples = False
+    reads_states = False
+    offer = Offer(free=True, chains=True)
+    drafts_ahead = True
+    learns = False
     Options: ClassVar[type[NgramOptions]] = NgramOptions
 
     def __init__(self, shortest: int = 2, longest: int = 4, name: str = "ngram") -> None:

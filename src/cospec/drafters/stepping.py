@@ -8,75 +8,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from cospec.batches import Segment, TokenBatch
 from cospec.drafters.following import CATCH_UP_TOKENS, Follower
-from cospec.drafters.looking import Look, look
+from cospec.drafters.looking import look
 from cospec.drafters.vocabulary import SharedVocabulary
-from cospec.models.llama_native import on_cache
+from cospec.plugins import Lent, Opening
 from cospec.protocols import Model
-from cospec.types import Budget, Commit, Context
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What a stepper says behind the committed tokens.
-
-    Attributes:
-        ids: the sequences that it has room for, in the order they were given.
-        logits: ``[len(ids), V]``.
-    """
-
-    ids: tuple[str, ...]
-    logits: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """What somebody needs who leads a model in the native library: ``Led`` in ``csrc/led.cpp``.
-
-    Attributes:
-        names: what the library calls the model and its cache.
-        segments, ids: what is to be fed first, as the library lays it out.
-    """
-
-    names: tuple[int, int]
-    segments: array[int]
-    ids: array[int]
-
-
-class Stepper(Protocol):
-    """A drafter that can be led token by token."""
-
-    def open(self, contexts: Seq[Context], depths: Seq[int]) -> Opening | None:
-        """Catch up on the committed tokens and make room for ``depths`` more; None when there is room for nobody."""
-
-    def feed(self, ids: Seq[str], tokens: Seq[int]) -> Tensor:
-        """Logits ``[len(ids), V]`` behind one more token of each of the sequences, which were opened before."""
-
-    def lend(self, contexts: Seq[Context], depths: Seq[int]) -> Lent | None:
-        """Make room as ``open`` does, for somebody who feeds the model himself; None where that has to be done here."""
-
-    def take_back(self, contexts: Seq[Context], fed: Seq[Seq[int]]) -> None:
-        """These tokens of each lent sequence were fed behind the known ones."""
-
-    def commit(self, commits: Seq[Commit]) -> None:
-        """Keep of what was fed the part that was committed. Unknown ids are ignored."""
-
-    def free(self, ids: Seq[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
-
-
-@runtime_checkable
-class Steps(Protocol):
-    """A drafter that offers a stepper, to be used instead of its ``propose``."""
-
-    def stepper(self) -> Stepper | None:
-        """A stepper with a state of its own; None where it cannot be led after all, and proposes by itself."""
+from cospec.types import Budget, Commit, Context, Look
 
 
 class ModelStepper:
@@ -85,7 +26,7 @@ class ModelStepper:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._follower = Follower(model, SharedVocabulary())
-        self._direct = on_cache(model)
+        self._direct = model.direct
 
     def lend(self, contexts: Seq[Context], depths: Seq[int]) -> Lent | None:
         """Where the whole forward is native."""

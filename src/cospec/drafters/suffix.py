@@ -21,6 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from cospec.options import Options
+from cospec.plugins import Drafter
 from cospec.protocols import Host
 from cospec.tree import MAX_NODES
 from cospec.types import Budget, Commit, Context, Draft, Offer
@@ -178,14 +179,14 @@ class _Text:
             self.automaton.add(token)
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Costs a few dictionary look-ups per token."""
 
-    samples: ClassVar[bool] = False
-    reads_states: ClassVar[bool] = False
-    drafts_ahead: ClassVar[bool] = False
-    learns: ClassVar[bool] = True
-    offer: ClassVar[Offer] = Offer(free=True, trees=True)
+    samples = False
+    reads_states = False
+    drafts_ahead = False
+    learns = True
+    offer = Offer(free=True, trees=True)
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
 
     def __init__(self, memory: int = 65536, shortest: int = 1, name: str = "suffix") -> None:

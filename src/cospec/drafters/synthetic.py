@@ -25,6 +25,7 @@ from pydantic import Field
 from cospec.draws import Draws, Purpose, derive
 from cospec.errors import InvalidInput
 from cospec.options import Options
+from cospec.plugins import Drafter
 from cospec.protocols import Host
 from cospec.types import Budget, Commit, Context, Draft, Offer
 
@@ -60,14 +61,14 @@ class _Open:
     output: list[int] = field(default_factory=list)
 
 
-class SyntheticDrafter:
+class SyntheticDrafter(Drafter):
     """Replays remembered outputs with mistakes; exact under every rule, as any drafter is."""
 
-    samples: ClassVar[bool] = False
-    offer: ClassVar[Offer] = Offer(free=True, chains=True)
-    reads_states: ClassVar[bool] = False
-    drafts_ahead: ClassVar[bool] = False
-    learns: ClassVar[bool] = True
+    samples = False
+    offer = Offer(free=True, chains=True)
+    reads_states = False
+    drafts_ahead = False
+    learns = True
     Options: ClassVar[type[SyntheticOptions]] = SyntheticOptions
 
     def __init__(self, acceptance: Seq[float], seconds_per_token: float, vocab_size: int) -> None:

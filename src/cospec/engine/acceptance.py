@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from cospec.protocols import Rule
+from cospec.plugins import Rule
 from cospec.registry import RULES
 
 

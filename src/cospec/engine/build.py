@@ -11,6 +11,7 @@ from typing import Any
 
 from cospec import native
 from cospec.blends.build import build_blend
+from cospec.blends.single import Single
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
 from cospec.drafters.pool.options import called
 from cospec.engine.acceptance import AcceptanceMethods
@@ -28,12 +29,13 @@ from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.models.adapters import base_folder
 from cospec.models.budget import MemoryPlan
-from cospec.models.folder import read_object
+from cospec.models.folder import in_zoo, read_object
 from cospec.models.loading import LoadOptions, cache_budget, load_model, load_tokenizer, memory_plan, resolve
+from cospec.plugins import Drafter
 from cospec.policies.round_cost import Costs
 from cospec.profiling.start import costs_at_start
-from cospec.protocols import Crew, Drafter, Handle, Model
-from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES, import_plugins
+from cospec.protocols import Crew, Handle, Model
+from cospec.registry import DRAFTERS, POLICIES, ROUNDS, RULES, import_plugins
 from cospec.types import Offer
 
 log = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ def default_drafter(model: str) -> str | None:
     Raises:
         ModelError: the zoo has no such member.
     """
-    if model != "zoo" and not model.startswith("zoo:"):
+    if not in_zoo(model):
         return None
     return "zoo:drafter" if base_folder(resolve(model)) == resolve("zoo") else None
 
@@ -72,7 +74,7 @@ def _build(config: EngineConfig) -> tuple[Parts, str]:
         return _ensemble_parts(config)
     path = resolve(config.model)
     options = load_options(config)
-    speculative = _speculation(config)
+    speculative = resolve_speculation(config)
     _check(speculative)
     options = replace(
         options, budget=cache_budget([str(path), *_drafting(speculative, config.model, options)], options)
@@ -82,7 +84,7 @@ def _build(config: EngineConfig) -> tuple[Parts, str]:
     host = EngineHost(target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options)
     drafter = build_drafter(speculative, host, config)
     costs = _costs(target, drafter, path, speculative, config)
-    text = Text(tokenizer, path, _eos_ids(base_folder(path), tokenizer))
+    text = Text(tokenizer, path, eos_ids(base_folder(path), tokenizer))
     return connect(target, drafter, speculative, config, text, costs), drafting(speculative, host.default_drafter)
 
 
@@ -92,7 +94,7 @@ def plan(config: EngineConfig) -> tuple[MemoryPlan, str]:
     Raises:
         CospecError: the model cannot be served here, in one sentence.
     """
-    options, speculative = load_options(config), _speculation(config)
+    options, speculative = load_options(config), resolve_speculation(config)
     _check(speculative)
     names = [str(resolve(config.model)), *_drafting(speculative, config.model, options)]
     return memory_plan(names, options), drafting(speculative, default_drafter(config.model))
@@ -109,7 +111,7 @@ def _costs(
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
     match = RULES.load("match")()
-    burst = Burst.of(target, lambda _: match, drafter, getattr(policy, "keeps_drafts", False))
+    burst = Burst.of(target, lambda _: match, drafter, policy.keeps_drafts)
     return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
 
 
@@ -135,7 +137,7 @@ def _ensemble_parts(config: EngineConfig) -> tuple[Parts, str]:
     cast = Cast(tuple(load_model(str(path), options) for path in paths), distinct(given))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
-    text = Text(tokenizer, paths[0], _eos_ids(base_folder(paths[0]), tokenizer))
+    text = Text(tokenizer, paths[0], eos_ids(base_folder(paths[0]), tokenizer))
     drafter = build_drafter(speculative, host, config)
     chosen = config.model_copy(update={"speculative_config": speculative})
     members = f"the models draft for each other ({config.collaboration.proposal})"
@@ -164,10 +166,10 @@ def connect(
     rules = AcceptanceMethods()
     policy = build_policy(speculative, drafter, time.monotonic, costs)
     max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
-    blend = BLENDS.load("single")()
+    blend = Single()
     verifier = Verifier(target, blend, rules)
     chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
-    burst = Burst.of(target, verifier.rule, drafter, getattr(chosen, "keeps_drafts", False))
+    burst = Burst.of(target, verifier.rule, drafter, chosen.keeps_drafts)
     limits = Limits(
         config.max_num_seqs,
         config.max_num_batched_tokens,
@@ -179,13 +181,12 @@ def connect(
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     handle = handle_of(drafter, speculative.drafting, target.device)
-    tries_rounds = speculative.round == "auto" and handle is not None and handle.parallel  # by what was accepted
+    order = ROUNDS.load(speculative.round if drafter is not None else "sequential")
+    tries_rounds = order.learns and handle is not None and handle.parallel  # by what was accepted
     return Parts(
         model=target,
         scheduler=scheduler,
-        round=ROUNDS.load(speculative.round if drafter is not None else "sequential")(
-            Crew(drafter, verifier, policy, time.monotonic, handle, burst=burst)
-        ),
+        round=order(Crew(drafter, verifier, policy, time.monotonic, handle, burst=burst)),
         committer=Committer(backend, blend.name, text.eos, relaxed=rules.relaxed),
         resolver=Resolver(
             target.vocab_size,
@@ -195,15 +196,15 @@ def connect(
             LONGEST_DRAFT,
             drafter is not None,
             frozenset(speculative.request_may_choose),
-            noises=getattr(drafter, "noises", None),
-            drafters=getattr(drafter, "names", None),
-            sampled_rule="recursive" if speculative.branches(getattr(drafter, "offer", Offer())) else "block",
+            noises=drafter.noises if drafter else None,
+            drafters=drafter.names if drafter else None,
+            sampled_rule="recursive" if speculative.branches(drafter.offer if drafter else Offer()) else "block",
             learns=drafter is not None and (drafter.learns or chosen.learns or tries_rounds),
         ),
         law=blend.name,
         tokenizer=text.tokenizer,
         model_path=text.path,
-        weights=getattr(drafter, "weights", dict),
+        weights=drafter.weights if drafter else dict,
         closers=_closers(handle),
         burst=burst,
     )
@@ -230,7 +231,7 @@ def load_options(config: EngineConfig) -> LoadOptions:
     )
 
 
-def _speculation(config: EngineConfig) -> SpeculativeConfig:
+def resolve_speculation(config: EngineConfig) -> SpeculativeConfig:
     """What is configured, with the method that is meant where none is named.
 
     A zoo target comes with its drafter. Any other model copies from prompt and outputs, which takes no model; the
@@ -290,7 +291,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
     found = []
     for where, method, own in _methods(speculative):
         name = own.get("model") or default_drafter(target)
-        if getattr(DRAFTERS.load(method), "keeps_cache", False) and isinstance(name, str):
+        if DRAFTERS.load(method).keeps_cache and isinstance(name, str):
             try:
                 found.append(str(resolve(name)))
                 cache_budget(found[-1:], options)  # first alone, so that it is known whose an error is
@@ -299,7 +300,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
     return found
 
 
-def _eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
+def eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     """Every id that ends an output: of generation_config.json, of config.json, of the tokenizer."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):

@@ -10,42 +10,28 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from ctypes import Structure, addressof, c_double, c_int64, c_void_p
+from ctypes import addressof
 from dataclasses import dataclass
 from operator import add
-from struct import Struct
 from typing import Any
 
 import numpy as np
 
 from cospec import native
-from cospec.drafters.following import CATCH_UP_TOKENS, Follower
-from cospec.drafters.model import ModelDrafter
+from cospec.drafters.following import CATCH_UP_TOKENS
 from cospec.engine.compiled import has_rule, words_of
 from cospec.engine.judging import NO_NUMBERS
 from cospec.engine.verifier import can_be_judged
-from cospec.models.llama_native import OnCache
-from cospec.models.packed_model import PackedModel
-from cospec.protocols import Drafter, Model, Rule
+from cospec.native_structs import MultiStepTask, RequestSlot, packer
+from cospec.plugins import Drafter, DraftKVCache, Rule
+from cospec.protocols import Direct, Model
 from cospec.stats import RoundTimes
 from cospec.types import Budget, Draft, Outcome, Plan, PlanEntry, Request, Sequence, Verdict
 
 LONGEST = 8  # rounds of a burst
 SECONDS = 0.02  # that no further round may go beyond: how long one who cannot call may have to wait for it
-_LANE = Struct("=12q")  # the first half of ``Lane`` in ``csrc/burst.cpp``
+_LANE = packer(RequestSlot, without="params")  # ``words_of`` packs these
 _HEAD = 4  # words before the drafted tokens of a round
-
-
-class _Burst(Structure):
-    """``Burst`` in ``csrc/burst.cpp``."""
-
-    _fields_ = [
-        *[(name, c_void_p) for name in ("target", "cache", "drafter", "own_cache", "lanes", "tokens", "drafts")],
-        *[(name, c_int64) for name in ("count", "drafting", "depth", "rounds")],
-        ("limit", c_double),
-        ("wake", c_int64),
-        *[(name, c_void_p) for name in ("written", "fed", "seconds")],
-    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +51,14 @@ class _Rider:
 class _Drafting:
     """The drafter as the library runs it."""
 
-    follower: Follower
-    direct: OnCache
+    follower: DraftKVCache
+    direct: Direct
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What the library is given: ``csrc/burst.cpp`` tells of each."""
+    """What the library is given: ``csrc/spec/multi_step.h`` tells of each."""
 
     lanes: array[int]
     tokens: array[int]
@@ -93,11 +79,11 @@ class Burst:
         drafting: None where a round that drafts has to be run step by step.
     """
 
-    def __init__(self, target: OnCache, rule_of: Callable[[Sequence], Rule], drafting: _Drafting | None) -> None:
+    def __init__(self, target: Direct, rule_of: Callable[[Sequence], Rule], drafting: _Drafting | None) -> None:
         self.working, self.wake = 0.0, -1
         self._target, self._rule_of, self._drafting = target, rule_of, drafting
         self._riders: dict[str, _Rider | None] = {}
-        self._run = native.library().cospec_burst
+        self._run = native.library().cospec_multi_step
 
     @property
     def drafts(self) -> bool:
@@ -109,14 +95,13 @@ class Burst:
         cls, target: Model, rule_of: Callable[[Sequence], Rule], drafter: Drafter | None, whole: bool
     ) -> Burst | None:
         """None unless the target's forward is native. Drafts where the drafter's is and drafts stay ``whole``."""
-        direct = _direct(target)
-        if direct is None:
+        if target.direct is None:
             return None
         drafting = None
-        if whole and isinstance(drafter, ModelDrafter) and drafter.follows is not None:
-            own = _direct(drafter.model)
-            drafting = None if own is None else _Drafting(drafter.follows, own, drafter.name)
-        return cls(direct, rule_of, drafting)
+        if whole and drafter is not None and (own := drafter.draft_kv_cache) is not None:
+            direct = own.model.direct
+            drafting = None if direct is None else _Drafting(own, direct, drafter.name)
+        return cls(target.direct, rule_of, drafting)
 
     def run(self, plan: Plan) -> tuple[list[Outcome], RoundTimes] | None:
         """See ``protocols.Burst``."""
@@ -165,7 +150,7 @@ class Burst:
             self._riders.pop(id, None)
 
     def _lane(self, entry: PlanEntry, ahead: int, tokens: array[int]) -> bytes | None:
-        """``Lane`` in ``csrc/burst.cpp``, and behind ``tokens`` its own; None where it has to be run step by step.
+        """A ``RequestSlot``, and behind ``tokens`` its own; None where it has to be run step by step.
 
         Args:
             ahead: tokens that the drafter's cache is to have room for behind the known ones.
@@ -188,7 +173,7 @@ class Burst:
         return self._pack(rider, (budget.depth, base, fed), own, 0)
 
     def _pack(self, rider: _Rider, lengths: tuple[int, int, int], own: tuple[int, int], q: int) -> bytes:
-        """``Lane`` in ``csrc/burst.cpp``; ``lengths`` are those of the draft, of what is known and of what is fed."""
+        """A ``RequestSlot``; ``lengths`` are those of the draft, of what is known and of what is fed."""
         where = *self._target.pages(rider.request.id), *own, *rider.stops.buffer_info()
         return _LANE.pack(*lengths, rider.most - lengths[1], *where, rider.noise, q) + rider.words
 
@@ -200,7 +185,7 @@ class Burst:
         written, fed = array("q", bytes(8 * rounds * count * size)), array("q", bytes(8 * count))
         seconds = array("d", bytes(24 * rounds))
         own = (None, None) if self._drafting is None else self._drafting.direct.names
-        burst = _Burst(
+        burst = MultiStepTask(
             *self._target.names, *own, _start(job.lanes), _start(job.tokens), job.drafts and _start(job.drafts), count,
             job.drafting, job.depth, rounds, SECONDS, self.wake, _start(written), _start(fed), _start(seconds),
         )  # fmt: skip
@@ -266,10 +251,6 @@ def _only_tokens(budget: Budget) -> bool:
 
 def _depth(entry: PlanEntry) -> int:
     return entry.budget.depth
-
-
-def _direct(model: Model) -> OnCache | None:
-    return model.direct if isinstance(model, PackedModel) and isinstance(model.direct, OnCache) else None
 
 
 def _start(words: array[Any]) -> int:

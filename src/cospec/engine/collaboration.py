@@ -19,8 +19,9 @@ from cospec.engine.policy import build_policy
 from cospec.engine.requests import Resolver
 from cospec.engine.scheduler import Limits, Scheduler
 from cospec.errors import InvalidInput
+from cospec.plugins import Drafter, Policy
 from cospec.policies.collaboration import Casting, Collaboration, Freedom, rotations
-from cospec.protocols import Blend, Crew, Drafter, Pages, Policy, Round
+from cospec.protocols import Blend, Crew, Pages, Round
 from cospec.registry import ROUNDS
 from cospec.rounds.collaborative import Collaborative
 from cospec.types import Offer
@@ -60,15 +61,15 @@ def connect_ensemble(cast: Cast, drafter: Drafter | None, config: EngineConfig, 
             LONGEST_DRAFT,
             found.proposes,
             frozenset(speculative.request_may_choose) - found.withheld,
-            noises=getattr(drafter, "noises", None),
-            drafters=getattr(drafter, "names", None),
+            noises=drafter.noises if drafter else None,
+            drafters=drafter.names if drafter else None,
             laws=(lambda law: laws.build(law).name) if config.collaboration.request_laws else None,
-            sampled_rule="recursive" if speculative.branches(getattr(drafter, "offer", Offer())) else "block",
+            sampled_rule="recursive" if speculative.branches(drafter.offer if drafter else Offer()) else "block",
         ),
         law=own.name,
         tokenizer=text.tokenizer,
         model_path=text.path,
-        weights=getattr(drafter, "weights", dict),
+        weights=drafter.weights if drafter else dict,
         closers=found.closers,
     )
 

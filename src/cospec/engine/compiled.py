@@ -1,7 +1,7 @@
 """Rules as the native library has them: one call draws and judges for all sequences of a round.
 
-What it decides is what ``cospec.rules`` decide by the laws of ``cospec.sampling``, see ``csrc/judge.cpp``. It looks at
-a row only when the verdict depends on it, and the laws never leave it.
+What it decides is what ``cospec.rules`` decide by the laws of ``cospec.sampling``, see ``csrc/spec/verify.cpp``. It
+looks at a row only when the verdict depends on it, and the laws never leave it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from struct import Struct
 
 import numpy as np
 from torch import Tensor
@@ -20,15 +19,13 @@ from cospec import native
 from cospec.draws import Floats
 from cospec.engine.judging import NO_NUMBERS, Judged, Task, edited
 from cospec.native import Source
-from cospec.protocols import Rule
-from cospec.rules.block import Block
+from cospec.native_structs import AcceptanceParams, VerifyResult, VerifyTask, packer, words
+from cospec.plugins import Rule
 from cospec.rules.match import Match
-from cospec.rules.rejection import Rejection
 from cospec.types import Request, Sequence, Verdict
 
-_RULES: dict[type, int] = {Match: 0, Rejection: 1, Block: 2}
-_ROUND, _ASKED = Struct("=7q"), Struct("=qQ3dq")  # the two halves of ``Case`` in ``csrc/judge.h``
-_VERDICT = 4  # words
+_ROUND, _ASKED = packer(VerifyTask, without="params"), packer(AcceptanceParams)
+_VERDICT = words(VerifyResult)
 _WORD = 2**64
 
 
@@ -106,7 +103,7 @@ class Compiled:
         missing = paths + len(nodes) - len(found)
         if missing > 0:
             found.extend([0] * missing)
-        native.library().cospec_judge(
+        native.library().cospec_verify(
             ctypes.addressof(source), bytes(cases), len(tasks), nodes.buffer_info()[0], found.buffer_info()[0]
         )
         verdicts: list[Judged] = []
@@ -126,11 +123,11 @@ class Compiled:
 
 def has_rule(rule: Rule) -> bool:
     """Whether the library can judge drafts by the rule. Without a draft all rules are the same."""
-    return type(rule) in _RULES
+    return rule.native_id is not None
 
 
 def words_of(request: Request, rule: Rule) -> bytes:
-    """``Asked`` in ``csrc/judge.h``; ``match`` stands for a rule that the library has not got."""
-    params, code = request.sampling, _RULES.get(type(rule), _RULES[Match])
+    """``AcceptanceParams`` in ``csrc/spec/verify.h``; ``match`` stands for a rule that the library has not got."""
+    params, code = request.sampling, Match.native_id if rule.native_id is None else rule.native_id
     temperature = 0.0 if params.greedy else params.temperature
     return _ASKED.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)

@@ -23,29 +23,29 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, prompt: Seq[int]) -> None:
-        self._tokenizer, self._params = tokenizer, params
+        self._tokenizer, self.params = tokenizer, params
         self._stream = _primed(tokenizer, list(prompt[-PRIMING_TOKENS:]), params.skip_special_tokens)
         self.stops = params.stop
         self._longest = max(map(len, params.stop), default=0)
         self._released = 0
-        self._waiting: list[int] = []
+        self.pending: list[int] = []  # tokens that are not decoded yet
         self.text = ""
 
     def take(self, tokens: Seq[int]) -> None:
         """Add tokens of an output without stop strings; they are decoded when somebody wants the text."""
-        self._waiting += tokens
-        if len(self._waiting) >= TOGETHER:
+        self.pending += tokens
+        if len(self.pending) >= TOGETHER:
             self._decode()
 
     def _decode(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        pending, self.pending = self.pending, []
         if self._tokenizer is not None:
             step, tokenizer = self._stream.step, self._tokenizer
-            self.text += "".join([step(tokenizer, token) or "" for token in waiting])
+            self.text += "".join([step(tokenizer, token) or "" for token in pending])
 
     def push(self, token: int, may_stop: bool = True) -> str | None:
         """Add one token; returns the stop string that it completed, with the text cut there."""
-        if self._waiting:
+        if self.pending:
             self._decode()
         piece = self._stream.step(self._tokenizer, token) if self._tokenizer else None
         if not piece:
@@ -55,17 +55,17 @@ class TextStream:
         if not self._longest or not may_stop:
             return None
         # Only what ends in the new piece counts: a stop string that passed below ``min_tokens`` is text by now.
-        places = ((self.text.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self._params.stop)
+        places = ((self.text.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self.params.stop)
         found = [(at, stop) for at, stop in places if at >= 0]
         if not found:
             return None
         at, stop = min(found, key=lambda pair: (pair[0], -len(pair[1])))
-        self.text = self.text[: at + len(stop) if self._params.include_stop_str_in_output else at]
+        self.text = self.text[: at + len(stop) if self.params.include_stop_str_in_output else at]
         return stop
 
     def release(self, ended: bool) -> str:
         """The text that became certain since the last call."""
-        if self._waiting:
+        if self.pending:
             self._decode()
         end = len(self.text)
         if not ended and self._longest:
@@ -84,7 +84,7 @@ class TextStream:
         """Length of the longest tail that a stop string begins with."""
         for size in range(min(self._longest - 1, len(self.text)), 0, -1):
             tail = self.text[-size:]
-            if any(stop.startswith(tail) for stop in self._params.stop):
+            if any(stop.startswith(tail) for stop in self.params.stop):
                 return size
         return 0
 

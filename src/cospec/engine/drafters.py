@@ -17,7 +17,8 @@ from cospec.errors import InvalidInput, words
 from cospec.models.folder import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.options import parse
-from cospec.protocols import Drafter, Facts, Handle, Model, Vocabulary
+from cospec.plugins import Drafter
+from cospec.protocols import Facts, Handle, Model, Vocabulary
 from cospec.registry import DRAFTERS, import_plugins
 from cospec.rounds.cores import keep_to, others
 from cospec.rounds.handles import Worker
@@ -107,7 +108,7 @@ def handle_of(drafter: Drafter | None, drafting: str, device: torch.device) -> H
     """
     if drafter is None or drafting == "here":
         return None
-    if isinstance(drafter, RemoteDrafter):
+    if drafter.handle is not None:
         return drafter.handle
     if device.type == "cuda":
         return Worker(drafter, parallel=True, around=partial(torch.cuda.stream, torch.cuda.Stream(device)))
@@ -157,14 +158,14 @@ def _build(speculative: SpeculativeConfig, host: EngineHost) -> Drafter:
     common = {
         key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
     }
-    _check_keys(speculative, cls)
+    check_keys(speculative, cls)
     given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
     options = parse(cls.Options, given, "speculative_config.")
     drafter: Drafter = cls.build(options, host)
     return drafter
 
 
-def _check_keys(speculative: SpeculativeConfig, cls: type[Any]) -> None:
+def check_keys(speculative: SpeculativeConfig, cls: type[Any]) -> None:
     """Refuse a key that neither the method nor every configuration has; the sentence names all of both."""
     own = {name: field.alias or name for name, field in cls.Options.model_fields.items()}
     known = sorted({*own.values(), *SpeculativeConfig.model_fields} - {"options"})

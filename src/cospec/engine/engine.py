@@ -144,7 +144,7 @@ class Engine:
 
     def idle(self) -> None:
         """Called while nobody waits: what the rounds told is learned now, and no round has to wait for it."""
-        self.scheduler.policy.gauges()
+        self.scheduler.policy.learn()
 
     def metrics(self) -> EngineMetrics:
         """Counts since the start, and the present load."""

@@ -19,8 +19,9 @@ from cospec.blends.single import Single
 from cospec.engine.judging import NO_NUMBERS, Task
 from cospec.engine.verifier import Verifier
 from cospec.errors import InvalidInput, words
+from cospec.plugins import Rule
 from cospec.policies.collaboration import Collaboration
-from cospec.protocols import Blend, Case, Model, Rule
+from cospec.protocols import Blend, Case, Model
 from cospec.rounds.lines import Line, Lines
 from cospec.types import Outcome, Request, Sequence
 
@@ -81,7 +82,7 @@ class Panel:
     def __init__(self, cast: Cast, laws: Laws, rules: Mapping[str, Rule]) -> None:
         self.models, self.names, self.laws = cast.models, cast.names, laws
         self.verifier = Verifier(cast.models[0], Single(), rules)
-        self._native = all(getattr(model, "native", False) for model in cast.models)
+        self._native = all(model.direct is not None for model in cast.models)
 
     def judge(self, blend: Blend, tasks: Seq[Task], queues: Seq[Tensor]) -> list[Outcome]:
         """One outcome per task, by ``queues [R, V]`` of every member of the blend."""

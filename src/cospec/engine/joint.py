@@ -12,7 +12,8 @@ from torch import Tensor
 from cospec.batches import Segment, TokenBatch
 from cospec.engine.ensemble import Panel
 from cospec.engine.judging import Task
-from cospec.protocols import Blend, Pages, Rule
+from cospec.plugins import Rule
+from cospec.protocols import Blend, Pages
 from cospec.types import Commit, Draft, Outcome, PlanEntry, Sequence
 
 Fed = Callable[[str, int], int]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cospec.draws import Draws, Floats, Purpose, race
 from cospec.errors import failure
-from cospec.protocols import Rule
+from cospec.plugins import Rule
 from cospec.sampling import Block, History, edit, likeliest, shaped
 from cospec.tree import path_to
 from cospec.types import Draft, PlanEntry, Scores, Verdict

@@ -7,10 +7,11 @@ from typing import Any
 
 from cospec.config import SpeculativeConfig
 from cospec.options import parse
+from cospec.plugins import Drafter, Policy
 from cospec.policies.choice import Choice
 from cospec.policies.round_cost import Costs
 from cospec.policies.setting import PolicySetting
-from cospec.protocols import Clock, Drafter, Policy
+from cospec.protocols import Clock
 from cospec.registry import POLICIES
 from cospec.types import Offer
 
@@ -32,7 +33,7 @@ def build_policy(
         num_speculative_tokens=length if isinstance(length, int) else None,
         max_nodes=speculative.max_nodes,
         widths=speculative.widths,
-        offer=getattr(drafter, "offer", Offer()),
+        offer=drafter.offer if drafter else Offer(),
         costs=costs,
         clock=clock,
     )

@@ -20,7 +20,7 @@ import msgspec
 import zmq
 
 from cospec.config import EngineConfig
-from cospec.errors import CospecError, failure
+from cospec.errors import CospecError, RequestsFailed, failure
 from cospec.lasting import keep
 from cospec.leaving import leaving_at_once
 from cospec.types import Event, Finish, Request
@@ -230,7 +230,7 @@ class EngineLoop:
         try:
             self._engine.add(request)
         except CospecError as error:
-            self._send(Rejected(request.id, str(error), getattr(error, "field", None)))
+            self._send(Rejected(request.id, str(error), error.field))
         except Exception as error:  # one odd request must not end its neighbours
             log.exception("request %s could not be added", request.id)
             self._engine.abort([request.id])
@@ -265,11 +265,11 @@ class EngineLoop:
     def _fail(self, error: Exception) -> list[Event]:
         """End the requests that a failed round was about.
 
-        An error that knows them carries ``ids``. Otherwise all of them end: a round that broke off may have written
+        ``RequestsFailed`` names them. Otherwise all of them end: a round that broke off may have written
         some sequences and not others, and going on from there could give tokens that do not follow the law.
         """
-        named = getattr(error, "ids", None)
-        requests = [self._live[id] for id in (self._live if named is None else named) if id in self._live]
+        named = error.ids if isinstance(error, RequestsFailed) else self._live
+        requests = [self._live[id] for id in named if id in self._live]
         if not requests:
             raise error
         log.error("a round failed, %d requests end with an error", len(requests), exc_info=error)

@@ -13,7 +13,8 @@ from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from cospec.protocols import Pages, Policy
+from cospec.plugins import Policy
+from cospec.protocols import Pages
 from cospec.tree import level_nodes
 from cospec.types import Budget, Commit, Load, Plan, PlanEntry, Sequence, Status
 
@@ -129,7 +130,7 @@ class Scheduler:
 
     def _rounds(self, entries: Seq[PlanEntry]) -> int:
         """How many rounds may be run as one: where nobody waits, and everybody has room for all."""
-        rounds = min(self.limits.rounds, getattr(self.policy, "lasts", 1))
+        rounds = min(self.limits.rounds, self.policy.lasts)
         if rounds == 1 or self.waiting or len(entries) < len(self.running):
             return 1
         for entry in entries:

@@ -14,6 +14,7 @@ from cospec.models.adapters import base_folder
 from cospec.models.folder import stored, weight_files
 from cospec.models.linear import choose_linear
 from cospec.models.loading import weights_dtype
+from cospec.registry import DRAFTERS
 
 INSTALL_KERNELS = "install g++ or clang++ and install cospec again for the fast ones"
 
@@ -101,7 +102,7 @@ def drafting(speculative: SpeculativeConfig, model: str | None) -> str:
     """
     if speculative.method == "off" or speculative.policy_name == "off":
         return "off"
-    given = speculative.options.get("model", model if speculative.method == "draft_model" else None)
+    given = speculative.options.get("model", model if DRAFTERS.load(speculative.method).keeps_cache else None)
     named = f" {given}" if given else ""
     length = speculative.num_speculative_tokens
     far = "" if length == "auto" else f", {length} tokens" if speculative.policy_name == "fixed" else f" up to {length}"

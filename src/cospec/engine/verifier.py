@@ -16,7 +16,8 @@ from cospec.engine.compiled import Compiled
 from cospec.engine.judging import Judged, Task
 from cospec.errors import failure
 from cospec.native import Recipe, Source
-from cospec.protocols import Blend, Model, Rule
+from cospec.plugins import Rule
+from cospec.protocols import Blend, Model
 from cospec.sampling import logprobs
 from cospec.stats import TokenLogprobs
 from cospec.types import Commit, Draft, Outcome, PlanEntry, Sequence, Verdict

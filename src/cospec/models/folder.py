@@ -33,13 +33,18 @@ def zoo_members() -> list[str]:
     return sorted({path.parent.name for path in found})
 
 
+def in_zoo(name: str) -> bool:
+    """Whether ``name`` means a model that comes with the package."""
+    return name.partition(":")[0] == "zoo"
+
+
 def resolve(name: str) -> Path:
     """The folder of the model called ``name``: of the zoo, on disk, or in the hub's cache, downloaded if need be.
 
     Raises:
         ModelError: there is no such model.
     """
-    if name == "zoo" or name.startswith("zoo:"):
+    if in_zoo(name):
         return _zoo(name)
     path = Path(name).expanduser()
     if path.is_dir():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cospec.models.attention import LayerAttend
-from cospec.models.cache import LayerPages
+from cospec.models.cache import KVCache, LayerPages
 from cospec.models.packed import PackedBatch
 from cospec.models.padded import MAX_ENTRIES, Frame, Padded
 
@@ -166,6 +166,9 @@ class GraphRunner:
     def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
         """See ``FusedLlama.states``. Never recorded: a target that is read from verifies drafts, not single tokens."""
         return self._stepper.states(batch, layers)
+
+    def on(self, cache: KVCache, max_len: int) -> None:
+        """Recorded forwards use torch."""
 
     def _first(self, bucket: Bucket, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
         """Record, and compare with the ordinary result, which is the one that counts here."""

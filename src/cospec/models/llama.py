@@ -22,6 +22,7 @@ from cospec.models.graphs import CudaRecorder, GraphRunner
 from cospec.models.native import Kind
 from cospec.models.packed import PackedBatch
 from cospec.models.packed_model import Forwards
+from cospec.protocols import Direct
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
@@ -147,6 +148,9 @@ class Runner(Protocol):
     def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
         """Like ``logits``, with the float32 states ``[R, hidden]`` that the logits were read from."""
 
+    def on(self, cache: KVCache, max_len: int) -> Direct | None:
+        """The forward in native code on one cache; None: the runner uses torch."""
+
 
 class FusedLlama:
     """The forward of one model.
@@ -158,7 +162,7 @@ class FusedLlama:
 
     def __init__(self, runner: Runner, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        self._runner = runner
+        self.runner = runner
 
     @classmethod
     def from_hf(cls, model: Any, cache: KVCache, linear_kind: Kind) -> FusedLlama:
@@ -194,11 +198,10 @@ class FusedLlama:
 
     def forwards(self, cache: KVCache, max_len: int, keep_states: bool = False) -> Forwards:
         """The ways to run on one cache, for sequences of up to ``max_len`` tokens."""
-        own = getattr(self._runner, "on", None)
         return Forwards(
             score=lambda batch: self.logits(batch, cache.layers),
             read=(lambda batch: self.states(batch, cache.layers)) if keep_states else None,
-            direct=None if own is None else own(cache, max_len),
+            direct=self.runner.on(cache, max_len),
         )
 
     def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
@@ -208,11 +211,11 @@ class FusedLlama:
             batch: on the device of the model.
             layers: ``KVCache.layers``, written behind each sequence's start.
         """
-        return self._runner.logits(batch, layers)
+        return self.runner.logits(batch, layers)
 
     def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
         """Like ``logits``, with the float32 states ``[R, hidden]``, after the last norm, that they were read from."""
-        return self._runner.states(batch, layers)
+        return self.runner.states(batch, layers)
 
 
 class TorchRunner:
@@ -238,6 +241,9 @@ class TorchRunner:
         """See ``FusedLlama.states``."""
         x = self._hidden(batch, layers, ATTENTION["sdpa"](batch))
         return self._product(x, self._head).float(), x.float()
+
+    def on(self, cache: KVCache, max_len: int) -> None:
+        """See ``Runner``."""
 
     def run(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
         """Like ``logits``, with an attention that was prepared elsewhere."""

@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int, c_long, c_void_p
+from ctypes import POINTER, byref, c_int, c_void_p
 from typing import Any
 
 import numpy as np
@@ -20,69 +20,15 @@ from cospec.models.cache import KVCache, LayerPages
 from cospec.models.llama import Affine, LayerWeights, Weights
 from cospec.models.native import Kind, PackedLinear
 from cospec.models.packed import PackedBatch
-from cospec.models.packed_model import PackedModel
 from cospec.native import address
-from cospec.protocols import Model
+from cospec.native_structs import BatchView, InputBatch, KVCacheView, LlamaConfig, LlamaLayer, Rollout
 
 
-class _LayerSpec(Structure):
-    """``LlamaLayer`` in ``csrc/llama.h``."""
+class _Given(BatchView):
+    """The struct with what it points to."""
 
-    _fields_ = [
-        *[(name, c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")],
-        *[(name, c_void_p) for name in ("qkv", "output", "gate_up", "down")],
-        ("window", c_long),
-    ]
-
-
-class _Spec(Structure):
-    """``LlamaSpec`` in ``csrc/llama.h``."""
-
-    _fields_ = [
-        ("layer", POINTER(_LayerSpec)),
-        *[(name, c_void_p) for name in ("embedding", "final_norm", "head", "frequencies")],
-        *[(name, c_long) for name in ("embedding_kind", "layers", "hidden", "heads", "kv_heads", "dim", "inner")],
-        *[(name, c_float) for name in ("eps", "scale", "rotary_scale")],
-    ]
-
-
-class _Batch(Structure):
-    """``Batch`` in ``csrc/llama.h``."""
-
-    _fields_ = [
-        *[(name, c_void_p) for name in ("ids", "positions", "row_segment", "visible", "mask", "tables", "starts")],
-        *[(name, c_void_p) for name in ("write_at", "wanted", "k_pages", "v_pages")],
-        *[(name, c_long) for name in ("rows", "segments", "wanted_rows", "page_size", "table_width")],
-    ]
-
-
-class _Cache(Structure):
-    """``Cache`` in ``csrc/packing.h``."""
-
-    _fields_ = [
-        *[(name, c_void_p) for name in ("k_pages", "v_pages")],
-        *[(name, c_long) for name in ("page_size", "vocabulary", "max_len")],
-    ]
-
-
-class _Given(Structure):
-    """``Given`` in ``csrc/packing.h``."""
-
-    held: tuple[array[int], ...]  # what it points to
+    held: tuple[array[int], ...]
     rows: int  # that get logits
-    _fields_ = [*[(name, c_void_p) for name in ("segments", "ids", "parents")], ("count", c_long)]
-
-
-class _Rollout(Structure):
-    """``Rollout`` in ``csrc/llama.h``."""
-
-    _fields_ = [
-        *[(name, c_void_p) for name in ("temperatures", "streams", "depths")],
-        ("depth", c_long),
-        ("logits", c_void_p),
-        ("step_logits", c_long),
-        *[(name, c_void_p) for name in ("q", "tokens", "confidence")],
-    ]
 
 
 class NativeRunner:
@@ -92,24 +38,24 @@ class NativeRunner:
         self._kept: list[Any] = []  # what the library points to
         self._vocab_size, self._hidden = weights.embedding.shape
         self._pointers = c_void_p * len(weights.layers)
-        layers = (_LayerSpec * len(weights.layers))(*(self._layer(layer, kind) for layer in weights.layers))
+        layers = (LlamaLayer * len(weights.layers))(*(self._layer(layer, kind) for layer in weights.layers))
         table = weights.embedding.float()
         half = table.bfloat16()
         if kind == "bf16" or torch.equal(half.float(), table):  # half the size at no loss
             table = half
-        spec = _Spec(
+        spec = LlamaConfig(
             layers, self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head, kind),
             self._tensor(weights.frequencies), native.KINDS["bf16" if table is half else "fp32"],
             len(layers), self._hidden, weights.heads, weights.kv_heads, weights.dim, weights.layers[0].gate[0].shape[0],
             weights.eps, weights.scale, weights.rotary_scale,
         )  # fmt: skip
         library = native.library()
-        new, free, self._run = library.cospec_llama_new, library.cospec_llama_free, library.cospec_llama
-        new.argtypes, new.restype = [POINTER(_Spec)], c_void_p
+        new, free, self._run = library.cospec_llama_new, library.cospec_llama_free, library.cospec_llama_forward
+        new.argtypes, new.restype = [POINTER(LlamaConfig)], c_void_p
         free.argtypes, free.restype = [c_void_p], None
-        self._run.argtypes, self._run.restype = [c_void_p, POINTER(_Batch), c_void_p], None
-        self._read = library.cospec_llama_states
-        self._read.argtypes, self._read.restype = [c_void_p, POINTER(_Batch), c_void_p, c_void_p], None
+        self._run.argtypes, self._run.restype = [c_void_p, POINTER(InputBatch), c_void_p], None
+        self._read = library.cospec_llama_hidden_states
+        self._read.argtypes, self._read.restype = [c_void_p, POINTER(InputBatch), c_void_p, c_void_p], None
         self._handle: int = new(byref(spec))
         weakref.finalize(self, free, self._handle)
 
@@ -123,13 +69,13 @@ class NativeRunner:
         self._kept.append(PackedLinear(*affine, kind))
         return int(self._kept[-1].handle)
 
-    def _layer(self, layer: LayerWeights, kind: Kind) -> _LayerSpec:
+    def _layer(self, layer: LayerWeights, kind: Kind) -> LlamaLayer:
         gate_up: Affine = (_interleave(layer.gate[0], layer.up[0]), None)
         if layer.gate[1] is not None and layer.up[1] is not None:
             gate_up = (gate_up[0], _interleave(layer.gate[1], layer.up[1]))
         norms = (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
         linears = (layer.qkv, layer.output, gate_up, layer.down)
-        return _LayerSpec(
+        return LlamaLayer(
             *(self._tensor(norm) for norm in norms), *(self._linear(x, kind) for x in linears), layer.window or 0
         )
 
@@ -167,14 +113,8 @@ class NativeRunner:
         return keys, self._pointers(*(layer.values.data_ptr() for layer in layers))
 
 
-def on_cache(model: Model) -> OnCache | None:
-    """The shortest way to run a model, for whoever speaks to the library himself; None where it has none."""
-    direct = model.direct if isinstance(model, PackedModel) else None
-    return direct if isinstance(direct, OnCache) else None
-
-
 class OnCache:
-    """Implements ``packed_model.Direct``: a model on its cache, without tensors in between.
+    """Implements ``protocols.Direct``: a model on its cache, without tensors in between.
 
     Whatever is laid out here is what ``packed.pack`` lays out, and refused where ``packed.check`` or that would raise.
     """
@@ -183,7 +123,9 @@ class OnCache:
         self._runner, self._cache = runner, cache  # which the structs below point into
         self._tables, self.vocab_size = cache.pages.table, runner.vocab_size
         self._pointers = runner.pointers(cache.layers)
-        self._where = _Cache(*map(ctypes.addressof, self._pointers), cache.pages.page_size, runner.vocab_size, max_len)
+        self._where = KVCacheView(
+            *map(ctypes.addressof, self._pointers), cache.pages.page_size, runner.vocab_size, max_len
+        )
         library = native.library()
         self._score, self._roll = library.cospec_llama_score, library.cospec_llama_rollout
         self._score.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
@@ -196,13 +138,13 @@ class OnCache:
         return self._tables(id).buffer_info()
 
     def score(self, batch: TokenBatch) -> Tensor | None:
-        """See ``packed_model.Direct``."""
+        """See ``protocols.Direct``."""
         given = self._give(batch)
         logits = torch.empty(max(given.rows, 0), self.vocab_size)
         return logits if self._score(*self.names, ctypes.addressof(given), logits.data_ptr()) else None
 
     def rollout(self, batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
-        """See ``packed_model.Direct``."""
+        """See ``protocols.Direct``."""
         count, depth = len(picks), picks[0].depth
         depths = array("q", [pick.depth for pick in picks])
         temperatures = array("d", [pick.temperature for pick in picks])
@@ -215,7 +157,7 @@ class OnCache:
         if any([pick.logits for pick in picks]):
             logits = np.empty((depth, count, self.vocab_size), dtype=np.float32)
         given = self._give(batch)
-        job = _Rollout(
+        job = Rollout(
             _start(temperatures), _start(streams), _start(depths), depth, _address(logits),
             0 if logits is None else logits[0].size, _address(q), _start(tokens), _address(confidence),
         )  # fmt: skip
@@ -247,10 +189,10 @@ def _address(numbers: NDArray[Any] | None) -> int | None:
     return None if numbers is None else address(numbers)
 
 
-def _packed(batch: PackedBatch, k_pages: Any, v_pages: Any) -> _Batch:
+def _packed(batch: PackedBatch, k_pages: Any, v_pages: Any) -> InputBatch:
     """The batch as the library reads it; it points into ``batch`` and the page lists, which must outlive the call."""
     tables, wanted = batch.tables, batch.logit_rows
-    return _Batch(
+    return InputBatch(
         batch.ids.data_ptr(), batch.positions.data_ptr(), batch.row_segment.data_ptr(), batch.visible.data_ptr(),
         batch.mask.data_ptr(), tables.data_ptr(), batch.starts.data_ptr(), batch.write_at.data_ptr(),
         wanted.data_ptr(), ctypes.addressof(k_pages), ctypes.addressof(v_pages),

@@ -7,7 +7,7 @@ the library, and the kernels over rows of logits, are in ``cospec.native``.
 from __future__ import annotations
 
 import weakref
-from ctypes import Structure, byref, c_float, c_long, c_void_p
+from ctypes import byref
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cospec.errors import InvalidInput, words
 from cospec.models.packed import PackedBatch
 from cospec.native import available, isa, library, set_isa, set_threads, threads, why_not
+from cospec.native_structs import AttentionParams
 
 __all__ = [
     "Kind",
@@ -34,22 +35,6 @@ __all__ = [
 Kind = Literal["fp32", "bf16", "int8"]
 KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
 MAX_DIM = 256  # of a head
-
-
-class AttentionJob(Structure):
-    """Mirrors the struct of that name in ``csrc/kernels.h``."""
-
-    _fields_ = [
-        *[(name, c_void_p) for name in ("q", "k", "v")],
-        *[(name, c_long) for name in ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head")],
-        *[(name, c_void_p) for name in ("k_pages", "v_pages", "out")],
-        *[(name, c_long) for name in ("heads", "kv_heads", "dim", "page_size", "table_width")],
-        ("scale", c_float),
-        ("softcap", c_float),
-        ("window", c_long),
-        *[(name, c_void_p) for name in ("positions", "visible", "tables", "starts", "write_at", "mask")],
-        ("segments", c_long),
-    ]
 
 
 class PackedLinear(nn.Module):
@@ -132,7 +117,7 @@ def attention(  # noqa: PLR0913 - a layer's whole attention, called once per lay
     rows, heads, dim = q.shape
     _check_pages(k_pages, v_pages, k, batch)
     out = torch.empty(rows, heads, dim)
-    job = AttentionJob(
+    job = AttentionParams(
         q.data_ptr(), k.data_ptr(), v.data_ptr(),
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(),

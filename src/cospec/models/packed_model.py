@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,23 +11,13 @@ from torch import Tensor
 from cospec.batches import Pick, Rolled, TokenBatch
 from cospec.models.cache import KVCache
 from cospec.models.packed import PackedBatch, check
-from cospec.protocols import Pages
+from cospec.protocols import Direct, Pages
 from cospec.types import Commit
 
 Score = Callable[[PackedBatch], Tensor]
 """Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""
 Read = Callable[[PackedBatch], tuple[Tensor, Tensor]]
 """Like ``Score``, with the float32 states ``[R, hidden]``, behind the last norm, that the logits were read from."""
-
-
-class Direct(Protocol):
-    """A forward that lays its batches out itself. None where something is amiss with one, and nothing was done."""
-
-    def score(self, batch: TokenBatch) -> Tensor | None:
-        """Float32 logits ``[R, V]``."""
-
-    def rollout(self, batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
-        """Choose and feed tokens of each segment, see ``Model.rollout``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +52,6 @@ class PackedModel:
         self.pages: Pages = cache.pages
         self.states: Tensor | None = None
         self._forwards = forwards
-
-    @property
-    def native(self) -> bool:
-        """Whether a whole forward is one call into the kernels, with nothing left for torch."""
-        return self._forwards.direct is not None
 
     @property
     def direct(self) -> Direct | None:

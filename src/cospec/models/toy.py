@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cospec.batches import Pick, Rolled, Segment, TokenBatch
 from cospec.models.pages import PagePool
+from cospec.protocols import Direct
 from cospec.tree import path_to
 from cospec.types import Commit
 
@@ -40,8 +41,9 @@ class ToyModel:
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(shape, generator=generator, dtype=torch.float64) * sharpness
         self.cells = [[EMPTY] * self.pages.page_size for _ in range(self.pages.num_pages)]
-        self.calls = 0
+        self.calls = self.rows = 0  # forwards so far, and the tokens that were fed in them
         self.states: Tensor | None = None
+        self.direct: Direct | None = None
         self.device = torch.device("cpu")
 
     def logits(self, context: Seq[int]) -> Tensor:
@@ -52,11 +54,12 @@ class ToyModel:
     def forward(self, batch: TokenBatch) -> Tensor:
         """Write the tokens behind ``start``, then read each row's context back from the cache."""
         self.calls += 1
+        self.rows += sum(len(segment.tokens) for segment in batch.segments)
         rows = []
         for segment in batch.segments:
             for offset, token in enumerate(segment.tokens):
-                self._write(segment.id, segment.start + offset, token)
-            rows += [self.logits(self._context(segment, row)) for row in self._rows(segment)]
+                self.write(segment.id, segment.start + offset, token)
+            rows += [self.logits(self.context(segment, row)) for row in self._rows(segment)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=self.dtype)
 
     def rollout(self, batch: TokenBatch, picks: Seq[Pick]) -> Rolled | None:
@@ -66,9 +69,9 @@ class ToyModel:
     def commit(self, commits: Seq[Commit]) -> None:
         """Move accepted nodes together, as a cache of keys and values does."""
         for commit in commits:
-            moved = [self._read(commit.id, commit.base_len + node) for node in commit.path]
+            moved = [self.read(commit.id, commit.base_len + node) for node in commit.path]
             for offset, token in enumerate(moved):
-                self._write(commit.id, commit.base_len + offset, token)
+                self.write(commit.id, commit.base_len + offset, token)
 
     def free(self, ids: Seq[str]) -> None:
         """Give the pages back; what they held stays in them."""
@@ -79,19 +82,22 @@ class ToyModel:
     def _rows(segment: Segment) -> range:
         return range(segment.logits_from, len(segment.tokens))
 
-    def _context(self, segment: Segment, row: int) -> list[int]:
+    def context(self, segment: Segment, row: int) -> list[int]:
+        """The tokens that a row of a segment attends to, read from the cache."""
         known = segment.start + segment.known
         if segment.start + row < known:
             places = list(range(segment.start + row + 1))
         else:
             node = segment.start + row - known
             places = list(range(known)) + [known + above for above in path_to(segment.parents, node)]
-        return [self._read(segment.id, place) for place in places]
+        return [self.read(segment.id, place) for place in places]
 
-    def _write(self, id: str, place: int, token: int) -> None:
+    def write(self, id: str, place: int, token: int) -> None:
+        """Write the cache entry of a position."""
         page, cell = divmod(place, self.pages.page_size)
         self.cells[self.pages.table(id)[page]][cell] = token
 
-    def _read(self, id: str, place: int) -> int:
+    def read(self, id: str, place: int) -> int:
+        """Read the cache entry of a position."""
         page, cell = divmod(place, self.pages.page_size)
         return self.cells[self.pages.table(id)[page]][cell]

@@ -39,6 +39,11 @@ class Acceptance:
         """The rate of all sequences together."""
         return (self._accepted + self.prior * PRIOR_WEIGHT) / (self._accepted + self._rejected + PRIOR_WEIGHT)
 
+    @property
+    def tracked(self) -> int:
+        """Number of sequences of which something is kept."""
+        return len(self._counts)
+
     def rates(self, ids: Seq[str]) -> Floats:
         """``[n]``: the rates of the sequences."""
         usual = self.everybody

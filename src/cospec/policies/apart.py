@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 
 from cospec.stats import RoundStats, RoundTimes
-from cospec.types import Commit
+from cospec.types import Budget, Commit
+
+Step = tuple[RoundStats, Seq[Commit], Mapping[str, Budget]]
+"""What a step took, what it committed, and the budgets that it was planned with."""
 
 
 def apart(stats: RoundStats, commits: Seq[Commit]) -> Iterator[tuple[RoundStats, Seq[Commit]]]:
@@ -37,3 +40,39 @@ def apart(stats: RoundStats, commits: Seq[Commit]) -> Iterator[tuple[RoundStats,
             planning=planning,
         )
         yield part, own
+
+
+class ObservedSteps:
+    """Calls that were observed and not learned from yet. ``add`` is called for every call, so it does next to nothing.
+
+    Attributes:
+        steps: since ``restart``, whether or not they were taken.
+        seconds: the same in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[Step] = []
+        self.steps, self.seconds = 0, 0.0
+        self._latest = 1
+
+    def add(self, stats: RoundStats, commits: Seq[Commit], budgets: Mapping[str, Budget]) -> int:
+        """Keep a call; returns how many are kept."""
+        self._calls.append((stats, commits, budgets))
+        self._latest = stats.times.rounds
+        self.steps += self._latest
+        self.seconds += stats.total
+        return len(self._calls)
+
+    def take(self) -> list[Step]:
+        """All steps of the kept calls, each by itself; nothing is kept afterwards."""
+        calls, self._calls = self._calls, []
+        return [(*step, budgets) for stats, commits, budgets in calls for step in apart(stats, commits)]
+
+    def advance(self) -> int:
+        """Steps of the latest call; 1 where no call came since the latest ``advance``."""
+        latest, self._latest = self._latest, 1
+        return latest
+
+    def restart(self) -> None:
+        """Count ``steps`` and ``seconds`` from here on."""
+        self.steps, self.seconds = 0, 0.0

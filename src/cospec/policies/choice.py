@@ -10,16 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from cospec.plugins import Policy
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load, Sequence
 
-if TYPE_CHECKING:  # the protocols speak of tensors
-    from cospec.protocols import Policy
 
-
-class Choice:
+class Choice(Policy):
     """A policy of policies; ``make(name)`` builds one that a request asks for, once."""
 
     def __init__(self, usual: Policy, make: Callable[[str], Policy]) -> None:
@@ -47,7 +44,7 @@ class Choice:
     @property
     def lasts(self) -> int:
         """As long as the plan of the configured policy; a request with another one is asked about every round."""
-        return 1 if self._asked else getattr(self.usual, "lasts", 1)
+        return 1 if self._asked else self.usual.lasts
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         """Each draft by the policy that asked for it."""
@@ -66,6 +63,12 @@ class Choice:
         for commit in commits:
             if commit.finish is not None:
                 self._asked.pop(commit.id, None)
+
+    def learn(self) -> None:
+        """All policies learn from what they observed."""
+        self.usual.learn()
+        for policy in self._others.values():
+            policy.learn()
 
     def gauges(self) -> Mapping[str, float]:
         """Those of the configured policy."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from statistics import median
 
+from cospec.plugins import Policy
 from cospec.policies.meter import Meter
 from cospec.policies.theory import Process
 from cospec.policies.trials import Trials
@@ -60,7 +61,7 @@ class Freedom:
     proposer: bool = False
 
 
-class Collaboration:
+class Collaboration(Policy):
     """Implements ``protocols.Policy`` and ``protocols.Caster``, for rounds in which the members of a blend propose.
 
     Args:
@@ -106,9 +107,7 @@ class Collaboration:
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """Seconds of a pass of each model over one token of each sequence of the present batch."""
-        for meter in self._calls:
-            meter.learn()
+        """Seconds of a pass of each model over one token of each sequence of the present batch, as last learned."""
         return tuple(meter.price(Call(self._batch, self._batch)) for meter in self._calls)
 
     def serve(self, batch: int) -> None:
@@ -169,7 +168,7 @@ class Collaboration:
         self._latest = casting
 
     def _look(self) -> None:
-        for meter in self._turns:
+        for meter in (*self._calls, *self._turns):
             meter.learn()
         self._overhead = max(0.0, median(self._between)) if self._between else 0.0
         self._predicted = False

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from cospec.options import Options
+from cospec.plugins import Policy
 from cospec.policies.goodput import Goodput, GoodputOptions
 from cospec.policies.setting import PolicySetting
 from cospec.stats import RoundStats
@@ -31,7 +32,7 @@ class ConfidenceOptions(Options):
     threshold: float = Field(default=0.3, ge=0, lt=1)
 
 
-class Confidence:
+class Confidence(Policy):
     """Spec section 5, ``confidence``. Decides by goodput who is drafted for at all, and by confidence how far."""
 
     Options: ClassVar[type[ConfidenceOptions]] = ConfidenceOptions
@@ -73,6 +74,10 @@ class Confidence:
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """As ``goodput``."""
         self._goodput.observe(stats, commits)
+
+    def learn(self) -> None:
+        """As ``goodput``."""
+        self._goodput.learn()
 
     def gauges(self) -> Mapping[str, float]:
         """As ``goodput``."""

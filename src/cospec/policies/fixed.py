@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar
 
 from cospec.options import Options
+from cospec.plugins import Policy
 from cospec.policies.setting import PolicySetting
 from cospec.stats import RoundStats
 from cospec.tree import MAX_NODES, level_nodes
@@ -18,7 +19,7 @@ class FixedOptions(Options):
     """The length is ``num_speculative_tokens``, the shape ``max_nodes`` and ``widths``."""
 
 
-class Fixed:
+class Fixed(Policy):
     """Chains of ``length`` tokens, or trees of that depth. Spec section 5, ``fixed``.
 
     Args:

@@ -16,9 +16,21 @@ import numpy as np
 from pydantic import Field
 
 from cospec.options import Options
+from cospec.plugins import Policy
 from cospec.policies.acceptance import PRIOR, Acceptance, Floats, Ints
 from cospec.policies.allocation import Choice, Round, Steps, allocate
-from cospec.policies.apart import apart
+from cospec.policies.apart import ObservedSteps
+from cospec.policies.decision import (
+    FIRST_WAIT,
+    KEEP,
+    LONGEST_WAIT,
+    LOOK_SECONDS,
+    OPTIMISTIC_RATE,
+    Assignment,
+    Decision,
+    Interruption,
+    steps_to_next_look,
+)
 from cospec.policies.members import Members
 from cospec.policies.menu import chains, trees
 from cospec.policies.probing import IN_A_ROW, LENGTH, PLAIN, ROUNDS, Probes
@@ -30,13 +42,6 @@ from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load
 
 Solver = Callable[[Floats, Situation], tuple[Choice, list[Budget]]]
-
-NOTHING = Budget()
-OPTIMISTIC = 0.9  # a probe is worth its cost where such a rate would make drafts pay
-DRIFT = 0.04  # root mean square change of the rates that makes a decision old
-SUDDEN = 1.5  # times as many sequences as lengths were chosen for, or as few: chosen anew at once
-LOOK = 0.25  # seconds of rounds between two looks at what was observed, which a decision may follow
-SOON, KEEP, LATE = 4, 64, 256  # rounds between two looks at most: at first, later, and where all or none have drafts
 
 
 class GoodputOptions(Options):
@@ -59,8 +64,8 @@ class GoodputOptions(Options):
     max_verified_tokens: int | None = Field(default=None, ge=0)
 
 
-class Goodput:
-    """Spec section 5, ``goodput``."""
+class Goodput(Policy):
+    """Spec section 5, ``goodput``. The states of the controller, and how they change, are in ``decision.py``."""
 
     Options: ClassVar[type[GoodputOptions]] = GoodputOptions
     reads_costs: ClassVar[bool] = True
@@ -80,24 +85,11 @@ class Goodput:
         menu = trees(setting.longest) if setting.offer.trees else chains(setting.longest)
         self._problem = Problem(menu, self.cost, bounds, solve)
         self._probe_length = min(LENGTH, setting.longest)
-        self._ids: list[str] = []
-        self._count = 0  # sequences that the lengths were chosen for
-        self._rates: Floats | float = 0.0  # that the decision was made with
-        self._everybody = 0.0  # the rate that it was made with for one of which nothing is known
-        self._budgets: list[Budget] = []
-        self._given: dict[str, Budget] = {}
-        self._usual: dict[int, Budget] = {}  # for a sequence of which nothing is known, by the number of them
-        self._newest = NOTHING  # the usual one of the latest decision
-        self._choice: Choice | None = None
-        self._made = (-1, 0)  # the costs and the other tokens that the decision was made with
-        self._age = 0  # rounds since the decision
-        self._patience = SOON  # rounds to the next look
-        self._since = 0.0  # seconds of rounds since what was observed was learned from
-        self._seen: list[tuple[RoundStats, Seq[Commit], Mapping[str, Budget]]] = []
-        self._unread = 0  # rounds that these are
-        self._passed = 1  # rounds since the latest plan was asked for
-        self._decided: tuple[list[Budget], dict[str, Budget]] | None = None  # what is interrupted
-        self._brief = 0  # for so many rounds
+        self._observed = ObservedSteps()  # since the latest look
+        self._wait = FIRST_WAIT  # steps from the latest look to the next, at most
+        self._step = 0
+        self._decision = Decision()
+        self._interruption: Interruption | None = None
 
     @classmethod
     def build(cls, options: GoodputOptions, setting: PolicySetting) -> Goodput:
@@ -109,155 +101,155 @@ class Goodput:
         if not load.ready:
             return []
         ids = [sequence.request.id for sequence in load.ready]
-        changed, count = ids != self._ids, self._count
-        self._brief -= self._passed
-        if self._decided is not None and self._brief <= 0:
-            self._budgets, self._given = self._decided
-            self._decided = None
-        self._age += self._passed
-        self.residents.tick(self._passed)
-        self._passed = 1
-        sudden = changed and not len(ids) < SUDDEN * count < SUDDEN**2 * len(ids)
-        if (sudden and len(ids) not in self._usual) or self._since >= LOOK or self._unread >= self._patience:
-            self.learn()
-            self._unread, self._since, before = 0, 0.0, self._kind
-            if changed or self._age > KEEP or self._is_old(load):
-                self._ids = ids
-                self._decide(self.acceptance.rates(ids), load)
-            patience = self._patience + SOON if changed or self._kind == before else SOON
-            self._patience = min(patience, KEEP if self._kind is None else LATE)
+        passed = self._observed.advance()
+        self._step += passed
+        self.residents.tick(passed)
+        if self._interruption is not None and self._interruption.ends <= self._step:
+            self._interruption = None
+        changed = ids != self._decision.assigned.ids
+        resized = changed and self._decision.resized(len(ids))
+        unforeseen = resized and len(ids) not in self._decision.by_count
+        if unforeseen or self._observed.seconds >= LOOK_SECONDS or self._observed.steps >= self._wait:
+            self._look(ids, load, changed)
         elif changed:
-            self._carry_over(ids, load, sudden)
-        return self._budgets
+            self._carry_over(ids, load, resized)
+        return self._assigned.budgets
 
     @property
     def lasts(self) -> int:
-        """Until the next look, or until what is interrupted goes on."""
-        left = self._patience - self._unread
-        return max(1, left if self._decided is None else min(left, self._brief))
+        """Until the next look, or until the decision returns after an interruption."""
+        left = self._wait - self._observed.steps
+        return max(1, left if self._interruption is None else min(left, self._interruption.ends - self._step))
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         """All of every draft: it was made to measure."""
         return drafts
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
-        """Only note the round, so that it costs next to nothing: ``learn`` is called when a decision may be due."""
-        self._seen.append((stats, commits, self._given))
-        self._since += stats.total
-        self._passed = stats.times.rounds
-        self._unread += self._passed
-        if len(self._seen) > LATE:  # nobody asks for plans
-            self.learn()
+        """Only note the steps, which costs next to nothing; a look learns from them, and may make a new decision."""
+        if self._observed.add(stats, commits, self._assigned.by_id) > LONGEST_WAIT:  # no plans are asked for
+            self._learn_rates()
 
     def learn(self) -> None:
-        """Judgements of the rounds that were observed to the rates, times to the costs."""
-        seen = [(*each, given) for stats, commits, given in self._seen for each in apart(stats, commits)]
-        self._seen = []
-        self.acceptance.observe([(commits, given) for _, commits, given in seen])
-        for stats, commits, given in seen:
-            if self.members.most > 1:
-                self.members.observe(commits, given)
-            self.cost.observe(stats, self.residents.observe(commits))
-            self.probes.accrue(stats.total, stats.depth > 0)
+        """Learn from all that was observed: rates, draft caches, costs."""
+        self._learn_rates()
+        self.cost.learn()
 
     def gauges(self) -> Mapping[str, float]:
-        """The latest decision and how well the time model predicts."""
-        self.learn()
-        length = sum(budget.depth for budget in self._budgets) / max(1, len(self._budgets))
-        expected = self._choice.goodput if self._choice else 0.0
-        rate = self.acceptance.everybody
-        return {"speculation_length": length, "expected_goodput": expected, "acceptance_rate": rate} | dict(
-            self.cost.gauges()
-        )
+        """The latest decision and how well the time model predicts, as far as was learned."""
+        budgets = self._assigned.budgets
+        return {
+            "speculation_length": sum(budget.depth for budget in budgets) / max(1, len(budgets)),
+            "expected_goodput": self._decision.goodput,
+            "acceptance_rate": self.acceptance.everybody,
+            **self.cost.gauges(),
+        }
 
     def price(self, load: Load) -> float:
         """Expected tokens that one more verified token has to bring to pay, at the latest decision."""
-        tokens = len(load.ready) + load.catching_up + sum(budget.max_nodes for budget in self._budgets)
+        tokens = len(load.ready) + load.catching_up + sum(budget.max_nodes for budget in self._assigned.budgets)
         target = self.cost.target
-        return (self._choice.goodput if self._choice else 0.0) * (target.tokens(tokens + 1) - target.tokens(tokens))
+        return self._decision.goodput * (target.tokens(tokens + 1) - target.tokens(tokens))
 
     @property
-    def _kind(self) -> bool | None:
-        """Whether the latest decision drafts for all, or for none; None where it does for some."""
-        if self._choice is None:
-            return False
-        drafted = self._choice.counts > 0
-        return None if drafted.any() and not drafted.all() else bool(drafted.any())
+    def _assigned(self) -> Assignment:
+        """Of the latest plan."""
+        return (self._interruption or self._decision).assigned
 
-    def _is_other(self, load: Load) -> bool:
-        """Whether the round has other known tokens to compute than the decision was made for."""
-        others = self._made[1]
-        return abs(load.catching_up - others) > 16 + others // 8
+    def _learn_rates(self) -> None:
+        """Judgements of the observed steps to the rates, times to the costs, which learn from them in time."""
+        steps = self._observed.take()
+        self.acceptance.observe([(commits, budgets) for _, commits, budgets in steps])
+        for stats, commits, budgets in steps:
+            if self.members.most > 1:
+                self.members.observe(commits, budgets)
+            self.cost.observe(stats, self.residents.observe(commits))
+            self.probes.accrue(stats.total, stats.depth > 0)
+
+    def _look(self, ids: list[str], load: Load, changed: bool) -> None:
+        """Learn from what was observed, and decide anew where requests, rates, costs or load moved."""
+        self._learn_rates()
+        self._observed.restart()
+        before = self._decision
+        if changed or self._step > before.expires or self._is_old(load):
+            self._decide(ids, load)
+        quiet = changed or self._decision.drafts_for == before.drafts_for
+        self._wait = steps_to_next_look(self._wait, quiet, self._decision.drafts_for)
 
     def _is_old(self, load: Load) -> bool:
-        if self._made[0] != self.cost.changed or self._is_other(load):
+        decision = self._decision
+        if not decision.fits(self.cost.changed, load.catching_up):
             return True
-        moved = self.acceptance.rates(self._ids) - self._rates
-        return float(moved @ moved) > len(moved) * DRIFT**2
+        return decision.drifted(self.acceptance.rates(decision.assigned.ids))
 
-    def _carry_over(self, ids: list[str], load: Load, sudden: bool) -> None:
-        """The latest decision for others than it was made for: each keeps its length, new ones get the usual one.
+    def _carry_over(self, ids: list[str], load: Load, resized: bool) -> None:
+        """The latest decision for other requests than it was made for, until the next look.
 
-        What one that ended had earned says little about the next. Where the number is ``sudden``ly another, all get
-        the usual one for as many.
+        Each request keeps its length and new ones get theirs. Where the number of requests is another altogether, all
+        get what suits that number.
         """
-        drafting = self._newest.depth > 0 or any([budget.depth for budget in self._budgets])
-        if not sudden and not drafting and self._decided is None:  # the decision stands: nothing, also for the new ones
-            self._ids, self._rates = ids, self._everybody
-            self._take([NOTHING] * len(ids))
+        decision, interruption = self._decision, self._interruption
+        if not resized and interruption is None and not decision.drafts:
+            self._decision = decision.without_drafts(ids)
             return
-        usual, brief = self._usual.get(len(ids), self._newest) if sudden else self._newest, None
-        given = self._given
-        if self._decided is not None and not sudden:
-            brief, given = given, self._decided[1]  # what interrupts a decision ends in its time, and is not carried on
-        budgets = [usual if sudden else given.get(id, usual) for id in ids]
-        if not self.setting.offer.free:
-            budgets = self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
-        self._ids, self._decided = ids, None
-        if sudden:
-            self._count = len(ids)
-        self._take(budgets)
-        if brief is not None:
-            self._decided = self._budgets, self._given
-            plain = not any(budget.depth for budget in brief.values())  # a round is one without any draft, or is not
-            found = [NOTHING if plain else brief.get(id, budget) for id, budget in zip(ids, budgets, strict=True)]
-            self._take(found)
-        self._age = KEEP  # decided anew at the next look
+        budgets = [decision.by_count[len(ids)]] * len(ids) if resized else decision.inherited(ids)
+        budgets = self._settle(ids, budgets, load)
+        self._decision = decision.reassigned(ids, budgets, len(ids) if resized else decision.count, self._step)
+        self._interruption = None if resized or interruption is None else interruption.inherited(ids, budgets)
 
-    def _decide(self, rates: Floats, load: Load) -> None:
+    def _decide(self, ids: list[str], load: Load) -> None:
+        rates = self.acceptance.rates(ids)
         if not self.options.per_sequence:
-            rates = np.full(len(load.ready), self.acceptance.everybody)
-        now, lengths = rates, [len(sequence.tokens) for sequence in load.ready]
+            rates = np.full(len(ids), self.acceptance.everybody)
+        now = rates
+        lengths = [len(sequence.tokens) for sequence in load.ready]
         backlog = None if self.setting.offer.free else self.residents.backlog(load.ready, lengths)
         situation = self._problem.situation(load, lengths, backlog)
         solve = self._problem.each if self.options.per_sequence else self._problem.alike
-        rates, self._choice, budgets = self._with_members(rates, situation, solve)
-        self._age = 0 if self.members.most == 1 or self.members.settled else KEEP - SOON
-        counts, brief, self._brief = self._choice.counts, list(budgets), 1
-        other = self._other_length(rates, counts, situation)
-        if other is not None:
-            brief, self._brief = other, IN_A_ROW
-        elif self.probes.due and counts.min() == 0 and self.setting.longest:
-            for place in self._probe(rates, counts, situation, load):
-                brief[place] = Budget(depth=self._probe_length, max_nodes=self._probe_length)
-                self._brief = ROUNDS
-        if not self.setting.offer.free:
-            budgets = self.residents.settle(self._ids, budgets, lengths)
-        if self._made[0] != self.cost.changed:
-            self._usual.clear()
-        self._count = len(budgets)
-        self._usual[self._count] = self._for_anybody(situation, load)
-        self._everybody = self.acceptance.everybody
-        self._rates, self._made = now, (self.cost.changed, load.catching_up)
-        self._take(budgets)
-        self._decided = None
-        if brief != budgets:
-            self._decided = self._budgets, self._given
-            self._take(brief)
+        rates, choice, found = self._with_members(rates, situation, solve)
+        trusted = self.members.most == 1 or self.members.settled
+        explored, steps = self._explore(rates, choice, found, situation, load)
+        budgets = self._settle(ids, found, load)
+        new_request = self._for_new_request(choice, situation, load)
+        version = self.cost.changed
+        by_count = self._decision.by_count if self._decision.costs_version == version else {}
+        self._decision = Decision(
+            assigned=Assignment.of(ids, budgets),
+            count=len(ids),
+            new_request=new_request,
+            by_count={**by_count, len(ids): new_request},
+            choice=choice,
+            rates=now,
+            overall_rate=self.acceptance.everybody,
+            costs_version=version,
+            other_tokens=load.catching_up,
+            expires=self._step + (KEEP if trusted else FIRST_WAIT),
+        )
+        interrupted = explored != budgets  # also where a draft cache is released: that is told one step later
+        self._interruption = Interruption(Assignment.of(ids, explored), self._step + steps) if interrupted else None
 
-    def _other_length(self, rates: Floats, counts: Ints, situation: Situation) -> list[Budget] | None:
+    def _settle(self, ids: list[str], budgets: list[Budget], load: Load) -> list[Budget]:
+        """Note who has drafts from now on; the budgets, of which some may release their draft caches."""
+        if self.setting.offer.free:
+            return budgets
+        return self.residents.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
+
+    def _explore(
+        self, rates: Floats, choice: Choice, budgets: list[Budget], situation: Situation, load: Load
+    ) -> tuple[list[Budget], int]:
+        """Budgets to run before the decision's, and for how many steps: other lengths, probes, or the decision's."""
+        other = self._other_length(rates, choice, situation)
+        if other is not None:
+            return other, IN_A_ROW
+        probed = self._probe(rates, choice.counts, situation, load)
+        if not probed:
+            return budgets, 1
+        probe = Budget(depth=self._probe_length, max_nodes=self._probe_length)
+        return [probe if place in probed else budget for place, budget in enumerate(budgets)], ROUNDS
+
+    def _other_length(self, rates: Floats, choice: Choice, situation: Situation) -> list[Budget] | None:
         """Budgets without drafts, or with drafts one step shorter or longer, where it is time to look at those."""
-        assert self._choice is not None
+        counts = choice.counts
         if not counts.any() or not self.probes.other_due:
             return None
         longest = (self._problem.menu.gains[self._problem.menu.rows(rates)] > 0).sum(axis=1)
@@ -268,32 +260,41 @@ class Goodput:
         }
         lengths = {name: other for name, other in lengths.items() if (other != counts).any()}
         others = {name: self._problem.outcome(rates, other, situation) for name, other in lengths.items()}
-        chosen = self.probes.other(self._choice, others)
+        chosen = self.probes.other(choice, others)
         if chosen is None:
             return None
         menu, rows = self._problem.menu.budgets, self._problem.menu.rows(rates).tolist()
         budgets = [menu[row][count] for row, count in zip(rows, lengths[chosen].tolist(), strict=True)]
-        if self.members.most > 1:
-            budgets = [replace(each, drafters=self.members.count) if each.depth else each for each in budgets]
-        return budgets
+        return self._by_members(budgets, self.members.count)
 
-    def _take(self, budgets: list[Budget]) -> None:
-        self._budgets, self._given = budgets, dict(zip(self._ids, budgets, strict=True))
+    def _probe(self, rates: Floats, counts: Ints, situation: Situation, load: Load) -> Seq[int]:
+        """Who is drafted for, although that is not expected to pay."""
+        if not self.probes.due or counts.min() > 0 or not self.setting.longest:
+            return ()
+        hopeful, _ = self._problem.each(np.where(counts == 0, OPTIMISTIC_RATE, rates), situation)
+        idle = np.flatnonzero((counts == 0) & ((hopeful.counts > 0) | self.probes.forgotten))
+        if not len(idle):
+            return ()
+        behind = self.residents.behind([load.ready[place] for place in idle.tolist()])
+        steps = ROUNDS * self._probe_length * self._problem.token_cost(situation)
+        costs = self._problem.feeding(behind) + steps
+        drafted = sum(
+            self._problem.menu.sizes[row, :k].sum()
+            for row, k in zip(self._problem.menu.rows(rates), counts, strict=True)
+        )
+        return self.probes.choose(idle, costs, self._problem.round(situation), int(drafted), float(rates[idle].mean()))
 
-    def _for_anybody(self, situation: Situation, load: Load) -> Budget:
-        """The best single length for as many sequences, all with everybody's rate.
+    def _for_new_request(self, choice: Choice, situation: Situation, load: Load) -> Budget:
+        """The best single length for as many requests, all with everybody's rate.
 
-        Where others have drafts one that comes anew has one too: a round of few drafts takes nearly as long as one of
-        many. Where nobody has one, the text that has to be fed first counts.
+        Where others have drafts a new request has one too: a round of few drafts takes nearly as long as one of many.
+        Where no request has a draft, the text that has to be fed first counts.
         """
         rates, backlog = np.full(situation.sequences, self.acceptance.everybody), None
-        if self._choice is not None and not self._choice.counts.any() and not self.setting.offer.free:
+        if not choice.counts.any() and not self.setting.offer.free:
             backlog = self._problem.feeding(np.full(situation.sequences, self.residents.to_begin(load.ready)))
         budget = self._problem.alike(rates, replace(situation, backlog=backlog))[1][0]
-        if self.members.most > 1 and budget.depth:
-            budget = replace(budget, drafters=self.members.count)
-        self._newest = budget
-        return budget
+        return self._by_members([budget], self.members.count)[0]
 
     def _with_members(self, rates: Floats, situation: Situation, solve: Solver) -> tuple[Floats, Choice, list[Budget]]:
         """The best lengths with the best number of drafters among the present one and its neighbours."""
@@ -307,19 +308,10 @@ class Goodput:
         best = max(found, key=lambda m: (found[m][1].goodput, -m))
         self.members.count = self.cost.drafters = best
         shifted, choice, budgets = found[best]
-        return shifted, choice, [replace(budget, drafters=best) if budget.depth else budget for budget in budgets]
+        return shifted, choice, self._by_members(budgets, best)
 
-    def _probe(self, rates: Floats, counts: Ints, situation: Situation, load: Load) -> Seq[int]:
-        """Who is drafted for, although that is not expected to pay."""
-        hopeful, _ = self._problem.each(np.where(counts == 0, OPTIMISTIC, rates), situation)
-        idle = np.flatnonzero((counts == 0) & ((hopeful.counts > 0) | self.probes.forgotten))
-        if not len(idle):
-            return ()
-        behind = self.residents.behind([load.ready[place] for place in idle.tolist()])
-        steps = ROUNDS * self._probe_length * self._problem.token_cost(situation)
-        costs = self._problem.feeding(behind) + steps
-        drafted = sum(
-            self._problem.menu.sizes[row, :k].sum()
-            for row, k in zip(self._problem.menu.rows(rates), counts, strict=True)
-        )
-        return self.probes.choose(idle, costs, self._problem.round(situation), int(drafted), float(rates[idle].mean()))
+    def _by_members(self, budgets: list[Budget], count: int) -> list[Budget]:
+        """The budgets, with the number of drafters where there are several."""
+        if self.members.most == 1:
+            return budgets
+        return [replace(budget, drafters=count) if budget.depth else budget for budget in budgets]

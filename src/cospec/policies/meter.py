@@ -31,19 +31,29 @@ class Meter:
             times = self._times[call] = deque(maxlen=KEPT)
         times.append(seconds)
 
-    def learn(self) -> None:
-        """Take what was read into account."""
+    def fitted(self) -> ForwardCost:
+        """What all that was read says; the prior where nothing was."""
         firm = [_sample(call, times) for call, times in self._times.items() if len(times) >= FEWEST]
         if len(firm) >= FEWEST:
-            self._cost = fit(firm, knees=())
-        elif samples := [_sample(call, times) for call, times in self._times.items()]:
-            self._cost = PRIOR.scaled(median(sample.seconds / PRIOR.predict(sample) for sample in samples))
+            return fit(firm, knees=())
+        samples = [_sample(call, times) for call, times in self._times.items()]
+        if not samples:
+            return PRIOR
+        return PRIOR.scaled(median(sample.seconds / PRIOR.predict(sample) for sample in samples))
+
+    def learn(self) -> None:
+        """Take what was read into account."""
+        self._cost = self.fitted()
 
     def price(self, call: Call) -> float:
-        """Seconds of a call."""
-        more = call.passes - 1
-        later = more * self._cost.each(0, call.sequences) if more else 0.0
-        return self._cost.seconds(0, call.rows, 0) + later
+        """Seconds of a call, by what was learned."""
+        return call_seconds(self._cost, call)
+
+
+def call_seconds(cost: ForwardCost, call: Call) -> float:
+    """Seconds of a call, whose first pass has all of its rows, and each later one a row per sequence."""
+    more = call.passes - 1
+    return cost.seconds(0, call.rows, 0) + (more * cost.each(0, call.sequences) if more else 0.0)
 
 
 def _sample(call: Call, times: deque[float]) -> Sample:

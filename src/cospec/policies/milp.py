@@ -17,6 +17,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_matrix
 
 from cospec.options import Options
+from cospec.plugins import Policy
 from cospec.policies.allocation import Choice, Round, Steps
 from cospec.policies.goodput import Goodput, GoodputOptions
 from cospec.policies.setting import PolicySetting
@@ -33,7 +34,7 @@ class MilpOptions(Options):
     time_limit: float = Field(default=1.0, gt=0, strict=False)
 
 
-class Milp:
+class Milp(Policy):
     """Spec section 5, ``milp``: rates, costs, probes and draft caches as in ``goodput``, lengths by HiGHS. Slow."""
 
     Options: ClassVar[type[MilpOptions]] = MilpOptions
@@ -68,6 +69,10 @@ class Milp:
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """As ``goodput``."""
         self._goodput.observe(stats, commits)
+
+    def learn(self) -> None:
+        """As ``goodput``."""
+        self._goodput.learn()
 
     def gauges(self) -> Mapping[str, float]:
         """As ``goodput``."""

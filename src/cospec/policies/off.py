@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar
 
 from cospec.options import Options
+from cospec.plugins import Policy
 from cospec.policies.setting import PolicySetting
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load
@@ -17,7 +18,7 @@ class OffOptions(Options):
     """None."""
 
 
-class Off:
+class Off(Policy):
     """Length 0 for everybody, whatever is configured; costs no drafter call."""
 
     Options: ClassVar[type[OffOptions]] = OffOptions

@@ -80,6 +80,7 @@ class Problem:
         n, row = situation.sequences, int(rows[0])
         verified = np.cumsum(steps.sizes.sum(0))
         count = int(np.searchsorted(verified, len(given.verified) - 1, side="right"))
+        count = min(count, len(self.menu.budgets[row]) - 1)  # what stands behind fills up the menu, and may look cheap
         tokens = given.tokens + np.concatenate([[0.0], np.cumsum(steps.gains.sum(0))[:count]])
         draft = np.concatenate([[0.0], np.cumsum(steps.costs.sum(0))[:count] + given.levels[steps.depths[0, :count]]])
         target = given.verified[np.concatenate([[0], verified[:count]])]

@@ -39,6 +39,11 @@ class Residents:
         self._all: dict[str, _Resident] = {}
         self._round = self._swept = 0
 
+    @property
+    def tracked(self) -> int:
+        """Number of sequences of which something is kept."""
+        return len(self._all)
+
     def tick(self, rounds: int = 1) -> None:
         """So many rounds went by with the latest budgets."""
         self._round += rounds

@@ -210,8 +210,7 @@ class RoundCost:
             self.changed, self._usual = self.changed + 1, usual
 
     def gauges(self) -> Mapping[str, float]:
-        """For the metrics."""
-        self.learn()
+        """For the metrics, as far as was learned."""
         return {
             "predicted_round_seconds": self.predicted,
             "prediction_error": self.error,

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from cospec.options import Options
+from cospec.plugins import Policy
 from cospec.policies.setting import PolicySetting
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load
@@ -37,7 +38,7 @@ class SlopeOptions(Options):
     significance: float = Field(default=2.0, ge=0, strict=False)
 
 
-class Slope:
+class Slope(Policy):
     """Spec section 5, ``slope``: lengths 1 to ``longest``."""
 
     Options: ClassVar[type[SlopeOptions]] = SlopeOptions

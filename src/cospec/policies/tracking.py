@@ -25,6 +25,9 @@ MEASURED, GUESSED = 10.0, 0.3  # calls that a coefficient counts for, of a fit t
 LINK = 3.0  # as many times as much where neighbouring slopes are not off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
 ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
+FAR = (
+    1e3  # times as long as predicted at most: a call that should take no time would outweigh all others, and the solver
+)
 NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then
 KNEES = tuple(map(float, (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64, 128)))  # tokens
 COARSE = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # of a fit to the few kinds of rounds of a moment
@@ -66,7 +69,7 @@ class Tracked:
         known = self.fitted.coefficients
         if self._unit is None:
             self._unit = _units(x, known, data)
-        shaped = np.maximum(x @ self._shape.coefficients, 1e-12)
+        shaped = np.maximum(x @ self._shape.coefficients, np.maximum(data[:, 3] / FAR, 1e-12))
         slow = data[:, 3] / shaped
         level = self._level or float(np.median(slow))
         weight = NEAR / np.maximum(NEAR, np.abs(np.clip(slow / level, 1 / ODD, ODD) - 1.0))

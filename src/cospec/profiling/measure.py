@@ -19,9 +19,10 @@ import torch
 from cospec.batches import Segment, TokenBatch
 from cospec.draws import Purpose
 from cospec.params import SamplingParams
+from cospec.plugins import Drafter
 from cospec.policies.cost import Sample
 from cospec.profiling.bursts import ROUNDS, Bursts
-from cospec.protocols import Burst, Clock, Drafter, Model
+from cospec.protocols import Burst, Clock, Model
 from cospec.types import Budget, Commit, Context
 
 MOST_REPEATS = 11

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from cospec.plugins import Drafter
 from cospec.policies.cost import ForwardCost, Sample, fit
 from cospec.policies.round_cost import Costs
 from cospec.policies.tracking import KNEES
 from cospec.profiling.measure import START, measure_forwards, measure_rounds
 from cospec.profiling.store import load, machine, save, weights
-from cospec.protocols import Burst, Drafter, Model
-from cospec.types import Offer
+from cospec.protocols import Burst, Model
 
 SECONDS = 2.6  # of measuring: three seconds in all with what goes before a point
 ENOUGH = 2  # samples for each slope
@@ -37,8 +37,7 @@ def costs_at_start(
         burst: what runs whole rounds of the two, if anything does.
     """
     began = time.perf_counter()
-    offer = getattr(drafter, "offer", Offer())
-    alone = offer.free or offer.at_once  # look-ups and heads have no steps to measure
+    alone = drafter.offer.free or drafter.offer.at_once  # look-ups and heads have no steps to measure
     key = {**weights(folder), **machine(str(how.get("device", "auto"))), "how": dict(how)}
     beside = key if alone else {**key, "drafter": drafts}
     forward, step = load({**beside, "of": "target"}), None if alone else load({**beside, "of": "drafter"})

@@ -13,13 +13,13 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from cospec.draws import Floats
 from cospec.protocols import Crew, Round
 from cospec.rounds.ahead import DraftAhead
-from cospec.rounds.beside import Beside
 from cospec.rounds.pipelined import Pipelined
 from cospec.rounds.sequential import Sequential
 from cospec.stats import RoundInfo, RoundTimes
@@ -99,6 +99,8 @@ class _Trial:
 class Auto:
     """One round at work, and the choice of it."""
 
+    learns: ClassVar[bool] = True
+
     def __init__(self, crew: Crew, window: int = WINDOW) -> None:
         self.crew = crew
         self.times, self.info = RoundTimes(), RoundInfo("sequential", "stage times are not measured yet")
@@ -137,6 +139,10 @@ class Auto:
     def free(self, ids: Seq[str]) -> None:
         """As the round at work does."""
         self._round.free(ids)
+
+    def close(self) -> None:
+        """As the round at work does."""
+        self._round.close()
 
     def _follow(self, plan: Plan) -> None:
         """Keep up with the load, and begin anew when it is another one."""
@@ -192,8 +198,7 @@ class Auto:
         """Let another round work."""
         if name == self.info.name:
             return
-        if isinstance(self._round, Beside):
-            self._round.close()
+        self._round.close()
         self._round, self.info = _ROUNDS[name](self.crew), RoundInfo(name, self.info.reason)
 
     def _settle(self, reason: str) -> None:

@@ -17,9 +17,10 @@ class Beside(ABC):
     """Takes in what was drafted, chooses whom to verify, has others drafted for meanwhile, verifies."""
 
     name: ClassVar[str]
+    learns: ClassVar[bool] = False
 
     def __init__(self, crew: Crew, patience: float = PATIENCE) -> None:
-        self.desk = Desk(crew, patience)
+        self.crew, self.desk = crew, Desk(crew, patience)
         self.times, self.info = RoundTimes(), RoundInfo(self.name)
 
     def run(self, plan: Plan) -> list[Outcome]:

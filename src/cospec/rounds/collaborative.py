@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ from cospec.types import Commit, Outcome, Plan
 
 class Collaborative:
     """Implements ``protocols.Round`` over ``crew.members``."""
+
+    learns: ClassVar[bool] = False
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
@@ -73,6 +76,9 @@ class Collaborative:
     def free(self, ids: Seq[str]) -> None:
         """The members'."""
         self._members.free(ids)
+
+    def close(self) -> None:
+        """Nothing is at work between two rounds."""
 
     @property
     def _members(self) -> Members:

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -22,12 +22,13 @@ from typing import Any
 from cospec.draws import Purpose
 from cospec.errors import CospecError
 from cospec.lasting import keep
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.rounds.cores import keep_to
 from cospec.rounds.wire import receive, send
 from cospec.types import Offer
 
 LOOK_SECONDS = 1.0  # how often a process that nobody speaks to looks whether the engine is there
+WEIGHTS_SECONDS = 0.2  # between two times that a pool's weights are sent along
 SILENT = ("commit", "free")  # what has no answer
 
 Build = Callable[[], Drafter]
@@ -46,6 +47,7 @@ class Traits:
     offer: Offer
     noises: frozenset[Purpose] | None
     names: tuple[str, ...] | None
+    weights: Mapping[str, float]  # at the start
 
     @classmethod
     def of(cls, drafter: Drafter) -> Traits:
@@ -55,9 +57,10 @@ class Traits:
             drafter.drafts_ahead,
             drafter.reads_states,
             drafter.learns,
-            getattr(drafter, "offer", Offer()),
-            getattr(drafter, "noises", None),
-            getattr(drafter, "names", None),
+            drafter.offer,
+            drafter.noises,
+            drafter.names,
+            drafter.weights(),
         )
 
 
@@ -77,11 +80,16 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the call of that number gave, and how many seconds the drafter has worked so far."""
+    """What the call of that number gave, and how many seconds the drafter has worked so far.
+
+    Attributes:
+        weights: of a pool's drafters, from time to time; None: those sent before still hold.
+    """
 
     number: int
     result: Any
     busy: float
+    weights: Mapping[str, float] | None = None
 
 
 def main(arguments: list[str]) -> None:
@@ -111,14 +119,17 @@ def main(arguments: list[str]) -> None:
 
 
 def _serve(drafter: Drafter, calls: SimpleQueue[Call], connection: Connection) -> None:
-    busy = 0.0
+    busy, due = 0.0, 0.0
     while True:
         number, method, arguments = calls.get()
         started = time.monotonic()
         result = getattr(drafter, method)(*arguments)
-        busy += time.monotonic() - started
+        ended = time.monotonic()
+        busy += ended - started
         if method not in SILENT:
-            send(connection, Answer(number, result, busy))
+            weights = drafter.weights() if drafter.names is not None and ended >= due else None
+            due = ended + WEIGHTS_SECONDS if weights is not None else due
+            send(connection, Answer(number, result, busy, weights))
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

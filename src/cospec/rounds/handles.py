@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from cospec.protocols import Clock, Drafter
+from cospec.plugins import Drafter
+from cospec.protocols import Clock
 
 
 class Here:

@@ -72,6 +72,9 @@ class Promise:
 class DrafterProcess:
     """A ``protocols.Handle``. Used by one thread, as an engine is.
 
+    Attributes:
+        weights: of a pool's drafters, as the process sent them last; empty for other drafters.
+
     Args:
         build: makes the drafter inside the process; must be picklable by reference.
         cores: the processors that it keeps to; empty for all.
@@ -90,6 +93,7 @@ class DrafterProcess:
         self._before = 0.0  # seconds that earlier processes worked
         self._start()
         self.traits = self._built()
+        self.weights = self.traits.weights
 
     @property
     def present(self) -> bool:
@@ -170,12 +174,13 @@ class DrafterProcess:
 
     def _take(self, message: Ready | Refused | Answer) -> None:
         match message:
-            case Ready():
-                self._ready = True
+            case Ready(traits):
+                self._ready, self.weights = True, traits.weights
                 log.warning("the drafter is back, in process %d", self.pid)
             case Refused(sentence):
                 log.warning("the drafter cannot be built again: %s", sentence)
-            case Answer(number, result, busy):
+            case Answer(number, result, busy, weights):
+                self.weights = self.weights if weights is None else weights
                 self.busy = self._before + busy
                 self._answers += 1
                 if self._answers == PROVEN:

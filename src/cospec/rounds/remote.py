@@ -6,20 +6,26 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from cospec.errors import DrafterLost
+from cospec.plugins import Drafter
 from cospec.rounds.desk import PATIENCE
 from cospec.rounds.process import DrafterProcess
 from cospec.types import Budget, Commit, Context, Draft
 
 
-class RemoteDrafter:
+class RemoteDrafter(Drafter):
     """Implements ``protocols.Drafter`` by a process; while that is away there are no drafts."""
 
     def __init__(self, handle: DrafterProcess) -> None:
-        self.handle = handle
+        self._handle = handle
         traits = handle.traits
         self.name, self.names = traits.name, traits.names
         self.samples, self.drafts_ahead, self.reads_states = traits.samples, traits.drafts_ahead, traits.reads_states
         self.offer, self.noises, self.learns = traits.offer, traits.noises, traits.learns
+
+    @property
+    def handle(self) -> DrafterProcess:
+        """Of the process."""
+        return self._handle
 
     def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
         """Ask, and wait for the answer."""
@@ -38,11 +44,5 @@ class RemoteDrafter:
         self.handle.submit("free", ids)
 
     def weights(self) -> Mapping[str, float]:
-        """Of a pool's drafters, by name; empty for other drafters, and while the process is away."""
-        if self.names is None:
-            return {}
-        try:
-            found: Mapping[str, float] = self.handle.submit("weights").result(PATIENCE)
-        except (DrafterLost, TimeoutError):
-            return {}
-        return found
+        """Of a pool's drafters, as the process sent them last."""
+        return self._handle.weights

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, ClassVar
 
 from cospec.draws import Purpose
-from cospec.protocols import Crew, Drafter, Rule
+from cospec.plugins import Drafter, Rule
+from cospec.protocols import Crew
 from cospec.rounds.asking import ask_one_by_one, with_failures
 from cospec.stats import RoundInfo, RoundTimes
 from cospec.types import Commit, Context, Draft, Outcome, Plan, PlanEntry
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 class Sequential:
     """Drafter and target take turns; each uses all of the machine."""
+
+    learns: ClassVar[bool] = False
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
@@ -77,6 +80,9 @@ class Sequential:
             self.crew.burst.free(ids)
         if self.crew.drafter is not None:
             self.crew.drafter.free(ids)
+
+    def close(self) -> None:
+        """Nothing is at work between two rounds."""
 
 
 def context_of(entry: PlanEntry, rule: Rule) -> Context:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cospec.draws import Purpose
-from cospec.protocols import Blend, Rule
+from cospec.plugins import Rule
+from cospec.protocols import Blend
 from cospec.rounds.lines import Line, Proposal
 from cospec.stats import TokenLogprobs
 from cospec.types import Draft, Outcome, PlanEntry, Sequence, Verdict

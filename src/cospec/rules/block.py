@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from cospec.draws import Draws, Floats, Purpose
+from cospec.plugins import Rule
 from cospec.rules.residual import residual, surplus
 from cospec.types import Draft, Scores, Verdict
 
 
-class Block:
+class Block(Rule):
     """The longest prefix whose own test succeeds is kept. A draft without q is a point mass. Chains only."""
 
     name: ClassVar[str] = "block"
@@ -21,6 +22,7 @@ class Block:
     reads_law: ClassVar[bool] = True
     trees: ClassVar[bool] = False
     noise: ClassVar[Purpose] = Purpose.DRAFT
+    native_id: ClassVar[int | None] = 2
 
     def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """``weight`` is the paper's p_i of the prefix, ``kept`` its tau: the last length whose draw succeeds."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from cospec.draws import Draws, Purpose
+from cospec.plugins import Rule
 from cospec.tree import children
 from cospec.types import Draft, Scores, Verdict
 
 
-class Match:
+class Match(Rule):
     """Spec section 3, ``match``: exact for every tree and every way of proposing."""
 
     name: ClassVar[str] = "match"
@@ -22,6 +23,7 @@ class Match:
     reads_law: ClassVar[bool] = False
     trees: ClassVar[bool] = True
     noise: ClassVar[Purpose] = Purpose.TARGET
+    native_id: ClassVar[int | None] = 0
 
     def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Walk down from the root while the drawn token is a child."""

@@ -11,12 +11,13 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.draws import Draws, Floats, Purpose
+from cospec.plugins import Rule
 from cospec.rules.residual import residual
 from cospec.tree import children
 from cospec.types import Draft, Scores, Verdict
 
 
-class Recursive:
+class Recursive(Rule):
     """Spec section 3, ``recursive``: exact for trees whose drafter keeps three promises.
 
     1. The token of a node was drawn from ``q[node]``, which is a function of the tokens above the node and of its

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from cospec.draws import Draws, Purpose
+from cospec.plugins import Rule
 from cospec.rules.residual import residual
 from cospec.types import Draft, Scores, Verdict
 
 
-class Rejection:
+class Rejection(Rule):
     """Accept x with probability min(1, r(x) / q(x)); replace a rejected one by a draw from norm(max(0, r - q)).
 
     A draft without q is a point mass: r(x) is the acceptance probability. Spec section 3; chains only.
@@ -20,6 +21,7 @@ class Rejection:
     reads_law: ClassVar[bool] = True
     trees: ClassVar[bool] = False
     noise: ClassVar[Purpose] = Purpose.DRAFT
+    native_id: ClassVar[int | None] = 1
 
     def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
         """Test the chain from the front; stop at the first rejection."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.draws import Draws, Floats, Purpose
+from cospec.plugins import Rule
 from cospec.tree import depths, path_to
 from cospec.types import Draft, Scores, Verdict
 
@@ -15,7 +16,7 @@ EPSILON = 0.09  # the paper's hard threshold
 DELTA = 0.3  # and its factor of exp(-entropy)
 
 
-class Typical:
+class Typical(Rule):
     """A token is kept when r(x) > min(epsilon, delta exp(-H(r))), and so were all above it; the deepest such path wins.
 
     Greedy requests have a law without entropy, under which nothing but the law's own token is typical.

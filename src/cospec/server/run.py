@@ -49,7 +49,7 @@ def run(
     # The port comes first: loading a model only to find it taken would waste the user's time. Nothing is accepted
     # before the engine is ready, so a server that answers is one that serves.
     settings = read_keys(settings)
-    with _bind(settings.host, settings.port) as listener:
+    with bind(settings.host, settings.port) as listener:
         asyncio.run(_serve(config, settings, listener, _Faces(announce, build)))
 
 
@@ -145,7 +145,12 @@ class _Shutdown:
         self._server.should_exit = True
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address for the server; port 0 takes a free port.
+
+    Raises:
+        InvalidInput: the address is in use or does not exist.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named. With it the second part of an answer, a body
     # or a stream's next event, waits 40 ms for the client to acknowledge the first.

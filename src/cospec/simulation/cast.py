@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import ClassVar
 
 import torch
 
 from cospec.batches import Pick, Rolled, TokenBatch
+from cospec.plugins import Drafter, Rule
 from cospec.policies.cost import ForwardCost
-from cospec.protocols import Pages, Rule
+from cospec.protocols import Direct, Pages
 from cospec.rules.match import Match
 from cospec.simulation.clock import VirtualClock
 from cospec.simulation.scenario import Drafting, Target
@@ -34,6 +34,7 @@ class Cache:
         self.pages, self.max_len = pages, 1 << 20
         self.name, self.vocab_size, self.dtype = "simulated", 2, torch.float32
         self.states: torch.Tensor | None = None
+        self.direct: Direct | None = None
         self.device = torch.device("cpu")
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
@@ -53,7 +54,7 @@ class Cache:
             self.pages.free(id)
 
 
-class SimulatedDrafter:
+class SimulatedDrafter(Drafter):
     """Right as often as its requests are easy for it.
 
     Args:
@@ -61,10 +62,10 @@ class SimulatedDrafter:
     """
 
     name = "simulated"
-    samples: ClassVar[bool] = False
-    reads_states: ClassVar[bool] = False
-    drafts_ahead: ClassVar[bool] = True
-    learns: ClassVar[bool] = False
+    samples = False
+    reads_states = False
+    drafts_ahead = True
+    learns = False
 
     def __init__(self, drafting: Drafting, cost: ForwardCost, clock: VirtualClock, rates: Mapping[str, Rates]) -> None:
         self.offer = OFFERS[drafting.kind]

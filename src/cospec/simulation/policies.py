@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+from cospec.plugins import Policy
 from cospec.policies.cost import ForwardCost
-from cospec.protocols import Policy
 from cospec.simulation.cast import SimulatedDrafter
 from cospec.simulation.results import Rounds
 from cospec.stats import RoundStats
@@ -16,7 +16,7 @@ from cospec.types import Budget, Commit, Draft, Load, Sequence
 LONGEST = 8
 
 
-class Oracle:
+class Oracle(Policy):
     """Drafts what will be accepted and no more, as far as it pays: the upper bound of every policy for chains."""
 
     def __init__(self, drafter: SimulatedDrafter, target: ForwardCost, draft: ForwardCost, longest: int) -> None:
@@ -49,6 +49,9 @@ class Oracle:
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Nothing to learn."""
 
+    def learn(self) -> None:
+        """Nothing to learn."""
+
     def gauges(self) -> Mapping[str, float]:
         """None."""
         return {}
@@ -57,7 +60,7 @@ class Oracle:
         return self._drafter.easy(sequence.id, sequence.output_len, self._longest)
 
 
-class Random:
+class Random(Policy):
     """A length between 0 and the longest for each sequence and round, drawn by seed."""
 
     def __init__(self, longest: int, seed: int) -> None:
@@ -75,17 +78,35 @@ class Random:
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Nothing to learn."""
 
+    def learn(self) -> None:
+        """Nothing to learn."""
+
     def gauges(self) -> Mapping[str, float]:
         """None."""
         return {}
 
 
-class Watched:
+class Watched(Policy):
     """A policy, and what the rounds did that it decided."""
 
     def __init__(self, policy: Policy, rounds: Rounds) -> None:
         self._policy, self._rounds = policy, rounds
-        self.plan, self.trim, self.gauges = policy.plan, policy.trim, policy.gauges
+
+    def plan(self, load: Load) -> list[Budget]:
+        """As the policy does."""
+        return self._policy.plan(load)
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """As the policy does."""
+        return self._policy.trim(drafts)
+
+    def learn(self) -> None:
+        """As the policy does."""
+        self._policy.learn()
+
+    def gauges(self) -> Mapping[str, float]:
+        """As the policy does."""
+        return self._policy.gauges()
 
     def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
         """Told to both."""

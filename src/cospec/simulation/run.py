@@ -22,9 +22,10 @@ from cospec.errors import InvalidInput, words
 from cospec.models.pages import PagePool
 from cospec.options import parse
 from cospec.params import SamplingParams
+from cospec.plugins import Policy
 from cospec.policies.cost import ForwardCost
 from cospec.policies.round_cost import Costs
-from cospec.protocols import Crew, Policy
+from cospec.protocols import Crew
 from cospec.registry import ROUNDS
 from cospec.simulation.cast import Cache, Rates, SimulatedDrafter, SimulatedJudge
 from cospec.simulation.clock import Beside, VirtualClock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -16,10 +15,8 @@ from cospec.bench.systems import SYSTEMS, SystemSpec, as_json
 from cospec.bench.timing import Params, Prompt
 from cospec.bench.tokens import TokenCounter
 from cospec.errors import InvalidInput
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from fakes import FakeSystem
+from harness.methods import override
+from unit.bench.fakes import FakeSystem
 
 PROMPTS = [Prompt(f"p{i}", "abc", "code" if i % 2 else "math") for i in range(4)]
 PARAMS = Params(max_tokens=8)
@@ -84,7 +81,7 @@ def test_the_report_has_a_run_per_system_and_a_ratio_per_cost() -> None:
 def test_two_systems_at_one_server_keep_their_counters_apart() -> None:
     server = FakeSystem("server", repeat(1.0), [])
     again = FakeSystem("again", repeat(1.0), [])
-    again.run, again.counters = server.run, server.counters  # type: ignore[method-assign]
+    override(again, run=server.run, counters=server.counters)
     found = run(Schedule(repetitions=2), server=server, again=again)
     for name in ("server", "again"):
         counters = found.counters(name)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from cospec.engine.scheduler import Scheduler
+from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
-from cospec.types import Plan
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -34,22 +33,22 @@ def found(guard: ModuleType) -> dict[str, Any]:
     return costs
 
 
-def test_the_same_code_costs_the_same(guard: ModuleType, found: dict[str, Any]) -> None:
+def test_same_code_same_costs(guard: ModuleType, found: dict[str, Any]) -> None:
     assert guard.measure() == found
     assert guard.regressions(found, found) == []
 
 
-def test_the_stored_file_knows_every_cost(guard: ModuleType, found: dict[str, Any]) -> None:
+def test_stored_file_has_every_cost(guard: ModuleType, found: dict[str, Any]) -> None:
     stored = json.loads(guard.STORED.read_text(encoding="utf-8"))
     assert {name: set(costs) for name, costs in stored.items()} == {name: set(costs) for name, costs in found.items()}
 
 
-def test_a_chain_moves_nothing_and_a_tree_does(found: dict[str, Any]) -> None:
+def test_only_a_tree_moves_cache_entries(found: dict[str, Any]) -> None:
     assert found["chain, cache"]["tensor_operations_per_commit"] == 0
     assert found["tree, cache"]["tensor_operations_per_commit"] > 0
 
 
-def test_a_second_forward_is_seen(guard: ModuleType, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_target_forward(guard: ModuleType, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     forward = ToyModel.forward
 
     def twice(self: ToyModel, batch: Any) -> Any:
@@ -58,26 +57,27 @@ def test_a_second_forward_is_seen(guard: ModuleType, found: dict[str, Any], monk
 
     monkeypatch.setattr(ToyModel, "forward", twice)
     complaints = guard.regressions(guard.measure(), found)
-    assert any(text.startswith("plain: forwards_per_round rose from 1 to 2") for text in complaints)
+    assert any(text.startswith("plain: target_forwards_per_round rose from 1 to 2") for text in complaints)
 
 
-def test_more_python_calls_are_seen(guard: ModuleType, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Scheduler.plan
+def test_second_proposal(guard: ModuleType, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that proposes twice a round and drops the first draft costs drafter forwards and nothing else."""
+    propose = ModelDrafter.propose
 
-    def wasteful(self: Scheduler) -> Plan:
-        for _ in range(60):
-            self._budgets()
-        return plan(self)
+    def twice(self: ModelDrafter, contexts: Any, budgets: Any) -> Any:
+        propose(self, contexts, budgets)
+        return propose(self, contexts, budgets)
 
-    monkeypatch.setattr(Scheduler, "plan", wasteful)
-    complaints = guard.regressions(guard.measure(), found)
-    assert any("python_calls_per_round" in text for text in complaints)
+    monkeypatch.setattr(ModelDrafter, "propose", twice)
+    mutated = guard.measure()
+    complaints = guard.regressions(mutated, found)
+    assert any(text.startswith("draft_model, greedy: drafter_forwards_per_round") for text in complaints)
+    assert all("target_" not in text for text in complaints)
+    assert mutated["plain"] == found["plain"]
 
 
-def test_a_worse_drafter_is_seen(guard: ModuleType, found: dict[str, Any]) -> None:
+def test_less_accepted(guard: ModuleType, found: dict[str, Any]) -> None:
     worse = {name: dict(costs) for name, costs in found.items()}
-    worse["ngram, greedy"]["target_calls_per_token"] *= 1.01
-    assert guard.regressions(worse, found) == [
-        f"ngram, greedy: target_calls_per_token rose from {found['ngram, greedy']['target_calls_per_token']:g} "
-        f"to {worse['ngram, greedy']['target_calls_per_token']:g}"
-    ]
+    worse["ngram, greedy"]["target_forwards_per_token"] *= 1.01
+    (complaint,) = guard.regressions(worse, found)
+    assert complaint.startswith("ngram, greedy: target_forwards_per_token")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,10 +15,7 @@ from cospec.bench.serve import Stage, Watch, Workload, record, report
 from cospec.bench.timing import Params, Prompt, Timing
 from cospec.bench.tokens import TokenCounter
 from cospec.errors import InvalidInput
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from stub_server import Script, StubServer
+from unit.bench.stub_server import Script, StubServer
 
 STREAM: Script = ((0.05, "a"), (0.04, "bcde"), (0.03, "fgh"), (0.04, "i"))
 PAGE = """# TYPE cospec:spec_decode_num_drafts counter

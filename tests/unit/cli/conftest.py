@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "server"))
-
-import fake_engine
-
 import cospec.llm
 from cospec.cli.main import app
+from server import fake_engine
 
 
 @pytest.fixture(scope="session")

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import Result
 
 from cospec import native
 from cospec.cli import diagnosis
 from cospec.llm import LLM
 
+Command = Callable[..., Result]
 
-def examined(cospec_command, *arguments):
+
+def examined(cospec_command: Command, *arguments: object) -> tuple[int, dict[str, Any]]:
     result = cospec_command("doctor", "--json", *arguments)
     return result.exit_code, json.loads(result.output)
 
 
 @pytest.mark.parametrize("bytes", [1 << 22, 1 << 23])
-def test_the_plan_is_what_the_engine_takes(cospec_command, bytes):
+def test_the_plan_is_what_the_engine_takes(cospec_command: Command, bytes: int) -> None:
     code, found = examined(cospec_command, "--no-smoke-test", "--kv-cache-memory-bytes", bytes)
     plan = found["memory"]
     with LLM("zoo", kv_cache_memory_bytes=bytes, measure_at_start=False) as llm:
@@ -30,7 +35,7 @@ def test_the_plan_is_what_the_engine_takes(cospec_command, bytes):
 
 
 @pytest.mark.slow
-def test_the_smoke_test_compares_kernels_and_drafts(cospec_command):
+def test_the_smoke_test_compares_kernels_and_drafts(cospec_command: Command) -> None:
     code, found = examined(cospec_command)
     texts = found["smoke_test"]["texts"]
     assert set(texts) == {"torch", "drafted"} | ({"native"} if native.available() else set())
@@ -38,28 +43,27 @@ def test_the_smoke_test_compares_kernels_and_drafts(cospec_command):
     assert code == 0
 
 
-def test_texts_that_differ_are_a_problem(cospec_command, monkeypatch):
+def test_texts_that_differ_are_a_problem(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["one", "two", "one"])
-    monkeypatch.setattr(diagnosis, "_answer", lambda options: next(answers))
+    monkeypatch.setattr(diagnosis, "smoke_test_text", lambda options: next(answers))
     result = cospec_command("doctor")
     assert result.exit_code == 1
-    assert "problem: The smoke test's texts differ" in result.output
-    assert "no problems" not in result.output
+    assert "problem: " in result.output and "no problems" not in result.output
 
 
-def test_missing_kernels_and_few_processors_are_said_with_a_remedy(cospec_command, monkeypatch):
+def test_missing_kernels_and_few_processors(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "available", lambda: False)
     monkeypatch.setattr(native, "why_not", lambda: "the native kernels were not built")
     monkeypatch.setattr(diagnosis, "cores", lambda: 2)
     code, found = examined(cospec_command, "--no-smoke-test")
     assert (code, found["kernels"]["native"], found["kernels"]["isa"]) == (0, False, None)
     said = " ".join(found["slow"])
-    assert "since the native kernels were not built; install g++ or clang++" in said
+    assert "the native kernels were not built" in said and "g++" in said
     assert "2 processors only" in said
 
 
 @pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
-def test_an_instruction_set_without_bfloat16_is_said_and_left_in_use(cospec_command):
+def test_instruction_set_without_bfloat16(cospec_command: Command) -> None:
     before = native.isa()
     native.set_isa("avx2" if "avx2" in diagnosis.kernels(None)["available"] else "base")
     try:
@@ -72,20 +76,20 @@ def test_an_instruction_set_without_bfloat16_is_said_and_left_in_use(cospec_comm
     assert any(used in reason and "emulate" in reason for reason in found["slow"])
 
 
-def test_a_model_that_cannot_be_served_is_a_problem(cospec_command, tmp_path: Path):
+def test_a_model_that_cannot_be_served_is_a_problem(cospec_command: Command, tmp_path: Path) -> None:
     code, found = examined(cospec_command, tmp_path, "--no-smoke-test")
     assert (code, found["memory"]) == (1, None)
     assert "has no readable config.json" in found["problems"][0]
 
 
-def test_weights_above_the_memory_are_a_problem(cospec_command, monkeypatch):
-    monkeypatch.setattr(diagnosis, "_meminfo", lambda: {"MemTotal": 2 << 20, "MemAvailable": 1 << 20})
+def test_weights_above_the_memory_are_a_problem(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "memory_info", lambda: {"MemTotal": 2 << 20, "MemAvailable": 1 << 20})
     code, found = examined(cospec_command, "--no-smoke-test")
     assert code == 1
     assert "while 1 MiB of memory are available" in found["problems"][0]
 
 
-def test_the_reader_sees_every_part(cospec_command):
+def test_the_reader_sees_every_part(cospec_command: Command) -> None:
     lines = cospec_command("doctor", "--no-smoke-test").output.splitlines()
     parts = ("installed", "machine", "GPU", "kernels", "model", "speculation", "plan", "longest sequence")
     assert [part for part in parts if not any(line.startswith(f"{part}: ") for line in lines)] == []

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import Result
+
+from server.fake_engine import FakeLLM
+
+Command = Callable[..., Result]
 
 LAW = '{"blend": "weighted", "weights": [0.6, 0.4]}'
 
 
-def test_generate_takes_several_models(llm, cospec_command, tmp_path):
+def test_generate_takes_several_models(llm: type[FakeLLM], cospec_command: Command, tmp_path: Path) -> None:
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
     prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
     arguments = ["--model", "a", "--model", "b", "--law", LAW, "--collaboration", '{"proposal": "naive", "gamma": 3}']
@@ -22,16 +30,18 @@ def test_generate_takes_several_models(llm, cospec_command, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["a", "--model", "b"], ["--model", "a", "--model", "b"]])
-def test_serve_takes_several_models(cospec_command, monkeypatch, arguments):
-    given = {}
+def test_serve_takes_several_models(
+    cospec_command: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    given: dict[str, Any] = {}
     monkeypatch.setattr("cospec.cli.serve.start", given.update)
     assert cospec_command("serve", *arguments, "--law", LAW).exit_code == 0
     assert given == {"models": ["a", "b"], "law": LAW}
 
 
-def test_serve_takes_one_model(cospec_command, monkeypatch):
+def test_serve_takes_one_model(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in (["a"], ["--model", "a"]):
-        given = {}
+        given: dict[str, Any] = {}
         monkeypatch.setattr("cospec.cli.serve.start", given.update)
         assert cospec_command("serve", *arguments).exit_code == 0
         assert given == {"model": "a"}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import typer
+from typer.testing import Result
 
 import cospec.config
 from cospec.cli.main import app
 from cospec.config import EngineConfig
 from cospec.params import SamplingParams
 from cospec.server.settings import ServerSettings
+
+Command = Callable[..., Result]
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -47,7 +50,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_every_option_has_its_whole_name_and_its_default(cospec_command, path):
+def test_every_option_has_its_whole_name_and_its_default(cospec_command: Command, path: tuple[str, ...]) -> None:
     output = cospec_command(*path, "--help").output
     assert max(map(len, output.splitlines())) <= 80
     assert "\u2026" not in output
@@ -70,13 +73,15 @@ def test_every_option_has_its_whole_name_and_its_default(cospec_command, path):
         ("chat", EngineConfig(), ["device", "dtype"]),
     ],
 )
-def test_defaults_are_those_of_the_classes(cospec_command, command, source, names):
+def test_defaults_are_those_of_the_classes(
+    cospec_command: Command, command: str, source: object, names: list[str]
+) -> None:
     said = entries(cospec_command(command, "--help").output)
     for name in names:
         assert f"[default: {getattr(source, name)}]" in said["--" + name.replace("_", "-")]
 
 
-def test_a_default_that_changes_changes_the_help(cospec_command, monkeypatch):
+def test_a_default_that_changes_changes_the_help(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     class Other(EngineConfig):
         max_num_seqs: int = 7
         enable_prefix_caching: bool = False
@@ -87,7 +92,7 @@ def test_a_default_that_changes_changes_the_help(cospec_command, monkeypatch):
     assert "[default: no-enable-prefix-caching]" in said["--enable-prefix-caching"]
 
 
-def test_options_stand_in_groups(cospec_command):
+def test_options_stand_in_groups(cospec_command: Command) -> None:
     lines = cospec_command("generate", "--help").output.splitlines()
     places = [lines.index(title) for title in ("Options:", "Engine:", "Sampling:")]
     assert places == sorted(places)

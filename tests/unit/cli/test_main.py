@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from typer.testing import Result
 
 import cospec
 import cospec.server.run
@@ -16,8 +19,12 @@ from cospec.cli.models import members, parameters
 from cospec.config import EngineConfig
 from cospec.server.settings import ServerSettings
 
+Command = Callable[..., Result]
 
-def test_help_and_version(cospec_command):
+Calls = list[tuple[EngineConfig, ServerSettings]]
+
+
+def test_help_and_version(cospec_command: Command) -> None:
     result = cospec_command("--help")
     assert result.exit_code == 0
     for name in ("serve", "generate", "chat", "models", "train"):
@@ -26,11 +33,11 @@ def test_help_and_version(cospec_command):
 
 
 @pytest.mark.parametrize("arguments", [["nope"], ["serve", "--nope"], ["generate"]])
-def test_wrong_usage_exits_with_two(cospec_command, arguments):
+def test_wrong_usage_exits_with_two(cospec_command: Command, arguments: list[str]) -> None:
     assert cospec_command(*arguments).exit_code == 2
 
 
-def test_help_loads_nothing_heavy():
+def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "import cospec.cli.main\n"
@@ -40,20 +47,20 @@ def test_help_loads_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-def test_python_dash_m():
+def test_python_dash_m() -> None:
     done = subprocess.run([sys.executable, "-m", "cospec", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == cospec.__version__
 
 
 @pytest.fixture
-def served(monkeypatch):
+def served(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """What ``serve`` would run."""
-    calls: list[tuple[EngineConfig, ServerSettings]] = []
+    calls: Calls = []
     monkeypatch.setattr(cospec.server.run, "run", lambda config, settings, announce: calls.append((config, settings)))
     return calls
 
 
-def test_serve_passes_options_on(cospec_command, served, monkeypatch):
+def test_serve_passes_options_on(cospec_command: Command, served: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COSPEC_API_KEY", "from the environment")
     result = cospec_command(
         "serve", "some/model", "--port", 0, "--host", "0.0.0.0", "--max-num-seqs", 3, "--no-enable-prefix-caching",
@@ -63,31 +70,33 @@ def test_serve_passes_options_on(cospec_command, served, monkeypatch):
     ((config, settings),) = served
     assert (config.model, config.max_num_seqs, config.enable_prefix_caching) == ("some/model", 3, False)
     assert config.served_model_name == "mine"
-    assert config.speculative_config.options == {"prompt_lookup_max": 3}
+    assert config.speculative_config is not None and config.speculative_config.options == {"prompt_lookup_max": 3}
     assert (settings.port, settings.host, settings.api_key) == (0, "0.0.0.0", ("from the environment",))
 
 
-def test_serve_defaults(cospec_command, served):
+def test_serve_defaults(cospec_command: Command, served: Calls) -> None:
     assert cospec_command("serve").exit_code == 0
     ((config, settings),) = served
     assert config == EngineConfig()
     assert settings == ServerSettings()
 
 
-def test_command_line_wins_over_file(cospec_command, served, tmp_path):
+def test_command_line_wins_over_file(cospec_command: Command, served: Calls, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("model: a\nport: 9\nmax-num-seqs: 2\nspeculative_config: {method: 'off'}\n")
     assert cospec_command("serve", "b", "--config", file, "--max-num-seqs", 5).exit_code == 0
     ((config, settings),) = served
     assert (config.model, config.max_num_seqs, settings.port) == ("b", 5, 9)
-    assert config.speculative_config.method == "off"
+    assert config.speculative_config is not None and config.speculative_config.method == "off"
 
 
 @pytest.mark.parametrize(
     ("file", "line", "models"),
     [("models: [a, b]", ["c"], None), ("model: a", ["--model", "b", "--model", "c"], ["b", "c"])],
 )
-def test_models_of_the_command_line_win_however_many(cospec_command, served, tmp_path, file, line, models):
+def test_models_of_the_command_line_win_however_many(
+    cospec_command: Command, served: Calls, tmp_path: Path, file: str, line: list[str], models: list[str] | None
+) -> None:
     (tmp_path / "c.yaml").write_text(file)
     assert cospec_command("serve", *line, "--config", tmp_path / "c.yaml").exit_code == 0
     ((config, _),) = served
@@ -97,7 +106,7 @@ def test_models_of_the_command_line_win_however_many(cospec_command, served, tmp
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--collaboration", '{"gamma": 2}'], "collaboration is given for one model; allowed is absent without"),
+        (["--collaboration", '{"gamma": 2}'], "collaboration is given for one model"),
         (["--port", "70000"], "port is 70000"),
         (["--drain-timeout", "-1"], "drain_timeout is -1.0"),
         (["--log-level", "loud"], "log_level is 'loud'"),
@@ -107,7 +116,9 @@ def test_models_of_the_command_line_win_however_many(cospec_command, served, tmp
         (["--config", "/does/not/exist"], "config is '/does/not/exist'"),
     ],
 )
-def test_serve_tells_what_is_wrong_in_one_sentence(cospec_command, served, arguments, told):
+def test_serve_tells_what_is_wrong_in_one_sentence(
+    cospec_command: Command, served: Calls, arguments: list[str], told: str
+) -> None:
     result = cospec_command("serve", *arguments)
     assert result.exit_code == 1
     assert result.stderr.startswith("cospec: ")
@@ -117,17 +128,19 @@ def test_serve_tells_what_is_wrong_in_one_sentence(cospec_command, served, argum
 
 
 @pytest.mark.parametrize("given", [["--api-key", ""], ["--api-key", "a", "--api-key", ""], ["--api-key", " "], []])
-def test_an_empty_key_does_not_start(cospec_command, monkeypatch, given):
+def test_an_empty_key_does_not_start(
+    cospec_command: Command, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
     if not given:
         monkeypatch.setenv("COSPEC_API_KEY", "")
-    monkeypatch.setattr(cospec.server.run, "_bind", lambda *_: pytest.fail("the server started"))
+    monkeypatch.setattr(cospec.server.run, "bind", lambda *_: pytest.fail("the server started"))
     result = cospec_command("serve", *given)
     assert result.exit_code == 1
     assert "api_key" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_unknown_key_in_file(cospec_command, served, tmp_path):
+def test_unknown_key_in_file(cospec_command: Command, served: Calls, tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     file.write_text('{"modle": "a"}')
     result = cospec_command("serve", "--config", file)
@@ -135,7 +148,7 @@ def test_unknown_key_in_file(cospec_command, served, tmp_path):
     assert "modle" in result.stderr
 
 
-def test_models_are_counted_from_their_weights(tmp_path):
+def test_models_are_counted_from_their_weights(tmp_path: Path) -> None:
     for name, width in (("drafter", 2), ("target", 3)):
         folder = tmp_path / name
         folder.mkdir()
@@ -152,7 +165,7 @@ def test_models_are_counted_from_their_weights(tmp_path):
     assert second[-1] == "-"
 
 
-def test_every_member_is_listed_by_its_whole_name(cospec_command):
+def test_every_member_is_listed_by_its_whole_name(cospec_command: Command) -> None:
     from cospec.models.folder import ZOO
 
     if not (ZOO / "target" / "config.json").exists():
@@ -162,7 +175,7 @@ def test_every_member_is_listed_by_its_whole_name(cospec_command):
         assert f"zoo:{folder} " in out
 
 
-def test_models_command(cospec_command):
+def test_models_command(cospec_command: Command) -> None:
     result = cospec_command("models")
     assert result.exit_code == 0
     assert "zoo" in result.output.lower()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import Result
 
 from cospec.bench.verify import ladder
 from cospec.bench.verify.checks import Check
+
+Command = Callable[..., Result]
 
 GOOD = Check("enumeration", "rule match", "TV 1e-16", "< 1e-12", True)
 TIE = Check("greedy identity", "speculation = plain", "9 of 10", "equal", True, ("prompt 0, token 3: a near-tie",))
@@ -17,11 +22,11 @@ BAD = Check("chi-square", "rule block", "p = 1e-30", "> 1e-04", False)
 
 
 @pytest.fixture
-def climbing(monkeypatch: pytest.MonkeyPatch) -> dict:
+def climbing(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A ladder that gives the checks of ``checks`` and notes what it was asked for."""
-    told: dict = {"checks": [GOOD, TIE]}
+    told: dict[str, Any] = {"checks": [GOOD, TIE]}
 
-    def subject_of(model, speculative, quick, **options):
+    def subject_of(model: str, speculative: Any, quick: bool, **options: Any) -> dict[str, Any]:
         told.update(model=model, speculative=speculative, quick=quick, options=options)
         return told
 
@@ -30,7 +35,7 @@ def climbing(monkeypatch: pytest.MonkeyPatch) -> dict:
     return told
 
 
-def test_all_passed(cospec_command, climbing, tmp_path: Path):
+def test_all_passed(cospec_command: Command, climbing: dict[str, Any], tmp_path: Path) -> None:
     to = tmp_path / "found.json"
     config = '{"method": "ngram"}'
     result = cospec_command("verify", "folder", "--speculative-config", config, "--quick", "--threads", 1, "--json", to)
@@ -47,14 +52,16 @@ def test_all_passed(cospec_command, climbing, tmp_path: Path):
     assert found["checks"][1]["notes"] == ["prompt 0, token 3: a near-tie"]
 
 
-def test_the_false_alarms_of_all_checks_are_stated(cospec_command, climbing, tmp_path: Path):
+def test_the_false_alarms_of_all_checks_are_stated(
+    cospec_command: Command, climbing: dict[str, Any], tmp_path: Path
+) -> None:
     climbing["checks"] += [SAMPLED, SAMPLED]
     result = cospec_command("verify", "--json", tmp_path / "found.json")
-    assert "An exact engine fails such a run with probability 8e-08." in result.output
+    assert "8e-08" in result.output
     assert json.loads((tmp_path / "found.json").read_text())["false_alarm"] == pytest.approx(8e-8)
 
 
-def test_one_failure_is_shown_and_is_the_exit_status(cospec_command, climbing):
+def test_one_failure_is_shown_and_is_the_exit_status(cospec_command: Command, climbing: dict[str, Any]) -> None:
     climbing["checks"].append(BAD)
     result = cospec_command("verify")
     assert result.exit_code == 1
@@ -62,7 +69,7 @@ def test_one_failure_is_shown_and_is_the_exit_status(cospec_command, climbing):
     assert "1 of 3 checks failed" in result.output
 
 
-def test_wrong_input_is_one_sentence(cospec_command, climbing, tmp_path: Path):
+def test_wrong_input_is_one_sentence(cospec_command: Command, climbing: dict[str, Any], tmp_path: Path) -> None:
     result = cospec_command("verify", "zoo", "--speculative-config", "{")
     assert (result.exit_code, result.stderr.startswith("cospec: speculative_config is")) == (1, True)
     result = cospec_command("verify", "zoo", "--json", tmp_path / "no" / "such" / "file")

@@ -38,7 +38,8 @@ def drafted(budget: Budget, params: SamplingParams = GREEDY, noise: Purpose = Pu
 def behind(draft: Draft, node: int, params: SamplingParams) -> np.ndarray:
     """The drafter's distribution behind a node, without any cache."""
     path = [draft.tokens[above] for above in path_to(draft.parents, node)]
-    return law(model().logits([*TEXT, *path])[None], params, History(TEXT, 2, [path]))[0]
+    rows = law(model().logits([*TEXT, *path])[None], params, History(TEXT, 2, [path]))
+    return np.asarray(rows[0])
 
 
 def values(draft: Draft) -> list[float]:
@@ -142,7 +143,7 @@ def test_it_catches_up_behind_any_path(params: SamplingParams, noise: Purpose) -
             text.extend(gained)
         drafter.commit(commits)
         drafter.model.pages.check_integrity()
-    drafter.free(texts)
+    drafter.free(list(texts))
     assert drafter.model.pages.usage == 0
 
 

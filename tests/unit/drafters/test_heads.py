@@ -151,7 +151,8 @@ def test_heads_speak_in_a_pool(zoo_heads: Path, combiner: str, temperature: floa
     plain = llm.generate(prompts, sampling, Speculation(enabled=False))
     assert [one.outputs[0].token_ids for one in spoken] == [one.outputs[0].token_ids for one in plain]
     assert llm.engine.metrics().draft_tokens["heads"] > 16
-    assert llm.engine.round.crew.drafter.reads_states  # type: ignore[attr-defined]
+    drafter = llm.engine.round.crew.drafter
+    assert drafter is not None and drafter.reads_states
 
 
 def test_bad_heads_are_one_sentence(tmp_path: Path) -> None:

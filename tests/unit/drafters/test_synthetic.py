@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +24,7 @@ def engine(rates: list[float], k: int = 3, rule: str = "auto") -> Engine:
     return toy_engine(ToyModel(V, order=3, seed=1), SyntheticDrafter(rates, 0.0, V), rule, k)
 
 
-def twice(made: Engine, params: SamplingParams, count: int = 12) -> tuple[dict, dict]:
+def twice(made: Engine, params: SamplingParams, count: int = 12) -> tuple[dict[str, Any], dict[str, Any]]:
     """Outputs of the first time and of the second."""
     found = []
     for turn in range(2):
@@ -93,7 +94,7 @@ def test_an_aborted_output_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("given", [{"acceptance": 1.2}, {"acceptance": [0.5, -0.1]}, {"acceptance": []}, {"rate": 1}])
-def test_wrong_options_are_refused_by_name(given: dict) -> None:
+def test_wrong_options_are_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"speculative_config\.(acceptance|rate)"):
         options = parse(SyntheticOptions, given, "speculative_config.")
-        SyntheticDrafter.build(options, SimpleNamespace(target=ToyModel(V)))  # type: ignore[arg-type]
+        SyntheticDrafter.build(options, cast(Any, SimpleNamespace(target=ToyModel(V))))

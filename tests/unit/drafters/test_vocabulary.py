@@ -27,6 +27,12 @@ GERMAN = ["der Vater der anderen Brüder dachte daran", "ein Ding und noch ein D
 GREEDY = SamplingParams(temperature=0)
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    found: int | None = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return found
+
+
 def trained(texts: list[str], size: int, specials: list[str] | None = None) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -67,8 +73,8 @@ def test_words_are_shared_by_their_bytes() -> None:
     assert len(vocabulary.shared) > 256
     assert all(theirs[target] == ours[own] for target, own in vocabulary.shared.items())
     assert len(set(vocabulary.shared.values())) == len(vocabulary.shared)
-    assert theirs[TARGET.token_to_id("Ġthe")] == b" the"
-    assert vocabulary.shared[TARGET.token_to_id("<|end|>")] == OWN.token_to_id("<|end|>")
+    assert theirs[id_of(TARGET, "Ġthe")] == b" the"
+    assert vocabulary.shared[id_of(TARGET, "<|end|>")] == id_of(OWN, "<|end|>")
     limited = joined(own_size=100)
     assert max(limited.shared.values()) < 100
 
@@ -76,7 +82,7 @@ def test_words_are_shared_by_their_bytes() -> None:
 def test_kinds_of_tokenizers_are_compared_by_text() -> None:
     other = metaspace(ENGLISH, 400)
     vocabulary = joined(other)
-    assert vocabulary.shared[TARGET.token_to_id("Ġthe")] == other.token_to_id("▁the")
+    assert vocabulary.shared[id_of(TARGET, "Ġthe")] == id_of(other, "▁the")
     text = "the brothers thought"
     read = vocabulary.read(context(TARGET.encode(text).ids))
     assert read is not None
@@ -129,7 +135,7 @@ def test_the_end_of_a_text_is_healed() -> None:
     """Behind half a word the row is that of the whole words which begin so, and of what follows the half."""
     vocabulary = joined()
     words = {word: id for id, word in spelling(OWN).items()}
-    the, re = words[b" the"], TARGET.token_to_id("re")
+    the, re = words[b" the"], id_of(TARGET, "re")
     assert b" there" in words
     assert re is not None
     before, after = torch.full((OWN.get_vocab_size(),), -30.0), torch.full((OWN.get_vocab_size(),), -30.0)
@@ -138,7 +144,7 @@ def test_the_end_of_a_text_is_healed() -> None:
     row = vocabulary.behind([[words[b"a"], the]], torch.stack([before, after]))
     p = torch.softmax(row[0].double(), -1)
     assert p[re] == pytest.approx(math.exp(2) / (math.exp(1) + math.exp(2)), abs=1e-6)
-    assert p[TARGET.token_to_id("z")] == pytest.approx(math.exp(1) / (math.exp(1) + math.exp(2)), abs=1e-6)
+    assert p[id_of(TARGET, "z")] == pytest.approx(math.exp(1) / (math.exp(1) + math.exp(2)), abs=1e-6)
     alone = vocabulary.behind([[the]], after[None])
     assert torch.equal(alone, vocabulary.to_target(after[None]))
     nothing_longer = vocabulary.behind([[the, words[b" there"]]], torch.stack([before, after]))
@@ -147,11 +153,11 @@ def test_the_end_of_a_text_is_healed() -> None:
 
 def test_special_tokens_are_walls() -> None:
     vocabulary = joined()
-    end = TARGET.token_to_id("<|end|>")
+    end = id_of(TARGET, "<|end|>")
     tokens = [*TARGET.encode("the the").ids, end, *TARGET.encode("other").ids]
     read = vocabulary.read(context(tokens))
     assert read is not None
-    assert list(read[0]) == [*OWN.encode("the the").ids, OWN.token_to_id("<|end|>"), *OWN.encode("other").ids]
+    assert list(read[0]) == [*OWN.encode("the the").ids, id_of(OWN, "<|end|>"), *OWN.encode("other").ids]
 
 
 def test_what_was_drafted_and_kept_is_not_fed_again() -> None:
@@ -234,4 +240,4 @@ def test_it_catches_up_after_any_commit() -> None:
 def test_added_words_are_text() -> None:
     tokenizer = trained(ENGLISH, 300)
     tokenizer.add_tokens([AddedToken("gather", special=False)])
-    assert spelling(tokenizer)[tokenizer.token_to_id("gather")] == b"gather"
+    assert spelling(tokenizer)[id_of(tokenizer, "gather")] == b"gather"

@@ -15,8 +15,8 @@ from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
-from cospec.types import Finish, Speculation
+from cospec.plugins import Drafter
+from cospec.types import Finish, Request, Speculation
 from harness.toys import make_request, run_all, tokens_of, toy_engine
 
 POISON = 4
@@ -39,7 +39,7 @@ def healthy_outputs(params: SamplingParams, rule: str) -> dict[str, tuple[int, .
     return tokens_of(run_all(toy_engine(model, None, rule), healthy(params, rule)))
 
 
-def healthy(params: SamplingParams, rule: str):  # type: ignore[no-untyped-def]
+def healthy(params: SamplingParams, rule: str) -> list[Request]:
     chosen = Speculation(rule=rule)
     return [make_request(f"r{n}", prompt, params, speculation=chosen) for n, prompt in enumerate(CLEAN)]
 

@@ -18,7 +18,7 @@ from cospec.engine.compiled import Compiled
 from cospec.engine.judging import Judged, Task
 from cospec.native import Source
 from cospec.params import SamplingParams
-from cospec.protocols import Rule
+from cospec.plugins import Rule
 from cospec.registry import RULES
 from cospec.rules.rejection import Rejection
 from cospec.types import Budget, Draft, PlanEntry, Sequence, Verdict

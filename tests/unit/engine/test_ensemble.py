@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cospec.llm import LLM
 from cospec.models.pages import PagePool
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
+from cospec.rounds.collaborative import Collaborative
 from cospec.rounds.lines import Lines
 from cospec.types import Event, Finish, Speculation
 from harness.ensembles import ensemble_engine, toys
@@ -38,7 +40,7 @@ register_blend("nan-test", lambda logits: logits[0] * torch.nan)
 seen: list[int] = []
 
 
-def count_threads(logits: list[torch.Tensor]) -> torch.Tensor:
+def count_threads(logits: Sequence[torch.Tensor]) -> torch.Tensor:
     """The first model's logits; writes down how many threads torch has."""
     seen.append(torch.get_num_threads())
     return logits[0]
@@ -50,9 +52,9 @@ register_blend("shape-test", lambda logits: logits[0][:, :1])
 
 NAN = {"blend": "nan-test"}
 BAD_LAWS = [
-    ({"blend": "weighted", "weights": [1, 1]}, "whose sum is 2; allowed is weights whose sum is 1"),
-    ({"blend": "weighted", "lambda": 1.5}, "law.lambda is 1.5; allowed is from 0 to 1"),
-    ({"blend": "weighted", "lambda": -0.1}, "law.lambda is -0.1; allowed is from 0 to 1"),
+    ({"blend": "weighted", "weights": [1, 1]}, "whose sum is 2"),
+    ({"blend": "weighted", "lambda": 1.5}, "law.lambda is 1.5"),
+    ({"blend": "weighted", "lambda": -0.1}, "law.lambda is -0.1"),
     ({"blend": "contrastive", "mu": -1}, "law.mu"),
     ({"blend": "no-such-blend"}, "no-such-blend"),
 ]
@@ -64,33 +66,33 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"models": ["zoo"]}, "models is zoo; allowed is two models or more"),
-        ({"models": []}, "models is []; allowed is a list of model names"),
+        ({"models": ["zoo"]}, "models is zoo"),
+        ({"models": []}, "models is []"),
         ({"models": "zoo"}, "a list of model names"),
         ({"models": ["zoo", "no/such-folder"]}, "no/such-folder"),
         ({"models": ["zoo", "zoo:drafter"], "law": {"blend": "weighted", "weights": [0.6, 0.5]}}, "whose sum is 1.1"),
         ({"models": ["zoo", "zoo:drafter"], "law": {"blend": "weighted", "lambda": 1.5}}, "law.lambda is 1.5"),
         ({"models": ["zoo", "zoo:drafter"], "law": "{"}, "law"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"gamma": [1, 2, 3]}}, "for each of the 2 models"),
-        (PAIR | {"collaboration": {"gamma": 0}}, "collaboration.gamma is 0; allowed is 'auto', a whole number from 1"),
-        (PAIR | {"collaboration": {"gamma": [2, "x"]}}, "gamma is [2, 'x']; allowed is 'auto', a whole number"),
+        (PAIR | {"collaboration": {"gamma": 0}}, "collaboration.gamma is 0"),
+        (PAIR | {"collaboration": {"gamma": [2, "x"]}}, "gamma is [2, 'x']"),
         (PAIR | {"law": {}}, "law.blend is missing"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposer": 2}}, "from 0 to 1"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"proposal": "both"}}, "collaboration.proposal"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"speed": 1}}, "collaboration.speed"),
         (
             PAIR | {"speculative_config": {"round": "pipelined"}},
-            "round is 'pipelined'; allowed is absent without a method",
+            "round is 'pipelined'",
         ),
-        (PAIR | {"speculative_config": {"policy": "fixed"}}, "policy is 'fixed'; allowed is absent without a method"),
+        (PAIR | {"speculative_config": {"policy": "fixed"}}, "policy is 'fixed'"),
         (
             PAIR | {"speculative_config": {"num_speculative_tokens": 3}},
-            "tokens is 3; allowed is absent without a method",
+            "tokens is 3",
         ),
         (PAIR | {"speculative_config": {"method": "ngram", "policy": "off"}}, "'standard' nobody proposes"),
         (
             PAIR | {"speculative_config": {"method": "ngram"}, "collaboration": {"gamma": 2}},
-            "collaboration.gamma is 2; allowed is absent where a drafter that is no member proposes",
+            "collaboration.gamma is 2",
         ),
     ],
 )
@@ -127,7 +129,7 @@ def test_a_bad_function_harms_no_neighbour(law: str, says: str) -> None:
 
 
 ZOO = ["zoo", "zoo:drafter"]
-ROOM = {"kv_cache_memory_bytes": 64 << 20, "threads": 1}
+ROOM: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20, "threads": 1}
 
 
 @pytest.mark.parametrize("proposal", ["standard", "naive", "alternate"])
@@ -205,7 +207,7 @@ def test_a_plugin_registers_a_blend(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         build_parts(EngineConfig.build(given))
     with pytest.raises(CospecError, match="no/such-folder"):
         build_parts(EngineConfig.build({**given, "plugins": ["blend_plugin"]}))
-    with pytest.raises(InvalidInput, match=r"plugins is no_such_plugin \(No module .*\); allowed is modules that"):
+    with pytest.raises(InvalidInput, match=r"plugins is no_such_plugin \(No module .*\)"):
         build_parts(EngineConfig.build({"plugins": ["no_such_plugin"]}))
 
 
@@ -218,14 +220,14 @@ def test_a_rule_that_is_not_exact_is_declared() -> None:
 def test_requests_choose_what_they_may() -> None:
     engine = ensemble_engine(toys(2, 5), LAW, request_may_choose=("off",))
     engine.add(make_request("plain", (0,), PARAMS, speculation=Speculation(enabled=False)))
-    with pytest.raises(InvalidInput, match=r"speculation.rule is 'typical'; allowed is absent"):
+    with pytest.raises(InvalidInput, match=r"speculation.rule is 'typical'"):
         engine.add(make_request("r", (0,), PARAMS, speculation=Speculation(rule="typical")))
 
 
 def test_requests_choose_a_policy_where_there_is_one() -> None:
     """The members' own proposals follow none of the table's."""
     asked = make_request("r", (0, 1), PARAMS, speculation=Speculation(policy="off"))
-    with pytest.raises(InvalidInput, match=r"speculation.policy is 'off'; allowed is absent"):
+    with pytest.raises(InvalidInput, match=r"speculation.policy is 'off'"):
         ensemble_engine(toys(2, 5), LAW).add(asked)
     drafted = []
     for request in (asked, make_request("r", (0, 1), PARAMS)):
@@ -235,7 +237,7 @@ def test_requests_choose_a_policy_where_there_is_one() -> None:
     assert drafted[0] == 0 < drafted[1]
 
 
-def test_a_pool_that_is_no_member_drafts_for_sampled_requests_too() -> None:
+def test_pool_drafts_for_sampled_requests() -> None:
     """Its drafts have no q, so ``match`` judges them; a request may name some of its drafters."""
     pool = pool_of(toy_drafters(5, ("first", "second")), "vote", vocab_size=5)
     engine = ensemble_engine(toys(2, 5), LAW, drafter=pool)
@@ -291,7 +293,7 @@ def test_model_calls_add_up() -> None:
     for name in ("m0", "m1"):
         own = [part.stats.model_calls[name] for part in output.outputs]
         assert output.stats.model_calls[name] == sum(own)
-        assert 0 < engine.round.calls[name] < sum(own)  # type: ignore[attr-defined]
+        assert isinstance(engine.round, Collaborative) and 0 < engine.round.calls[name] < sum(own)
 
 
 def test_names_are_told_apart() -> None:
@@ -316,7 +318,7 @@ def test_words_that_differ(tmp_path: Path) -> None:
     write_pair(*folders)
     for first, folder in enumerate(folders):
         write_tokenizer(folder, {f"w{(n + first) % 64}": n for n in range(64)})
-    with pytest.raises(InvalidInput, match="whose tokens differ; allowed is models with the tokens of"):
+    with pytest.raises(InvalidInput, match="whose tokens differ"):
         LLM(models=folders, law=LAW)
 
 

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, cast
+from weakref import WeakSet
 
 import pytest
 import torch
 
 from cospec import register_blend
+from cospec.blends.weighted import Weighted
 from cospec.engine.ensemble import Laws
 from cospec.errors import InvalidInput
 from cospec.params import SamplingParams
+from cospec.registry import BLENDS
 from harness.ensembles import ensemble_engine, toys
 from harness.toys import make_request, run_all, tokens_of
 
 LAW = {"blend": "weighted", "weights": [0.6, 0.4]}
 PARAMS = SamplingParams(max_tokens=12, seed=3)
+ALIVE: WeakSet[Weighted] = WeakSet()
 
 
-def of_model(place: int) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+class Counted(Weighted):
+    """A mixture that is in ``ALIVE`` as long as the object exists."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        super().__init__(weights)
+        ALIVE.add(self)
+
+
+@pytest.fixture(autouse=True)
+def counted() -> Iterator[None]:
+    BLENDS.register("counted", cast(Any, Counted))  # a protocol matches no class with class variables
+    yield
+    BLENDS.unregister("counted")
+
+
+def of_model(place: int) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
     """One model's logits alone."""
     return lambda logits: logits[place]
 
@@ -56,27 +76,26 @@ def test_laws_are_kept_as_long_as_they_write() -> None:
     """And one for all requests that ask for the same."""
     laws = Laws(LAW, 2)
     for n in range(100):
-        laws.of(make_request(f"r{n}", (0,), PARAMS, law={"blend": "weighted", "lambda": n / 100}))
+        laws.of(make_request(f"r{n}", (0,), PARAMS, law={"blend": "counted", "lambda": n / 100}))
     twice = [laws.of(make_request(name, (0,), PARAMS, law={"blend": "single"})) for name in ("a", "b")]
     assert twice[0] is twice[1]
     assert laws.reads("r1", 1)
     assert not laws.reads("r0", 1)
-    assert len(laws._shared) == 101
+    assert len(ALIVE) == 100
     laws.free([f"r{n}" for n in range(100)])
-    assert len(laws._shared) == 1
+    assert len(ALIVE) == 0
     assert not laws.reads("r1", 1)
 
 
 def test_nothing_is_left_of_requests() -> None:
     """Those that finished, were aborted, were refused."""
     engine = ensemble_engine(toys(2, 5), LAW)
-    asked = [make_request(f"r{n}", (0,), PARAMS, law={"blend": "weighted", "lambda": n / 10}) for n in range(4)]
+    asked = [make_request(f"r{n}", (0,), PARAMS, law={"blend": "counted", "lambda": n / 10}) for n in range(4)]
     run_all(engine, asked[:2])
     engine.add(asked[2])
     engine.step()
+    assert len(ALIVE) == 1
     engine.abort(["r2"])
     with pytest.raises(InvalidInput):
-        engine.add(replace(asked[3], law={"blend": "weighted", "lambda": 7}))
-    laws = engine.round._members._panel.laws  # type: ignore[attr-defined]
-    assert not laws._running
-    assert not laws._shared
+        engine.add(replace(asked[3], law={"blend": "counted", "lambda": 7}))
+    assert len(ALIVE) == 0

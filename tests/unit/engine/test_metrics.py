@@ -8,7 +8,10 @@ import msgspec
 import pytest
 
 from cospec import LLM
+from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.drafters.model import ModelDrafter
+from cospec.engine.build import Text, connect
+from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.types import Speculation
@@ -77,3 +80,15 @@ def test_they_can_be_sent_whatever_the_policy_has_learned() -> None:
     metrics = llm.engine.metrics()
     assert msgspec.msgpack.encode(asdict(metrics))
     assert {type(value) for value in metrics.policy.values()} == {float}
+
+
+def test_reading_them_teaches_the_policy_nothing_and_an_idle_engine_learns() -> None:
+    config = SpeculativeConfig(rule="match")
+    parts = connect(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)), config, EngineConfig(), Text())
+    engine = Engine(parts, EngineConfig())
+    run_all(engine, [make_request("r", (0, 1), SamplingParams(max_tokens=12, seed=1))])
+    assert sum(engine.metrics().draft_tokens.values()) > 0
+    before = engine.metrics().policy
+    assert engine.metrics().policy == before
+    engine.idle()
+    assert engine.metrics().policy["acceptance_rate"] != before["acceptance_rate"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,14 @@ def test_a_drafter_that_a_module_registers_works_in_a_process(tmp_path: Path, mo
         drafter.handle.close()
 
 
-def test_an_acceptance_method_is_made_for_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RULES, "_registered", {})
+@pytest.fixture
+def late() -> Iterator[str]:
+    """The name of an acceptance method that a test registers."""
+    yield "late"
+    RULES.unregister("late")
+
+
+def test_a_late_acceptance_method(late: str) -> None:
     methods = AcceptanceMethods()
     assert "late" not in methods.relaxed
     made: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,16 +13,17 @@ from cospec.models.pages import PagePool
 from cospec.params import SamplingParams
 from cospec.policies.fixed import Fixed
 from cospec.types import Budget, Commit, Plan, Request, Sequence, Speculation, Status
+from harness.methods import override
 
 
 def scheduler(pages: int = 64, k: int = 0, seqs: int = 64, tokens: int = 64, max_len: int = 200) -> Scheduler:
     return Scheduler(PagePool(pages, 4), Fixed(k), Limits(seqs, tokens, max_len))
 
 
-def sequence(id: str, length: int, max_tokens: int = 50, **more: object) -> Sequence:
+def sequence(id: str, length: int, max_tokens: int = 50, **more: Any) -> Sequence:
     prompt = tuple((ord(id[0]) * 7 + i * i) % 50 for i in range(length))
     more.setdefault("parent", id)
-    return Sequence(Request(id, prompt, SamplingParams(max_tokens=max_tokens), 0, **more), list(prompt))  # type: ignore[arg-type]
+    return Sequence(Request(id, prompt, SamplingParams(max_tokens=max_tokens), 0, **more), list(prompt))
 
 
 def shares(plan: Plan) -> dict[str, tuple[int, int]]:
@@ -157,7 +159,7 @@ def test_the_youngest_gives_way_and_comes_back() -> None:
     old, young = add(made, sequence("o", 8, arrival=0.0), sequence("y", 7, arrival=1.0))
     rounds(made, 9)
     assert young.stats.preemptions == 1
-    assert young.status is Status.WAITING
+    assert {young.status} == {Status.WAITING}
     assert young.computed == 0
     known = list(young.tokens)
     assert len(known) > 7
@@ -166,7 +168,7 @@ def test_the_youngest_gives_way_and_comes_back() -> None:
     found = rounds(made, 1)[0]
     assert young.tokens[: len(known)] == known
     assert found["y"][0] + young.stats.cached_prompt_tokens >= len(known) - 7
-    assert young.status is Status.RUNNING
+    assert {young.status} == {Status.RUNNING}
 
 
 def test_a_draft_is_given_up_before_a_neighbour_is() -> None:
@@ -248,7 +250,7 @@ def test_no_more_rounds_are_run_as_one_than_the_plan_lasts() -> None:
     add(made, sequence("a", 8))
     play(made, made.plan())
     for lasts, rounds in ((1, 1), (3, 3), (100, 8)):
-        policy.lasts = lasts  # type: ignore[misc]
+        override(policy, lasts=lasts)
         assert made.plan().rounds == rounds
 
 

@@ -1,4 +1,4 @@
-// Runs every kernel of the library on this machine, in each of its instruction sets and with one and two threads.
+// Runs every kernel of the library on this machine, in each of its instruction sets, with one and two threads.
 //
 // Exits with 1 when a result is far from a plain sum in double precision, or differs by a bit between instruction sets,
 // threads or numbers of rows. Prints a digest of all results, which is the same on every machine.
@@ -10,23 +10,25 @@
 #include <functional>
 #include <vector>
 
-#include "kernels.h"
-#include "llama.h"
+#include "model/llama_forward.h"
+#include "ops/kernels.h"
+
+using namespace cospec;
 
 extern "C" {
 const char* cospec_isa();
 int cospec_set_isa(const char* name);
 void cospec_set_threads(int threads);
-Linear* cospec_linear_new(int kind, const void* weight, const float* scale, const float* bias, long outputs, long inputs);
+Linear* cospec_linear_new(
+    int kind, const void* weight, const float* scale, const float* bias, long outputs, long inputs);
 void cospec_linear(const Linear* linear, const float* x, long rows, float* y);
-void cospec_attention(const AttentionJob* job);
+void cospec_attention(const AttentionParams* params);
 void cospec_rms_norm(const float* x, const float* weight, float eps, long rows, long n, float* y);
 void cospec_argmax(const float* x, long rows, long n, int64_t* result);
 void cospec_softmax(const float* logits, long rows, long vocab, const double* temperatures, double* out);
-void cospec_race(const double* weights, long rows, long vocab, const uint64_t* streams, int64_t* winners);
-struct Llama;
-Llama* cospec_llama_new(const LlamaSpec* spec);
-void cospec_llama(Llama* model, const Batch* batch, float* logits);
+void cospec_exponential_sample(const double* weights, long rows, long vocab, const uint64_t* streams, int64_t* sampled);
+LlamaModel* cospec_llama_new(const LlamaConfig* config);
+void cospec_llama_forward(LlamaModel* model, const InputBatch* batch, float* logits);
 }
 
 typedef std::vector<float> Floats;
@@ -60,7 +62,7 @@ static void near(const Floats& found, const Doubles& wanted, double tolerance, c
         if (!(fabs(found[i] - wanted[i]) <= tolerance * (1 + fabs(wanted[i])))) fail(what);
 }
 
-// Calls `run` on every instruction set with one and two threads; all must give the same bits, which are the result.
+// Call `run` on every instruction set with one and two threads. All must give the same bits, which are returned.
 static Floats everywhere(size_t size, const std::function<void(float*)>& run, const char* what) {
     Floats first;
     for (const char* isa : {"base", "avx2", "avx512", "avx512_bf16"})
@@ -76,7 +78,7 @@ static Floats everywhere(size_t size, const std::function<void(float*)>& run, co
     return first;
 }
 
-struct Matrix {  // a weight in one of the kinds, and what it stands for
+struct Matrix {  // a weight in one of the formats, and its value
     Linear* packed;
     Doubles value, bias;
     long outputs, inputs;
@@ -106,7 +108,9 @@ static Matrix matrix(int kind, long outputs, long inputs, float factor = 1) {
         bytes.push_back((int8_t)(weight[i] * 127));
         m.value[i] = kind == INT8 ? bytes[i] * (double)scale[i / inputs] : (double)weight[i];
     }
-    const void* data = kind == FP32 ? (const void*)weight.data() : kind == BF16 ? (void*)halves.data() : (void*)bytes.data();
+    const void* data = kind == FP32   ? (const void*)weight.data()
+                       : kind == BF16 ? (void*)halves.data()
+                                      : (void*)bytes.data();
     m.packed = cospec_linear_new(kind, data, kind == INT8 ? scale.data() : nullptr, bias.data(), outputs, inputs);
     return m;
 }
@@ -117,7 +121,8 @@ static void products() {
         for (const auto& shape : shapes) {
             const Matrix m = matrix(kind, shape[0], shape[1]);
             const long most = 40;
-            const Floats x = drawn(most * m.inputs, kind == BF16 ? 1.01f : 1);  // mostly not what bf16 holds, else sums are exact
+            const Floats x = drawn(most * m.inputs,
+                kind == BF16 ? 1.01f : 1);  // mostly not representable in bf16, otherwise sums are exact
             Floats all;
             for (long rows : {40, 1, 2, 3, 4, 5, 6, 7, 12, 13, 25}) {
                 const Floats y = everywhere(
@@ -133,9 +138,9 @@ static void products() {
         }
 }
 
-struct Sequences {  // three: a row that decodes, a prompt, and a tree of four nodes behind a known token
+struct Sequences {  // three: a decoding row, a prompt, and a tree of four nodes after a known token
     static constexpr long page_size = 16, width = 12, rows = 1 + 20 + 5;
-    std::vector<int32_t> tables, starts = {0, 1, 21, 26}, write_at, visible, segment;
+    std::vector<int32_t> tables, starts = {0, 1, 21, 26}, write_at, visible, sequence;
     std::vector<int64_t> positions, mask;
     Sequences() {
         for (int i = 0; i < 3 * width; i++) tables.push_back((7 * i + 3) % (3 * width));
@@ -147,20 +152,23 @@ struct Sequences {  // three: a row that decodes, a prompt, and a tree of four n
         for (int i = 0; i < 4; i++) {
             bits[i] = 1 << i | (parents[i] < 0 ? 0 : bits[parents[i]]);
             depth[i] = parents[i] < 0 ? 1 : depth[parents[i]] + 1;
-            segment.push_back(2), write_at.push_back(61 + i), visible.push_back(61);
+            sequence.push_back(2), write_at.push_back(61 + i), visible.push_back(61);
             positions.push_back(60 + depth[i]), mask.push_back(bits[i]);
         }
     }
     void add(int number, int start, int count) {
         for (int i = start; i < start + count; i++)
-            segment.push_back(number), write_at.push_back(i), visible.push_back(i + 1), positions.push_back(i), mask.push_back(0);
+            sequence.push_back(number), write_at.push_back(i), visible.push_back(i + 1), positions.push_back(i),
+                mask.push_back(0);
     }
-    long slot(long s, long entry) const { return tables[s * width + entry / page_size] * page_size + entry % page_size; }
+    long slot(long s, long entry) const {
+        return tables[s * width + entry / page_size] * page_size + entry % page_size;
+    }
     // Whether a row attends an entry of its sequence.
     bool attends(long row, long entry, long window) const {
         const long behind = entry - visible[row];
         if (behind >= 0 && (behind > 63 || !(mask[row] >> behind & 1))) return false;
-        const long s = segment[row], first = starts[s];
+        const long s = sequence[row], first = starts[s];
         const int64_t position = entry < write_at[first] ? entry : positions[first + entry - write_at[first]];
         return !window || positions[row] - position < window;
     }
@@ -168,20 +176,20 @@ struct Sequences {  // three: a row that decodes, a prompt, and a tree of four n
 
 // The attention of one row and head over keys and values that `at(entry)` points to, `dim` floats each.
 template <class At> static Doubles attention_of(
-    const Sequences& s, long row, const double* q, const AttentionJob& job, const At& at) {
-    const long last = job.starts[s.segment[row] + 1] - 1;
-    Doubles result(job.dim, 0.0);
+    const Sequences& s, long row, const double* q, const AttentionParams& params, const At& at) {
+    const long last = params.starts[s.sequence[row] + 1] - 1;
+    Doubles result(params.dim, 0.0);
     double total = 0;
     for (long e = 0; e <= s.write_at[last]; e++) {
-        if (!s.attends(row, e, job.window)) continue;
+        if (!s.attends(row, e, params.window)) continue;
         const auto [k, v] = at(e);
         double score = 0;
-        for (long d = 0; d < job.dim; d++) score += q[d] * k[d];
-        score *= job.scale;
-        if (job.softcap) score = tanh(score / job.softcap) * job.softcap;
+        for (long d = 0; d < params.dim; d++) score += q[d] * k[d];
+        score *= params.scale;
+        if (params.softcap) score = tanh(score / params.softcap) * params.softcap;
         const double weight = exp(score);
         total += weight;
-        for (long d = 0; d < job.dim; d++) result[d] += weight * v[d];
+        for (long d = 0; d < params.dim; d++) result[d] += weight * v[d];
     }
     for (double& value : result) value /= total;
     return result;
@@ -194,35 +202,42 @@ static void attentions() {
         for (long window : {0, 2, 70})
             for (float softcap : {0.0f, 3.0f}) {
                 const long dim = shape[0], heads = shape[1], shared = shape[2], page = s.page_size * dim;
-                const Floats q = drawn(s.rows * heads * dim), k = drawn(s.rows * shared * dim), v = drawn(s.rows * shared * dim);
+                const Floats q = drawn(s.rows * heads * dim), k = drawn(s.rows * shared * dim),
+                             v = drawn(s.rows * shared * dim);
                 Floats keys = drawn(3 * s.width * shared * page), values = drawn(3 * s.width * shared * page);
-                AttentionJob job = {};
-                job.q = q.data(), job.k = k.data(), job.v = v.data();
-                job.q_row = heads * dim, job.k_row = job.v_row = shared * dim, job.q_head = job.k_head = job.v_head = dim;
-                job.k_pages = keys.data(), job.v_pages = values.data();
-                job.heads = heads, job.kv_heads = shared, job.dim = dim, job.page_size = s.page_size;
-                job.table_width = s.width, job.scale = 0.3f, job.softcap = softcap, job.window = window;
-                job.positions = s.positions.data(), job.visible = s.visible.data(), job.tables = s.tables.data();
-                job.starts = s.starts.data(), job.write_at = s.write_at.data(), job.mask = s.mask.data(), job.segments = 3;
+                AttentionParams params = {};
+                params.q = q.data(), params.k = k.data(), params.v = v.data();
+                params.q_row = heads * dim, params.k_row = params.v_row = shared * dim,
+                params.q_head = params.k_head = params.v_head = dim;
+                params.k_pages = keys.data(), params.v_pages = values.data();
+                params.heads = heads, params.kv_heads = shared, params.dim = dim, params.page_size = s.page_size;
+                params.table_width = s.width, params.scale = 0.3f, params.softcap = softcap, params.window = window;
+                params.positions = s.positions.data(), params.visible = s.visible.data(),
+                params.tables = s.tables.data();
+                params.starts = s.starts.data(), params.write_at = s.write_at.data(), params.mask = s.mask.data(),
+                params.num_sequences = 3;
                 const Floats found = everywhere(
-                    s.rows * heads * dim, [&](float* out) { job.out = out, cospec_attention(&job); }, "attention");
+                    s.rows * heads * dim, [&](float* out) { params.out = out, cospec_attention(&params); },
+                    "attention");
                 Doubles wanted;
                 for (long row = 0; row < s.rows; row++)
                     for (long h = 0; h < heads; h++) {
-                        const Doubles query(q.begin() + (row * heads + h) * dim, q.begin() + (row * heads + h + 1) * dim);
+                        const Doubles query(
+                            q.begin() + (row * heads + h) * dim, q.begin() + (row * heads + h + 1) * dim);
                         const auto at = [&](long e) {
-                            const long slot = s.slot(s.segment[row], e), p = slot / s.page_size;
-                            const long offset = ((p * shared + h / (heads / shared)) * s.page_size + slot % s.page_size) * dim;
+                            const long slot = s.slot(s.sequence[row], e), p = slot / s.page_size;
+                            const long offset =
+                                ((p * shared + h / (heads / shared)) * s.page_size + slot % s.page_size) * dim;
                             return std::pair(&keys[offset], &values[offset]);
                         };
-                        const Doubles one = attention_of(s, row, query.data(), job, at);
+                        const Doubles one = attention_of(s, row, query.data(), params, at);
                         wanted.insert(wanted.end(), one.begin(), one.end());
                     }
                 near(found, wanted, 1e-5, "attention is wrong");
             }
 }
 
-static void normalise(double* x, const float* weight, long n, double eps) {
+static void normalize(double* x, const float* weight, long n, double eps) {
     double squares = 0;
     for (long i = 0; i < n; i++) squares += x[i] * x[i];
     for (long i = 0; i < n; i++) x[i] *= weight[i] / sqrt(squares / n + eps);
@@ -236,33 +251,34 @@ static void rows_of_logits() {
     const Floats normed =
         everywhere(rows * n, [&](float* y) { cospec_rms_norm(x.data(), weight.data(), 1e-5f, rows, n, y); }, "norm");
     Doubles wanted(x.begin(), x.end());
-    for (long r = 0; r < rows; r++) normalise(&wanted[r * n], weight.data(), n, 1e-5);
+    for (long r = 0; r < rows; r++) normalize(&wanted[r * n], weight.data(), n, 1e-5);
     near(normed, wanted, 1e-5, "norm is wrong");
-    int64_t top[rows], winners[rows];
+    int64_t top[rows], sampled[rows];
     cospec_argmax(x.data(), rows, n, top);
     if (top[1] != 700) fail("argmax is wrong");
     const Doubles temperatures = {0.5, 1.0, 2.0};
-    Doubles law(rows * n);
-    cospec_softmax(x.data(), rows, n, temperatures.data(), law.data());
+    Doubles probs(rows * n);
+    cospec_softmax(x.data(), rows, n, temperatures.data(), probs.data());
     for (long r = 0; r < rows; r++) {
         double total = 0;
         for (long i = 0; i < n; i++) total += exp((x[r * n + i] - x[r * n + top[r]]) / temperatures[r]);
         for (long i = 0; i < n; i++)
-            if (fabs(law[r * n + i] - exp((x[r * n + i] - x[r * n + top[r]]) / temperatures[r]) / total) > 1e-14)
+            if (fabs(probs[r * n + i] - exp((x[r * n + i] - x[r * n + top[r]]) / temperatures[r]) / total) > 1e-14)
                 fail("softmax is wrong");
     }
     const uint64_t streams[6 * rows] = {1, 2, 0, 0, 5, 0, 1, 2, 0, 0, 6, 0, 3, 4, 0, 0, 5, 1};
-    cospec_race(law.data(), rows, n, streams, winners);
-    note(top, sizeof top), note(law.data(), law.size() * sizeof(double)), note(winners, sizeof winners);
+    cospec_exponential_sample(probs.data(), rows, n, streams, sampled);
+    note(top, sizeof top), note(probs.data(), probs.size() * sizeof(double)), note(sampled, sizeof sampled);
 }
 
-// Two layers of a small model: products that end in ADD and GATE, rotation, embedding in bf16, rows without logits.
-// No bf16 products: an input between two bf16 numbers falls to another side in double precision.
+// Two layers of a small model: products with the epilogues ADD and SWIGLU, rotation, a bf16 embedding, rows without
+// logits. No bf16 products: an input between two bf16 numbers may round to the other side in double precision.
 static void forwards() {
     const long vocab = 50, hidden = 40, heads = 4, shared = 2, dim = 16, inner = 45, all_heads = heads + 2 * shared;
     const long padded = (inner + 31) / 32 * 32;
     const Sequences s;
-    const Floats table = drawn(vocab * hidden), input_norm = drawn(hidden, 0.25f, 1), mlp_norm = drawn(hidden, 0.25f, 1);
+    const Floats table = drawn(vocab * hidden), input_norm = drawn(hidden, 0.25f, 1),
+                 mlp_norm = drawn(hidden, 0.25f, 1);
     const Floats q_norm = drawn(dim, 0.25f, 1), k_norm = drawn(dim, 0.25f, 1), final_norm = drawn(hidden, 0.25f, 1);
     std::vector<uint16_t> halves;
     for (float value : table) {
@@ -278,33 +294,35 @@ static void forwards() {
     for (int i = 0; i < 2; i++) {
         qkv[i] = matrix(FP32, all_heads * dim, hidden, 0.25f), output[i] = matrix(INT8, hidden, heads * dim, 0.25f);
         gate_up[i] = matrix(INT8, 2 * padded, hidden, 0.25f), down[i] = matrix(FP32, hidden, inner, 0.25f);
-        layers[i] = {input_norm.data(), mlp_norm.data(),    q_norm.data(),   k_norm.data(), qkv[i].packed,
-                     output[i].packed,  gate_up[i].packed, down[i].packed, i ? 3 : 0};
+        layers[i] = {input_norm.data(), mlp_norm.data(), q_norm.data(), k_norm.data(), qkv[i].packed, output[i].packed,
+            gate_up[i].packed, down[i].packed, i ? 3 : 0};
     }
-    const LlamaSpec spec = {layers, halves.data(), final_norm.data(), head.packed, frequencies.data(), BF16, 2, hidden,
-                            heads, shared, dim, inner, 1e-5f, 0.25f, 1.0f};
+    const LlamaConfig config = {layers, halves.data(), final_norm.data(), head.packed, frequencies.data(), BF16, 2,
+        hidden, heads, shared, dim, inner, 1e-5f, 0.25f, 1.0f};
     const size_t entries = 3 * s.width * s.page_size;
-    std::vector<int64_t> ids, wanted_rows = {0, 19, 20, 21, 22, 23, 24, 25};
+    std::vector<int64_t> ids, logit_rows = {0, 19, 20, 21, 22, 23, 24, 25};
     for (long r = 0; r < s.rows; r++) ids.push_back(r * 7 % vocab);
-    // The sequence that decodes has entries in the cache already; their values do not matter, only that both read them.
+    // The decoding sequence already has entries in the cache. Their values do not matter, but both sides must read
+    // them.
     Floats pages[2][2];
     float *k_pages[2], *v_pages[2];
     for (int i = 0; i < 2; i++) {
         for (int side = 0; side < 2; side++) pages[i][side] = drawn(entries * shared * dim);
         k_pages[i] = pages[i][0].data(), v_pages[i] = pages[i][1].data();
     }
-    const Batch batch = {ids.data(), s.positions.data(), s.segment.data(), s.visible.data(), s.mask.data(),
-                         s.tables.data(), s.starts.data(), s.write_at.data(), wanted_rows.data(), k_pages, v_pages,
-                         s.rows, 3, (long)wanted_rows.size(), s.page_size, s.width};
-    Llama* model = cospec_llama_new(&spec);
-    // Sines and cosines come from each machine's own library: near, not equal, so they stay out of the digest.
+    const InputBatch batch = {ids.data(), s.positions.data(), s.sequence.data(), s.visible.data(), s.mask.data(),
+        s.tables.data(), s.starts.data(), s.write_at.data(), logit_rows.data(), k_pages, v_pages, s.rows, 3,
+        (long)logit_rows.size(), s.page_size, s.width};
+    LlamaModel* model = cospec_llama_new(&config);
+    // Sines and cosines come from each machine's own library and differ slightly, so they stay out of the digest.
     const uint64_t before = digest;
     const Floats found = everywhere(
-        wanted_rows.size() * vocab, [&](float* logits) { cospec_llama(model, &batch, logits); }, "forward");
+        logit_rows.size() * vocab, [&](float* logits) { cospec_llama_forward(model, &batch, logits); }, "forward");
     digest = before;
 
     std::vector<Doubles> x;
-    for (long r = 0; r < s.rows; r++) x.emplace_back(table.begin() + ids[r] * hidden, table.begin() + (ids[r] + 1) * hidden);
+    for (long r = 0; r < s.rows; r++)
+        x.emplace_back(table.begin() + ids[r] * hidden, table.begin() + (ids[r] + 1) * hidden);
     const auto offset = [&](long slot, long h) {
         return ((slot / s.page_size * shared + h) * s.page_size + slot % s.page_size) * dim;
     };
@@ -312,28 +330,30 @@ static void forwards() {
         std::vector<Doubles> projected;
         for (long r = 0; r < s.rows; r++) {
             Doubles normed = x[r];
-            normalise(normed.data(), input_norm.data(), hidden, 1e-5);
+            normalize(normed.data(), input_norm.data(), hidden, 1e-5);
             projected.push_back(qkv[i].times(normed.data()));
             for (long h = 0; h < heads + shared; h++) {
                 double* one = &projected[r][h * dim];
-                normalise(one, h < heads ? q_norm.data() : k_norm.data(), dim, 1e-5);
+                normalize(one, h < heads ? q_norm.data() : k_norm.data(), dim, 1e-5);
                 for (long d = 0; d < dim / 2; d++) {
                     const double angle = (double)s.positions[r] * frequencies[d], a = one[d], b = one[d + dim / 2];
                     one[d] = a * cos(angle) - b * sin(angle), one[d + dim / 2] = b * cos(angle) + a * sin(angle);
                 }
             }
         }
-        AttentionJob job = {};
-        job.dim = dim, job.scale = spec.scale, job.window = layers[i].window, job.starts = s.starts.data();
+        AttentionParams params = {};
+        params.dim = dim, params.scale = config.scale, params.window = layers[i].window,
+        params.starts = s.starts.data();
         for (long r = 0; r < s.rows; r++) {
             Doubles attended;
             for (long h = 0; h < heads; h++) {
                 const auto at = [&](long e) {
-                    const long n = s.segment[r], first = s.starts[n], g = h / (heads / shared);
+                    const long n = s.sequence[r], first = s.starts[n], g = h / (heads / shared);
                     Doubles k(dim), v(dim);
                     if (e < s.write_at[first]) {
-                        const long place = offset(s.slot(n, e), g);
-                        k.assign(&pages[i][0][place], &pages[i][0][place] + dim), v.assign(&pages[i][1][place], &pages[i][1][place] + dim);
+                        const long entry_offset = offset(s.slot(n, e), g);
+                        k.assign(&pages[i][0][entry_offset], &pages[i][0][entry_offset] + dim),
+                            v.assign(&pages[i][1][entry_offset], &pages[i][1][entry_offset] + dim);
                     } else {
                         const double* row = projected[first + e - s.write_at[first]].data();
                         k.assign(row + (heads + g) * dim, row + (heads + g + 1) * dim);
@@ -341,13 +361,13 @@ static void forwards() {
                     }
                     return std::pair(k, v);
                 };
-                const Doubles one = attention_of(s, r, &projected[r][h * dim], job, at);
+                const Doubles one = attention_of(s, r, &projected[r][h * dim], params, at);
                 attended.insert(attended.end(), one.begin(), one.end());
             }
             const Doubles added = output[i].times(attended.data());
             for (long d = 0; d < hidden; d++) x[r][d] += added[d];
             Doubles normed = x[r], gated(inner);
-            normalise(normed.data(), mlp_norm.data(), hidden, 1e-5);
+            normalize(normed.data(), mlp_norm.data(), hidden, 1e-5);
             const Doubles both = gate_up[i].times(normed.data());
             for (long j = 0; j < inner; j++) {
                 const double gate = both[j / 32 * 64 + j % 32], input = both[j / 32 * 64 + 32 + j % 32];
@@ -358,8 +378,8 @@ static void forwards() {
         }
     }
     Doubles wanted;
-    for (int64_t r : wanted_rows) {
-        normalise(x[r].data(), final_norm.data(), hidden, 1e-5);
+    for (int64_t r : logit_rows) {
+        normalize(x[r].data(), final_norm.data(), hidden, 1e-5);
         const Doubles logits = head.times(x[r].data());
         wanted.insert(wanted.end(), logits.begin(), logits.end());
     }

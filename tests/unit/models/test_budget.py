@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from cospec.models import budget as budgets
 from cospec.models.budget import CacheBudget, Need, Room, divide, need_of, pages_for
 from cospec.models.cache import LayerShape
 from cospec.models.loading import LoadOptions, cache_budget, load_model
-from cospec.policies.round_cost import Costs
 from harness.tiny import tiny
 
 GIB = 1 << 30
@@ -55,11 +55,9 @@ def test_a_model_alone_has_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_little_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 16 * GIB))
-    with pytest.raises(ModelError, match=r"no room for the KV cache of m: the weights leave 0 bytes .*\.$"):
+    with pytest.raises(ModelError, match=r"KV cache of m: .* 0 bytes"):
         pages(TARGET, divide([TARGET, DRAFTER], CUDA, 0.9))
-    with pytest.raises(
-        InvalidInput, match="kv_cache_memory_bytes is 1000; allowed is at least 512000 for one sequence"
-    ):
+    with pytest.raises(InvalidInput, match="kv_cache_memory_bytes is 1000"):
         pages(TARGET, divide([TARGET, DRAFTER], CUDA, 0.9, given=1000))
 
 
@@ -67,7 +65,7 @@ def test_too_little_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_a_cache_takes_is_known_from_the_configuration(name: str, tmp_path: Path) -> None:
     tiny(name).save_pretrained(tmp_path)
     model = load_model(str(tmp_path), LoadOptions(device="cpu", cache_bytes=1 << 20))
-    taken = sum(layer.keys[0].numel() + layer.values[0].numel() for layer in model.cache.layers) * 4 // 16  # type: ignore[attr-defined]
+    taken = sum(layer.keys[0].numel() + layer.values[0].numel() for layer in cast(Any, model).cache.layers) * 4 // 16
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     assert need_of(config, 0, torch.float32).token == taken
 
@@ -80,14 +78,19 @@ def test_an_engine_divides_what_it_is_given(tmp_path: Path) -> None:
     for speculative in (member, {"method": "pool", "drafters": [{"name": "a", **member}, {"name": "b", **member}]}):
         models = 3 if "drafters" in speculative else 2
         config = EngineConfig.build(
-            {"model": str(target), "kv_cache_memory_bytes": 1 << 20, "speculative_config": speculative, "device": "cpu"}
+            {
+                "model": str(target),
+                "kv_cache_memory_bytes": 1 << 20,
+                "speculative_config": speculative,
+                "device": "cpu",
+                "measure_at_start": False,
+            }
         )
         options = LoadOptions(device="cpu", cache_bytes=1 << 20)
         alone = load_model(str(target), options).pages.capacity
         shared = cache_budget([str(target)] + [str(drafter)] * (models - 1), options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("cospec.engine.build.load_tokenizer", lambda path: None)
-            patch.setattr("cospec.engine.build._costs", lambda *args: Costs())
             parts = build_parts(config)
         assert parts.model.pages.capacity == load_model(str(target), replace(options, budget=shared)).pages.capacity
         assert parts.model.pages.capacity == pytest.approx(alone / models, abs=16)

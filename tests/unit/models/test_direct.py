@@ -13,8 +13,9 @@ from cospec.models import native
 from cospec.models.cache import KVCache, LayerShape
 from cospec.models.llama import FusedLlama
 from cospec.models.packed import check
-from cospec.models.packed_model import Direct, PackedModel
+from cospec.models.packed_model import PackedModel
 from cospec.models.pages import PagePool
+from cospec.protocols import Direct
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
 VOCAB, MAX_LEN, PAGE = 61, 150, 8

@@ -66,7 +66,8 @@ def cache_for(model: Any, page_size: int = 8) -> KVCache:
 @torch.inference_mode()
 def plain(model: Any, tokens: Sequence[int]) -> Tensor:
     """Logits ``[len(tokens), V]`` of one whole sequence."""
-    return model(input_ids=torch.tensor([tokens])).logits[0].float()
+    logits: Tensor = model(input_ids=torch.tensor([tokens])).logits
+    return logits[0].float()
 
 
 class Session:

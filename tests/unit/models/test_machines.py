@@ -65,12 +65,22 @@ def test_arm_processors_compute_the_same_bits(here: str, tmp_path: Path) -> None
     assert digest(tmp_path, "aarch64-linux-gnu-g++", emulator) == here
 
 
-@pytest.mark.parametrize("source", sorted((ROOT / "csrc").glob("*.cpp")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", sorted((ROOT / "csrc").rglob("*.cpp")), ids=lambda path: path.stem)
 def test_the_sources_compile_with_the_integers_of_macos(source: Path) -> None:
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
     integers = str(Path(__file__).with_name("macos_integers.h"))
-    command = ["g++", "-std=c++17", "-fsyntax-only", "-w", "-DCOSPEC_ISA=base", "-include", integers, str(source)]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-fsyntax-only",
+        "-w",
+        "-DCOSPEC_ISA=base",
+        f"-I{ROOT / 'csrc'}",
+        "-include",
+        integers,
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ def test_linear_refuses_what_it_cannot_multiply() -> None:
     with pytest.raises(InvalidInput, match="float64"):
         layer(torch.randn(2, 8, dtype=torch.float64))
     with pytest.raises(InvalidInput, match="int4"):
-        native.PackedLinear(torch.randn(4, 8), None, "int4")  # type: ignore[arg-type]
+        native.PackedLinear(torch.randn(4, 8), None, cast(Any, "int4"))
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,9 @@ class Case:
     k_pages: Tensor
     v_pages: Tensor
 
-    def run(self, **options: float | int | None) -> Tensor:
+    def run(self, **options: Any) -> Tensor:
         pages = self.k_pages.clone(), self.v_pages.clone()
-        return native.attention(self.q, self.k, self.v, *pages, self.batch, 0.2, **options)  # type: ignore[arg-type]
+        return native.attention(self.q, self.k, self.v, *pages, self.batch, 0.2, **options)
 
 
 TREE = (-1, -1, 0, 0, 1, 2, 4)
@@ -219,11 +220,9 @@ def dense(case: Case, window: int | None = None, softcap: float | None = None) -
 @pytest.mark.parametrize(
     "options", [{}, {"window": 9}, {"window": 2}, {"softcap": 5.0}, {"window": 70, "softcap": 2.0}], ids=str
 )
-def test_attention_is_masked_softmax(
-    dim: int, heads: tuple[int, int], page_size: int, options: dict[str, float]
-) -> None:
+def test_attention_is_masked_softmax(dim: int, heads: tuple[int, int], page_size: int, options: dict[str, Any]) -> None:
     case = build(SEGMENTS, dim, heads, page_size)
-    expected = dense(case, **options)  # type: ignore[arg-type]
+    expected = dense(case, **options)
     torch.testing.assert_close(case.run(**options).double(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -90,10 +90,10 @@ def test_too_large_trees_are_refused() -> None:
 @pytest.mark.parametrize(
     ("segment", "words"),
     [
-        (Segment("a", 0, (1, 100)), "token id is 100; allowed is 0 to 99."),
-        (Segment("a", 0, (-1, 5)), "token id is -1; allowed is 0 to 99."),
-        (Segment("a", 7, (1, 2)), "sequence length is 9; allowed is at most 8 tokens"),
-        (Segment("a", 6, (1, 2, 3), parents=(-1, 0)), "sequence length is 9; allowed is at most 8 tokens"),
+        (Segment("a", 0, (1, 100)), "token id is 100"),
+        (Segment("a", 0, (-1, 5)), "token id is -1"),
+        (Segment("a", 7, (1, 2)), "sequence length is 9"),
+        (Segment("a", 6, (1, 2, 3), parents=(-1, 0)), "sequence length is 9"),
     ],
 )
 def test_check_refuses_what_the_model_does_not_take(segment: Segment, words: str) -> None:

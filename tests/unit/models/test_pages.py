@@ -23,6 +23,7 @@ class Cache(RuleBasedStateMachine):
         self.cells: dict[tuple[int, int], int] = {}
         self.tokens: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
+        self.kept: dict[str, int] = {}  # leading tokens that stand in kept pages
 
     def read(self, id: str, place: int) -> int | None:
         return self.cells.get((self.pool.table(id)[place // self.size], place % self.size))
@@ -34,7 +35,7 @@ class Cache(RuleBasedStateMachine):
         found = self.pool.attach(id, text)
         assert found < len(text)
         assert found % self.size == 0
-        self.tokens[id], self.computed[id] = list(text), found
+        self.tokens[id], self.computed[id], self.kept[id] = list(text), found, found
         assert [self.read(id, place) for place in range(found)] == text[:found]
 
     @rule(id=IDS, more=TEXTS)
@@ -57,13 +58,13 @@ class Cache(RuleBasedStateMachine):
     def keep(self, id: str) -> None:
         if id in self.tokens and self.computed[id] <= len(self.pool.table(id)) * self.size:
             self.pool.keep(id, self.tokens[id], self.computed[id])
+            self.kept[id] = max(self.kept[id], self.computed[id] // self.size * self.size)
 
     @rule(id=IDS, back=st.integers(1, 4))
     def reject(self, id: str, back: int) -> None:
         """Computed tokens that were drafts and not kept are overwritten later."""
         if id in self.tokens:
-            kept = len(self.pool._holdings[id].chains) * self.size
-            self.computed[id] = max(kept, self.computed[id] - back, 0)
+            self.computed[id] = max(self.kept[id], self.computed[id] - back)
             self.tokens[id] = self.tokens[id][: max(self.computed[id], 1)]
 
     @rule(id=IDS)
@@ -71,6 +72,7 @@ class Cache(RuleBasedStateMachine):
         self.pool.free(id)
         self.tokens.pop(id, None)
         self.computed.pop(id, None)
+        self.kept.pop(id, None)
 
     @precondition(lambda self: not self.tokens)
     @rule()
@@ -115,7 +117,7 @@ def test_the_same_words_behind_other_words_are_another_page() -> None:
     assert pool.table("c")[:2] == pool.table("b")[:2]
 
 
-def test_the_least_recently_used_goes_first_and_the_end_of_a_prefix_before_its_beginning() -> None:
+def test_eviction_order() -> None:
     pool = PagePool(3, 2)
     pool.reserve("a", 6)
     pool.keep("a", [1, 2, 3, 4, 5, 6], 6)
@@ -164,10 +166,6 @@ def test_the_check_sees_what_is_wrong() -> None:
     with pytest.raises(AssertionError):
         pool.check_integrity()
     pool = held()
-    pool._free[pool.table("a")[0]] = None
-    with pytest.raises(AssertionError):
-        pool.check_integrity()
-    pool = held()
-    pool._key_of.clear()
-    with pytest.raises(AssertionError):
+    pool.num_pages += 1
+    with pytest.raises(AssertionError, match="leaked"):
         pool.check_integrity()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cospec import native
-from cospec.batches import Pick, Segment, TokenBatch
+from cospec.batches import Pick, Rolled, Segment, TokenBatch
 from cospec.drafters.model import ModelDrafter
 from cospec.draws import Draws, Purpose, race
 from cospec.models.loading import LoadOptions, load_model
@@ -18,6 +20,7 @@ from cospec.params import SamplingParams
 from cospec.protocols import Model
 from cospec.sampling import softmax
 from cospec.types import Budget, Commit, Context, Draft
+from harness.methods import override
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
 
@@ -42,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(folder: Path, rolls: bool) -> Model:
     made = load_model(str(folder), LoadOptions(cache_bytes=1 << 20))
     if not rolls:
-        made.rollout = lambda batch, picks: None  # type: ignore[method-assign]
+        override(made, rollout=lambda batch, picks: None)
     return made
 
 
@@ -79,7 +82,7 @@ def test_a_rollout_is_stepping_in_one_call(
         for context, draft in zip(asked, rolled, strict=True):
             new = (*draft.tokens[:kept], 11)
             commits.append(Commit(context.id, len(context.tokens), new, tuple(range(len(new) - 1)), 0))
-            context.tokens.extend(new)  # type: ignore[attr-defined]
+            cast(list[int], context.tokens).extend(new)
         if max(len(context.tokens) for context in asked) + depth > 64:
             return
         for drafter in drafters:
@@ -94,7 +97,12 @@ def test_chains_of_different_lengths_roll_together(folder: Path, noise: Purpose,
     made = model(folder, True)
     calls: list[int] = []
     original = made.rollout
-    made.rollout = lambda batch, picks: (calls.append(len(picks)), original(batch, picks))[1]  # type: ignore
+
+    def counted(batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
+        calls.append(len(picks))
+        return original(batch, picks)
+
+    override(made, rollout=counted)
     asked = contexts(noise, 0.0, 0.8, 1.3)
     budgets = [Budget(depth=depth, max_nodes=depth, confident=True) for depth in depths]
     rolled, stepped = (
@@ -138,8 +146,8 @@ def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.M
     whole = drafter.propose(asked, budgets)
     original = made.rollout
 
-    def odd(*arguments: object) -> object:
-        rolled = original(*arguments)  # type: ignore[arg-type]
+    def odd(*arguments: Any) -> Rolled:
+        rolled = original(*arguments)
         assert rolled is not None
         rolled.tokens[0][0] = rolled.tokens[1][2] = -1
         return rolled

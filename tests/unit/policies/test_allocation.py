@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ class Machine:
     tree: bool = False
 
 
-def problem(rates: list[float], on: Machine = Machine(), **more: object) -> tuple[Steps, Round]:
+def problem(rates: list[float], on: Machine = Machine(), **more: Any) -> tuple[Steps, Round]:
     menu = (trees if on.tree else chains)(4)
     rows = menu.rows(np.array(rates))
     gains, sizes, depths = menu.gains[rows], menu.sizes[rows], menu.depths[rows]
@@ -39,8 +40,8 @@ def problem(rates: list[float], on: Machine = Machine(), **more: object) -> tupl
         float(n),
         1e-3,
         verified,
-        np.arange(int(depths.max()) + 1) * on.level,
-        **more,  # type: ignore[arg-type]
+        np.arange(int(depths.max()) + 1, dtype=np.float64) * on.level,
+        **more,
     )
 
 
@@ -93,7 +94,7 @@ def test_trees_too() -> None:
 
 
 def counts(choice: Choice) -> list[int]:
-    return choice.counts.tolist()
+    return [int(count) for count in choice.counts]
 
 
 def test_nothing_pays() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -20,8 +21,8 @@ class Notes(Fixed):
         super().__init__(length)
         self.seen: list[tuple[RoundStats, list[Commit]]] = []
 
-    def observe(self, stats: RoundStats, commits: list[Commit]) -> None:  # type: ignore[override]
-        self.seen.append((stats, commits))
+    def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
+        self.seen.append((stats, list(commits)))
 
 
 @pytest.mark.parametrize("length", [0, 3])

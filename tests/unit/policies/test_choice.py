@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from cospec.policies.choice import Choice
 from cospec.policies.fixed import Fixed
 from cospec.policies.off import Off
 from cospec.stats import RoundStats, RoundTimes
-from cospec.types import Commit, Draft, Finish, Load, Sequence, Speculation
+from cospec.types import Commit, Draft, Finish, Load, Request, Sequence, Speculation
 from harness.rounds import sequences
 from harness.toys import make_request, run_all, toy_engine
 
@@ -43,9 +44,10 @@ def test_everybody_gets_his_own() -> None:
     assert made == ["off"], "built once"
     drafts = [Draft(f"s{n}", 200, (1,), (-1,), ("d",), None, np.array([0.5])) for n in (0, 1)]
     assert {draft.id for draft in policy.trim(drafts)} == {"s0", "s1"}
-    end = Commit("s1", 200, (1,), (), 201, finish=Finish.STOP)
-    policy.observe(RoundStats(0, 1, 1, 200, 0, 0, 0, 1, RoundTimes(), 1e-3), [end])
-    assert set(policy._asked) == {"s3"}
+    for id, lasts in (("s1", 1), ("s3", Fixed.lasts)):
+        end = Commit(id, 200, (1,), (), 201, finish=Finish.STOP)
+        policy.observe(RoundStats(0, 1, 1, 200, 0, 0, 0, 1, RoundTimes(), 1e-3), [end])
+        assert policy.lasts == lasts, "one round at a time until the last of those that chose has ended"
     assert [budget.depth for budget in policy.plan(Load(ready[:1]))] == [3]
     assert policy.gauges() == {"speculation_length": 3}
 
@@ -81,7 +83,7 @@ def test_wrong_names_and_options() -> None:
 
 
 def test_requests_choose_what_they_may() -> None:
-    def request(**chosen: object):  # type: ignore[no-untyped-def]
+    def request(**chosen: Any) -> Request:
         return make_request("r", (0, 1), SamplingParams(max_tokens=6, seed=1), speculation=Speculation(**chosen))
 
     open_ = toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)))
@@ -91,11 +93,12 @@ def test_requests_choose_what_they_may() -> None:
         open_.add(request(policy="best"))
     shut = replace(open_.parts.resolver, may_choose=frozenset({"length"}))
     shut.resolve(request(length=2))
-    for field, chosen in {
+    refused: dict[str, dict[str, Any]] = {
         "speculation.enabled": {"enabled": False},
         "speculation.policy": {"policy": "off"},
         "speculation.rule": {"rule": "match"},
         "speculation.drafters": {"drafters": ("a",)},
-    }.items():
+    }
+    for field, chosen in refused.items():
         with pytest.raises(InvalidInput, match=f"{field} is .*; allowed is absent"):
             shut.resolve(request(**chosen))

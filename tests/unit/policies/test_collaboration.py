@@ -9,6 +9,7 @@ import pytest
 from cospec.params import SamplingParams
 from cospec.policies.collaboration import LOOK_EVERY, Casting, Collaboration, Freedom
 from cospec.policies.cost import ForwardCost
+from cospec.policies.meter import Meter
 from cospec.policies.theory import Process, acceptance_bound, alternate_factor, expected_tokens, naive_factor
 from cospec.stats import Call, RoundStats, RoundTimes
 from cospec.types import Load, Request, Sequence
@@ -186,16 +187,24 @@ def test_prompts_do_not_count_as_calls() -> None:
     assert policy.costs[0] == pytest.approx(2.0)
 
 
+def test_reading_the_costs_learns_nothing() -> None:
+    policy = free()
+    before = policy.costs
+    policy.timed(0, Call(1, 1), 2.0)
+    assert policy.costs == before
+    for _ in range(LOOK_EVERY):
+        policy.observe(RoundStats(0, 1, 1, 0, 0, 0, 0, 1, RoundTimes(), 0.1), [])
+    assert policy.costs != before
+
+
 def test_passes_that_were_not_seen_are_not_free() -> None:
     """While every turn was one pass, what it took is what a pass takes."""
-    policy = free()
+    meter = Meter()
     for rows in (1, 2, 3, 4):
         for _ in range(4):
-            policy.turned(0, Call(rows, 1), 1.0 + 0.05 * rows)
-            policy.turned(1, Call(rows, 1), 1.0 + 0.05 * rows)
-    for _ in range(LOOK_EVERY):
-        policy.observe(RoundStats(0, 1, 1, 0, 0, 0, 0, 1, RoundTimes(), 0.0), [])
-    assert policy._price(0, 1, 8) == pytest.approx(8 * policy._price(0, 1, 1), rel=0.1)
+            meter.read(Call(rows, 1), 1.0 + 0.05 * rows)
+    meter.learn()
+    assert meter.price(Call(1, 1, 8)) == pytest.approx(8 * meter.price(Call(1, 1)), rel=0.1)
 
 
 def test_rounds_with_prompts_are_not_timed() -> None:

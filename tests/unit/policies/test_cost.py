@@ -83,6 +83,7 @@ def test_a_slower_machine_is_followed() -> None:
     for n in range(200):
         cost.observe(stats(TRUE.scaled(1.6), 8 + n % 40, rest=3e-4))
     assert cost.target.fixed == pytest.approx(1.6 * TRUE.fixed, rel=0.06)
+    cost.learn()
     assert cost.gauges()["prediction_error"] < 0.1
     assert {type(value) for value in cost.gauges().values()} == {float}, "they are sent to another process"
     assert cost.rest.seconds(0, 0, 8) == pytest.approx(3e-4, rel=0.05)
@@ -94,6 +95,7 @@ def test_a_wrong_shape_is_learned() -> None:
     cost = RoundCost(Costs(wrong, wrong))
     for _ in range(4 * WINDOW):
         cost.observe(stats(TRUE, int(chance.integers(8, 200))))
+    cost.learn()
     assert cost.gauges()["prediction_error"] < 0.1
 
 
@@ -102,11 +104,13 @@ def test_a_fit_that_stays_wrong_is_made_anew_and_said() -> None:
     cost, chance = RoundCost(Costs(TRUE, TRUE)), np.random.default_rng(0)
     for n in range(12 * WINDOW):
         cost.observe(stats(TRUE.scaled(1.0 if n < 2 * WINDOW else 60.0), int(chance.integers(8, 200))))
+    cost.learn()
     assert cost.gauges()["cost_refits"] >= 1
     assert cost.gauges()["prediction_error"] < 0.1
     right = RoundCost(Costs(TRUE, TRUE))
     for _ in range(4 * WINDOW):
         right.observe(stats(TRUE, int(chance.integers(8, 200))))
+    right.learn()
     assert right.gauges()["cost_refits"] == 0
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
+from cospec.plugins import Policy
 from cospec.policies.cost import ForwardCost
 from cospec.policies.goodput import Goodput, GoodputOptions
 from cospec.policies.members import Members
@@ -21,7 +24,7 @@ class Pool(World):
 
     helps = 0.0
 
-    def play(self, policy: Goodput, rounds: int, first: int = 0) -> float:  # type: ignore[override]
+    def play(self, policy: Policy, rounds: int, first: int = 0, until: Callable[[], bool] = lambda: False) -> float:
         asked: list[int] = []
 
         def rates(step: int) -> np.ndarray:
@@ -33,7 +36,7 @@ class Pool(World):
             return np.full(self.count, 0.5 + self.helps * (now - 1))
 
         self.rates = rates
-        found = super().play(policy, rounds, first)
+        found = super().play(policy, rounds, first, until)
         self.asked = asked
         return found
 

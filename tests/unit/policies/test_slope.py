@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cospec.policies.fixed import Fixed
+from cospec.policies.round_cost import Costs
 from cospec.policies.slope import Slope, SlopeOptions, trend
 from harness.rounds import CPU, FLAT, Rates, World, steady
 
@@ -25,9 +26,9 @@ class PapersRule(Slope):
         self._before, self._since = self._since, []
 
 
-def best(world_rates: Rates, costs: object, count: int) -> int:
+def best(world_rates: Rates, costs: Costs, count: int) -> int:
     """The fixed length with the most tokens per second."""
-    found = [World(costs, world_rates, count).play(Fixed(k), 200) for k in range(1, LONGEST + 1)]  # type: ignore[arg-type]
+    found = [World(costs, world_rates, count).play(Fixed(k), 200) for k in range(1, LONGEST + 1)]
     return 1 + int(np.argmax(found))
 
 

@@ -150,3 +150,13 @@ def test_a_machine_that_grew_slow_is_no_reason_to_forget_the_shape() -> None:
     bent[bent[:, 1] > 8, 3] *= 3.0
     tracked.follow(bent)
     assert tracked.refit(), "another shape is one"
+
+
+def test_calls_that_should_take_no_time_are_learned_from_all_the_same() -> None:
+    """A new fit of the few calls of a moment may say so of others."""
+    tracked = Tracked(ForwardCost(slopes=(0.0, 1e-4), knees=(64.0,)))
+    many, few = Sample(200, 500, 1, 0.05), Sample(200, 3, 1, 3e-3)
+    for _ in range(10):
+        tracked.follow(np.array([many] * 4))
+        tracked.follow(np.array([few] * 32))
+    assert tracked.cost.predict(few) == pytest.approx(few.seconds, rel=0.5)

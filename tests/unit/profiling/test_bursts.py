@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_points_are_rounds_that_run_as_one(folders: tuple[Path, Path], but: int)
     target, drafter = load(folders[0], pages=400), ModelDrafter(load(folders[1], pages=400))
     burst = Noted(Burst.of(target, lambda _: Match(), drafter, True), but)
     grid = Grid((8, 24), (1, 4), (1, 3), (16,))
-    forwards, drafts = measure_rounds(target, drafter, grid, 1.0, burst)  # type: ignore[arg-type]
+    forwards, drafts = measure_rounds(target, drafter, grid, 1.0, cast(Burst, burst))
     assert sorted((s.sequences, s.tokens / s.sequences) for s in forwards) == sorted(
         [(n, t) for _ in grid.contexts for n in (1, 4) for t in (1, 3)] + [(1, 16)]
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from cospec.policies.round_cost import Costs
 from cospec.profiling import start, store
 from cospec.profiling.measure import Grid, measure_forwards, measure_rounds, measure_steps
 from cospec.profiling.report import Profile, plot
+from cospec.protocols import Model
 from harness.toys import with_pool
 
 TRUE = ForwardCost(context=2e-7, slopes=(2e-5, 1.5e-4), knees=(32.0,), sequence=2e-5, fixed=1.2e-3)
@@ -40,7 +42,7 @@ class Timed:
 
     @property
     def pages(self) -> PagePool:
-        return self.toy.pages  # type: ignore[return-value]
+        return self.toy.pages
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
         self.calls += 1
@@ -59,7 +61,7 @@ class Timed:
 
 def test_the_true_cost_is_found_in_spite_of_interruptions() -> None:
     model = Timed()
-    samples = measure_forwards(model, SMALL, 60.0, model.clock)  # type: ignore[arg-type]
+    samples = measure_forwards(cast(Model, model), SMALL, 60.0, model.clock)
     assert len(samples) == 3 * 5 * 3 + 1
     assert fit(samples).errors(samples).max() < 0.02
     assert fit(samples).knees == (32.0,)
@@ -72,11 +74,11 @@ def test_the_true_cost_is_found_in_spite_of_interruptions() -> None:
 
 def test_time_and_room_bound_a_measurement() -> None:
     model = Timed()
-    few = measure_forwards(model, SMALL, 0.05, model.clock)  # type: ignore[arg-type]
+    few = measure_forwards(cast(Model, model), SMALL, 0.05, model.clock)
     assert 6 <= len(few) < 20
     assert few[0].sequences == few[0].tokens == 1, "the corners come first, the cheapest before the dear"
     tight = Timed(pages=25)
-    assert {s.sequences for s in measure_forwards(tight, SMALL, 60.0, tight.clock)} == {1}  # type: ignore[arg-type]
+    assert {s.sequences for s in measure_forwards(cast(Model, tight), SMALL, 60.0, tight.clock)} == {1}
     with pytest.raises(ModelError, match="needs 6 or more"):
         Profile.of("tight", few[:5])
 
@@ -85,7 +87,7 @@ def test_steps_of_the_kernels_are_found() -> None:
     """One more row may cost as much as many others; points a power of two apart make a slope of that."""
     grid = replace(SMALL, rows=(3, 5, 6, 7, 8))
     model = Timed(cost=ForwardCost(1e-7, (2e-5, 6e-4, 5e-5), (6.0, 7.0), 1e-5, 1e-3))
-    samples = measure_forwards(model, grid, 60.0, model.clock)  # type: ignore[arg-type]
+    samples = measure_forwards(cast(Model, model), grid, 60.0, model.clock)
     alone = {sample.tokens: sample.seconds for sample in samples if sample.sequences == 1 and sample.context == 8}
     assert set(range(1, 9)) <= set(alone)
     assert alone[7] - alone[6] > 5 * (alone[6] - alone[1])
@@ -97,7 +99,7 @@ def test_steps_of_the_kernels_are_found() -> None:
 def test_no_point_always_follows_the_same_one() -> None:
     """The processor's caches are as the call before left them."""
     model = Timed()
-    measure_forwards(model, SMALL, 60.0, model.clock)  # type: ignore[arg-type]
+    measure_forwards(cast(Model, model), SMALL, 60.0, model.clock)
     before = defaultdict(set)
     for one, two in pairwise(model.points):
         before[two].add(one)

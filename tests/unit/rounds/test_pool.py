@@ -54,7 +54,8 @@ def test_what_was_made_ahead_goes_on_where_it_was_right(tokens: list[int], tail:
 
 def test_a_draft_is_cut_to_the_present_budget() -> None:
     draft, tree = chain(3, 4, 5, 6), Draft("s", 3, (4, 5, 6), (-1, -1, 0), ("d",) * 3)
-    assert fitted(draft, Budget(2, 2)).tokens == (4, 5)  # type: ignore[union-attr]
+    cut = fitted(draft, Budget(2, 2))
+    assert cut is not None and cut.tokens == (4, 5)
     assert fitted(draft, Budget(8, 8)) is draft
     assert fitted(draft, Budget()) is None
     assert fitted(tree, Budget(2, 3)) is tree
@@ -71,7 +72,8 @@ def test_late_and_duplicate_answers_are_ignored() -> None:
     pool.deliver([second], [chain(4, 5)])
     pool.deliver([second], [chain(4, 9)])
     pool.check_integrity()
-    assert pool.take(entry([1, 2, 3, 4])).tokens == (5,)  # type: ignore[union-attr]
+    taken = pool.take(entry([1, 2, 3, 4]))
+    assert taken is not None and taken.tokens == (5,)
     assert pool.take(entry([1, 2, 3, 4])) is None
 
 

@@ -15,16 +15,17 @@ import torch
 
 from cospec.draws import Purpose
 from cospec.errors import InvalidInput, ModelError
+from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
 from cospec.rounds import process as module
 from cospec.rounds.cores import others
 from cospec.rounds.process import DrafterProcess
 from cospec.rounds.remote import RemoteDrafter
 from cospec.rounds.wire import pack, unpack
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.types import Budget, Commit, Context, Draft, Request
 from harness.elsewhere import VOCAB, doomed, refusing, toy
 from harness.overlap import under
-from harness.toys import ToyModel, make_request, run_all, tokens_of, toy_engine
+from harness.toys import make_request, run_all, tokens_of, toy_engine
 
 PARAMS = SamplingParams(temperature=0.9, max_tokens=60, seed=4)
 
@@ -33,7 +34,7 @@ def target() -> ToyModel:
     return ToyModel(VOCAB, order=2, seed=1, sharpness=2.0)
 
 
-def requests() -> list:  # type: ignore[type-arg]
+def requests() -> list[Request]:
     return [make_request(f"r{n}", (n % VOCAB, 1, 2, 1), PARAMS) for n in range(4)]
 
 
@@ -84,6 +85,33 @@ def test_what_a_drafter_says_of_itself_and_how_long_it_worked() -> None:
     assert drafter.propose([], []) == [], "a closed one drafts nothing"
 
 
+def test_a_pool_sends_its_weights_along_so_that_reading_them_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = DrafterProcess(toy("pool"))
+    drafter = RemoteDrafter(handle)
+    assert drafter.names is not None
+    first = drafter.weights()
+    assert first == pytest.approx(dict.fromkeys(drafter.names, 1 / len(drafter.names)))
+    engine = under(toy_engine(target(), drafter), "sequential", "process")
+    for request in requests():
+        engine.add(request)
+    end = time.monotonic() + 30
+    while drafter.weights() == first and time.monotonic() < end:
+        engine.step()
+        if not engine.has_work:
+            for request in requests():
+                engine.add(request)
+
+    def refuse(method: str, *args: object) -> None:
+        raise AssertionError(f"{method} was sent")
+
+    monkeypatch.setattr(handle, "submit", refuse)
+    weights = engine.metrics().drafter_weights
+    assert weights != first and sum(weights.values()) == pytest.approx(1.0)
+    monkeypatch.undo()
+    handle.close()
+    assert drafter.weights() == weights, "what was sent last"
+
+
 @pytest.mark.parametrize("round", ["sequential", "draft-ahead"])
 def test_a_drafter_that_is_killed_costs_its_drafts(round: str, caplog: pytest.LogCaptureFixture) -> None:
     handle = DrafterProcess(toy("itself"))
@@ -105,7 +133,7 @@ def test_a_drafter_that_is_killed_costs_its_drafts(round: str, caplog: pytest.Lo
         found.clear()
         drafted = sum(engine.metrics().draft_tokens.values())
         if turn == 0:
-            assert "was ended by signal 9; another is started, and nothing is drafted until then" in caplog.text
+            assert "signal 9" in caplog.text
             handle.attend(60.0)  # until the new one is there
             assert handle.present and handle.pid != first and "is back" in caplog.text
             before = drafted
@@ -141,7 +169,7 @@ def test_without_a_drafter_nobody_is_held_back(monkeypatch: pytest.MonkeyPatch) 
     assert engine.metrics().rounds <= 60 + 4
 
 
-def test_a_drafter_that_cannot_be_built_is_said_in_its_own_sentence() -> None:
+def test_drafter_that_cannot_be_built() -> None:
     with pytest.raises(ModelError, match=r"^The drafter has no weights\.$"):
         DrafterProcess(refusing)
 
@@ -184,7 +212,7 @@ def test_a_drafter_keeps_to_its_cores() -> None:
     handle.close()
     if len(os.sched_getaffinity(0)) > 1:
         assert core not in others({core})
-    with pytest.raises(InvalidInput, match=r"drafter_cores is \[.*\]; allowed is some of 0.*the target needs one too"):
+    with pytest.raises(InvalidInput, match=r"drafter_cores is \[.*\].*the target needs one too"):
         others(os.sched_getaffinity(0))
     with pytest.raises(InvalidInput, match="drafter_cores"):
         others({10_000})
@@ -192,5 +220,5 @@ def test_a_drafter_keeps_to_its_cores() -> None:
 
 def test_a_system_without_a_choice_of_cores_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    with pytest.raises(InvalidInput, match=r"drafter_cores is \[1\]; allowed is absent, because this system does not"):
+    with pytest.raises(InvalidInput, match=r"drafter_cores is \[1\]"):
         others({1})

@@ -31,6 +31,7 @@ def scenario(**changes: Any) -> Scenario:
 
 
 def only(**changes: Any) -> dict[str, Any]:
+    found: dict[str, Any]
     (found,) = simulate(scenario(**changes))["runs"]
     return found
 
@@ -211,7 +212,7 @@ def test_no_cache_page_is_lost() -> None:
 def test_mistakes_are_named(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as error:
         simulate(scenario(**changes))
-    assert error.value.field.startswith(field)
+    assert (error.value.field or "").startswith(field)
 
 
 def test_the_command(tmp_path: Path, capsys: Any) -> None:

@@ -106,11 +106,11 @@ def test_a_family_that_is_too_large_is_refused(
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        (["target", "--data", "nowhere"], "data is 'nowhere'; allowed is an existing folder."),
-        (["drafter", "--recipe", "zou", "--data", "."], "recipe is 'zou'; allowed is one of zoo"),
+        (["target", "--data", "nowhere"], "data is 'nowhere'"),
+        (["drafter", "--recipe", "zou", "--data", "."], "recipe is 'zou'"),
         (["export", "--out", "nowhere"], "out is 'nowhere'"),
         (["evaluate", "--out", ".", "--to", "nowhere"], "cospec train export"),
-        (["drafters", "--from", "nowhere"], "from is 'nowhere'; allowed is an existing folder."),
+        (["drafters", "--from", "nowhere"], "from is 'nowhere'"),
         (["drafters", "--data", ".", "--domain", "law"], "domain is 'law'"),
         (["variants", "--data", ".", "--name", "law"], "name is 'law'"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -87,8 +88,8 @@ def test_a_torn_write_leaves_the_old_checkpoint(
     _interrupt(trainer, at=3)
     before = (tmp_path / "checkpoint.pt").read_bytes()
 
-    def torn(state: object, file: object) -> None:
-        file.write(b"half a file")  # type: ignore[attr-defined]
+    def torn(state: object, file: IO[bytes]) -> None:
+        file.write(b"half a file")
         raise OSError("no space left on device")
 
     monkeypatch.setattr(torch, "save", torn)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from cospec.draws import Draws, Purpose
+from cospec.plugins import Rule
 from cospec.types import Draft, Scores, Verdict
 
 SHARE = 0.3  # of the likeliest token's probability
 
 
-class Threshold:
+class Threshold(Rule):
     """A token is kept when its probability is at least ``SHARE`` of the largest.
 
     Greedy requests have a law with one token, so their output is exact. Other outputs follow another distribution than

@@ -14,6 +14,7 @@ from pydantic import Field
 from tokenizers import Tokenizer
 
 from cospec.options import Options
+from cospec.plugins import Drafter
 from cospec.protocols import Host
 from cospec.types import Budget, Commit, Context, Draft, Offer
 
@@ -30,7 +31,7 @@ class PhraseOptions(Options):
     longest: int = Field(default=4, ge=1, le=32)
 
 
-class PhraseDrafter:
+class PhraseDrafter(Drafter):
     """A chain of the tokens that followed the latest earlier occurrence of the key.
 
     Args:
@@ -38,11 +39,11 @@ class PhraseDrafter:
         longest: tokens of the look-up key at most.
     """
 
-    samples: ClassVar[bool] = False  # the tokens are chosen, not drawn
-    drafts_ahead: ClassVar[bool] = True  # assumed tokens are continued like committed tokens
-    reads_states: ClassVar[bool] = False
-    learns: ClassVar[bool] = False  # drafts read their own sequence only
-    offer: ClassVar[Offer] = Offer(free=True, chains=True)
+    samples = False  # the tokens are chosen, not drawn
+    drafts_ahead = True  # assumed tokens are continued like committed tokens
+    reads_states = False
+    learns = False  # drafts read their own sequence only
+    offer = Offer(free=True, chains=True)  # a proposal costs next to nothing, and is a chain
     Options: ClassVar[type[PhraseOptions]] = PhraseOptions
 
     def __init__(self, marks: frozenset[int] = frozenset(), longest: int = 4, name: str = "phrases") -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from cospec.options import Options
+from cospec.plugins import Policy
 from cospec.policies.setting import PolicySetting
 from cospec.stats import RoundStats
 from cospec.types import Budget, Commit, Draft, Load
@@ -27,7 +28,7 @@ class TwoLengthsOptions(Options):
     after: int = Field(default=32, ge=0)
 
 
-class TwoLengths:
+class TwoLengths(Policy):
     """Chains whose length depends on the number of output tokens alone."""
 
     Options: ClassVar[type[TwoLengthsOptions]] = TwoLengthsOptions
@@ -52,6 +53,9 @@ class TwoLengths:
         return drafts
 
     def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
+        """Nothing to learn."""
+
+    def learn(self) -> None:
         """Nothing to learn."""
 
     def gauges(self) -> Mapping[str, float]:

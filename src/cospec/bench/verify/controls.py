@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.draws import Draws, Purpose
+from cospec.plugins import Drafter, Rule
 from cospec.types import Budget, Commit, Context, Draft, Scores, Verdict
 
 
-class NoResidual:
+class NoResidual(Rule):
     """Speculative sampling that replaces a rejected token by a draw from the law itself instead of the residual."""
 
     name: ClassVar[str] = "no residual"
@@ -32,7 +33,7 @@ class NoResidual:
         return Verdict(tuple(range(n)), draws.token(law[n], draft.base_len + n, Purpose.TARGET), bonus=True)
 
 
-class KeepsAll:
+class KeepsAll(Rule):
     """Keeps every draft token unseen, so that the output follows the drafter."""
 
     name: ClassVar[str] = "keeps all"
@@ -49,16 +50,16 @@ class KeepsAll:
         )
 
 
-class EvenDrafter:
+class EvenDrafter(Drafter):
     """Draws every token evenly from a few: often rejected and often enough accepted, whatever the target is.
 
     Under a rule that draws with the target's noise it has no usable q, and gives none.
     """
 
-    samples: ClassVar[bool] = True
-    reads_states: ClassVar[bool] = False
-    drafts_ahead: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
+    samples = True
+    reads_states = False
+    drafts_ahead = False
+    learns = False
 
     def __init__(self, support: Seq[int], vocab_size: int) -> None:
         self.name = "even"

@@ -22,7 +22,7 @@ from cospec.draws import Draws, Floats, Purpose
 from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Rule
+from cospec.plugins import Drafter, Rule
 from cospec.registry import RULES
 from cospec.types import Budget, Commit, Context, Draft, Request, Scores, Speculation, Verdict
 
@@ -57,31 +57,35 @@ def _error(rule: Rule, chosen: ChosenDrafter | None, length: int) -> float:
     target: Any = ToyModel(3, order=2, seed=1)  # its pages are of a narrower type than the protocol's
     drafter = chosen or DrawnDrafter(traces)
     nodes = len(chosen.tokens) if chosen else DEPTH
-    engine = bare_engine(target, drafter, nodes, {"block": BranchingRule(rule, traces)})
+    engine = bare_engine(target, drafter, nodes, {"block": _branching(rule, traces)})
     return total_variation(_enumerate(engine, traces, length), _wanted(target, length))
 
 
-class BranchingRule:
-    """A rule whose draws branch."""
+def _branching(rule: Rule, traces: Mapping[str, Trace]) -> Rule:
+    """The rule with draws that branch."""
 
-    def __init__(self, rule: Rule, traces: Mapping[str, Trace]) -> None:
-        self._rule, self._traces = rule, traces
-        self.name, self.exact, self.reads_law = rule.name, rule.exact, rule.reads_law
-        self.trees, self.noise = rule.trees, rule.noise
+    class BranchingRule(Rule):
+        name: ClassVar[str] = rule.name
+        exact: ClassVar[bool] = rule.exact
+        reads_law: ClassVar[bool] = rule.reads_law
+        trees: ClassVar[bool] = rule.trees
+        noise: ClassVar[Purpose] = rule.noise
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        """What the rule decides on this path."""
-        branching: Any = BranchingDraws(self._traces[draft.id], draft.base_len)
-        return self._rule.judge(draft, scores, branching)
+        def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+            """What the rule decides on this path."""
+            branching: Any = BranchingDraws(traces[draft.id], draft.base_len)
+            return rule.judge(draft, scores, branching)
+
+    return BranchingRule()
 
 
-class DrawnDrafter:
+class DrawnDrafter(Drafter):
     """Draws chains from another toy model, through the branches."""
 
-    samples: ClassVar[bool] = True
-    reads_states: ClassVar[bool] = False
-    drafts_ahead: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
+    samples = True
+    reads_states = False
+    drafts_ahead = False
+    learns = False
 
     def __init__(self, traces: Mapping[str, Trace]) -> None:
         self.name, self._traces, self._model = "drawn", traces, ToyModel(3, order=1, seed=5, sharpness=1.5)
@@ -110,13 +114,13 @@ class DrawnDrafter:
         """Nothing to forget."""
 
 
-class ChosenDrafter:
+class ChosenDrafter(Drafter):
     """Proposes the same tree every time."""
 
-    samples: ClassVar[bool] = False
-    reads_states: ClassVar[bool] = False
-    drafts_ahead: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
+    samples = False
+    reads_states = False
+    drafts_ahead = False
+    learns = False
 
     def __init__(self, tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
         self.name, self.tokens, self._parents = "chosen", tokens, parents

@@ -8,15 +8,16 @@ comparison is a choice. So the law of the program's output comes out in double p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 
-from cospec.draws import Purpose, Stream, race
+from cospec.draws import Floats, Purpose, Stream, race
 
 Law = dict[Hashable, float]
+OutputT = TypeVar("OutputT", bound=Hashable)
 
 
 class Unsound(BaseException):
@@ -33,7 +34,7 @@ class Trace:
     left: list[tuple[int, ...]] = field(default_factory=list)
     used: set[Hashable] = field(default_factory=set)
 
-    def choose(self, probabilities: Sequence[float]) -> int:
+    def choose(self, probabilities: Sequence[float] | Floats) -> int:
         """An option with a positive probability: the one to repeat, or the first."""
         place = len(self.taken)
         if place < len(self.forced):
@@ -102,7 +103,7 @@ class BranchingDraws:
     """Stands in for ``cospec.draws.Draws``: the same keys, every outcome."""
 
     trace: Trace
-    base: int
+    base: int | tuple[int, ...]  # several numbers where an output is drafted ahead
     by_round: bool = True  # False: the keys forget the round, as a mutation
 
     def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> list[Uniform]:
@@ -118,7 +119,7 @@ class BranchingDraws:
     def stream(self, position: int, purpose: Purpose, branch: int = 0) -> BranchingStream:
         return self, position, purpose, branch
 
-    def _key(self, position: int, purpose: Purpose, branch: int) -> tuple[int, int, int, int]:
+    def _key(self, position: int, purpose: Purpose, branch: int) -> tuple[Hashable, ...]:
         if purpose is Purpose.TARGET:
             return position, purpose, 0, 0
         return position, purpose, self.base if self.by_round else 0, branch
@@ -140,9 +141,9 @@ def branching_race(weights: np.ndarray, streams: Sequence[BranchingStream | Stre
     return winners
 
 
-def enumerate_runs(run: Callable[[Trace], Hashable]) -> Law:
+def enumerate_runs(run: Callable[[Trace], OutputT]) -> dict[OutputT, float]:
     """The exact law of what ``run`` returns."""
-    law: Law = {}
+    law: dict[OutputT, float] = {}
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
         trace = Trace(waiting.pop())
@@ -152,7 +153,7 @@ def enumerate_runs(run: Callable[[Trace], Hashable]) -> Law:
     return law
 
 
-def total_variation(first: Law, second: Law) -> float:
+def total_variation(first: Mapping[OutputT, float], second: Mapping[OutputT, float]) -> float:
     """Half the absolute difference, with whatever mass is missing from 1 counted as well."""
     outcomes = first.keys() | second.keys()
     apart = 0.5 * sum(abs(first.get(outcome, 0.0) - second.get(outcome, 0.0)) for outcome in outcomes)

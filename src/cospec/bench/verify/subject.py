@@ -13,7 +13,8 @@ from cospec.engine.build import Text, connect
 from cospec.engine.engine import Engine
 from cospec.engine.verifier import Verifier
 from cospec.llm import LLM
-from cospec.protocols import Drafter, Model
+from cospec.plugins import Drafter
+from cospec.protocols import Model
 from cospec.types import Request
 
 Words = tuple[int, ...]

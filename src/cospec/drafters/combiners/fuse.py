@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cospec.drafters.combiners.growing import Growing
-from cospec.drafters.combiners.job import Job
+from cospec.drafters.combiners.job import Combiner, Job
 from cospec.drafters.combiners.leading import Line, Voice, lead
 from cospec.drafters.combiners.reading import guesses
 from cospec.drafters.combiners.session import Session
@@ -78,7 +78,7 @@ class Fusion:
                 place[node] = tree.put(parent, draft.tokens[node], member, score, trusts[node])
 
 
-class Fuse:
+class Fuse(Combiner):
     """Spec section 4, ``fuse``."""
 
     name: ClassVar[str] = "fuse"
@@ -86,6 +86,7 @@ class Fuse:
     steps: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = True
+    native_id: ClassVar[int | None] = 2
     confident: ClassVar[bool] = True
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:

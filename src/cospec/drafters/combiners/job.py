@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
@@ -64,7 +65,7 @@ class Job:
         return [self.trust(member, raw) for raw in draft.confidence.tolist()]
 
 
-class Combiner(Protocol):
+class Combiner(ABC):
     """Makes one draft per sequence.
 
     A draft whose tokens were chosen by comparing drawn values follows no known distribution, so it has no q and only a
@@ -77,7 +78,13 @@ class Combiner(Protocol):
     gathers: ClassVar[bool]  # every draft adds to what is verified, so that each is worth what is new in it
     branches: ClassVar[bool]  # takes whole drafts that branch, and makes some
     confident: ClassVar[bool]  # compares the confidences of whole drafts, so that they are worth some time
+    native_id: ClassVar[int | None] = None  # place in ``pool.compiled.COMBINERS``; None: the combiner runs in Python
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.native_id = vars(cls).get("native_id")  # a subclass may combine differently than its base class
+
+    @abstractmethod
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:
         """One draft for each job that anybody had something for."""
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.drafters.combiners.job import Job
+from cospec.drafters.combiners.job import Combiner, Job
 from cospec.drafters.combiners.leading import Line, lead
 from cospec.drafters.combiners.reading import distributions, draw
 from cospec.drafters.combiners.session import Session
@@ -75,7 +75,7 @@ class _Mixture:
         return Draft(context.id, self.line.job.base, tokens, parents, owners, q, np.array(self.confidence))
 
 
-class Mix:
+class Mix(Combiner):
     """Spec section 4, ``mix``; the heaviest token of the mixture for greedy requests."""
 
     name: ClassVar[str] = "mix"
@@ -83,6 +83,7 @@ class Mix:
     steps: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
+    native_id: ClassVar[int | None] = 3
     confident: ClassVar[bool] = True
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:

@@ -15,7 +15,7 @@ from cospec.draws import Draws, Floats, Purpose, Stream, race
 from cospec.sampling import Block, History, edit, laws, likeliest, softmax
 from cospec.types import Context
 
-HOPELESS = 1e-3  # a less likely token is not worth a place as next best; as in ``csrc/guesses.cpp``
+HOPELESS = 1e-3  # a less likely token is not worth a place as next best; as in ``csrc/spec/candidates.cpp``
 
 
 def guesses(logits: Tensor, contexts: Seq[Context], paths: Seq[Seq[int]]) -> list[Guess | None]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
-from cospec.drafters.stepping import Opening, Stepper
+from cospec.plugins import Opening, Stepper
 from cospec.protocols import Clock
 from cospec.types import Context
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence as Seq
 from typing import ClassVar
 
 from cospec.drafters.combiners.growing import Growing
-from cospec.drafters.combiners.job import Job
+from cospec.drafters.combiners.job import Combiner, Job
 from cospec.drafters.combiners.session import Session
 from cospec.draws import Purpose
 from cospec.types import Draft
 
 
-class Union:
+class Union(Combiner):
     """The nodes that weigh most, by weight times confidence, within the budget. Spec section 4, ``union``."""
 
     name: ClassVar[str] = "union"
@@ -20,6 +20,7 @@ class Union:
     steps: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
     branches: ClassVar[bool] = True
+    native_id: ClassVar[int | None] = 0
     confident: ClassVar[bool] = False
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.drafters.combiners.job import Job
+from cospec.drafters.combiners.job import Combiner, Job
 from cospec.drafters.combiners.session import Session
 from cospec.draws import Purpose
 from cospec.types import Draft
 
 
-class Vote:
+class Vote(Combiner):
     """Walks down the heaviest child; only that path is verified, so it costs the target no more than one chain.
 
     The tree of all drafts need not be built: behind the chosen token stand those drafts that chose it too. Ties go to
@@ -26,6 +26,7 @@ class Vote:
     steps: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
+    native_id: ClassVar[int | None] = 1
     confident: ClassVar[bool] = False
 
     def combine(self, jobs: Seq[Job], session: Session, names: Seq[str]) -> list[Draft]:

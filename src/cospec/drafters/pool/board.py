@@ -1,12 +1,11 @@
-"""One round of a pool as the native library reads it: ``Board`` in ``csrc/together.h``."""
+"""One round of a pool as the native library reads it: ``PoolBatch`` in ``csrc/spec/pool_batch.h``."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
-from ctypes import POINTER, Structure, byref, c_int, c_int64, c_long, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_int, c_long, c_uint64, c_void_p, sizeof
 from functools import cache
-from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -14,40 +13,28 @@ import numpy as np
 from cospec import native
 from cospec.drafters.pool.record import Given, Knowledge, Seat
 from cospec.draws import Floats
+from cospec.native_structs import DraftTask, PoolBatch, packer
 from cospec.types import Draft
 
 UNKNOWN = 0.5  # as in ``combiners.job``
-_FIELDS = {
-    "seats": "prior calibrations weights odds spans tokens parents raw guessed chances q shares",
-    "spine": "length going count out_tokens out_parents out_owners out_confidence",
-}
-_SEAT, _SEAT_BYTES = "4Qd5qd", 88  # ``Seat`` there, whose first five are ``Record.words``
-
-
-class _Board(Structure):
-    """Mirrors the struct of that name."""
-
-    _fields_ = [
-        *[(name, c_int64) for name in ("rows", "members", "depth", "room", "steps")],
-        *[(name, c_void_p) for head, tail in _FIELDS.items() for name in (head, *tail.split())],
-    ]
 
 
 @cache
 def library() -> Any:
     """The native library with the functions that take a board."""
-    found, board = native.library(), POINTER(_Board)
+    found, board = native.library(), POINTER(PoolBatch)
     said, mixtures = [c_void_p, c_long, c_void_p], [c_long, c_void_p, c_long]
     signatures: dict[str, list[Any]] = {
-        "choose": [c_uint64, c_uint64, c_long, c_void_p, c_void_p], "unite": [c_void_p], "elect": [],
-        "fuse": [], "hear": said, "read": [*said, c_void_p], "mix": mixtures, "draw": [*mixtures, c_void_p],
-        "lead": [c_void_p, c_long, c_void_p, c_void_p, c_void_p],
-        "learn": [c_void_p, c_long, c_long],
+        "route": [c_uint64, c_uint64, c_long, c_void_p, c_void_p], "union": [c_void_p], "vote": [], "fuse": [],
+        "read_candidates": said, "read_distributions": [*said, c_void_p],
+        "mix": mixtures, "sample": [*mixtures, c_void_p],
+        "lockstep": [c_void_p, c_long, c_void_p, c_void_p, c_void_p],
+        "feedback": [c_void_p, c_long, c_long],
     }  # fmt: skip
     for name, arguments in signatures.items():
         function = getattr(found, f"cospec_pool_{name}")
         function.argtypes, function.restype = [board, *arguments], None
-    found.cospec_pool_lead.restype = c_int
+    found.cospec_pool_lockstep.restype = c_int
     return found
 
 
@@ -75,7 +62,7 @@ def straight(nodes: int) -> tuple[int, ...]:
 class Space:
     """Where one board after the other lies, all of the same ``shape``: rows, depth, room.
 
-    Arrays are as ``csrc/together.h`` says, behind one another in one block of integers and one of other numbers.
+    Arrays are as ``csrc/spec/pool_batch.h`` says, behind one another in one block of integers and one of other numbers.
     Large ones grow as they are asked for: the system clears new memory, which takes longer than what it is used for.
     """
 
@@ -94,7 +81,7 @@ class Space:
         # [2, R, M] weights and odds, [R, room] confidences, [D, M, R, 2] of guesses, [R, D, M] shares
         self.chances = 2 * cells + rows * room
         self.ints, self.floats = ints(self.laws + depth * cells), floats(self.chances + 3 * depth * cells)
-        self.seats, self.seat = bytearray(_SEAT_BYTES * rows), Struct("=" + _SEAT * rows)
+        self.seats, self.seat = bytearray(sizeof(DraftTask) * rows), packer(DraftTask, rows)
         self.confidence = np.frombuffer(self.floats)[2 * cells : self.chances]
         self._seats = np.frombuffer(self.seats, np.uint8)
         self._large: dict[str, tuple[Floats, int]] = {}
@@ -109,7 +96,7 @@ class Space:
             first + 8 * self.spine, first + 8 * self.state, first + 8 * (self.state + rows),
             first, first + 8 * rows, first + 8 * (rows + made), first + 8 * (rows + 2 * made), real + 16 * cells,
         )  # fmt: skip
-        self.c = _Board.from_buffer(array("q", held))
+        self.c = PoolBatch.from_buffer(array("q", held))
         self.ref = byref(self.c)
 
     def large(self, name: str, count: int) -> tuple[Floats, int]:
@@ -195,7 +182,7 @@ class Board:
         if confident:
             raw = [[UNKNOWN] * len(d.tokens) if d.confidence is None else d.confidence.tolist() for *_, d in given]
             self._raw = array("d", [each for own in raw for each in own])
-            c.raw = at(self._raw)
+            c.raw_confidence = at(self._raw)
 
     def hold(self, place: int, law: Floats) -> None:
         """A distribution that was read elsewhere."""

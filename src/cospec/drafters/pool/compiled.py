@@ -1,7 +1,7 @@
 """A pool's own work in the native library, one call for all sequences: the same bits as ``readable``.
 
 What is read from logits is read there too, where rows are plain: neither edited nor truncated. Board and library are
-in ``board`` and ``csrc/together.h``.
+in ``board`` and ``csrc/spec/pool_batch.h``.
 """
 
 from __future__ import annotations
@@ -16,28 +16,21 @@ import numpy as np
 from torch import Tensor
 
 from cospec import native
-from cospec.drafters.combiners.fuse import Fuse
 from cospec.drafters.combiners.job import Guess
-from cospec.drafters.combiners.mix import Mix
 from cospec.drafters.combiners.reading import distributions, draw, guesses
 from cospec.drafters.combiners.session import Session, Stand
-from cospec.drafters.combiners.union import Union
-from cospec.drafters.combiners.vote import Vote
 from cospec.drafters.looking import reads_natively
 from cospec.drafters.pool import led
 from cospec.drafters.pool.board import Board, Shelf, at, ints, library
-from cospec.drafters.pool.led import Mixing
 from cospec.drafters.pool.readable import Staff
 from cospec.drafters.pool.record import Given, Knowledge, Record, Seat
-from cospec.drafters.routing.choice import Routing
 from cospec.drafters.routing.everyone import Everyone
-from cospec.drafters.routing.explore import Explore
-from cospec.drafters.routing.hedge import Hedge
 from cospec.draws import Floats
+from cospec.native_structs import DrafterLogits, MixBuffers, words
 from cospec.types import Commit, Context, Draft
 
 MOST_MEMBERS = 64  # who is able stands in the bits of a word
-ROWS = 4  # words of ``Rows`` in ``csrc/leading.cpp``
+ROWS = words(DrafterLogits)
 
 
 class Compiled:
@@ -45,8 +38,9 @@ class Compiled:
 
     def __init__(self, staff: Staff, knowledge: Knowledge) -> None:
         self.staff, self.knowledge = staff, knowledge
-        self._make = _COMBINERS[type(staff.combiner)]
-        self._routing = _ROUTINGS[Everyone if staff.allots else type(staff.routing)]
+        assert staff.combiner.native_id is not None, "``can`` was not asked"
+        self._make = COMBINERS[staff.combiner.native_id]
+        self._routing = Everyone.native_id if staff.allots else staff.routing.native_id
         self._board: Board | None = None
         self._shelf = Shelf(knowledge)
         self._novelty: int | None = native.address(knowledge.novelty) if staff.allots else None
@@ -56,7 +50,7 @@ class Compiled:
     @staticmethod
     def can(staff: Staff) -> bool:
         """Whether the library is there and has what the pool does."""
-        known = type(staff.combiner) in _COMBINERS and type(staff.routing) in _ROUTINGS
+        known = staff.combiner.native_id is not None and staff.routing.native_id is not None
         return native.available() and known and len(staff.names) <= MOST_MEMBERS
 
     def choose(self, seats: Seq[Seat]) -> list[list[int]]:
@@ -64,7 +58,7 @@ class Compiled:
         staff = self.staff
         board = self._board = Board(seats, self._shelf, staff.combiner.steps)
         to, novelty = board.space.asked_at, self._novelty
-        library().cospec_pool_choose(board.ref, staff.free, self._silent, self._routing, novelty, to)
+        library().cospec_pool_route(board.ref, staff.free, self._silent, self._routing, novelty, to)
         self._asked = board.asked()
         return self._asked
 
@@ -91,7 +85,7 @@ class Compiled:
             words += commit.tokens
         for board, words in boards.items():
             told = array("q", words)
-            library().cospec_pool_learn(board.ref, at(told), len(told), self.staff.routing.learns)
+            library().cospec_pool_feedback(board.ref, at(told), len(told), self.staff.routing.learns)
 
 
 @dataclass(slots=True)
@@ -120,7 +114,9 @@ class Table:
         taking = {member: list(compress(rows, self.asked[member])) for member in sorted(self.staff.led)}
         self.taking = {member: own for member, own in taking.items() if own}
 
-    def lead(self, read: Callable[[Table], None], advance: Callable[[], object], mixing: Mixing | None = None) -> None:
+    def lead(
+        self, read: Callable[[Table], None], advance: Callable[[], object], mixing: MixBuffers | None = None
+    ) -> None:
         """Those that take part, until no spine is going; ``read`` writes down what everybody says who is led.
 
         ``mixing`` is for the library, which knows what to read and how to advance.
@@ -139,7 +135,7 @@ class Table:
             self.session.feed(fed)
 
     def readable(self) -> tuple[list[tuple[int, Stand]], array[int], array[int], list[Tensor]]:
-        """Who has to be read in Python; of the others what ``Rows`` in ``csrc/leading.cpp`` says, the sequences of
+        """Who has to be read in Python; of the others ``DrafterLogits`` of ``csrc/spec/pool_batch.h``, the sequences of
         their rows, and what has to be kept while that is read."""
         others, words, places, held = list[tuple[int, Stand]](), list[int](), list[int](), list[Tensor]()
         for member, stand in self.session.stands.items():
@@ -161,12 +157,12 @@ class Table:
 
 
 def _unite(table: Table) -> list[Draft]:
-    library().cospec_pool_unite(table.board.ref, table.novelty)
+    library().cospec_pool_union(table.board.ref, table.novelty)
     return table.drafts()
 
 
 def _elect(table: Table) -> list[Draft]:
-    library().cospec_pool_elect(table.board.ref)
+    library().cospec_pool_vote(table.board.ref)
     return table.drafts()
 
 
@@ -186,7 +182,7 @@ def _hear(table: Table) -> None:
     """Tokens and confidences."""
     board, (others, said, places, _held) = table.board, table.readable()
     if said:
-        library().cospec_pool_hear(board.ref, at(said), len(said) // ROWS, at(places))
+        library().cospec_pool_read_candidates(board.ref, at(said), len(said) // ROWS, at(places))
     for member, stand in others:
         for row, guess in zip(stand.rows, guesses(*table.asked_for(stand)), strict=True):
             if guess is not None:
@@ -222,10 +218,10 @@ def _mix(table: Table) -> list[Draft]:
         if mixtures is not None:
             chosen = None if table.native else _chosen(table, mixtures.reshape(-1, kept, vocab))
             told = None if chosen is None else at(chosen)
-            table.session.timed(library().cospec_pool_draw, board.ref, vocab, place, kept, told)
+            table.session.timed(library().cospec_pool_sample, board.ref, vocab, place, kept, told)
         board.c.steps += 1
 
-    table.lead(_read, advance, Mixing(table.laws, place, vocab, kept))
+    table.lead(_read, advance, MixBuffers(table.laws, place, vocab, kept))
     return table.drafts(q)
 
 
@@ -246,7 +242,7 @@ def _read(table: Table) -> None:
     board, (others, said, places, _held) = table.board, table.readable()
     if said:
         laws = None if table.laws is None else table.laws + board.c.steps * table.stride
-        library().cospec_pool_read(board.ref, at(said), len(said) // ROWS, at(places), laws)
+        library().cospec_pool_read_distributions(board.ref, at(said), len(said) // ROWS, at(places), laws)
     for member, stand in others:
         for row, guess in zip(stand.rows, distributions(*table.asked_for(stand)), strict=True):
             if guess is not None:
@@ -256,5 +252,4 @@ def _read(table: Table) -> None:
                     board.hold(place, guess.q)
 
 
-_ROUTINGS: Mapping[type[Routing], int] = {Everyone: 0, Hedge: 1, Explore: 2}  # as ``Way`` in ``csrc/together.h``
-_COMBINERS: Mapping[type, Callable[[Table], list[Draft]]] = {Union: _unite, Vote: _elect, Fuse: _fuse, Mix: _mix}
+COMBINERS: Seq[Callable[[Table], list[Draft]]] = (_unite, _elect, _fuse, _mix)  # ``Combiner.native_id`` is the place

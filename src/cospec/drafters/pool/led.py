@@ -1,4 +1,4 @@
-"""Drafters whose forwards are all native, led along the spines of a round as one native call: ``csrc/led.cpp``.
+"""Drafters whose forwards are all native, led along the spines of a round as one call: ``csrc/spec/pool_lockstep.cpp``.
 
 What comes of it is what leading them position by position gives. That is still done where anybody is led in another
 way, or where a drafter may be late, since nobody can be left out in the middle of a call.
@@ -9,24 +9,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from ctypes import Structure, addressof, c_int64, c_void_p
+from ctypes import addressof
 
 from cospec.drafters.combiners.session import Session
 from cospec.drafters.pool.board import Board, at, floats, ints, library
-from cospec.drafters.stepping import Lent
+from cospec.native_structs import MixBuffers
+from cospec.plugins import Lent
 
 
-class Mixing(Structure):
-    """Mirrors the struct of that name."""
-
-    _fields_ = [("distributions", c_void_p), ("mixtures", c_void_p), ("vocab", c_int64), ("kept", c_int64)]
-
-
-def lead(board: Board, session: Session, taking: Mapping[int, Seq[int]], mixing: Mixing | None) -> bool:
+def lead(board: Board, session: Session, taking: Mapping[int, Seq[int]], mixing: MixBuffers | None) -> bool:
     """Lead the drafters along the sequences that they are ``taking``; False, with nothing done, where it cannot be."""
     contexts, depths = [seat.context for seat in board.seats], [min(b.depth, b.max_nodes) for _, b, *_ in board.seats]
     lent, words, places = list[Lent](), array("q"), [array("q", rows) for rows in taking.values()]
-    for (member, rows), place in zip(taking.items(), places, strict=True):  # ``Led`` in ``csrc/led.cpp``
+    for (member, rows), place in zip(taking.items(), places, strict=True):  # ``LockstepDrafter``
         led, lend = session.led[member], session.steppers[member].lend
         if led.deadline is not None:
             return False
@@ -37,7 +32,7 @@ def lead(board: Board, session: Session, taking: Mapping[int, Seq[int]], mixing:
         lent.append(own)
     count, fed, seconds = len(lent), ints(board.rows), floats(len(lent) + 1)
     how = None if mixing is None else addressof(mixing)
-    if not library().cospec_pool_lead(board.ref, at(words), count, how, at(fed), at(seconds)):
+    if not library().cospec_pool_lockstep(board.ref, at(words), count, how, at(fed), at(seconds)):
         return False
     session.reading += seconds[count]
     paths = board.paths(fed)

@@ -2,7 +2,8 @@
 
 A drafter that raises is left out of the round, and of more rounds each time it does so again; the sequences that it
 knew are forgotten, because nobody can tell what state it is in. One that is late is left out alike: a local drafter
-cannot be interrupted, so its result still counts; that of one which answers later (``Asks``) is not waited for.
+cannot be interrupted, so its result still counts; a result that is still on its way from elsewhere (``Drafter.handle``)
+is not waited for.
 """
 
 from __future__ import annotations
@@ -12,26 +13,17 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from cospec.drafters.looking import Look, Looks
-from cospec.drafters.stepping import Stepper, Steps
 from cospec.errors import CospecError
-from cospec.protocols import Clock, Drafter, Future
-from cospec.types import Budget, Commit, Context, Draft, Offer
+from cospec.plugins import Drafter, Stepper
+from cospec.protocols import Clock, Future
+from cospec.types import Budget, Commit, Context, Draft, Look
 
 FAILURES = (CospecError, ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
 LONGEST_REST = 64  # rounds
 
 log = logging.getLogger(__name__)
-
-
-@runtime_checkable
-class Asks(Protocol):
-    """A drafter that works elsewhere and answers later."""
-
-    def ask(self, contexts: Seq[Context], budgets: Seq[Budget]) -> Future:
-        """As ``propose``; a result that comes too late is dropped."""
 
 
 @dataclass(slots=True)
@@ -63,19 +55,13 @@ class Member:
     lost: bool = False
     seconds: float = 0.0
     left_out: Counter[str] = field(default_factory=Counter)
-    _looker: Looks | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        state = self._state
-        self._looker = state if isinstance(state, Looks) else None
 
     @classmethod
     def of(cls, name: str, drafter: Drafter, clock: Clock, leads: bool, deadline: float | None = None) -> Member:
         """``leads``: the combiner leads drafters that can be led."""
-        stepper = drafter.stepper() if leads and isinstance(drafter, Steps) else None
-        later = stepper is None and isinstance(drafter, Asks)
-        free = getattr(drafter, "offer", Offer()).free
-        return cls(name, drafter, clock, free, stepper, deadline, later)
+        stepper = drafter.stepper() if leads else None
+        later = stepper is None and drafter.handle is not None
+        return cls(name, drafter, clock, drafter.offer.free, stepper, deadline, later)
 
     def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         """What ``verb(*arguments)`` gives; None when it raises, or when the drafter is left out."""
@@ -104,17 +90,16 @@ class Member:
     @property
     def looks(self) -> bool:
         """Whether it can tell what it makes of known tokens."""
-        return self._looker is not None
+        return self.stepper is not None or self.drafter.looks
 
     def look(self, contexts: Seq[Context]) -> dict[str, Look]:
         """What it makes of the latest known tokens; nothing when it fails, or cannot tell."""
-        return {} if self._looker is None else self.call(self._looker.look, contexts) or {}
+        return self.call(self._state.look, contexts) or {} if self.looks else {}
 
     def start(self, contexts: Seq[Context], budgets: Seq[Budget]) -> Future | None:
-        """Ask for whole drafts that come later; None when it is not that kind, or fails."""
-        future: Future | None = (
-            self.call(self.drafter.ask, contexts, budgets) if isinstance(self.drafter, Asks) else None
-        )
+        """Ask for whole drafts that come later; None when the drafter works here, or fails."""
+        handle = self.drafter.handle
+        future: Future | None = None if handle is None else self.call(handle.submit, "propose", contexts, budgets)
         return future
 
     def collect(self, future: Future, started: float) -> list[Draft]:

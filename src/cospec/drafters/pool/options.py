@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import Field
 
-from cospec.drafters.stepping import Steps
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.options import Options, parse
-from cospec.protocols import Drafter, Host
+from cospec.plugins import Drafter
+from cospec.protocols import Host
 from cospec.registry import DRAFTERS
 
 WHERE = "speculative_config.drafters"
@@ -78,8 +78,7 @@ def called(number: int, name: object) -> str:
 def check_distributions(drafters: list[Named], combiner: str) -> None:
     """Raise ``InvalidInput`` for a drafter that draws whole drafts, from which no mixture can be made."""
     for number, each in enumerate(drafters):
-        led = isinstance(each.drafter, Steps) and each.drafter.stepper() is not None
-        if each.drafter.samples and not led:
+        if each.drafter.samples and each.drafter.stepper() is None:
             allowed = f"one that can be led token by token or draws nothing, for combiner {combiner!r}"
             raise InvalidInput(f"{WHERE}[{number}]", words(f"{each.name!r}, which draws its drafts by itself"), allowed)
 
@@ -94,7 +93,7 @@ def _build(given: Mapping[str, Any], host: Host) -> Drafter:
 def _method(given: Mapping[str, Any], field: str) -> str:
     """A drafter's method; raises ``InvalidInput`` about ``field`` where it is none, or a pool."""
     method = given.get("method")
-    if isinstance(method, str) and DRAFTERS.knows(method) and method != "pool":
+    if isinstance(method, str) and DRAFTERS.knows(method) and not DRAFTERS.load(method).is_pool:
         return method
-    allowed = "one of " + ", ".join(name for name in DRAFTERS.names if name != "pool")
+    allowed = f"one of {', '.join(DRAFTERS.names)}, but no pool"
     raise InvalidInput(field, words("missing") if method is None else method, allowed)

@@ -27,6 +27,7 @@ from cospec.drafters.pool.record import Given, Knowledge, Record, Seat, Work
 from cospec.drafters.routing.choice import Routing
 from cospec.drafters.routing.standing import Standing
 from cospec.draws import Purpose
+from cospec.plugins import Drafter
 from cospec.protocols import Clock, Future, Host
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.types import Budget, Commit, Context, Draft, Offer
@@ -61,24 +62,27 @@ class PoolSeconds:
     own: float = 0.0
 
 
-class PoolDrafter:
+class PoolDrafter(Drafter):
     """Any number of drafters of any kind, each with a name that its tokens carry.
 
     ``noises`` says which rules may judge its drafts, see ``combiners.job.Combiner``; sequences that are judged by
     another rule get no draft.
     """
 
-    samples: ClassVar[bool] = True
-    drafts_ahead: ClassVar[bool] = False
-    learns: ClassVar[bool] = True
-    reads_states: bool = False  # unless a member does
+    samples = True
+    drafts_ahead = False
+    learns = True
+    reads_states = False  # unless a member does
+    is_pool = True
+    names: tuple[str, ...]
+    noises: frozenset[Purpose]
     Options: ClassVar[type[PoolOptions]] = PoolOptions
 
     def __init__(self, members: Seq[Member], combiner: Combiner, routing: Routing, setting: PoolSetting) -> None:
         self.name = "pool"
         self.members, self.combiner, self.routing, self.setting = tuple(members), combiner, routing, setting
         self.names = tuple(member.name for member in self.members)
-        self.noises: frozenset[Purpose] = combiner.noises
+        self.noises = combiner.noises
         self.reads_states = any(member.drafter.reads_states for member in self.members)
         priced = sum(not member.free for member in self.members)
         self.offer = Offer(
@@ -89,7 +93,7 @@ class PoolDrafter:
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
         own = [number for number, each in enumerate(self.members) if each.stepper is None]
         self._askable = sorted(own, key=lambda number: not self.members[number].later)
-        self._records: dict[str, Record] = {}
+        self.records: dict[str, Record] = {}  # what the pool knows of each request, by id
         staff = Staff(
             self.names,
             combiner,
@@ -135,7 +139,7 @@ class PoolDrafter:
 
     def commit(self, commits: Seq[Commit]) -> None:
         """Tell every drafter, and learn how right each one was."""
-        started, records = self.setting.clock(), self._records
+        started, records = self.setting.clock(), self.records
         telling, finished = list[tuple[Record, Commit]](), list[Record]()
         for commit in commits:
             record = records.get(commit.id)
@@ -160,13 +164,13 @@ class PoolDrafter:
     def free(self, ids: Seq[str]) -> None:
         """Forget sequences, here and in every drafter."""
         for id in ids:
-            self._records.pop(id, None)
+            self.records.pop(id, None)
         for member in self.members:
             member.forget(ids)
 
     def weights(self) -> Mapping[str, float]:
         """The mean weight of each drafter over the present requests; what a new one starts with when there are none."""
-        standings = [record.standing for record in list(self._records.values())] or [Standing(len(self.members))]
+        standings = [record.standing for record in list(self.records.values())] or [Standing(len(self.members))]
         mean = np.mean([standing.weights(self.knowledge.prior) for standing in standings], axis=0)
         return dict(zip(self.names, mean.tolist(), strict=True))
 
@@ -187,9 +191,9 @@ class PoolDrafter:
             able = present if context.drafters is None else present & self._bits(context.drafters)
             if not able or budget.depth < 1 or budget.max_nodes < 1 or context.noise not in noises:
                 continue
-            record = self._records.get(context.id)
+            record = self.records.get(context.id)
             if record is None:
-                record = self._records[context.id] = Record.of(context, len(self.members))
+                record = self.records[context.id] = Record.of(context, len(self.members))
             standing = record.standing
             if looks and standing.rounds >= standing.look_at:
                 standing.look_at += LOOK_AGAIN + standing.look_at
@@ -206,7 +210,7 @@ class PoolDrafter:
         """Have drafters that can look at known tokens do so."""
         looks = [{} if member.rest else member.look(due) for member in self.members]
         for context in due:
-            self._records[context.id].standing.look([own.get(context.id) for own in looks])
+            self.records[context.id].standing.look([own.get(context.id) for own in looks])
 
     def _ask(self, seats: Seq[Seat], depths: Seq[Seq[int]]) -> list[Given]:
         """Whole drafts; each drafter is asked once for all of its sequences, ``depths[M][R]`` far.
@@ -253,7 +257,7 @@ class PoolDrafter:
         for member in self.members:
             if member.lost:
                 member.lost = False
-                member.forget(list(self._records))
+                member.forget(list(self.records))
 
 
 @lru_cache(1024)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from cospec.drafters.combiners.session import Session
 from cospec.drafters.routing.standing import Prior, Standing
 from cospec.draws import Purpose
 from cospec.types import Budget, Commit, Context, Draft
+
+if TYPE_CHECKING:
+    from cospec.drafters.pool.readable import Staff
 
 NOVELTY_RATE = 0.05  # how far a draft moves the moving average
 _WORD = 2**64
@@ -24,7 +27,7 @@ class Record:
     """One request.
 
     Attributes:
-        words: what does not change, as ``Seat`` in ``csrc/together.h`` begins with it.
+        words: what does not change, as ``DraftTask`` in ``csrc/spec/pool_batch.h`` begins with it.
         plain: no row of logits is edited or truncated.
         draws, keeps: it draws tokens; from a q of their own, which goes with the draft.
         base: committed tokens when the latest draft was made; -1 when that was committed, or there was none.
@@ -93,6 +96,10 @@ class Knowledge:
 
 class Work(Protocol):
     """A pool's own work, for all sequences of a round: in Python, or in the native library, with the same bits."""
+
+    @property
+    def staff(self) -> Staff:
+        """Who is in the pool, and by what it goes."""
 
     def choose(self, seats: Seq[Seat]) -> list[list[int]]:
         """``[M][R]``: how many tokens each drafter is to draft for each sequence; 0 where it does not take part."""

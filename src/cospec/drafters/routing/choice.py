@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from cospec.drafters.calibration import Lesson
 from cospec.drafters.routing.standing import Standing, total
@@ -63,16 +64,23 @@ class Judged(NamedTuple):
     seconds: Seq[Lesson] = ()
 
 
-class Routing(Protocol):
+class Routing(ABC):
     """Chooses drafters; what it learns of a request stands in the request's ``Standing``."""
 
     name: ClassVar[str]
     looks: ClassVar[bool]  # whether drafters are to look at known tokens
     learns: ClassVar[bool]  # whether it learns more than the weights do
     weighs: ClassVar[bool]  # whether drafters are left out by their weights
+    native_id: ClassVar[int | None] = None  # ``Way`` in ``csrc/together.h``; None: the routing runs in Python
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.native_id = vars(cls).get("native_id")  # a subclass may route differently than its base class
+
+    @abstractmethod
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """At least one of ``choice.able``."""
 
+    @abstractmethod
     def learn(self, standing: Standing, parts: Mapping[int, Judged]) -> None:
         """How the drafters that took part did in the round that was just committed."""

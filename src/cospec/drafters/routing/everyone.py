@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from math import inf
 from typing import ClassVar
 
-from cospec.drafters.routing.choice import Choice, Judged
+from cospec.drafters.routing.choice import Choice, Judged, Routing
 from cospec.drafters.routing.standing import Standing
 
 
-class Everyone:
+class Everyone(Routing):
     """Routing ``all``: the ablation "no routing" of CoSine section 6.4. A policy's count keeps the heaviest."""
 
     name: ClassVar[str] = "all"
     looks: ClassVar[bool] = False
     learns: ClassVar[bool] = False
     weighs: ClassVar[bool] = False
+    native_id: ClassVar[int | None] = 0
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """As many as the policy lets."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from cospec.drafters.routing.choice import Choice, Judged
+from cospec.drafters.routing.choice import Choice, Judged, Routing
 from cospec.drafters.routing.standing import Standing, total
 
 ALPHA, BETA = 0.3, 0.8  # how likely the best are chosen after a bad and after a good round
@@ -21,13 +21,14 @@ EPSILON = 0.05  # distance of c and d from 0 and 1
 RATE = 0.3  # how far a round moves a score
 
 
-class Explore:
+class Explore(Routing):
     """Routing ``explore``: half of the drafters, or as many as the policy says."""
 
     name: ClassVar[str] = "explore"
     looks: ClassVar[bool] = False
     learns: ClassVar[bool] = True
     weighs: ClassVar[bool] = False
+    native_id: ClassVar[int | None] = 2
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The best or random ones, by draws of this round."""

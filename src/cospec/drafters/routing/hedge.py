@@ -12,20 +12,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from cospec.drafters.routing.choice import Choice, Judged
+from cospec.drafters.routing.choice import Choice, Judged, Routing
 from cospec.drafters.routing.standing import Standing
 
 SHARE = 0.8  # of the weight of all: the heaviest drafters that hold it take part
 PATIENCE = 16  # rounds after which a drafter that sits out and cannot look is asked again
 
 
-class Hedge:
+class Hedge(Routing):
     """Routing ``hedge``: those that hold most of the weight."""
 
     name: ClassVar[str] = "hedge"
     looks: ClassVar[bool] = True
     learns: ClassVar[bool] = False
     weighs: ClassVar[bool] = True
+    native_id: ClassVar[int | None] = 1
 
     def route(self, standing: Standing, choice: Choice) -> list[int]:
         """The heaviest, and whoever has not been heard of for long."""

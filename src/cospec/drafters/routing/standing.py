@@ -4,7 +4,8 @@ Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): a draf
 it has gained. It gains by two things. One is the tokens that it guessed right while it took part; where it did not, its
 rate so far is taken, so that nobody loses weight by not having been asked. The other is how likely it found known
 tokens when it looked at them (``drafters/looking.py``), which tells drafters of one request apart before any of them
-has drafted. One block of numbers per request, which ``csrc/together.cpp`` does the same sums with for all at once.
+has drafted. One block of numbers per request, with which
+``csrc/spec/pool_routing.cpp`` computes the same sums for all requests at once.
 """
 
 from __future__ import annotations

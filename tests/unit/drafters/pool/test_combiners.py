@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,13 +36,17 @@ def chain(*tokens: int, confidence: list[float] | None = None) -> Draft:
     return Draft("s", 4, tokens, tuple(range(-1, n - 1)), ("x",) * n, confidence=held)
 
 
+def as_told(member: int, raw: float, rank: int = 0) -> float:
+    return raw
+
+
 def job(drafts: Mapping[int, Draft], weights: list[float], budget: Budget | None = None) -> Job:
     context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
-    return Job(context, budget or Budget(3, 8), weights, (), lambda member, raw: raw, dict(drafts))
+    return Job(context, budget or Budget(3, 8), weights, (), as_told, dict(drafts))
 
 
 def combined(name: str, made: Job) -> Draft | None:
-    session = Session({}, {}, 10, Ticks())
+    session = Session({}, (), 10, Ticks())
     drafts = COMBINERS.load(name)().combine([made], session, NAMES)
     return drafts[0] if drafts else None
 
@@ -131,7 +136,7 @@ def test_mix_takes_the_token_with_most_weight() -> None:
 
 def test_a_drafter_without_numbers_at_a_place_is_not_compared_behind_it() -> None:
     context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
-    line = Line(Job(context, Budget(4, 4), [1.0], (0,), lambda member, raw: raw))
+    line = Line(Job(context, Budget(4, 4), [1.0], (0,), as_told))
     line.hear(0, Guess(5, 0.5))
     line.advance(5, 0.5)
     line.advance(6, 0.5)
@@ -164,7 +169,7 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
     (draft,) = pool.propose([context], [Budget(2, 2)])
     assert draft.q is not None
     assert draft.tokens[0] == Draws(9, 5).token(draft.q[0], 5, Purpose.DRAFT)
-    models = [pool.members[n].drafter.model for n in (0, 1)]  # type: ignore[attr-defined]
+    models = [cast(Any, pool.members[n].drafter).model for n in (0, 1)]
     rows = [law(model.logits(tokens)[None], params, History(tokens, 2, [[]]))[0] for model in models]
     copied = np.eye(3)[1]  # what followed 0 1 0 before
     shares = np.array([rows[0].max(), rows[1].max(), 0.5])  # equal weights, and confidences that nobody has checked
@@ -193,7 +198,7 @@ def test_a_greedy_mixture_is_a_vote() -> None:
     pool = pool_of({name: ModelDrafter(ToyModel(3, order=1, seed=1)) for name in "abc"}, "mix", "all")
     rows = {"a": [2.0, 1.9, 0.0], "b": [0.0, 1.9, 2.0], "c": [0.0, 1.9, 2.0]}
     for member in pool.members:
-        model, row = member.drafter.model, rows[member.name]  # type: ignore[attr-defined]
+        model, row = cast(Any, member.drafter).model, rows[member.name]
         model.forward = lambda batch, row=row: torch.tensor([row] * len(batch.segments), dtype=torch.float64)
     context = Context("s", [0, 1], 1, SamplingParams(temperature=0), 9, Purpose.TARGET)
     (draft,) = pool.propose([context], [Budget(2, 2)])

@@ -20,9 +20,10 @@ from cospec.drafters.pool.pool import PoolDrafter
 from cospec.drafters.pool.readable import Readable
 from cospec.models.toy import ToyModel
 from cospec.params import SamplingParams
-from cospec.protocols import Drafter
+from cospec.plugins import Drafter
 from cospec.registry import COMBINERS, ROUTINGS
 from cospec.types import Budget, Context, Draft, Speculation
+from harness.methods import override
 from harness.pools import Ticks, pool_engine, pool_of
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of
 
@@ -75,19 +76,19 @@ def played(combiner: str, routing: str, params: SamplingParams, work: type, ever
     pool = pool_of(members(combiner, every), combiner, routing, V, Ticks())
     for member in pool.members[:-1]:
         member.free = False
-    pool.work = work(pool.work.staff, pool.knowledge)  # type: ignore[attr-defined]
+    pool.work = work(pool.work.staff, pool.knowledge)
     said: list[Draft] = []
     stood: list[dict[str, Any]] = []
     propose = pool.propose
 
     def kept(contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        stood.append({id: record.standing.numbers.copy() for id, record in pool._records.items()})
+        stood.append({id: record.standing.numbers.copy() for id, record in pool.records.items()})
         some = [replace(b, threshold=0.05 * (n % 3), drafters=(None, 2, 3)[n % 3]) for n, b in enumerate(budgets)]
         drafts = propose(contexts, some)
         said.extend(drafts)
         return drafts
 
-    pool.propose = kept  # type: ignore[method-assign]
+    override(pool, propose=kept)
     engine = pool_engine(ToyModel(V, order=2, seed=1, sharpness=2.0), pool, k=4, max_num_seqs=4)
     listed = [make_request(f"r{n}", (n, 1, 2, n), params) for n in range(5)]
     some = Speculation(drafters=("m0", "copy"))

@@ -19,6 +19,7 @@ from cospec.drafters.pool.readable import Readable
 from cospec.params import SamplingParams
 from cospec.types import Budget, Context, Draft
 from harness.llamas import VOCAB, load, write_pair
+from harness.methods import override
 from harness.pools import pool_engine, pool_of
 from harness.toys import make_request, run_all, tokens_of
 
@@ -46,7 +47,7 @@ def played(
     target, near, like = load(folders[0]), load(folders[1]), load(folders[0], pages=how.get("pages", 200))
     drafters = {"near": ModelDrafter(near), "like": ModelDrafter(like)}
     pool = pool_of(drafters | {"copy": NgramDrafter(1, 3)}, combiner, "all", VOCAB, deadline=how.get("deadline"))
-    pool.work = work(pool.work.staff, pool.knowledge)  # type: ignore[attr-defined]
+    pool.work = work(pool.work.staff, pool.knowledge)
     said: list[Draft] = []
     propose = pool.propose
 
@@ -55,7 +56,7 @@ def played(
         said.extend(drafts)
         return drafts
 
-    pool.propose = kept  # type: ignore[method-assign]
+    override(pool, propose=kept)
     engine = pool_engine(target, pool, k=4, max_num_seqs=4)
     requests = [make_request(f"r{n}", (n, 1, 2, n, 9), params) for n, params in enumerate([*listed, *listed])]
     return tokens_of(run_all(engine, requests)), said, pool.knowledge.calibrations
@@ -77,7 +78,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the library led, for each time that it was asked to."""
     found: list[bool] = []
     lead = led.lead
-    monkeypatch.setattr(led, "lead", lambda *given: found.append(lead(*given)) or found[-1])  # type: ignore[func-returns-value]
+
+    def noted(*given: Any) -> bool:
+        found.append(lead(*given))
+        return found[-1]
+
+    monkeypatch.setattr(led, "lead", noted)
     return found
 
 

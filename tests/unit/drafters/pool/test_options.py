@@ -27,10 +27,12 @@ V = 5
 GREEDY = SamplingParams(temperature=0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Host:
     target: Model
     default_drafter: str | None = "toy"
+    target_path: Path | None = None
+    default_heads: str | None = None
 
     def load_drafter(self, name: str) -> Model:
         if name == "none":
@@ -63,13 +65,13 @@ def test_a_pool_is_built_from_plain_keys() -> None:
     ("given", "sentence"),
     [
         ({"drafters": []}, "speculative_config.drafters"),
-        ({"combiner": "sum"}, "speculative_config.combiner is 'sum'; allowed is one of union, vote, fuse, mix."),
-        ({"routing": "best"}, "speculative_config.routing is 'best'; allowed is one of hedge, explore, all."),
+        ({"combiner": "sum"}, "speculative_config.combiner is 'sum'"),
+        ({"routing": "best"}, "speculative_config.routing is 'best'"),
         ({"deadline": 0}, "speculative_config.deadline"),
         ({"voting": True}, "key speculative_config.voting"),
         ({"drafters": [{"name": "a", "method": "pool"}]}, "speculative_config.drafters[0] 'a': method is 'pool'"),
         ({"drafters": [{"name": "a"}]}, "speculative_config.drafters[0] 'a': method is missing"),
-        ({"drafters": [{}]}, "speculative_config.drafters[0].method is missing; allowed is one of draft_model, ngram"),
+        ({"drafters": [{}]}, "speculative_config.drafters[0].method is missing"),
         ({"drafters": [{"name": "a", "method": ["ngram"]}]}, "speculative_config.drafters[0] 'a': method is ['ngram']"),
         ({"drafters": [{"name": None, "method": "ngram"}]}, "speculative_config.drafters[0].name is None"),
         ({"drafters": [{"name": " ", "method": "ngram"}]}, "speculative_config.drafters[0].name is ' '"),
@@ -83,7 +85,7 @@ def test_a_pool_is_built_from_plain_keys() -> None:
         ),
         (
             {"drafters": [{"name": "x", "method": "draft_model", "model": "none"}]},
-            "speculative_config.drafters[0] 'x': model is 'none'; allowed is a model that exists.",
+            "speculative_config.drafters[0] 'x': model is 'none'",
         ),
     ],
 )
@@ -94,29 +96,29 @@ def test_wrong_options_are_one_sentence_that_names_the_drafter(given: dict[str, 
     assert str(caught.value).endswith(".")
 
 
-def test_a_drafter_that_draws_whole_drafts_is_no_part_of_a_mixture() -> None:
+def test_mix_refuses_drafters_of_whole_drafts() -> None:
     listed = [Named(name, drafter) for name, drafter in toy_drafters(3, ("first", "copy", "foreign")).items()]
     check_distributions(listed[:2], "mix")
-    with pytest.raises(InvalidInput, match=r"drafters\[2\] is 'foreign', which draws its drafts by itself; allowed is"):
+    with pytest.raises(InvalidInput, match=r"drafters\[2\] is 'foreign'"):
         check_distributions(listed, "mix")
 
 
-def test_a_model_that_is_not_there_is_told_with_the_drafter_that_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_model_names_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Host, "load_drafter", lambda host, name: resolve(name))
     monkeypatch.setattr(Host, "load_translated", lambda host, name: resolve(name))
-    with pytest.raises(ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope', which"):
+    with pytest.raises(ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope'"):
         build(drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
 
 
 @pytest.mark.parametrize(
     ("member", "sentence"),
     [
-        ({"method": "draft_model", "model": "zoo:nope"}, "model is 'zoo:nope', which is not in the zoo; allowed is "),
-        ({"method": "draft_model", "model": "/no/folder"}, "model is '/no/folder', which is not an existing folder; "),
-        ({"method": "draft_model", "model": 5}, "model is 5; allowed is "),
-        ({"method": "heads", "heads": "/no/folder"}, "/no/folder holds no heads (FileNotFoundError); allowed is "),
-        ({"method": ["ngram"]}, "method is ['ngram']; allowed is one of draft_model, ngram, heads, "),
-        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min is 5; allowed is at "),
+        ({"method": "draft_model", "model": "zoo:nope"}, "model is 'zoo:nope'"),
+        ({"method": "draft_model", "model": "/no/folder"}, "model is '/no/folder'"),
+        ({"method": "draft_model", "model": 5}, "model is 5"),
+        ({"method": "heads", "heads": "/no/folder"}, "/no/folder holds no heads (FileNotFoundError)"),
+        ({"method": ["ngram"]}, "method is ['ngram']"),
+        ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min is 5"),
     ],
 )
 def test_the_engine_names_the_drafter_that_is_wrong(member: dict[str, Any], sentence: str) -> None:
@@ -128,12 +130,12 @@ def test_the_engine_names_the_drafter_that_is_wrong(member: dict[str, Any], sent
     assert str(caught.value).endswith(".")
 
 
-def test_a_pool_may_bound_how_many_take_part_and_a_policy_overrules_it() -> None:
+def test_at_most_bounds_the_drafters() -> None:
     pool = build(at_most=1, drafters=[{"name": f"m{n}", "method": "draft_model", "model": "toy"} for n in range(3)])
     assert pool.setting.at_most == 1
     for count, wanted in ((None, 1), (2, 2)):
         pool.propose([Context(f"s{count}", [1, 2, 3], 1, GREEDY, 0, Purpose.TARGET)], [Budget(2, 8, drafters=count)])
-        assert (pool._records[f"s{count}"].standing.idle == 0).sum() == wanted
+        assert (pool.records[f"s{count}"].standing.idle == 0).sum() == wanted
 
 
 def test_the_engine_names_the_drafter_whose_model_cannot_be_read(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_who_cannot_look_drafts_in_the_first_round_of_a_request_and_after_some_m
     """One takes part at a time, and the other one is better by all that is known."""
     pool = pool_of({name: ScriptedDrafter([1, 2, 3]) for name in "ab"}, "vote", "hedge", 5)
     pool.knowledge.prior.numbers[0] = 0.95, 0.05
-    staff = replace(pool.work.staff, free=0, silent=frozenset({1}))  # type: ignore[attr-defined]
+    staff = replace(pool.work.staff, free=0, silent=frozenset({1}))
     pool.work = made(staff, pool.knowledge)
     context = Context("s", [0, 4], 1, SamplingParams(temperature=0), 0, Purpose.TARGET)
     drafted = [pool.propose([context], [Budget(3, 3, drafters=1)])[0].drafters for _ in range(2 * PATIENCE + 3)]
@@ -212,7 +212,7 @@ def test_a_pool_learns_how_much_its_drafters_have_in_common() -> None:
     for second, wanted in (([1, 2, 3], 0.5), ([2, 1, 3], 1.0)):
         for made in (Compiled, Readable):
             pool = pool_of({"a": ScriptedDrafter([1, 2, 3]), "b": ScriptedDrafter(second)}, "union", "hedge", 5)
-            pool.work = made(pool.work.staff, pool.knowledge)  # type: ignore[attr-defined]
+            pool.work = made(pool.work.staff, pool.knowledge)
             for member in pool.members:
                 member.free = False
             for n in range(200):

@@ -1,5 +1,0 @@
-// Which kernels run on this processor.
-#pragma once
-#include "kernels.h"
-
-const Kernels& kernels();

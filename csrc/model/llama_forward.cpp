@@ -1,0 +1,276 @@
+#include "model/llama_forward.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <string.h>
+
+#include <atomic>
+#include <vector>
+
+#include "model/input_batch.h"
+#include "ops/dispatch.h"
+#include "ops/ops.h"
+#include "ops/sampling.h"
+
+namespace cospec {
+
+struct LlamaModel {
+    LlamaConfig config;
+    std::vector<LlamaLayer> layers;
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // guards the scratch memory
+    Scratch scratch, step_logits;
+    InputBatchBuilder batch_builder;
+};
+
+namespace {
+
+constexpr long REDUNDANT_NORM_ROWS = 16;  // up to so many rows each thread normalizes for itself, which saves a barrier
+
+struct Buffers {
+    float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin;
+};
+
+Buffers buffers_for(Scratch& scratch, const LlamaConfig& s, long rows, int threads) {
+    const long head_rows = s.heads + 2 * s.kv_heads, half = s.dim / 2;
+    const long sizes[] = {rows * s.hidden, rows * s.hidden,
+        rows * s.hidden * (rows <= REDUNDANT_NORM_ROWS ? threads : 1), rows * head_rows * s.dim, rows * s.heads * s.dim,
+        rows * s.intermediate, rows * half, rows * half};
+    long total = 0, at[8];
+    for (int i = 0; i < 8; i++) at[i] = total, total += (sizes[i] + 31) / 32 * 32;
+    float* p = scratch.reserve(total);
+    return {p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5], p + at[6], p + at[7]};
+}
+
+AttentionParams attention_params(
+    const LlamaConfig& s, const InputBatch& b, const Buffers& buf, long layer, long window) {
+    const long row = (s.heads + 2 * s.kv_heads) * s.dim;
+    AttentionParams params = {};
+    params.q = buf.qkv;
+    params.k = params.q + s.heads * s.dim;
+    params.v = params.k + s.kv_heads * s.dim;
+    params.q_row = params.k_row = params.v_row = row;
+    params.q_head = params.k_head = params.v_head = s.dim;
+    params.k_pages = b.k_pages[layer];
+    params.v_pages = b.v_pages[layer];
+    params.out = buf.attended;
+    params.heads = s.heads, params.kv_heads = s.kv_heads, params.dim = s.dim;
+    params.page_size = b.page_size, params.table_width = b.table_width;
+    params.scale = s.scale, params.window = window;
+    params.positions = b.positions, params.visible = b.visible, params.mask = b.mask;
+    params.tables = b.tables, params.starts = b.starts, params.write_at = b.write_at;
+    params.num_sequences = b.num_sequences;
+    return params;
+}
+
+// The work of one thread. All threads take the same steps and compute their part of each.
+struct Forward {
+    const LlamaConfig& s;
+    const InputBatch& b;
+    const Buffers& buf;
+    const Team& team;
+    const Kernels& k;
+
+    void product(const Linear* l, const float* x, long rows, float* y, long columns, Epilogue epilogue) const {
+        float* scratch = thread_scratch().reserve(k.linear_scratch(rows, l->inputs));
+        k.linear({l, x, l->inputs, rows, y, columns, columns, epilogue}, team.id, team.size, scratch);
+        team.barrier();
+    }
+
+    const float* norm(const float* x, const float* weight, long rows) const {
+        const bool redundant = rows <= REDUNDANT_NORM_ROWS;
+        float* y = buf.normed + (redundant ? team.id * rows * s.hidden : 0);
+        for (long r = redundant ? 0 : team.begin(rows); r < (redundant ? rows : team.end(rows)); r++)
+            k.rms_norm(x + r * s.hidden, weight, s.eps, s.hidden, y + r * s.hidden);
+        if (!redundant) team.barrier();
+        return y;
+    }
+
+    void embed() const {
+        const long half = s.dim / 2;
+        for (long r = team.begin(b.num_rows); r < team.end(b.num_rows); r++) {
+            float* x = buf.x + r * s.hidden;
+            if (s.embedding_format == BF16)
+                k.bf16_to_float((const uint16_t*)s.embedding + b.ids[r] * s.hidden, s.hidden, x);
+            else
+                memcpy(x, (const float*)s.embedding + b.ids[r] * s.hidden, sizeof(float) * s.hidden);
+            for (long i = 0; i < half; i++) {
+                const float angle = (float)b.positions[r] * s.inverse_frequencies[i];
+                buf.cos[r * half + i] = cosf(angle) * s.rotary_scale;
+                buf.sin[r * half + i] = sinf(angle) * s.rotary_scale;
+            }
+        }
+        team.barrier();
+    }
+
+    // Normalize and rotate queries and keys, and write keys and values to their pages.
+    void write_kv(const LlamaLayer& layer, const AttentionParams& params) const {
+        const long heads = s.heads + s.kv_heads;
+        for (long u = team.begin(b.num_rows * heads); u < team.end(b.num_rows * heads); u++) {
+            const long row = u / heads, head = u % heads;
+            float* x = buf.qkv + row * params.q_row + head * s.dim;
+            const float* weight = head < s.heads ? layer.q_norm : layer.k_norm;
+            if (weight) k.rms_norm(x, weight, s.eps, s.dim, x);
+            k.apply_rotary(x, buf.cos + row * s.dim / 2, buf.sin + row * s.dim / 2, s.dim);
+            if (head >= s.heads) write_cache(params, b.row_sequence[row], head - s.heads, row, row + 1);
+        }
+        team.barrier();
+    }
+
+    // After the last attention only the rows that get logits go on.
+    void gather_logit_rows() const {
+        const long width = s.heads * s.dim;
+        for (long r = team.begin(b.num_logit_rows); r < team.end(b.num_logit_rows); r++) {
+            memcpy(buf.gathered + r * s.hidden, buf.x + b.logit_rows[r] * s.hidden, sizeof(float) * s.hidden);
+            memcpy(buf.qkv + r * width, buf.attended + b.logit_rows[r] * width, sizeof(float) * width);
+        }
+        team.barrier();
+    }
+
+    // states: [num_logit_rows, hidden], the inputs of the head; or null.
+    void run(const LlamaLayer* layers, std::atomic<long>* tasks, float* logits, float* states) const {
+        embed();
+        for (long i = 0; i < s.num_layers; i++) {
+            const LlamaLayer& layer = layers[i];
+            const AttentionParams params = attention_params(s, b, buf, i, layer.window);
+            const bool last = i == s.num_layers - 1;
+            product(layer.qkv, norm(buf.x, layer.input_norm, b.num_rows), b.num_rows, buf.qkv, params.q_row, STORE);
+            write_kv(layer, params);
+            if (last && b.num_logit_rows == 0) return;
+            run_attention_tasks(params, tasks[i]);
+            team.barrier();
+            if (last) gather_logit_rows();
+            float* x = last ? buf.gathered : buf.x;
+            const long rows = last ? b.num_logit_rows : b.num_rows;
+            product(layer.output, last ? buf.qkv : buf.attended, rows, x, s.hidden, ADD);
+            product(layer.gate_up, norm(x, layer.mlp_norm, rows), rows, buf.intermediate, s.intermediate, SWIGLU);
+            product(layer.down, buf.intermediate, rows, x, s.hidden, ADD);
+        }
+        const float* last = norm(buf.gathered, s.final_norm, b.num_logit_rows);
+        for (long r = team.begin(b.num_logit_rows); states && r < team.end(b.num_logit_rows); r++)
+            memcpy(states + r * s.hidden, last + r * s.hidden, sizeof(float) * s.hidden);
+        product(s.head, last, b.num_logit_rows, logits, s.head->outputs, STORE);
+    }
+};
+
+}  // namespace
+
+// The layers are copied. Their weights are not, and must outlive the model.
+API LlamaModel* cospec_llama_new(const LlamaConfig* config) {
+    LlamaModel* model = new LlamaModel;
+    model->config = *config;
+    model->layers.assign(config->layers, config->layers + config->num_layers);
+    return model;
+}
+
+API void cospec_llama_free(LlamaModel* model) { delete model; }
+
+namespace {
+
+void forward(LlamaModel* model, const InputBatch& batch, float* logits, float* states = nullptr) {
+    const int threads = num_threads();
+    const Buffers buffers = buffers_for(model->scratch, model->config, batch.num_rows, threads);
+    std::vector<std::atomic<long>> tasks(model->layers.size());
+    in_parallel(threads, [&](const Team& team) {
+        Forward{model->config, batch, buffers, team, kernels()}.run(model->layers.data(), tasks.data(), logits, states);
+    });
+}
+
+// Choose the next token of every sequence from its row of logits.
+void select_tokens(const Rollout& r, long num_sequences, long vocab, long step) {
+    in_parallel(r.q || r.confidence ? threads_for(num_sequences) : 1, [&](const Team& team) {
+        std::vector<double> scratch(r.confidence ? vocab : 0);
+        for (long s = team.begin(num_sequences); s < team.end(num_sequences); s++) {
+            const float* row = r.logits + step * r.logits_stride + s * vocab;
+            long token = kernels().argmax(row, vocab);
+            double top_prob = 0.0;
+            if (token >= 0 && r.temperatures[s] > 0) {
+                double* q = r.q + (s * r.max_depth + step) * vocab;
+                RandomStream stream;
+                memcpy(&stream, r.streams + 6 * s, sizeof stream);
+                stream.counter[2] += step;
+                top_prob = softmax(row, vocab, r.temperatures[s], q);
+                token = exponential_sample(q, vocab, stream);
+            } else if (token >= 0 && r.confidence) {
+                top_prob = softmax(row, vocab, 1.0, scratch.data());
+            }
+            r.tokens[s * r.max_depth + step] = token;
+            if (r.confidence) r.confidence[s * r.max_depth + step] = top_prob;
+        }
+    });
+}
+
+}  // namespace
+
+// logits: [num_logit_rows, vocab_size]
+API void cospec_llama_forward(LlamaModel* model, const InputBatch* batch, float* logits) {
+    pthread_mutex_lock(&model->lock);
+    forward(model, *batch, logits);
+    pthread_mutex_unlock(&model->lock);
+}
+
+// Like cospec_llama_forward, with the hidden states that the head reads: [num_logit_rows, hidden].
+API void cospec_llama_hidden_states(LlamaModel* model, const InputBatch* batch, float* logits, float* states) {
+    pthread_mutex_lock(&model->lock);
+    forward(model, *batch, logits, states);
+    pthread_mutex_unlock(&model->lock);
+}
+
+// Like cospec_llama_forward, for a batch that is built here. Returns 0 and does nothing where the batch is invalid.
+API int cospec_llama_score(LlamaModel* model, const KVCacheView* cache, const BatchView* view, float* logits) {
+    InputBatch batch;
+    pthread_mutex_lock(&model->lock);
+    const bool valid = model->batch_builder.build(*view, *cache, 0, &batch);
+    if (valid) forward(model, batch, logits);
+    pthread_mutex_unlock(&model->lock);
+    return valid;
+}
+
+namespace {
+
+void rollout_steps(LlamaModel* model, const InputBatch& first, Rollout rollout) {
+    const long n = first.num_sequences, vocab = model->config.head->outputs;
+    if (!rollout.logits) rollout.logits = model->step_logits.reserve(n * vocab);
+    forward(model, first, rollout.logits);
+    select_tokens(rollout, n, vocab, 0);
+    std::vector<int64_t> ids(n), positions(n), mask(n, 0), logit_rows(n);
+    std::vector<int32_t> sequence(n), visible(n), starts(n + 1), write_at(n);
+    for (long s = 0; s < n; s++) {
+        positions[s] = first.positions[first.logit_rows[s]];
+        logit_rows[s] = sequence[s] = starts[s] = s;
+    }
+    starts[n] = n;
+    InputBatch next = first;
+    next.ids = ids.data(), next.positions = positions.data(), next.row_sequence = sequence.data();
+    next.visible = visible.data(), next.mask = mask.data(), next.starts = starts.data();
+    next.write_at = write_at.data(), next.logit_rows = logit_rows.data();
+    long active = n;  // the longest rollouts come first, so the active ones are always the first ones
+    for (long step = 1; step < rollout.max_depth; step++) {
+        while (rollout.depths[active - 1] <= step) active--;
+        next.num_rows = next.num_logit_rows = next.num_sequences = active;
+        for (long s = 0; s < active; s++) {
+            const int64_t token = rollout.tokens[s * rollout.max_depth + step - 1];
+            ids[s] = token < 0 ? 0 : token;
+            write_at[s] = ++positions[s];
+            visible[s] = positions[s] + 1;
+        }
+        forward(model, next, rollout.logits + step * rollout.logits_stride);
+        select_tokens(rollout, active, vocab, step);
+    }
+}
+
+}  // namespace
+
+// Score the batch, then choose and feed tokens one by one, up to the depth of each sequence.
+// Each sequence has one logit row, its last. The last chosen token is not fed.
+// The pages must have room for all fed tokens. Returns 0 and does nothing where the batch is invalid.
+API int cospec_llama_rollout(
+    LlamaModel* model, const KVCacheView* cache, const BatchView* view, const Rollout* rollout) {
+    InputBatch batch;
+    pthread_mutex_lock(&model->lock);
+    const bool valid = model->batch_builder.build(*view, *cache, rollout->max_depth - 1, &batch);
+    if (valid) rollout_steps(model, batch, *rollout);
+    pthread_mutex_unlock(&model->lock);
+    return valid;
+}
+
+}  // namespace cospec

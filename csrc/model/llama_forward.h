@@ -1,0 +1,55 @@
+// The forward pass of a Llama-family model over a packed batch.
+#pragma once
+#include <stdint.h>
+
+#include "ops/kernels.h"
+
+namespace cospec {
+
+// Weights of one layer; norms are float32. Projections of one input are one product.
+// qkv joins queries, keys and values; gate_up interleaves gates and inputs for the epilogue SWIGLU.
+struct LlamaLayer {
+    const float *input_norm, *mlp_norm;
+    const float *q_norm, *k_norm;  // [dim] each, or null
+    const Linear *qkv, *output, *gate_up, *down;
+    long window;  // 0: none
+};
+
+struct LlamaConfig {
+    const LlamaLayer* layers;
+    const void* embedding;  // [vocab_size, hidden]
+    const float* final_norm;
+    const Linear* head;
+    const float* inverse_frequencies;  // [dim / 2] of the rotary embedding
+    long embedding_format, num_layers, hidden, heads, kv_heads, dim, intermediate;
+    float eps, scale, rotary_scale;
+};
+
+struct LlamaModel;  // a model with its scratch memory
+
+// T rows of S sequences; see cospec.models.packed.PackedBatch.
+struct InputBatch {
+    const int64_t *ids, *positions;
+    const int32_t *row_sequence, *visible;
+    const int64_t* mask;
+    const int32_t *tables, *starts, *write_at;
+    const int64_t* logit_rows;               // rows that get logits
+    float *const *k_pages, *const *v_pages;  // of each layer
+    long num_rows, num_sequences, num_logit_rows, page_size, table_width;
+};
+
+// How the tokens of a rollout are chosen, and where they are written. S sequences, the longest rollout first.
+struct Rollout {
+    const double* temperatures;  // [S], 0: the most likely token
+    const uint64_t* streams;     // [S, 6], of the first token; the position in word 4 goes up with each token
+    const int64_t* depths;       // [S], tokens of each sequence, descending
+    long max_depth;              // the largest depth
+    float* logits;               // [max_depth, S, vocab_size], or null
+    long logits_stride;  // floats from one step's logits to the next: S * vocab_size, or 0 where logits are not kept
+    double* q;  // [S, max_depth, vocab_size], what the tokens were sampled from; null when all are the most likely
+    int64_t* tokens;  // [S, max_depth]; -1 where no token could be chosen; not written beyond a sequence's depth
+    double*
+        confidence;  // [S, max_depth], the largest probability of each row, at temperature 1 for greedy rows; or null
+};
+
+}  // namespace cospec

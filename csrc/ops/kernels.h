@@ -1,0 +1,88 @@
+// The kernels of one instruction set as a table, and the plain structs that they take.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace cospec {
+
+enum WeightFormat { FP32 = 0, BF16 = 1, INT8 = 2 };
+
+// A weight [outputs, inputs] in panels of 64 outputs. A panel holds, for each input, the weights of its outputs.
+// The width of the last panel is a multiple of 32.
+// In bf16 panels one 32-bit word holds two inputs' weights of an output, the earlier input in the lower half.
+// bf16 panels pad an odd number of inputs with zeros.
+struct Linear {
+    int format;
+    long outputs, inputs;
+    void* weight;
+    float* scale;  // [outputs rounded up to 32] of int8 weights, or null
+    float* bias;   // [outputs rounded up to 32], or null
+};
+
+enum Epilogue {
+    STORE = 0,  // y = result
+    ADD = 1,    // y += result
+    SWIGLU = 2  // panels hold 32 gates, then their 32 inputs: y = silu(gate) * input, half as many as outputs
+};
+
+struct LinearParams {
+    const Linear* linear;
+    const float* x;  // [rows, inputs], stride `x_row`
+    long x_row, rows;
+    float* y;  // stride `y_row`
+    long y_row, y_columns;
+    Epilogue epilogue;
+};
+
+// Attention of rows over paged keys and values [pages, kv_heads, page_size, dim].
+struct AttentionParams {
+    const float *q, *k, *v;  // new rows; strides in floats
+    long q_row, q_head, k_row, k_head, v_row, v_head;
+    float *k_pages, *v_pages, *out;  // out: [rows, heads, dim]
+    long heads, kv_heads, dim, page_size, table_width;
+    float scale, softcap;  // softcap 0: none
+    long window;           // 0: none
+    const int64_t* positions;
+    const int32_t *visible, *tables, *starts, *write_at;
+    const int64_t* mask;
+    long num_sequences;
+};
+
+// Key and counter of the generator. Word 2 of the counter is the token's position in its sequence.
+struct RandomStream {
+    uint64_t key[2], counter[4];
+};
+
+struct Kernels {
+    const char* name;
+    // Compute part `part` of `parts` of a product. `scratch` holds linear_scratch() floats.
+    void (*linear)(const LinearParams&, int part, int parts, float* scratch);
+    size_t (*linear_scratch)(long rows, long inputs);
+    // Rows [first, last) of one sequence against one key-value head. `scratch` holds attend_scratch() floats.
+    void (*attend)(const AttentionParams&, long sequence, long kv_head, long first, long last, float* scratch);
+    size_t (*attend_scratch)(long rows, long heads_per_kv, long dim);
+    void (*rms_norm)(const float* x, const float* weight, float eps, long n, float* y);
+    void (*apply_rotary)(float* x, const float* cos, const float* sin, long dim);
+    void (*bf16_to_float)(const uint16_t* bf16, long n, float* y);
+    long (*argmax)(const float* x, long n);
+    // The softmax of one row at a temperature, in double precision. Returns the largest probability.
+    double (*softmax)(const float* logits, long vocab, double temperature, double* out);
+    double (*softmax64)(const double* logits, long vocab, double temperature, double* out);
+    // The natural logarithm of each number, in place; minus infinity for 0. Not for subnormal numbers.
+    void (*logarithm)(double* x, long count);
+    // out [n] = sum of weights [count] times rows [count, n], in ascending order of rows.
+    void (*weighted_sum)(const double* const* rows, const double* weights, long count, long n, double* out);
+    // The first token with the largest quotient of weight and exponential number. -1 when no weight is positive.
+    long (*exponential_sample)(const double* weights, long vocab, const RandomStream& stream);
+    // The uniform number in (0, 1) of the first word, `block` blocks after the stream's start.
+    double (*uniform)(const RandomStream& stream, uint64_t block);
+    // out = max(0, scale target - q), all [n]. Returns the sum of out.
+    double (*residual)(const double* target, const double* q, double scale, long n, double* out);
+};
+
+extern const Kernels kernels_base;
+extern const Kernels kernels_avx2;
+extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512_bf16;
+
+}  // namespace cospec

@@ -1,0 +1,176 @@
+#include "ops/ops.h"
+
+#include <stdint.h>
+#include <string.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "ops/dispatch.h"
+
+namespace cospec {
+
+namespace {
+
+constexpr size_t LINE = 64, HUGE_PAGE = 2 << 20;
+constexpr long PANEL = 64;
+
+// Large weights use huge pages, because every forward touches each page once.
+void* allocate(size_t bytes) {
+    const bool huge = bytes >= HUGE_PAGE;
+    void* p = nullptr;
+    // Kernels prefetch a few lines past the end; the slack keeps these lines inside.
+    if (posix_memalign(&p, huge ? HUGE_PAGE : LINE, bytes + LINE) != 0) return nullptr;
+#if defined(__linux__)
+    if (huge) madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+    return p;
+}
+
+long round_up(long n, long to) { return (n + to - 1) / to * to; }
+
+template <class T> T flush_subnormal(T weight) { return weight; }
+uint16_t flush_subnormal(uint16_t bf16) {
+    return bf16 & 0x7f80 ? bf16 : bf16 & 0x8000;
+}  // products take subnormal numbers for 0
+
+// `inputs_per_word` inputs of an output share a word.
+template <class T> void pack(const Linear& l, const T* from, long inputs_per_word) {
+    T* to = (T*)l.weight;
+    const long padded_outputs = round_up(l.outputs, 32), inputs = round_up(l.inputs, inputs_per_word);
+    for (long panel = 0; panel < padded_outputs; panel += PANEL) {
+        const long width = padded_outputs - panel < PANEL ? padded_outputs - panel : PANEL;
+        T* p = to + panel * inputs;
+        for (long j = 0; j < width; j++) {
+            const bool inside = panel + j < l.outputs;
+            const T* row = from + (panel + j) * l.inputs;
+            for (long k = 0; k < inputs; k++)
+                p[(k / inputs_per_word * width + j) * inputs_per_word + k % inputs_per_word] =
+                    inside && k < l.inputs ? flush_subnormal(row[k]) : T(0);
+        }
+    }
+}
+
+float* padded_copy(const float* from, long n) {
+    if (!from) return nullptr;
+    float* to = (float*)allocate(sizeof(float) * round_up(n, PANEL));
+    memset(to, 0, sizeof(float) * round_up(n, PANEL));
+    memcpy(to, from, sizeof(float) * n);
+    return to;
+}
+
+}  // namespace
+
+float* Scratch::reserve(size_t floats) {
+    if (floats > size) {
+        free(data);
+        size = floats + floats / 4;
+        data = (float*)allocate(size * sizeof(float));
+    }
+    return data;
+}
+
+Scratch& thread_scratch() {
+    thread_local Scratch scratch;
+    return scratch;
+}
+
+Linear* linear_new(int format, const void* weight, const float* scale, const float* bias, long outputs, long inputs) {
+    const size_t element = format == FP32 ? 4 : format == BF16 ? 2 : 1;
+    Linear* l = new Linear{format, outputs, inputs, nullptr, padded_copy(scale, outputs), padded_copy(bias, outputs)};
+    l->weight = allocate(element * round_up(outputs, 32) * round_up(inputs, 2));
+    if (format == FP32) pack(*l, (const float*)weight, 1);
+    if (format == BF16) pack(*l, (const uint16_t*)weight, 2);
+    if (format == INT8) pack(*l, (const int8_t*)weight, 1);
+    return l;
+}
+
+void linear_free(Linear* l) {
+    if (!l) return;
+    free(l->weight);
+    free(l->scale);
+    free(l->bias);
+    delete l;
+}
+
+long attention_rows(const AttentionParams& params) {
+    const long rows = 32 * params.kv_heads / params.heads;
+    return rows < 1 ? 1 : rows;
+}
+
+void write_cache(const AttentionParams& params, long sequence, long kv_head, long first, long last) {
+    const int32_t* table = params.tables + sequence * params.table_width;
+    for (long row = first; row < last; row++) {
+        const long position = params.write_at[row], page = table[position / params.page_size];
+        const long offset =
+            ((page * params.kv_heads + kv_head) * params.page_size + position % params.page_size) * params.dim;
+        memcpy(params.k_pages + offset, params.k + row * params.k_row + kv_head * params.k_head,
+            sizeof(float) * params.dim);
+        memcpy(params.v_pages + offset, params.v + row * params.v_row + kv_head * params.v_head,
+            sizeof(float) * params.dim);
+    }
+}
+
+void run_attention_tasks(const AttentionParams& params, std::atomic<long>& next) {
+    const Kernels& k = kernels();
+    const long rows_per_task = attention_rows(params);
+    float* scratch =
+        thread_scratch().reserve(k.attend_scratch(rows_per_task, params.heads / params.kv_heads, params.dim));
+    long task = 0, claimed = next.fetch_add(1);
+    for (long s = 0; s < params.num_sequences; s++)
+        for (long first = params.starts[s]; first < params.starts[s + 1]; first += rows_per_task)
+            for (long h = 0; h < params.kv_heads; h++, task++) {
+                if (task != claimed) continue;
+                k.attend(params, s, h, first,
+                    first + rows_per_task < params.starts[s + 1] ? first + rows_per_task : params.starts[s + 1],
+                    scratch);
+                claimed = next.fetch_add(1);
+            }
+}
+
+API Linear* cospec_linear_new(
+    int format, const void* weight, const float* scale, const float* bias, long outputs, long inputs) {
+    return linear_new(format, weight, scale, bias, outputs, inputs);
+}
+
+API void cospec_linear_free(Linear* linear) { linear_free(linear); }
+
+// y [rows, outputs] = x [rows, inputs] times the weight, both contiguous
+API void cospec_linear(const Linear* l, const float* x, long rows, float* y) {
+    const LinearParams params = {l, x, l->inputs, rows, y, l->outputs, l->outputs, STORE};
+    // Waking the workers takes longer than a very small product.
+    const int threads = rows * l->inputs * l->outputs < 30000 ? 1 : num_threads();
+    in_parallel(threads, [&](const Team& team) {
+        const Kernels& k = kernels();
+        k.linear(params, team.id, team.size, thread_scratch().reserve(k.linear_scratch(rows, l->inputs)));
+    });
+}
+
+API void cospec_attention(const AttentionParams* params) {
+    std::atomic<long> next{0};
+    in_parallel(num_threads(), [&](const Team& team) {
+        const long pairs = params->num_sequences * params->kv_heads;
+        for (long i = team.begin(pairs); i < team.end(pairs); i++) {
+            const long s = i / params->kv_heads;
+            write_cache(*params, s, i % params->kv_heads, params->starts[s], params->starts[s + 1]);
+        }
+        team.barrier();
+        run_attention_tasks(*params, next);
+    });
+}
+
+API void cospec_rms_norm(const float* x, const float* weight, float eps, long rows, long n, float* y) {
+    in_parallel(rows * n < 65536 ? 1 : num_threads(), [&](const Team& team) {
+        for (long r = team.begin(rows); r < team.end(rows); r++)
+            kernels().rms_norm(x + r * n, weight, eps, n, y + r * n);
+    });
+}
+
+API void cospec_argmax(const float* x, long rows, long n, int64_t* result) {
+    for (long r = 0; r < rows; r++) result[r] = kernels().argmax(x + r * n, n);
+}
+
+API void cospec_set_threads(int threads) { set_num_threads(threads); }
+API int cospec_threads() { return num_threads(); }
+
+}  // namespace cospec

@@ -1,0 +1,38 @@
+// A few threads that run one task after the other.
+//
+// The library has its own pool because torch's OpenMP runtime cannot be shared without linking against torch's copy.
+// Workers spin for a short while after a task and then sleep. So an idle process takes no processor time.
+#pragma once
+
+namespace cospec {
+
+struct ThreadPool;
+
+// What each thread of a task receives.
+struct Team {
+    int id, size;
+    ThreadPool* pool;
+    void barrier() const;  // returns when every thread of the team has called it
+    // This thread's part of `count` items is [begin(count), end(count)).
+    long begin(long count) const { return count * id / size; }
+    long end(long count) const { return count * (id + 1) / size; }
+};
+
+typedef void (*PoolTask)(void* context, const Team& team);
+
+// Run `task` on up to `threads` threads, the caller included. Concurrent callers wait for each other.
+void thread_pool_run(PoolTask work, void* context, int threads);
+void set_num_threads(int threads);
+int num_threads();
+// Whether the workers still spin and can start at once.
+bool workers_awake();
+
+// The same for any callable that takes a Team.
+template <class F> void in_parallel(int threads, F&& work) {
+    struct Call {
+        static void run(void* f, const Team& team) { (*static_cast<F*>(f))(team); }
+    };
+    thread_pool_run(Call::run, &work, threads);
+}
+
+}  // namespace cospec

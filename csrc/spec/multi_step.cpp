@@ -1,0 +1,182 @@
+// A step does what drafters/model.py, engine/verifier.py and drafters/following.py do.
+#include "spec/multi_step.h"
+
+#include <poll.h>
+#include <string.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+namespace cospec {
+
+namespace {
+
+constexpr long HEADER = 4;  // words of an output row before the draft tokens
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// The state of a request between steps.
+struct SlotState {
+    std::vector<int64_t> tokens;  // known tokens that are not yet fed
+    int64_t num_known, num_left;
+    long num_fed() const { return num_known - (long)tokens.size(); }
+};
+
+// Buffers are kept between calls, because fresh memory costs more than the data written to it.
+struct Workspace {
+    Scratch logits, q;
+    std::vector<SlotState> states;
+    std::vector<SequenceSlice> slices;
+    std::vector<int64_t> ids, parents, depths, drafted, nodes, results;
+    std::vector<double> temperatures;
+    std::vector<uint64_t> streams;
+    std::vector<VerifyTask> tasks;
+};
+thread_local Workspace workspace;
+
+struct MultiStepRunner {
+    MultiStepTask& task;
+    const long vocab_size = task.cache->vocab_size;
+    double* q = nullptr;  // [num_drafting, max_draft_len, vocab_size]
+
+    void start() {
+        workspace.states.resize(task.num_slots);
+        const int64_t* token = task.tokens;
+        for (long i = 0; i < task.num_slots; i++) {
+            const RequestSlot& slot = task.slots[i];
+            SlotState& state = workspace.states[i];
+            state.tokens.assign(token, token + slot.num_known - slot.num_fed);
+            state.num_known = slot.num_known, state.num_left = slot.num_left;
+            token += slot.num_known - slot.num_fed;
+        }
+        workspace.depths.clear();
+        for (long i = 0; i < task.num_drafting; i++) workspace.depths.push_back(task.slots[i].draft_len);
+        workspace.drafted.resize(task.num_slots * task.max_draft_len);
+        if (task.drafts) workspace.drafted.assign(task.drafts, task.drafts + task.num_slots * task.max_draft_len);
+    }
+
+    bool draft() {
+        bool any_sampled = false;
+        workspace.slices.clear(), workspace.ids.clear(), workspace.temperatures.clear(), workspace.streams.clear();
+        for (long i = 0; i < task.num_drafting; i++) {
+            const RequestSlot& slot = task.slots[i];
+            const SlotState& state = workspace.states[i];
+            const uint64_t base = state.num_known, size = state.tokens.size();
+            workspace.slices.push_back(
+                {state.num_fed(), (long)size, 0, (long)size - 1, slot.drafter_pages, slot.num_drafter_pages});
+            workspace.ids.insert(workspace.ids.end(), state.tokens.begin(), state.tokens.end());
+            workspace.temperatures.push_back(slot.params.sampling.temperature);
+            const uint64_t step_word = slot.stream_kind == TARGET ? 0 : base;
+            for (uint64_t word : {slot.params.seed, slot.stream_kind, (uint64_t)0, (uint64_t)0, base, step_word})
+                workspace.streams.push_back(word);
+            any_sampled |= slot.params.sampling.temperature > 0.0;
+        }
+        q = any_sampled ? (double*)workspace.q.reserve(2 * task.num_drafting * task.max_draft_len * vocab_size)
+                        : nullptr;
+        std::fill(workspace.drafted.begin(), workspace.drafted.end(), -1);
+        const BatchView view = {workspace.slices.data(), workspace.ids.data(), nullptr, task.num_drafting};
+        const Rollout rollout = {workspace.temperatures.data(), workspace.streams.data(), workspace.depths.data(),
+            task.max_draft_len, nullptr, 0, q, workspace.drafted.data(), nullptr};
+        return cospec_llama_rollout(task.drafter, task.drafter_cache, &view, &rollout);
+    }
+
+    // The length of a request's draft. A draft ends where the drafter's logits held NaN.
+    long num_drafted(long i) const {
+        const int64_t* tokens = workspace.drafted.data() + i * task.max_draft_len;
+        return std::find(tokens, tokens + task.slots[i].draft_len, -1) - tokens;
+    }
+
+    bool score(float** logits) {
+        long row = 0;
+        for (auto* column : {&workspace.ids, &workspace.parents, &workspace.nodes}) column->clear();
+        workspace.slices.clear(), workspace.tasks.clear();
+        for (long i = 0; i < task.num_slots; i++) {
+            const RequestSlot& slot = task.slots[i];
+            const SlotState& state = workspace.states[i];
+            const long n = num_drafted(i), node_offset = workspace.nodes.size();
+            const int64_t* tokens = workspace.drafted.data() + i * task.max_draft_len;
+            const bool sampled = q && slot.stream_kind == DRAFT && slot.params.sampling.temperature > 0.0;
+            workspace.slices.push_back({state.num_known - 1, 1 + n, n, 0, slot.pages, slot.num_pages});
+            workspace.ids.push_back(state.tokens.back());
+            workspace.ids.insert(workspace.ids.end(), tokens, tokens + n);
+            workspace.nodes.insert(workspace.nodes.end(), tokens, tokens + n);
+            for (long node = 0; node < n; node++)
+                workspace.parents.push_back(node - 1), workspace.nodes.push_back(node - 1);
+            workspace.tasks.push_back({row, row, n + 1, node_offset, n,
+                sampled ? q + i * task.max_draft_len * vocab_size : slot.q, (uint64_t)state.num_known, slot.params});
+            row += n + 1;
+        }
+        *logits = workspace.logits.reserve(row * vocab_size);
+        const BatchView view = {
+            workspace.slices.data(), workspace.ids.data(), workspace.parents.data(), task.num_slots};
+        return cospec_llama_score(task.target, task.cache, &view, *logits);
+    }
+
+    const VerifyResult* verify(const float* logits) {
+        const double weight = 1.0;
+        const LogitsSource source = {&logits, &weight, 1, vocab_size, SINGLE, 0.0};
+        workspace.results.resize(task.num_slots * sizeof(VerifyResult) / sizeof(int64_t) + workspace.nodes.size());
+        cospec_verify(
+            &source, workspace.tasks.data(), task.num_slots, workspace.nodes.data(), workspace.results.data());
+        return (const VerifyResult*)workspace.results.data();
+    }
+
+    // Commit a result to a request and to its output row. Returns whether the request can run another such step.
+    bool commit(long i, const VerifyResult& result, int64_t* out) {
+        const RequestSlot& slot = task.slots[i];
+        SlotState& state = workspace.states[i];
+        const int64_t* drafted = workspace.drafted.data() + i * task.max_draft_len;
+        const long n = num_drafted(i), accepted = result.num_accepted;
+        const long num_cached = std::max(0L, std::min(accepted, n - 1));  // the last draft token was not fed
+        const int64_t header[HEADER] = {n, accepted, result.token, result.invalid ? -1 : result.bonus};
+        memcpy(out, header, sizeof header);
+        std::copy(drafted, drafted + n, out + HEADER);
+        if (result.invalid) return false;
+        state.tokens.assign(drafted + num_cached, drafted + accepted);
+        state.tokens.push_back(result.token);
+        state.num_known += accepted + 1, state.num_left -= accepted + 1;
+        const int64_t* stop_end = slot.stop_tokens + slot.num_stop_tokens;
+        bool stopped = std::find(slot.stop_tokens, stop_end, result.token) != stop_end;
+        for (long node = 0; node < accepted; node++)
+            stopped |= std::find(slot.stop_tokens, stop_end, drafted[node]) != stop_end;
+        task.num_fed[i] = state.num_fed();
+        return !stopped && state.num_left > slot.draft_len;
+    }
+
+    bool woken() const {
+        pollfd descriptor = {(int)task.wakeup_fd, POLLIN, 0};
+        return task.wakeup_fd >= 0 && poll(&descriptor, 1, 0) > 0;
+    }
+
+    long run() {
+        const double call_start = now();
+        start();
+        for (long step = 0; step < task.max_steps; step++) {
+            const double step_start = now();
+            const bool late = (step_start - call_start) * (step + 1) > task.time_limit * step;
+            if (step && (late || woken())) return step;
+            if (task.num_drafting && !draft()) return step;
+            const double drafted = now();
+            float* logits;
+            if (!score(&logits)) return step;
+            const double scored = now();
+            const VerifyResult* results = verify(logits);
+            double* seconds = task.seconds + 3 * step;
+            seconds[0] = drafted - step_start, seconds[1] = scored - drafted, seconds[2] = now() - scored;
+            const long width = HEADER + task.max_draft_len;
+            int64_t* out = task.output + step * task.num_slots * width;
+            bool all_go_on = true;
+            for (long i = 0; i < task.num_slots; i++) all_go_on &= commit(i, results[i], out + i * width);
+            if (!all_go_on) return step + 1;
+        }
+        return task.max_steps;
+    }
+};
+
+}  // namespace
+
+// Returns how many steps were run. 0: the library cannot lay out the batch, and no output was written.
+API long cospec_multi_step(MultiStepTask* task) { return MultiStepRunner{*task}.run(); }
+
+}  // namespace cospec

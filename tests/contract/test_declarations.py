@@ -1,0 +1,94 @@
+"""Every class in every table declares all that the interface of the table has, with values of the right types."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from cospec.bench.systems import SYSTEMS
+from cospec.draws import Draws, Purpose
+from cospec.errors import InvalidInput
+from cospec.plugins import Rule
+from cospec.registry import BLENDS, COMBINERS, DRAFTERS, POLICIES, ROUNDS, ROUTINGS, RULES, Table
+from cospec.rules.match import Match
+from cospec.types import Draft, Scores, Verdict
+
+TABLES: dict[str, Table[Any]] = {
+    "drafters": DRAFTERS,
+    "combiners": COMBINERS,
+    "routings": ROUTINGS,
+    "rules": RULES,
+    "policies": POLICIES,
+    "blends": BLENDS,
+    "rounds": ROUNDS,
+    "systems": SYSTEMS,
+}
+REQUIRED = {  # what an interface gives no default for, and a value of another type
+    "drafters": ("samples", "no"),
+    "combiners": ("steps", None),
+    "routings": ("weighs", 1.0),
+    "rules": ("noise", "target"),
+    "policies": ("reads_costs", "yes"),
+    "blends": ("Options", dict),
+    "rounds": ("learns", "often"),
+    "systems": ("build", "nothing"),
+}
+OVERRIDDEN = {  # what an interface gives a default for, and a value of another type
+    "drafters": ("offer", {"free": True}),
+    "combiners": ("native_id", "mix"),
+    "routings": ("native_id", "hedge"),
+    "rules": ("native_id", "match"),
+    "policies": ("keeps_drafts", "always"),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_class_declares_its_interface(kind: str) -> None:
+    table = TABLES[kind]
+    names = [*table, *table.installed]
+    assert names
+    for name in names:
+        table.declares.check(name, table.load(name))
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_declaration_of_another_type_is_found(kind: str) -> None:
+    table = TABLES[kind]
+    name = next(iter(table))
+    for attribute, value in [REQUIRED[kind], *([OVERRIDDEN[kind]] if kind in OVERRIDDEN else [])]:
+        wrong = type("Wrong", (table.load(name),), {attribute: value})
+        with pytest.raises(InvalidInput, match=rf"Wrong, whose {attribute} "):
+            table.declares.check(name, wrong)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_missing_declaration_is_found(kind: str) -> None:
+    table = TABLES[kind]
+    with pytest.raises(InvalidInput, match=r"Empty, which does not declare .*; allowed is a subclass of cospec\."):
+        table.declares.check("empty", type("Empty", (), {}))
+
+
+@pytest.mark.parametrize("table", [RULES, COMBINERS, ROUTINGS], ids=["rules", "combiners", "routings"])
+def test_native_code_runs_no_class_that_only_inherits_from_one_that_it_knows(table: Table[Any]) -> None:
+    native = [table.load(name) for name in table if table.load(name).native_id is not None]
+    assert len({each.native_id for each in native}) == len(native) >= 3
+    for each in native:
+        changed: Any = type("Changed", (each,), {})
+        same: Any = type("Same", (each,), {"native_id": each.native_id})
+        assert changed.native_id is None
+        assert same.native_id == each.native_id
+
+
+def test_a_rule_that_changes_how_match_judges_is_obeyed() -> None:
+    """``has_rule`` reads ``native_id``, so a subclass goes through its own ``judge``."""
+    from cospec.engine.compiled import has_rule
+
+    class Refuses(Match):
+        name: ClassVar[str] = "refuses"
+
+        def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+            return Verdict((), scores.draw(0, draft.base_len, draws), bonus=False)
+
+    assert has_rule(Match()) and not has_rule(Refuses())
+    assert issubclass(Refuses, Rule) and Refuses.noise is Purpose.TARGET
