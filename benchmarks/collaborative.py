@@ -26,7 +26,7 @@ from benchmarks import ensembles
 from benchmarks.common import DOMAINS, Samples, write
 from benchmarks.ensembles import PLAIN, SETTINGS, Ids, Setting, Times, Writer, params, rounded, writer
 from cospec import SamplingParams
-from cospec.policies.theory import acceptance_bound, alternate_factor, naive_factor
+from cospec.ensemble.speedup_model import acceptance_bound, alternate_factor, naive_factor
 
 Row = dict[str, Any]
 
@@ -108,25 +108,27 @@ def theory(writers: Mapping[str, Writer], setting: Setting, samples: Samples, ba
     """Acceptance and its bound, and predicted factors beside the measured ones."""
     found: Row = {}
     for kind in ("naive", "alternate"):
-        caster = writers[kind].caster
-        caster.serve(batch)
-        casting = caster.best
-        first, last = casting.order[0], casting.order[-1]
-        alphas, gamma = caster.alphas, max(1, casting.gammas[first])
-        c = caster.costs[first] / (sum(caster.costs) - caster.costs[first])
+        proposer_policy = writers[kind].proposer_policy
+        proposer_policy.serve(batch)
+        proposer_schedule = proposer_policy.best
+        first, last = proposer_schedule.order[0], proposer_schedule.order[-1]
+        alphas, gamma = proposer_policy.alphas, max(1, proposer_schedule.gammas[first])
+        c = proposer_policy.costs[first] / (sum(proposer_policy.costs) - proposer_policy.costs[first])
         if kind == "naive":
             found["theorem 3.1"] = round(naive_factor(alphas[first], gamma, c), 2)
         else:
-            scorer = max(1, casting.gammas[last])
+            scorer = max(1, proposer_schedule.gammas[last])
             found["theorem 3.6"] = round(alternate_factor(alphas[first], gamma, c, scorer, alphas[last]), 2)
             found["alpha"] = [round(alpha, 3) for alpha in alphas]
-            found["gammas"], found["proposer"], found["c"] = casting.gammas, first, round(c, 3)
-            found["form"] = ("alternate" if casting.alternate else "naive") if casting.proposes else "standard"
-        found[f"{kind} process"] = round(caster.predicted(casting), 2)
+            found["gammas"], found["proposer"], found["c"] = proposer_schedule.gammas, first, round(c, 3)
+            found["form"] = (
+                ("alternate" if proposer_schedule.alternate else "naive") if proposer_schedule.proposes else "standard"
+            )
+        found[f"{kind} process"] = round(proposer_policy.predicted(proposer_schedule), 2)
         found[f"{kind} measured"] = rounded(samples.ratio("standard", kind))[0]
-    if setting.law["blend"] == "weighted":
+    if setting.ensemble["method"] == "weighted":
         count = len(setting.models)
-        weights = setting.law.get("weights", [1 / count] * count)
+        weights = setting.ensemble.get("weights", [1 / count] * count)
         found["bound"] = [round(acceptance_bound(weights, author), 2) for author in range(count)]
     return found
 
@@ -136,7 +138,7 @@ def report(name: str, rows: Sequence[Row]) -> None:
     table = Table(
         "batch", "T", "domain", *rows[0]["over_standard"], "with prompts", "calls", title=f"{name}: speed over standard"
     )
-    told = Table("batch", "T", "domain", "alpha", "bound", "casting", "c", "3.1", "naive", "3.6", "alternate")
+    told = Table("batch", "T", "domain", "alpha", "bound", "proposer_schedule", "c", "3.1", "naive", "3.6", "alternate")
     for row in rows:
         where = (str(row["batch"]), f"{row['temperature']:g}", row["domain"])
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*ratio) for ratio in row["over_standard"].values()]
@@ -144,11 +146,11 @@ def report(name: str, rows: Sequence[Row]) -> None:
         whole = f"{row['with_prompts']['alternate'][0]:.2f}"
         table.add_row(*where, *ratios, whole, "" if calls is None else f"{calls:.2f}")
         if said := row.get("theory"):
-            casting = f"{said['form']} {said['gammas']} by {said['proposer']}"
+            proposer_schedule = f"{said['form']} {said['gammas']} by {said['proposer']}"
             pairs = [f"{said[f'{kind} process']} / {said[f'{kind} measured']}" for kind in ("naive", "alternate")]
             bound = str(said.get("bound", ""))
             factors = [str(said["theorem 3.1"]), pairs[0], str(said["theorem 3.6"]), pairs[1]]
-            told.add_row(*where, str(said["alpha"]), bound, casting, str(said["c"]), *factors)
+            told.add_row(*where, str(said["alpha"]), bound, proposer_schedule, str(said["c"]), *factors)
     for one in (table, told):
         Console(width=170).print(one)
 

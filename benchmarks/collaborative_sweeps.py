@@ -12,7 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import DOMAINS, ROOT, write
-from benchmarks.ensembles import SETTINGS, Law, Setting, Writer, batches, params, rounded, time_writers, writer
+from benchmarks.ensembles import (
+    SETTINGS,
+    OutputDistribution,
+    Setting,
+    Writer,
+    batches,
+    params,
+    rounded,
+    time_writers,
+    writer,
+)
 
 Curve = dict[float, list[float]]
 SWEPT = {"weighted-two": ("gamma", "lambda"), "weighted-small": ("lambda",), "contrastive": ("gamma", "mu")}
@@ -41,10 +51,10 @@ def sweep(name: str, options: argparse.Namespace) -> dict[str, Curve]:
     setting = SETTINGS[name]
     standard = writer(setting, {"proposal": "standard"}, 1)
     work = [ids for domain in DOMAINS for ids in batches(standard.llm, domain, 1, options.prompts)]
-    chosen = params(TEMPERATURES[setting.law["blend"]], options.tokens)
+    chosen = params(TEMPERATURES[setting.ensemble["method"]], options.tokens)
 
-    def ratio(other: Writer, law: Law) -> list[float]:
-        samples = time_writers({"standard": standard, "other": other}, work, chosen, 1, law)
+    def ratio(other: Writer, ensemble: OutputDistribution) -> list[float]:
+        samples = time_writers({"standard": standard, "other": other}, work, chosen, 1, ensemble)
         return rounded(samples.ratio("standard", "other"))
 
     ways: dict[str, Callable[[], Curve]] = {
@@ -59,7 +69,7 @@ def sweep(name: str, options: argparse.Namespace) -> dict[str, Curve]:
     return found
 
 
-Ratio = Callable[[Writer, Law], list[float]]
+Ratio = Callable[[Writer, OutputDistribution], list[float]]
 
 
 def against_gamma(setting: Setting, ratio: Ratio) -> Curve:
@@ -69,14 +79,14 @@ def against_gamma(setting: Setting, ratio: Ratio) -> Curve:
     for gamma in GAMMAS:
         gammas = [1] * last + [gamma]
         fixed = writer(setting, {"proposal": "alternate", "gamma": gammas, "proposer": last}, 1)
-        found[gamma] = ratio(fixed, setting.law)
+        found[gamma] = ratio(fixed, setting.ensemble)
     return found
 
 
 def against_law(setting: Setting, ratio: Ratio, key: str, values: Sequence[float]) -> Curve:
     """One engine that chooses, and laws that requests bring."""
     free = writer(setting, {"proposal": "alternate"}, 1)
-    return {value: ratio(free, {"blend": setting.law["blend"], key: value}) for value in values}
+    return {value: ratio(free, {"method": setting.ensemble["method"], key: value}) for value in values}
 
 
 def plot(curves: Mapping[str, Curve], value: str) -> None:

@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
     """Processor, threads and versions, so that a figure can be placed."""
     import transformers
 
-    from cospec.models import native
+    from cospec.native import operators
 
     return {
         "date": datetime.date.today().isoformat(),
@@ -43,7 +43,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "kernels": native.isa() if native.available() else native.why_not(),
+        "kernels": operators.isa() if operators.available() else operators.why_not(),
         "memory_gb_per_s": round(bandwidth(), 1),
     }
 

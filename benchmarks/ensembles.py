@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from benchmarks.common import Samples, alternate, prompts
 from cospec import LLM, SamplingParams
-from cospec.policies.collaboration import Collaboration
+from cospec.ensemble.proposer_policy import GoodputProposerPolicy
 
 Ids = list[list[int]]
-Law = Mapping[str, Any]
+OutputDistribution = Mapping[str, Any]
 PROMPT = 192  # tokens of a prompt that are kept
 PLAIN = {"method": "draft_model", "model": "zoo:drafter"}
 
@@ -25,14 +25,14 @@ class Setting:
     """Models and their blend."""
 
     models: tuple[str, ...]
-    law: Law
+    ensemble: OutputDistribution
 
 
 SETTINGS = {
-    "weighted-two": Setting(("zoo", "zoo:target-prose"), {"blend": "weighted", "weights": [0.5, 0.5]}),
-    "weighted-three": Setting(("zoo", "zoo:target-prose", "zoo:target-code"), {"blend": "weighted"}),
-    "weighted-small": Setting(("zoo", "zoo:drafter"), {"blend": "weighted", "weights": [0.7, 0.3]}),
-    "contrastive": Setting(("zoo", "zoo:drafter"), {"blend": "contrastive", "mu": 0.1}),
+    "weighted-two": Setting(("zoo", "zoo:target-prose"), {"method": "weighted", "weights": [0.5, 0.5]}),
+    "weighted-three": Setting(("zoo", "zoo:target-prose", "zoo:target-code"), {"method": "weighted"}),
+    "weighted-small": Setting(("zoo", "zoo:drafter"), {"method": "weighted", "weights": [0.7, 0.3]}),
+    "contrastive": Setting(("zoo", "zoo:drafter"), {"method": "contrastive", "mu": 0.1}),
 }
 
 
@@ -44,9 +44,9 @@ class Writer:
     calls: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
 
-    def write(self, ids: Ids, chosen: SamplingParams, law: Law | None = None) -> None:
+    def write(self, ids: Ids, chosen: SamplingParams, ensemble: OutputDistribution | None = None) -> None:
         """All prompts at once."""
-        for output in self.llm.generate(ids, chosen, law=law):
+        for output in self.llm.generate(ids, chosen, ensemble=ensemble):
             self.calls.update(output.stats.model_calls)
             self.tokens += len(output.outputs[0].token_ids)
 
@@ -57,25 +57,29 @@ class Writer:
         return found
 
     @property
-    def caster(self) -> Collaboration:
+    def proposer_policy(self) -> GoodputProposerPolicy:
         """Who decides in this engine who proposes how much."""
-        members = self.llm.engine.round.crew.members
+        members = self.llm.engine.execution_mode.components.members
         assert members is not None
-        return cast(Collaboration, members.policy)
+        return cast(GoodputProposerPolicy, members.policy)
 
 
-def writer(setting: Setting, collaboration: Law, batch: int, **more: Any) -> Writer:
+def writer(setting: Setting, collaboration: OutputDistribution, batch: int, **more: Any) -> Writer:
     """An engine of the setting with the given way of proposing, for so many requests at once."""
-    models, law = setting.models, setting.law
+    models, ensemble = setting.models, setting.ensemble
     room: dict[str, Any] = {"max_num_seqs": batch, "kv_cache_memory_bytes": 256 << 20}
-    return Writer(LLM(models=models, law=law, collaboration=collaboration, **room, **more))
+    return Writer(LLM(models=models, ensemble=ensemble, collaboration=collaboration, **room, **more))
 
 
 def time_writers(
-    writers: Mapping[str, Writer], work: Sequence[Ids], chosen: SamplingParams, repeats: int, law: Law | None = None
+    writers: Mapping[str, Writer],
+    work: Sequence[Ids],
+    chosen: SamplingParams,
+    repeats: int,
+    ensemble: OutputDistribution | None = None,
 ) -> Samples:
     """Seconds of each writer for each piece of work, alternating in random order."""
-    timed = {name: lambda ids, one=one: one.write(ids, chosen, law) for name, one in writers.items()}
+    timed = {name: lambda ids, one=one: one.write(ids, chosen, ensemble) for name, one in writers.items()}
     return alternate(timed, work, repeats)
 
 

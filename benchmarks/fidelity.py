@@ -30,14 +30,14 @@ from transformers import AutoModelForCausalLM
 from benchmarks.common import DOMAINS, prompts, write
 from benchmarks.load import CONFIGS, MEASURES, Job, poisson, serve
 from cospec import LLM, SamplingParams
-from cospec.lasting import keep
-from cospec.models.folder import resolve
-from cospec.policies.apart import apart
-from cospec.profiling.rounds import Measured, fit_rounds, pace
+from cospec.core.stats import StepStats
+from cospec.core.types import Commit
+from cospec.models.checkpoint import resolve
+from cospec.policies.goodput.split_steps import split_steps
+from cospec.process_utils import freeze_gc
+from cospec.profiling.fit_steps import MeasuredSteps, fit_steps, pace
 from cospec.simulation.run import World, serve_all
 from cospec.simulation.scenario import Scenario
-from cospec.stats import RoundStats
-from cospec.types import Commit
 
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "off": {"policy": "off"},
@@ -68,21 +68,21 @@ class Watch:
     """Notes the rounds of an engine."""
 
     def __init__(self, llm: LLM) -> None:
-        self._rounds: list[Measured] = []
+        self._rounds: list[MeasuredSteps] = []
         self._drafted: set[str] = set()
         self._policy = llm.engine.scheduler.policy
         self._observe = self._policy.observe
         patch.object(self._policy, "observe", self.observe).start()
 
-    def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """A round; whether the drafter saw one of its texts for the first time."""
         ids = {commit.id for commit in commits if commit.drafted}
         fed = not ids <= self._drafted
-        self._rounds.extend(Measured(each, fed) for each, _ in apart(stats, commits))
+        self._rounds.extend(MeasuredSteps(each, fed) for each, _ in split_steps(stats, commits))
         self._drafted |= ids
         self._observe(stats, commits)
 
-    def take(self) -> list[Measured]:
+    def take(self) -> list[MeasuredSteps]:
         """The rounds since the last time."""
         rounds, self._rounds = self._rounds, []
         return rounds
@@ -93,7 +93,7 @@ class Run:
     """What serving came to: latencies in seconds, one per job, and rounds."""
 
     latencies: Sequence[float]
-    rounds: Sequence[Measured]
+    rounds: Sequence[MeasuredSteps]
 
     def rest(self, jobs: Sequence[Job]) -> float:
         """Seconds of each round that is not in its total: those that somebody waited and no round ran."""
@@ -154,14 +154,14 @@ class Cell:
         rights = [guessed(drafter, jobs, outputs_of(llms["off"], jobs)) for jobs in sets]
         for watch in watches.values():
             watch.take()
-        keep()  # as a server's processes do, with the rounds that were noted since
+        freeze_gc()  # as a server's processes do, with the rounds that were noted since
         runs = {
             name: [Run(serve(llm.engine, jobs, 0.0), watches[name].take()) for jobs in (*sets, *sets)]
             for name, llm in llms.items()
         }
         return cls(sets, rights, runs)
 
-    def simulated(self, name: str, place: int, rounds: Sequence[Measured]) -> list[float]:
+    def simulated(self, name: str, place: int, rounds: Sequence[MeasuredSteps]) -> list[float]:
         """Latencies of one of the runs by the simulator, with level, pace and rest of the run next to it.
 
         Args:
@@ -169,7 +169,7 @@ class Cell:
                 that met one sequence at a time does not know what two of them take.
         """
         jobs, fitted = self.sets[place % 2], self.runs[name][place ^ 1]
-        costs = fit_rounds(rounds, fitted.rounds)
+        costs = fit_steps(rounds, fitted.rounds)
         target, draft = (cost.to_json() for cost in costs)
         scenario = Scenario.model_validate(
             {

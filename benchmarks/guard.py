@@ -13,8 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,23 +21,23 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cospec.bench.verify.enumeration import ChosenDrafter
 from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.assembly import TextInfo, assemble
+from cospec.core.engine import Engine, EngineComponents
+from cospec.core.interfaces import ExecutionMode, Model
+from cospec.core.plugins import Drafter
+from cospec.core.types import Commit, SchedulerOutput, StepOutput
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.drafters.pool.member import Member
-from cospec.drafters.pool.pool import PoolDrafter, PoolSetting
-from cospec.engine.build import Text, connect
-from cospec.engine.engine import Engine, Parts
-from cospec.engine.requests import make_requests
+from cospec.drafters.pool.members import Member
+from cospec.drafters.pool.pool import PoolContext, PoolDrafter
+from cospec.models.hf_logging import hf_logging_off
 from cospec.models.loading import LoadOptions, load_model
-from cospec.models.quiet import quiet
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.protocols import Model, Round
 from cospec.registry import COMBINERS, ROUTINGS
-from cospec.types import Commit, Outcome, Plan
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
+from cospec.verify.enumeration import ChosenDrafter
 
 STORED = Path(__file__).with_name("guard.json")
 REQUESTS, TOKENS, LENGTH, VOCAB = 6, 40, 3, 5
@@ -52,32 +51,37 @@ class Drafting:
     """A drafter and the models that the drafter runs."""
 
     drafter: Drafter | None = None
-    models: Seq[ToyModel] = ()
+    models: Sequence[ToyModel] = ()
 
 
 class CountedRound:
     """Runs ``round``, and counts the commits that the round is given and their tensor operations."""
 
-    def __init__(self, round: Round) -> None:
-        self.round, self.crew, self.info, self.times = round, round.crew, round.info, round.times
-        self.learns = round.learns
+    def __init__(self, execution_mode: ExecutionMode) -> None:
+        self.execution_mode, self.components, self.info, self.times = (
+            execution_mode,
+            execution_mode.components,
+            execution_mode.info,
+            execution_mode.times,
+        )
+        self.learns = execution_mode.learns
         self.commits, self.ops = 0, TensorOps()
 
-    def run(self, plan: Plan) -> list[Outcome]:
-        outcomes = self.round.run(plan)
-        self.info, self.times = self.round.info, self.round.times
+    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
+        outcomes = self.execution_mode.run(plan)
+        self.info, self.times = self.execution_mode.info, self.execution_mode.times
         return outcomes
 
-    def commit(self, commits: Seq[Commit]) -> None:
+    def commit(self, commits: Sequence[Commit]) -> None:
         self.commits += len(commits)
         with self.ops:
-            self.round.commit(commits)
+            self.execution_mode.commit(commits)
 
-    def free(self, ids: Seq[str]) -> None:
-        self.round.free(ids)
+    def free(self, ids: Sequence[str]) -> None:
+        self.execution_mode.free(ids)
 
     def close(self) -> None:
-        self.round.close()
+        self.execution_mode.close()
 
 
 class TensorOps(TorchDispatchMode):
@@ -92,10 +96,10 @@ class TensorOps(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def parts_of(target: Model, drafter: Drafter | None, length: int = LENGTH) -> Parts:
+def parts_of(target: Model, drafter: Drafter | None, length: int = LENGTH) -> EngineComponents:
     """The parts of an engine without text."""
     speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=length, policy="fixed")
-    return connect(target, drafter, speculative, EngineConfig(), Text())
+    return assemble(target, drafter, speculative, EngineConfig(), TextInfo())
 
 
 def drive(engine: Engine, params: SamplingParams, vocab: int) -> None:
@@ -140,7 +144,7 @@ def pool_drafting(combiner: str) -> Drafting:
     }
     made = COMBINERS.load(combiner)()
     members = [Member.of(name, each, time.monotonic, made.steps) for name, each in drafters.items()]
-    return Drafting(PoolDrafter(members, made, ROUTINGS.load("hedge")(), PoolSetting(VOCAB)), models)
+    return Drafting(PoolDrafter(members, made, ROUTINGS.load("hedge")(), PoolContext(VOCAB)), models)
 
 
 def on_a_llama(folder: Path, drafter: Drafter) -> dict[str, float]:
@@ -150,9 +154,9 @@ def on_a_llama(folder: Path, drafter: Drafter) -> dict[str, float]:
         cache_bytes=1 << 20, max_num_seqs=REQUESTS,
     )  # fmt: skip
     parts = parts_of(load_model(str(folder), options), drafter, 8)
-    counted = CountedRound(parts.round)
+    counted = CountedRound(parts.execution_mode)
     with torch.inference_mode():
-        drive(Engine(replace(parts, round=cast(Round, counted))), replace(GREEDY, max_tokens=12), 4)
+        drive(Engine(replace(parts, execution_mode=cast(ExecutionMode, counted))), replace(GREEDY, max_tokens=12), 4)
     return {"tensor_operations_per_commit": counted.ops.count / counted.commits}
 
 
@@ -165,7 +169,7 @@ def write_llama(folder: Path) -> None:
         num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(1)
-    with quiet():
+    with hf_logging_off():
         transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 

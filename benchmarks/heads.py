@@ -19,8 +19,8 @@ from rich.table import Table
 
 from benchmarks.common import DOMAINS, prompts, write
 from cospec import LLM, SamplingParams
-from cospec.drafters.heads import level_paths
-from cospec.models.heads import Heads, resolve_heads
+from cospec.drafters.medusa import level_paths
+from cospec.models.medusa_heads import MedusaHeads, resolve_medusa_heads
 
 TEMPERATURES = {"rows": 0.0, "sampled": 0.8}  # by what the results call them
 WIDTHS = ((2, 2), (3, 2), (2, 2, 2), (3, 2, 2), (4, 3, 2))
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--name", default="heads")
     options = parser.parse_args()
-    accuracy = Heads.load(resolve_heads("zoo:heads")).accuracy
+    accuracy = MedusaHeads.load(resolve_medusa_heads("zoo:heads")).accuracy
     first = Table(
         "head", *(f"width {k}" for k in range(1, len(accuracy[0]) + 1)), title="right among the first k guesses"
     )

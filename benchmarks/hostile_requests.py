@@ -49,7 +49,10 @@ VALID: tuple[tuple[str, Body], ...] = (
     ("/v1/completions", {"prompt": "It was", "max_tokens": 4}),
     ("/v1/completions", {"prompt": ["a", "b c"], "max_tokens": 3, "temperature": 0.7, "seed": 1, "logprobs": 2}),
     ("/v1/completions", {"prompt": [68, 805, 1205], "max_tokens": 4, "stream": True, "stop": ["the", "."]}),
-    ("/v1/completions", {"prompt": "def f(", "max_tokens": 6, "n": 2, "speculation": {"length": 3, "rule": "block"}}),
+    (
+        "/v1/completions",
+        {"prompt": "def f(", "max_tokens": 6, "n": 2, "speculation": {"length": 3, "acceptance_method": "block"}},
+    ),
     ("/v1/completions", {"prompt": "x y", "max_tokens": 2, "echo": True, "logprobs": 1, "prompt_logprobs": 1}),
     ("/v1/completions", {"prompt": "a", "max_tokens": 5, "logit_bias": {"5": 1.5}, "top_k": 5, "min_p": 0.1}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "temperature": 0}),
@@ -76,7 +79,7 @@ FIELDS = (
     "model", "n", "best_of", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "logit_bias", "seed", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
     "skip_special_tokens", "min_tokens", "max_tokens", "max_completion_tokens", "prompt_logprobs", "logprobs", "echo",
-    "top_logprobs", "priority", "stream", "stream_options", "speculation", "law", "user", "metadata", "tools",
+    "top_logprobs", "priority", "stream", "stream_options", "speculation", "distribution", "user", "metadata", "tools",
     "response_format", "add_special_tokens", "add_generation_prompt", "return_token_ids", "return_sources", "prompt",
     "messages", "tokens", "suffix", "include_speculation_stats", "chat_template_kwargs", "reasoning_effort",
 )  # fmt: skip
@@ -143,7 +146,11 @@ def _extremes(draw: random.Random) -> Body:
     }
     chosen = draw.sample(sorted(ends), draw.randint(1, len(ends)))
     body: Body = {name: draw.choice(ends[name]) for name in chosen}
-    speculation = {"length": draw.choice((0, 1, 4, 64)), "rule": draw.choice(RULES), "policy": draw.choice(POLICIES)}
+    speculation = {
+        "length": draw.choice((0, 1, 4, 64)),
+        "acceptance_method": draw.choice(RULES),
+        "policy": draw.choice(POLICIES),
+    }
     body["speculation"] = {key: speculation[key] for key in draw.sample(sorted(speculation), draw.randint(0, 3))}
     return {"prompt": draw.choice(("It was it was it was", "a a a a a a", [5] * 40)), "max_tokens": 6, **body}
 
@@ -158,13 +165,13 @@ def _mutated(draw: random.Random) -> tuple[str, Body]:
         elif way == 1:
             body[draw.choice(TEXTS)[:40]] = any_value(draw)
         elif way == 2:
-            keys = ("enabled", "length", "rule", "policy", "drafters", draw.choice(TEXTS)[:9])
+            keys = ("enabled", "length", "acceptance_method", "policy", "drafters", draw.choice(TEXTS)[:9])
             options = (any_value(draw), draw.choice(RULES), draw.choice(POLICIES))
             body["speculation"] = {draw.choice(keys): draw.choice(options)}
         elif way == 3 and "messages" in body:
             body["messages"] = [{"role": draw.choice(("user", "tool", 5)), draw.choice(FIELDS): any_value(draw)}]
         elif way == 4:
-            body["law"] = {"blend": draw.choice(("weighted", "single", 5)), "weights": any_value(draw)}
+            body["distribution"] = {"blend": draw.choice(("weighted", "single", 5)), "weights": any_value(draw)}
         else:
             body[draw.choice(FIELDS)] = any_value(draw)
     return path, _shortened(body) if draw.random() < 0.9 else body
@@ -217,10 +224,16 @@ PENALTY: Body = {"prompt": "It was it was it was", "max_tokens": 6, "repetition_
 SMALL: Mapping[str, Callable[[random.Random], tuple[str, Body]]] = {
     "penalty": lambda draw: (
         "/v1/completions",
-        {**PENALTY, "speculation": {"length": 4, "rule": draw.choice(("typical", "recursive", "match", "block"))}},
+        {
+            **PENALTY,
+            "speculation": {"length": 4, "acceptance_method": draw.choice(("typical", "recursive", "match", "block"))},
+        },
     ),
     "priority": lambda _: ("/v1/completions", {"prompt": "a", "max_tokens": 8, "priority": -(2**63)}),
-    "law": lambda _: ("/v1/completions", {"prompt": "a", "law": {"blend": "weighted", "weights": [1e308, 1e308]}}),
+    "distribution": lambda _: (
+        "/v1/completions",
+        {"prompt": "a", "distribution": {"blend": "weighted", "weights": [1e308, 1e308]}},
+    ),
     "special token": lambda _: (
         "/v1/completions",
         {"prompt": "a<|endoftext|>b", "max_tokens": 2, "add_special_tokens": False, "return_token_ids": True},

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import transformers
 
-from cospec.batches import Segment, TokenBatch
-from cospec.models import native
-from cospec.models.cache import KVCache, LayerShape
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.models.block_manager import BlockPool
+from cospec.models.input_batch import InputBatch
+from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.llama import FusedLlama
-from cospec.models.native import Kind, PackedLinear
-from cospec.models.packed import PackedBatch
-from cospec.models.pages import PagePool
-from cospec.native import ISAS
+from cospec.native import operators
+from cospec.native.library import ISAS
+from cospec.native.operators import Kind, PackedLinear
 
 ROWS = (1, 4, 5, 8, 16, 64)
 CONTEXT = 256
@@ -98,8 +98,8 @@ def bench_forward(shape: Shape, kind: Kind, repeats: int, bandwidth: float) -> N
     """Whole forwards of one sequence; rows as in verifying a chain."""
     fused, cache, weights = _model(shape, kind)
 
-    def batch(rows: int) -> PackedBatch:
-        return cache.pack(TokenBatch((Segment("a", CONTEXT, (1,) * rows),)))
+    def batch(rows: int) -> InputBatch:
+        return cache.pack(TokenBatch((SequenceSlice("a", CONTEXT, (1,) * rows),)))
 
     def call(rows: int) -> Callable[[], Any]:
         packed = batch(rows)
@@ -120,8 +120,8 @@ def _model(shape: Shape, kind: Kind) -> tuple[FusedLlama, KVCache, int]:
         tie_word_embeddings=True,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
-    pool = PagePool(64)
-    pool.reserve("a", CONTEXT + max(ROWS))
+    pool = BlockPool(64)
+    pool.allocate("a", CONTEXT + max(ROWS))
     size = LayerShape(shape.kv_heads, shape.hidden // shape.heads)
     cache = KVCache([size] * shape.layers, pool, torch.float32, torch.device("cpu"))
     return FusedLlama.from_hf(model, cache, kind), cache, sum(out * width for out, width in shape.products)
@@ -135,14 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
     parser.add_argument("--repeats", type=int, default=31)
     options = parser.parse_args(arguments)
-    if not native.available():
-        raise SystemExit(f"There is nothing to measure because {native.why_not()}.")
-    native.set_threads(options.threads)
+    if not operators.available():
+        raise SystemExit(f"There is nothing to measure because {operators.why_not()}.")
+    operators.set_threads(options.threads)
     torch.set_num_threads(options.threads)
     if options.isa:
-        native.set_isa(options.isa)
+        operators.set_isa(options.isa)
     bandwidth = memory_bandwidth(max(3, options.repeats // 4))
-    print(f"{native.isa()}, {native.threads()} threads, memory read at {bandwidth / 1e9:.1f} GB/s")
+    print(f"{operators.isa()}, {operators.threads()} threads, memory read at {bandwidth / 1e9:.1f} GB/s")
     for shape in SHAPES:
         bench_linear(shape, options.kind, options.repeats)
         bench_forward(shape, options.kind, options.repeats, bandwidth)

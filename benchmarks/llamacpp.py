@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import write
-from cospec.batches import Segment, TokenBatch
 from cospec.bench.statistics import paired_ratio
+from cospec.core.interfaces import Model
+from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.models.loading import LoadOptions, load_model
-from cospec.protocols import Model
 
 ROWS = (1, 4, 8)
 STEPS = 16  # tokens of one sample of single tokens
@@ -61,9 +61,9 @@ class Ours:
     def __init__(self, folder: str, dtype: str, context: int) -> None:
         self._model: Model = load_model(folder, LoadOptions(dtype=dtype))
         self._context = context
-        self._model.pages.attach("a", ())
-        self._model.pages.reserve("a", context + max(STEPS, *ROWS))
-        self._model.forward(TokenBatch((Segment("a", 0, (1,) * context, logits_from=context - 1),)))
+        self._model.pages.match_prefix("a", ())
+        self._model.pages.allocate("a", context + max(STEPS, *ROWS))
+        self._model.forward(TokenBatch((SequenceSlice("a", 0, (1,) * context, logits_from=context - 1),)))
 
     def sample(self, repeats: int) -> Sample:
         taken: dict[int, list[float]] = {rows: [] for rows in ROWS}
@@ -75,7 +75,7 @@ class Ours:
         return {rows: statistics.median(own) for rows, own in taken.items()}
 
     def _forward(self, start: int, rows: int) -> float:
-        batch = TokenBatch((Segment("a", start, (1,) * rows),))
+        batch = TokenBatch((SequenceSlice("a", start, (1,) * rows),))
         started = time.perf_counter()
         self._model.forward(batch)
         return (time.perf_counter() - started) * 1e3

@@ -38,9 +38,9 @@ from rich.table import Table
 
 from benchmarks.common import DOMAINS, ROOT, machine, prompts, write
 from cospec import LLM, SamplingParams
-from cospec.engine.engine import Engine
-from cospec.engine.requests import make_requests
-from cospec.lasting import keep
+from cospec.core.engine import Engine
+from cospec.process_utils import freeze_gc
+from cospec.text.input_processor import make_requests
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "auto": {"method": "draft_model", "model": "zoo:drafter", "num_speculative_tokens": "auto"},
@@ -121,11 +121,11 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
     ids: list[str] = []
     started = time.monotonic()
     with Callers(jobs, started) as callers:
-        engine.heed(callers.bell)
+        engine.set_wakeup_fd(callers.bell)
         while len(ends) < len(jobs):
             come = callers.take(wait=False)
             if not come and not engine.has_work:
-                engine.idle()  # as a server's engine
+                engine.on_idle()  # as a server's engine
                 come = callers.take(wait=True)
             for job in come:
                 params = SamplingParams(temperature=temperature, max_tokens=job.tokens, ignore_eos=True)
@@ -135,7 +135,7 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
             for event in engine.step():
                 if event.finish is not None:
                     ends[event.id] = time.monotonic() - started
-        engine.heed(-1)
+        engine.set_wakeup_fd(-1)
     return [ends[id] - job.due for id, job in zip(ids, jobs, strict=True)]
 
 
@@ -262,7 +262,7 @@ def main() -> None:
     ]
     for llm in llms.values():
         serve(llm.engine, poisson(8, WARM, texts, options.tokens, 99), options.temperature)
-    keep()  # as a server's processes do
+    freeze_gc()  # as a server's processes do
     shuffler = random.Random(0)
     found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in CONFIGS} for rate in options.rates}
     with disturbed(options.disturb):

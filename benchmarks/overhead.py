@@ -19,17 +19,17 @@ from rich.table import Table
 from benchmarks.common import prompts, write
 from cospec import LLM, SamplingParams
 from cospec.bench.roofline import bandwidth, cost_of
+from cospec.core.interfaces import Model
 from cospec.drafters.model import ModelDrafter
-from cospec.engine.burst import Burst
-from cospec.engine.requests import make_requests
-from cospec.protocols import Model
+from cospec.native.multi_step import NativeMultiStep
+from cospec.text.input_processor import make_requests
 
 
 @dataclass
 class Clock:
     """Seconds spent inside the forwards of the models it watches, and in those of ``burst``."""
 
-    burst: Burst | None
+    burst: NativeMultiStep | None
     seconds: float = 0.0
 
     def read(self) -> float:
@@ -71,11 +71,11 @@ def main() -> None:
     rows = []
     for name, config in configs.items():
         llm = LLM(options.model, config, dtype=options.dtype)
-        burst = llm.engine.round.crew.burst
-        assert burst is None or isinstance(burst, Burst)
+        burst = llm.engine.execution_mode.components.burst
+        assert burst is None or isinstance(burst, NativeMultiStep)
         clock = Clock(burst)
         clock.watch(llm.engine.parts.model)
-        drafter = llm.engine.round.crew.drafter
+        drafter = llm.engine.execution_mode.components.drafter
         if isinstance(drafter, ModelDrafter):
             clock.watch(drafter.model)
         for batch in (1, 8):

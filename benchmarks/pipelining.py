@@ -25,23 +25,23 @@ from rich.table import Table
 from benchmarks.common import DOMAINS, ROOT, Samples, prompts, write
 from cospec import SamplingParams
 from cospec.config import EngineConfig
-from cospec.engine.requests import make_requests
-from cospec.engine.serving import EngineClient
 from cospec.models.loading import load_tokenizer, resolve
+from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.simulation.run import simulate
-from cospec.simulation.scenario import Cost, Drafting, Scenario, Variant
+from cospec.simulation.scenario import DrafterConfig, LatencyConfig, Scenario, ScenarioVariant
+from cospec.text.input_processor import make_requests
 
 TURNS = "sequential"
-OWN = {"drafting": "process", "drafter_cores": [1]}
+OWN = {"drafter_executor": "process", "drafter_cores": [1]}
 WAYS: dict[str, dict[str, Any]] = {
-    TURNS: {"round": "sequential"},
-    "pipelined, thread": {"round": "pipelined", "drafting": "thread"},
-    "draft-ahead, thread": {"round": "draft-ahead", "drafting": "thread"},
-    "pipelined, process": {"round": "pipelined", "drafting": "process"},
-    "draft-ahead, process": {"round": "draft-ahead", "drafting": "process"},
-    "pipelined, a core each": {"round": "pipelined", **OWN},
-    "draft-ahead, a core each": {"round": "draft-ahead", **OWN},
-    "auto, process": {"round": "auto", "drafting": "process"},
+    TURNS: {"execution_mode": "sequential"},
+    "pipelined, thread": {"execution_mode": "pipelined", "drafter_executor": "thread"},
+    "draft-ahead, thread": {"execution_mode": "draft-ahead", "drafter_executor": "thread"},
+    "pipelined, process": {"execution_mode": "pipelined", "drafter_executor": "process"},
+    "draft-ahead, process": {"execution_mode": "draft-ahead", "drafter_executor": "process"},
+    "pipelined, a core each": {"execution_mode": "pipelined", **OWN},
+    "draft-ahead, a core each": {"execution_mode": "draft-ahead", **OWN},
+    "auto, process": {"execution_mode": "auto", "drafter_executor": "process"},
 }
 # Drafting over verification in Minions: what its pipeline brought is what drafting took (figure 10).
 RATIOS = {"OPT-13B": 0.3427, "Llama2-70B": 0.5537}
@@ -66,7 +66,7 @@ class Took:
         return (self.draft + self.target) / self.seconds
 
 
-async def write_batch(client: EngineClient, texts: Sequence[Sequence[int]], params: SamplingParams) -> Took:
+async def write_batch(client: AsyncEngineClient, texts: Sequence[Sequence[int]], params: SamplingParams) -> Took:
     """Have an engine write a batch."""
     before, started = await client.metrics(), time.perf_counter()
     requests = [one for n, text in enumerate(texts) for one in make_requests(f"{started}-{n}", text, params)]
@@ -80,7 +80,7 @@ async def write_batch(client: EngineClient, texts: Sequence[Sequence[int]], para
 
 async def measure(given: argparse.Namespace) -> dict[str, Any]:
     """All ways by turns, for each batch."""
-    clients = {name: EngineClient() for name in given.ways}
+    clients = {name: AsyncEngineClient() for name in given.ways}
     speculative = {"method": "draft_model", "num_speculative_tokens": given.length}
     shared = {"model": "zoo", "kv_cache_memory_bytes": 64 << 20}
     params = SamplingParams(temperature=0.0, max_tokens=given.tokens, ignore_eos=True)
@@ -127,15 +127,15 @@ def simulated() -> dict[str, Any]:
     verify = cost.seconds(context, BATCH * (LENGTH + 1), BATCH)
     variants = []
     for name, ratio in RATIOS.items():
-        drafting = Drafting(cost=Cost(fixed=ratio * verify / LENGTH, slopes=(0.0,)))
-        for round, seqs in (("sequential", BATCH), ("pipelined", 2 * BATCH)):
+        drafting = DrafterConfig(cost=LatencyConfig(fixed=ratio * verify / LENGTH, slopes=(0.0,)))
+        for execution_mode, seqs in (("sequential", BATCH), ("pipelined", 2 * BATCH)):
             more: dict[str, Any] = {
                 "num_speculative_tokens": LENGTH,
-                "round": round,
-                "drafting": drafting,
+                "execution_mode": execution_mode,
+                "drafter_executor": drafting,
                 "max_num_seqs": seqs,
             }
-            variants.append(Variant(name=f"{name}, {round}", **more))
+            variants.append(ScenarioVariant(name=f"{name}, {round}", **more))
     runs = simulate(scenario.model_copy(update={"variants": tuple(variants), "requests": REQUESTS}), SCENARIO.parent)[
         "runs"
     ]
@@ -152,7 +152,9 @@ def simulated() -> dict[str, Any]:
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
     """What was found, to be read."""
-    here = Table("batch", "round, drafting", "tokens/s", "speed over turns", "95%", "overlap", "at work", box=None)
+    here = Table(
+        "batch", "execution_mode, drafting", "tokens/s", "speed over turns", "95%", "overlap", "at work", box=None
+    )
     for batch, rows in found["batches"].items():
         for name, row in rows.items():
             low, high = row["speed_interval"]

@@ -18,17 +18,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import write
-from cospec.params import SamplingParams
-from cospec.policies.cost import ForwardCost
-from cospec.policies.round_cost import Costs
-from cospec.policies.setting import PolicySetting
+from cospec.core.stats import StepStats, StepTimes
+from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
+from cospec.policies.context import PolicyContext
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.policies.latency.step import LatencyModels
 from cospec.registry import POLICIES
-from cospec.stats import RoundStats, RoundTimes
-from cospec.types import Budget, Commit, Load, Request, Sequence
+from cospec.sampling_params import SamplingParams
 
-COSTS = Costs(
-    ForwardCost(context=1e-7, slopes=(3e-5, 1.6e-4), knees=(24.0,), sequence=1e-5, fixed=1.2e-3),
-    ForwardCost(context=1e-8, slopes=(1.5e-5,), fixed=2e-4),
+COSTS = LatencyModels(
+    ForwardLatency(context=1e-7, slopes=(3e-5, 1.6e-4), knees=(24.0,), sequence=1e-5, fixed=1.2e-3),
+    ForwardLatency(context=1e-8, slopes=(1.5e-5,), fixed=2e-4),
 )
 BATCHES = (1, 8, 64)
 
@@ -59,10 +59,12 @@ def main() -> None:
 def cost(name: str, batch: int, rounds: int) -> dict[str, float]:
     """Mean microseconds of planning and learning, and their share of a round."""
     cls, chance = POLICIES.load(name), np.random.default_rng(0)
-    policy = cls.build(cls.Options(), PolicySetting(costs=COSTS))
-    ready = [Sequence(Request(f"s{n}", (1,) * 8, SamplingParams(max_tokens=9999), 0), [1] * 200) for n in range(batch)]
+    policy = cls.build(cls.Options(), PolicyContext(costs=COSTS))
+    ready = [
+        RequestState(Request(f"s{n}", (1,) * 8, SamplingParams(max_tokens=9999), 0), [1] * 200) for n in range(batch)
+    ]
     rates = chance.uniform(0.5, 0.98, batch)
-    load, plans, observes, seconds, before, made = Load(ready), [], [], 0.0, None, 0
+    load, plans, observes, seconds, before, made = BatchState(ready), [], [], 0.0, None, 0
     for step in range(rounds):
         budgets, spent = timed(lambda: policy.plan(load))
         plans.append(spent)
@@ -92,22 +94,22 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return found, time.thread_time() - started
 
 
-def judged(one: Sequence, budget: Budget, rate: float, chance: np.random.Generator) -> Commit:
+def judged(one: RequestState, budget: DraftBudget, rate: float, chance: np.random.Generator) -> Commit:
     """The commit of a chain whose tokens are accepted at ``rate``."""
     kept = int(np.cumprod(chance.random(budget.depth) < rate).sum())
     n = len(one.tokens)
     return Commit(one.id, n, (1,) * (kept + 1), tuple(range(kept)), n, budget.max_nodes, rejected=kept < budget.depth)
 
 
-def measured(step: int, budgets: list[Budget]) -> RoundStats:
+def measured(step: int, budgets: list[DraftBudget]) -> StepStats:
     """What the round would have taken."""
     n, proposed, depth = len(budgets), sum(b.max_nodes for b in budgets), max(b.depth for b in budgets)
     assert COSTS.target is not None and COSTS.draft is not None
     target = COSTS.target.seconds(200 * n, n + proposed, n)
     drafts = sum(b.depth > 0 for b in budgets)
     draft = COSTS.draft.seconds(200 * n, proposed / depth, drafts, depth) if depth else 0.0
-    times = RoundTimes(draft, target)
-    return RoundStats(step, n, n + proposed, 200 * n, depth, proposed, 0, n, times, draft + target, drafts)
+    times = StepTimes(draft, target)
+    return StepStats(step, n, n + proposed, 200 * n, depth, proposed, 0, n, times, draft + target, drafts)
 
 
 if __name__ == "__main__":

@@ -35,11 +35,11 @@ from rich.table import Table
 
 from benchmarks.common import DOMAINS, prompts, write
 from cospec import LLM, SamplingParams
+from cospec.core.stats import RequestStats
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.errors import ModelError
-from cospec.lasting import keep
-from cospec.models.folder import resolve
-from cospec.stats import RequestStats
+from cospec.models.checkpoint import resolve
+from cospec.process_utils import freeze_gc
 
 DRAFTERS = ("generic", "code", "math", "prose")
 ZOO_NAMES = {"generic": "drafter"}
@@ -218,7 +218,7 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
         found[f"{name} tree"] = found[name] | {"max_nodes": nodes}
     for combiner in COMBINERS:
         found[f"{combiner} hedge"] = pool(combiner, "hedge", (*names, "copy"))
-    found["mix block"] = pool("mix", "hedge", (*names, "copy")) | {"rule": "block"}
+    found["mix block"] = pool("mix", "hedge", (*names, "copy")) | {"acceptance_method": "block"}
     for combiner in COMBINERS:
         for routing in ("all", "explore"):
             found[f"{combiner} {routing}"] = pool(combiner, routing, (*names, "copy"))
@@ -228,7 +228,7 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
         found[f"{count}: fuse hedge"] = pool("fuse", "hedge", some)
         found[f"{count}: no fusion"] = pool("union", "hedge", some)
         found[f"{count}: no routing"] = pool("fuse", "all", some)
-    shape = {"num_speculative_tokens": length, "max_nodes": nodes, "policy": "fixed", "round": "sequential"}
+    shape = {"num_speculative_tokens": length, "max_nodes": nodes, "policy": "fixed", "execution_mode": "sequential"}
     return {name: shape | given for name, given in found.items()}
 
 
@@ -241,7 +241,7 @@ def workloads(count: int) -> dict[str, list[str]]:
 
 def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repeat: int) -> None:
     """One batch. Whoever writes it again tells of its speed and of nothing else."""
-    drafter = llm.engine.round.crew.drafter
+    drafter = llm.engine.execution_mode.components.drafter
     own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
     before = llm.engine.metrics().round_seconds
     written = llm.generate(list(texts), params)
@@ -285,12 +285,12 @@ def main() -> None:
     }
     for llm in llms.values():
         llm.generate(list(work[MIXED][: options.batch]), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    keep()  # as a server's processes do
+    freeze_gc()  # as a server's processes do
     shuffler = random.Random(0)
     batches = product(range(options.repeats), (0.0, 0.8), work, range(0, options.prompts, options.batch))
     for repeat, temperature, workload, first in batches:
         for name in shuffler.sample(list(llms), len(llms)):
-            seed = None if "rule" in configs[name] else 1
+            seed = None if "acceptance_method" in configs[name] else 1
             params = SamplingParams(temperature=temperature, seed=seed, max_tokens=options.tokens, ignore_eos=True)
             texts = work[workload][first : first + options.batch]
             run(llms[name], texts, params, runs[name, workload, temperature], repeat)

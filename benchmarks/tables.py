@@ -12,8 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import ROOT
@@ -131,7 +130,7 @@ def pipelining(found: Found) -> Iterator[str]:
     """Every way of drafting beside the target over taking turns, for each batch size."""
     batches = found["batches"]
     heads = [head for size in batches for head in (f"{size} at once: over turns", "overlap")]
-    yield from _head("round, drafting", *heads)
+    yield from _head("execution_mode, drafting", *heads)
     for way in next(iter(batches.values())):
         cells: list[str] = []
         for row in (ways[way] for ways in batches.values()):
@@ -167,7 +166,7 @@ def pool(found: Found) -> Iterator[str]:
         yield _row(row["specialist"], f"{row['temperature']:g}", *told)
 
 
-def _by_workload(ratios: Seq[Found], names: Seq[str]) -> Iterator[str]:
+def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]:
     """One line per combiner and temperature; an interval where there is only one ratio to tell."""
     workloads = list(dict.fromkeys(row["workload"] for row in ratios))
     cells = {(row["combiner"], row["temperature"], row["workload"]): row for row in ratios}
@@ -229,7 +228,7 @@ def filled(text: str) -> str:
     return BLOCK.sub(lambda found: found[1] + block(found[2]) + found[3], text)
 
 
-def measure(names: Seq[str]) -> None:
+def measure(names: Sequence[str]) -> None:
     """Run the commands whose name has one of ``names`` in it; all for none."""
     to = "--result-dir benchmarks/results --result-filename"
     runs = {name: f"cospec {words} {to} {name}.json" for name, words in COMMANDS.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,6 @@ class Collaborations:
         return ", ".join(f"{point}: {speed[0]:.2f}×" for point, speed in points.items())
 
 
-def interval(figures: Seq[Any]) -> str:
+def interval(figures: Sequence[Any]) -> str:
     """A ratio and its interval."""
     return "{:.2f}× ({:.2f} to {:.2f})".format(*figures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import import_module
 from multiprocessing import get_context
@@ -43,7 +43,7 @@ def build(name: str) -> Page:
     return page
 
 
-def run(names: Seq[str], words: Seq[str] = ()) -> None:
+def run(names: Sequence[str], words: Sequence[str] = ()) -> None:
     """The sources of some pages with one of ``words`` in their name, all without words.
 
     Simulations count on a clock of their own, so two run at a time; what is measured runs alone after them.
@@ -62,7 +62,7 @@ def run(names: Seq[str], words: Seq[str] = ()) -> None:
 
 def sources(name: str) -> list[Source]:
     """Those of a page that can be run from here."""
-    found: Seq[Source] = import_module(f"benchmarks.papers.{name}").SOURCES
+    found: Sequence[Source] = import_module(f"benchmarks.papers.{name}").SOURCES
     return [source for source in found if source.make is not None]
 
 

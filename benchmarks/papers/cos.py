@@ -9,7 +9,12 @@ from benchmarks.papers.collaborations import COLLABORATIVE, SWEEPS, Collaboratio
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Row, Section
 from benchmarks.papers.sources import Found, Results, Source
-from cospec.policies.theory import Process, acceptance_bound, alternate_factor, naive_factor
+from cospec.ensemble.speedup_model import (
+    ProposalProcess,
+    acceptance_bound,
+    alternate_factor,
+    naive_factor,
+)
 
 SOURCES: tuple[Source, ...] = ()
 
@@ -83,8 +88,8 @@ def theorems(results: Results) -> Section:
         for gamma in gammas:
             for alpha in (0.5, 0.7, 0.9):
                 where = f"α = {alpha}, γ = {gamma}, c = {c:g}"
-                naive = Process((alpha, alpha), (gamma, 1), alternate=False).factor((c, 1.0))
-                turns = Process((alpha, alpha), (gamma, 1)).factor((c, 1.0))
+                naive = ProposalProcess((alpha, alpha), (gamma, 1), alternate=False).factor((c, 1.0))
+                turns = ProposalProcess((alpha, alpha), (gamma, 1)).factor((c, 1.0))
                 rows += [
                     results.computed(
                         f"Naive, {where}", f"{naive_factor(alpha, gamma, c):.3f}× (theorem 3.1)", f"{naive:.3f}×"

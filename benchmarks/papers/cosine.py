@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
@@ -199,7 +199,7 @@ def coupled(runs: Runs) -> tuple[str, ...]:
     return tuple(each for each in runs.variants if not each.startswith("cosine"))
 
 
-def over_coupled(runs: Runs, name: str, others: Seq[str]) -> str:
+def over_coupled(runs: Runs, name: str, others: Sequence[str]) -> str:
     """How many times the latency the best of the others has."""
     best = min(others, key=runs.latency)
     return f"{runs.latency(best) / runs.latency(name):.2f}× ({best}, {runs.latency(best):.2f} s)"

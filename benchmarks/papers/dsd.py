@@ -30,7 +30,7 @@ MODEST = 0.3  # the end of the range that the paper uses by default
 
 def page(results: Results) -> Page:
     """What the paper derives, and what its adaptive law does to acceptance."""
-    sections = (nodes(results), reduction(results), law(results), speedups(results))
+    sections = (nodes(results), reduction(results), distribution(results), speedups(results))
     return Page("dsd", "DSD", sections, results.here)
 
 
@@ -83,7 +83,7 @@ def reduction(results: Results) -> Section:
     return Section("Equation 5: time saved, and the length that the links call for", tuple(rows))
 
 
-def law(results: Results) -> Section:
+def distribution(results: Results) -> Section:
     """The relaxation coefficient (section 3.2) as a law."""
     figures: list[tuple[str, str, str]] = [
         ("mean acceptance length", "acceptance_length", "{:.2f}"),

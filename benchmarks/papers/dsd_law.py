@@ -8,12 +8,12 @@ from torch import Tensor
 from benchmarks.common import DOMAINS, prompts
 from benchmarks.papers.sources import Found
 from cospec import LLM, SamplingParams
-from cospec.batches import Segment, TokenBatch
-from cospec.blends.adaptive import Adaptive, AdaptiveOptions
+from cospec.core.interfaces import Model
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.types import Speculation
+from cospec.ensemble.blends.adaptive import Adaptive, AdaptiveOptions
 from cospec.models.loading import load_model
 from cospec.outputs import RequestOutput
-from cospec.protocols import Model
-from cospec.types import Speculation
 
 TAUS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)
 WINDOW = 4
@@ -25,14 +25,16 @@ def measure(per_domain: int = 8, tokens: int = 48) -> Found:
     texts = [text for domain in DOMAINS for text in prompts(domain, per_domain)]
     llm = LLM(
         models=list(MODELS),
-        law={"blend": "adaptive", "tau": 0.2},
+        ensemble={"blend": "adaptive", "tau": 0.2},
         collaboration={"proposal": "naive", "gamma": WINDOW, "proposer": 1},
     )
     models = [load_model(name) for name in MODELS]
     params = [SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, seed=n) for n in range(len(texts))]
     rows = []
     for tau in TAUS:
-        outputs = llm.generate(texts, params, Speculation(rule="rejection"), {"blend": "adaptive", "tau": tau})
+        outputs = llm.generate(
+            texts, params, Speculation(acceptance_method="rejection"), {"blend": "adaptive", "tau": tau}
+        )
         rows.append({"tau": tau, **acceptance(outputs), "divergence": divergence(models, outputs, tau)})
     return {"prompts": len(texts), "tokens": tokens, "window": WINDOW, "rows": rows}
 
@@ -52,17 +54,17 @@ def divergence(models: list[Model], outputs: list[RequestOutput], tau: float) ->
     for output in outputs:
         written = output.outputs[0].token_ids
         logits = [rows(model, [*output.prompt_token_ids, *written], len(output.prompt_token_ids)) for model in models]
-        law, own = (torch.softmax(each.double(), -1) for each in (blend.combine(logits), logits[0]))
-        total += float((law - own).abs().sum()) / 2
+        distribution, own = (torch.softmax(each.double(), -1) for each in (blend.combine(logits), logits[0]))
+        total += float((distribution - own).abs().sum()) / 2
         count += len(own)
     return total / count
 
 
 def rows(model: Model, tokens: list[int], first: int) -> Tensor:
     """Logits of every position from ``first`` on."""
-    model.pages.attach("text", ())
-    model.pages.reserve("text", len(tokens))
+    model.pages.match_prefix("text", ())
+    model.pages.allocate("text", len(tokens))
     try:
-        return model.forward(TokenBatch((Segment("text", 0, tuple(tokens[:-1]), logits_from=first - 1),))).clone()
+        return model.forward(TokenBatch((SequenceSlice("text", 0, tuple(tokens[:-1]), logits_from=first - 1),))).clone()
     finally:
         model.free(["text"])

@@ -7,16 +7,25 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.papers.sources import Found
-from cospec.policies.menu import chain_tokens
+from cospec.policies.goodput.draft_shapes import chain_tokens
 from cospec.simulation.run import simulate
-from cospec.simulation.scenario import Coming, Cost, Domain, Drafting, Length, Scenario, Target, Variant
+from cospec.simulation.scenario import (
+    ArrivalConfig,
+    DomainConfig,
+    DrafterConfig,
+    LatencyConfig,
+    LengthConfig,
+    Scenario,
+    ScenarioVariant,
+    TargetConfig,
+)
 
 NODES, RATIOS = (2, 4, 8, 16), (1.0, 3.0, 10.0)
 WINDOW, ALPHA = 8, 0.764
 KEPT = chain_tokens(ALPHA, WINDOW)  # tokens a round: the paper's average length of 3.86 on HumanEval
 
-LOCAL = Cost(slopes=(2e-4,), fixed=0.0198)  # t₀ = 20 ms for a token, whatever the context
-STEP = Cost(slopes=(1e-5,), fixed=0.00099)  # of the drafter: 1 ms
+LOCAL = LatencyConfig(slopes=(2e-4,), fixed=0.0198)  # t₀ = 20 ms for a token, whatever the context
+STEP = LatencyConfig(slopes=(1e-5,), fixed=0.00099)  # of the drafter: 1 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +66,14 @@ def scenario(links: Links, requests: int) -> Scenario:
     return Scenario(
         requests=requests,
         max_num_seqs=1,
-        target=Target(cost=LOCAL, stages=links.nodes, link=links.ratio * t0),
-        drafting=Drafting(cost=STEP),
-        domains=(Domain(acceptance=ALPHA, prompt=Length(mean=8), output=Length(mean=256)),),
-        arrivals=Coming(kind="closed", concurrency=(1,)),
+        target=TargetConfig(cost=LOCAL, stages=links.nodes, link=links.ratio * t0),
+        drafting=DrafterConfig(cost=STEP),
+        domains=(DomainConfig(acceptance=ALPHA, prompt=LengthConfig(mean=8), output=LengthConfig(mean=256)),),
+        arrivals=ArrivalConfig(kind="closed", concurrency=(1,)),
         variants=(
-            Variant(name="off", policy="off"),
-            Variant(name="window", policy="fixed", num_speculative_tokens=WINDOW),
-            Variant(name="goodput"),
+            ScenarioVariant(name="off", policy="off"),
+            ScenarioVariant(name="window", policy="fixed", num_speculative_tokens=WINDOW),
+            ScenarioVariant(name="goodput"),
         ),
     )
 

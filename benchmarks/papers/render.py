@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Sequence
 
 from benchmarks.papers.common import How, Page, Row, Run, Section
 
@@ -52,7 +51,7 @@ def _section(section: Section) -> str:
 
 
 def _cells(row: Row, number: int) -> str:
-    cells: Seq[str] = (row.what, row.paper, row.ours, f"{row.how} [{number}]", row.note)
+    cells: Sequence[str] = (row.what, row.paper, row.ours, f"{row.how} [{number}]", row.note)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -12,7 +12,7 @@ from benchmarks.papers.common import Page, Row, Section
 from benchmarks.papers.curves import Curves
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
-from cospec.policies.menu import chain_tokens, nodes, tree_tokens
+from cospec.policies.goodput.draft_shapes import chain_tokens, nodes, tree_tokens
 
 LOAD = Source("load", "python -m benchmarks.load")
 SERVED = Source(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,12 @@ from benchmarks.papers.scenarios import FOLDER, Runs, described, simulated
 from benchmarks.papers.sources import Found, Source
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import load_model
-from cospec.policies.menu import chain_tokens, chains
-from cospec.policies.problem import Bounds, Problem, Situation
-from cospec.policies.round_cost import Costs, RoundCost
+from cospec.policies.goodput.draft_shapes import chain_tokens, chains
+from cospec.policies.goodput.length_problem import LengthInputs, LengthProblem, StepBounds
+from cospec.policies.latency.step import LatencyModels, StepLatency
 from cospec.profiling.measure import Grid, measure_forwards, measure_steps
 from cospec.profiling.report import Profile
-from cospec.simulation.scenario import Domain, Drafting, Length, Scenario
+from cospec.simulation.scenario import DomainConfig, DrafterConfig, LengthConfig, Scenario
 
 ALPHA, CONTEXT, LONGEST = 0.7, 128, 10
 LOOKUP_ALPHA = 0.35
@@ -27,9 +26,9 @@ LOOKUP_ALPHA = 0.35
 def best_length(batch: int, alpha: float = ALPHA) -> int:
     """The single length with the most expected tokens per second, by the goodput policy's own code."""
     scenario = Scenario.read(FOLDER / "smartspec-fig5.yaml")
-    costs = Costs(scenario.target.cost.built(FOLDER), scenario.drafting.cost.built(FOLDER))
-    problem = Problem(chains(LONGEST), RoundCost(costs), Bounds())
-    situation = Situation(batch, CONTEXT, backlog=None, others=0, room=1 << 20)
+    costs = LatencyModels(scenario.target.cost.built(FOLDER), scenario.drafting.cost.built(FOLDER))
+    problem = LengthProblem(chains(LONGEST), StepLatency(costs), StepBounds())
+    situation = LengthInputs(batch, CONTEXT, backlog=None, others=0, room=1 << 20)
     _, budgets = problem.alike(np.full(batch, alpha), situation)
     return budgets[0].depth
 
@@ -103,7 +102,7 @@ def headed(row: Mapping[str, Any]) -> str:
     return f"{length}, {row['nodes']:.1f} nodes, {row['tokens_per_s']:.0f} tokens/s"
 
 
-def printed_equation_10(alpha: float, widths: Seq[int]) -> float:
+def printed_equation_10(alpha: float, widths: Sequence[int]) -> float:
     """Equation 10 as the paper has it."""
     total, reached = 0.0, 1.0
     for place, width in enumerate(widths, 1):
@@ -113,7 +112,7 @@ def printed_equation_10(alpha: float, widths: Seq[int]) -> float:
     return total
 
 
-def drawn_tokens(chance: np.random.Generator, alpha: float, widths: Seq[int], draws: int = 200_000) -> float:
+def drawn_tokens(chance: np.random.Generator, alpha: float, widths: Sequence[int], draws: int = 200_000) -> float:
     """Mean tokens of a level tree whose tokens are each right with ``alpha``, drawn."""
     right = np.stack([(chance.random((draws, width)) < alpha).any(axis=1) for width in widths], axis=1)
     return 1.0 + float(np.cumprod(right, axis=1).sum(axis=1).mean())
@@ -127,10 +126,12 @@ def accepted_over_proposed(alpha: float, length: int) -> float:
 def lookup_scenario() -> Scenario:
     """Figure 12: the machine of figure 11, drafts by prompt lookup, long prompts and short outputs."""
     scenario = Scenario.read(FOLDER / "smartspec-fig11.yaml")
-    summary = Domain(name="summary", acceptance=LOOKUP_ALPHA, prompt=Length(mean=768), output=Length(mean=96))
+    summary = DomainConfig(
+        name="summary", acceptance=LOOKUP_ALPHA, prompt=LengthConfig(mean=768), output=LengthConfig(mean=96)
+    )
     rates = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0)
     arrivals = scenario.arrivals.model_copy(update={"rates": rates})
-    changed = {"drafting": Drafting(kind="lookup"), "domains": (summary,), "arrivals": arrivals, "requests": 200}
+    changed = {"drafting": DrafterConfig(kind="lookup"), "domains": (summary,), "arrivals": arrivals, "requests": 200}
     return scenario.model_copy(update=changed)
 
 

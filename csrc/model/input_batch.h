@@ -1,4 +1,4 @@
-// Builds packed batches as cospec.models.packed does. Batches that this builder rejects raise an error there.
+// Builds packed batches as cospec.models.input_batch does. Batches that this builder rejects raise an error there.
 #pragma once
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 namespace cospec {
 
-// The tokens of one sequence: known tokens, then the nodes of a draft. See cospec.batches.Segment.
+// The tokens of one sequence: known tokens, then the nodes of a draft. See cospec.core.model_io.SequenceSlice.
 struct SequenceSlice {
     int64_t start, num_tokens, num_nodes, first_logit;
     const int32_t* pages;

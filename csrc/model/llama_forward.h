@@ -27,7 +27,7 @@ struct LlamaConfig {
 
 struct LlamaModel;  // a model with its scratch memory
 
-// T rows of S sequences; see cospec.models.packed.PackedBatch.
+// T rows of S sequences; see cospec.models.input_batch.InputBatch.
 struct InputBatch {
     const int64_t *ids, *positions;
     const int32_t *row_sequence, *visible;

@@ -1,4 +1,4 @@
-// A step does what drafters/model.py, engine/verifier.py and drafters/following.py do.
+// A step does what drafters/model.py, core/verifier.py and drafters/draft_kv_cache.py do.
 #include "spec/multi_step.h"
 
 #include <poll.h>

@@ -8,7 +8,7 @@ namespace cospec {
 
 namespace {
 
-constexpr uint64_t TARGET = 0;  // Purpose in draws.py
+constexpr uint64_t TARGET = 0;  // Purpose in core/rng.py
 
 // One drafter's candidate at a position. `node` belongs to the drafter's complete draft; -1 for a lockstep drafter.
 struct Candidate {
@@ -122,7 +122,7 @@ void fuse(const RequestView& request) {
 RandomStream random_stream(const RequestView& request, long step) {
     const DraftTask& task = request.task;
     const uint64_t base_len = task.base_len;
-    // As draws.py: the target's stream does not depend on the step.
+    // As core/rng.py: the target's stream does not depend on the step.
     return {{task.seed, task.stream_kind}, {0, 0, base_len + step, task.stream_kind == TARGET ? 0 : base_len}};
 }
 

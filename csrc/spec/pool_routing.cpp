@@ -13,7 +13,7 @@ constexpr double LEARNING_RATE = 0.3, LIKELIHOOD_RATE = 1.5, PRIOR_TOKENS = 4.0,
 constexpr double WEIGHT_SHARE = 0.8, PATIENCE = 16.0;
 // routing/explore.py
 constexpr double ALPHA = 0.3, BETA = 0.8, TAU = 2.0;
-constexpr uint64_t ROUTE = 4;  // Purpose in draws.py
+constexpr uint64_t ROUTE = 4;  // Purpose in core/rng.py
 
 // routing/standing.py, Standing.estimate
 void estimate_weights(const RequestView& request) {

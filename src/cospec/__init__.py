@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from cospec.system import unsupported
 
 if TYPE_CHECKING:
-    from cospec.blends.custom import register_blend
+    from cospec.core.types import Speculation
+    from cospec.ensemble.blends.custom import register_blend
     from cospec.errors import CospecError, InvalidInput
     from cospec.llm import LLM
     from cospec.outputs import CompletionOutput, RequestOutput
-    from cospec.params import SamplingParams
     from cospec.registry import register_acceptance_method, register_drafter, register_policy
-    from cospec.types import Speculation
+    from cospec.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,10 +37,10 @@ _HOMES = {
     "RequestOutput": "cospec.outputs",
     "CospecError": "cospec.errors",
     "InvalidInput": "cospec.errors",
-    "SamplingParams": "cospec.params",
-    "Speculation": "cospec.types",
+    "SamplingParams": "cospec.sampling_params",
+    "Speculation": "cospec.core.types",
     "register_acceptance_method": "cospec.registry",
-    "register_blend": "cospec.blends.custom",
+    "register_blend": "cospec.ensemble.blends.custom",
     "register_drafter": "cospec.registry",
     "register_policy": "cospec.registry",
 }

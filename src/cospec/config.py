@@ -11,9 +11,9 @@ import yaml
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from cospec.core.types import DrafterCapabilities
 from cospec.errors import InvalidInput, words
 from cospec.options import Options, parse
-from cospec.types import Offer
 
 LONGEST_DRAFT = 64
 DTYPES = {"half": "float16", "float": "float32"}  # other names of a dtype
@@ -42,16 +42,16 @@ class SpeculativeConfig(Options):
 
     method: str = "off"
     num_speculative_tokens: int | Literal["auto"] = "auto"
-    rule: str = "auto"
+    acceptance_method: str = "auto"
     policy: str = "auto"
     policy_options: Mapping[str, Any] = Field(default_factory=dict)
     max_nodes: int | None = Field(default=None, ge=1, le=64)
     widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(), max_length=64, strict=False)
-    round: str = "auto"
-    drafting: Literal["here", "thread", "process"] = "thread"
+    execution_mode: str = "auto"
+    drafter_executor: Literal["inline", "thread", "process"] = "thread"
     drafter_cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
-    request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "rule"], ...] = Field(
-        default=("off", "length", "policy", "drafters", "rule"), strict=False
+    request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "acceptance_method"], ...] = Field(
+        default=("off", "length", "policy", "drafters", "acceptance_method"), strict=False
     )
     options: Mapping[str, Any] = Field(default_factory=dict)
 
@@ -62,12 +62,12 @@ class SpeculativeConfig(Options):
             return value
         raise PydanticCustomError("length", "a whole number from 0 to {most}, or 'auto'", {"most": LONGEST_DRAFT})
 
-    def branches(self, offer: Offer) -> bool:
+    def branches(self, capabilities: DrafterCapabilities) -> bool:
         """Whether drafts may be trees: asked for, or left to the policy, of a drafter that can make them."""
-        if offer.chains:
+        if capabilities.chains:
             return False
         if self.num_speculative_tokens == "auto":
-            return offer.trees or bool(self.widths)
+            return capabilities.trees or bool(self.widths)
         return bool(self.widths) or (self.max_nodes or 0) > self.num_speculative_tokens
 
     @property
@@ -94,7 +94,7 @@ class CollaborationConfig(Options):
     proposal: Literal["alternate", "naive", "standard", "parallel"] = "alternate"
     gamma: Literal["auto"] | int | list[int] = "auto"
     proposer: int | None = Field(default=None, ge=0)
-    request_laws: bool = True
+    request_ensembles: bool = True
 
     @field_validator("gamma", mode="plain")
     @classmethod
@@ -111,7 +111,7 @@ class EngineConfig(Options):
 
     Attributes:
         models: several models that speak as one, named as in ``model``, which is then the first of them.
-        law: how their distributions become one, such as ``{"blend": "weighted", "weights": [0.6, 0.4]}``.
+        law: how their distributions become one, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``.
         collaboration: who proposes how much among them.
         model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
         dtype: of the weights in memory; ``auto`` keeps the file's; ``half`` and ``float`` are ``float16`` and
@@ -134,7 +134,7 @@ class EngineConfig(Options):
 
     model: str = "zoo"
     models: list[str] | None = None
-    law: Mapping[str, Any] | None = None
+    ensemble: Mapping[str, Any] | None = None
     collaboration: CollaborationConfig = CollaborationConfig()
     tokenizer: str | None = None
     served_model_name: str | None = None
@@ -180,7 +180,7 @@ class EngineConfig(Options):
 
 def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
     """Read what concerns several models; the first of them stands for all where one is meant."""
-    for key in ("law", "collaboration"):
+    for key in ("ensemble", "collaboration"):
         if isinstance(values.get(key), str):
             values[key] = read_json(values[key], key)
     if isinstance(values.get("collaboration"), Mapping):
@@ -188,7 +188,7 @@ def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("collaboration", "") is None:
         del values["collaboration"]
     models = values.get("models")
-    if "collaboration" in values and models is None and values.get("law") is None:
+    if "collaboration" in values and models is None and values.get("ensemble") is None:
         raise InvalidInput("collaboration", words("given for one model"), "absent without models or law")
     if models is None:
         return values

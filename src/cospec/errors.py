@@ -25,7 +25,7 @@ class InvalidInput(CospecError, ValueError):
     """A value outside what is allowed.
 
     Args:
-        field: the name the user knows it by, such as ``temperature`` or ``speculative_config.rule``.
+        field: the name the user knows it by, such as ``temperature`` or ``speculative_config.acceptance_method``.
         given: the value, or what was found.
         allowed: what would have been accepted, in words.
     """

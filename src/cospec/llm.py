@@ -6,8 +6,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import fields, replace
 from functools import cached_property
@@ -19,14 +18,14 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from cospec.config import EngineConfig, SpeculativeConfig, read_json
-from cospec.engine.engine import Engine
-from cospec.engine.prompts import Message, Prompt, conversations, each, read, text
-from cospec.engine.requests import make_requests
-from cospec.engine.tokens import Tokens
+from cospec.core.engine import Engine
+from cospec.core.types import Event, Request, Speculation
 from cospec.errors import EngineStopped, InvalidInput, words
 from cospec.outputs import OutputBuilder, RequestOutput
-from cospec.params import SamplingParams
-from cospec.types import Event, Request, Speculation
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
+from cospec.text.inputs import Message, Prompt, conversations, each, read, text
+from cospec.text.tokenizer import TextTokenizer
 from cospec.vllm_options import without_vllm_options
 
 log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class LLM:
 
     Args:
         model: ``zoo``, ``zoo:NAME``, a folder or a hub name.
-        models, law: several models that speak as one, and how: ``{"blend": "weighted", "weights": [0.6, 0.4]}``. A law
+        models, law: several models that speak as one, and how: ``{"method": "weighted", "weights": [0.6, 0.4]}``. A law
             without models is over ``model`` and its drafter.
         speculative_config: how drafts are made and judged; None is the model's own default (the zoo has a drafter).
         options: any other field of ``EngineConfig``; keywords of vLLM's ``LLM`` are accepted where they change nothing.
@@ -50,11 +49,11 @@ class LLM:
         self,
         model: str = "zoo",
         speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
-        models: Seq[str | Path] | None = None,
-        law: Mapping[str, Any] | str | None = None,
+        models: Sequence[str | Path] | None = None,
+        ensemble: Mapping[str, Any] | str | None = None,
         **options: Any,
     ) -> None:
-        given = {"model": str(model), "models": models, "law": law, "speculative_config": speculative_config}
+        given = {"model": str(model), "models": models, "ensemble": ensemble, "speculative_config": speculative_config}
         self._open(Engine.build(EngineConfig.build(given | without_vllm_options(options))))
 
     @classmethod
@@ -129,7 +128,7 @@ class LLM:
         prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         speculation: Speculation | Mapping[str, Any] | None = None,
-        law: Mapping[str, Any] | str | None = None,
+        ensemble: Mapping[str, Any] | str | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[RequestOutput]:
@@ -150,9 +149,9 @@ class LLM:
         """
         listed = each(prompts)
         params = _match(sampling_params, len(listed))
-        chosen, blend = _choices(speculation), _law(law)
+        chosen, blend = _choices(speculation), _ensemble(ensemble)
         calls = [
-            self._requests(prompt, how, streams=False, speculation=chosen, law=blend)
+            self._requests(prompt, how, streams=False, speculation=chosen, ensemble=blend)
             for prompt, how in zip(listed, params, strict=True)
         ]
         requests = [request for call in calls for request in call]
@@ -171,41 +170,43 @@ class LLM:
 
     def chat(
         self,
-        messages: Seq[Message] | Seq[Seq[Message]],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         speculation: Speculation | Mapping[str, Any] | None = None,
-        law: Mapping[str, Any] | str | None = None,
+        ensemble: Mapping[str, Any] | str | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, through the tokenizer's chat template; else as ``generate``."""
         prompts = [self._tokens.chat(each) for each in conversations(messages)]
-        return self.generate(prompts, sampling_params, speculation, law, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, speculation, ensemble, use_tqdm=use_tqdm)
 
     def stream(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         speculation: Speculation | Mapping[str, Any] | None = None,
-        law: Mapping[str, Any] | str | None = None,
+        ensemble: Mapping[str, Any] | str | None = None,
     ) -> Iterator[Event]:
         """Complete one prompt and give its events as they come; closing the iterator ends the work."""
         (params,) = _match(sampling_params, 1)
-        return self._follow(self._requests(prompt, params, speculation=_choices(speculation), law=_law(law)))
+        return self._follow(
+            self._requests(prompt, params, speculation=_choices(speculation), ensemble=_ensemble(ensemble))
+        )
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; ids pass through."""
         return read(prompt, self._tokens)
 
     @cached_property
-    def _tokens(self) -> Tokens:
-        return Tokens(self.tokenizer, self.engine.max_model_len, self.engine.vocab_size)
+    def _tokens(self) -> TextTokenizer:
+        return TextTokenizer(self.tokenizer, self.engine.max_model_len, self.engine.vocab_size)
 
     def _requests(self, prompt: Prompt, params: SamplingParams, **how: Any) -> list[Request]:
         made = make_requests(f"llm-{next(self._numbers)}", self.encode(prompt), params, arrival=time.monotonic())
         return [replace(request, **how) for request in made]
 
-    def _follow(self, requests: Seq[Request]) -> Iterator[Event]:
+    def _follow(self, requests: Sequence[Request]) -> Iterator[Event]:
         """Run ``requests`` and give their events until each has ended.
 
         Several calls may be open at once, such as two streams read by turns: whoever steps the engine puts the others'
@@ -234,7 +235,7 @@ class LLM:
                 self._inboxes.pop(request.id, None)
 
     def _output(
-        self, prompt: Prompt, requests: Seq[Request], builders: Mapping[str, OutputBuilder], params: SamplingParams
+        self, prompt: Prompt, requests: Sequence[Request], builders: Mapping[str, OutputBuilder], params: SamplingParams
     ) -> RequestOutput:
         own = [builders[request.id] for request in requests]
         return RequestOutput(
@@ -243,7 +244,7 @@ class LLM:
             prompt_token_ids=requests[0].prompt,
             prompt_logprobs=own[0].prompt_logprobs,
             outputs=tuple(builder.build(params.logprobs is not None) for builder in own),
-            law=own[0].law,
+            distribution=own[0].distribution,
         )
 
 
@@ -267,11 +268,11 @@ def _match(params: Any, n: int) -> list[SamplingParams]:
     return found
 
 
-def _law(given: Any) -> Mapping[str, Any] | None:
-    law = read_json(given, "law") if isinstance(given, str) else given
-    if not isinstance(law, Mapping | None):
-        raise InvalidInput("law", law, "an object such as {'blend': 'weighted', 'lambda': 0.3}")
-    return law
+def _ensemble(given: Any) -> Mapping[str, Any] | None:
+    ensemble = read_json(given, "ensemble") if isinstance(given, str) else given
+    if not isinstance(ensemble, Mapping | None):
+        raise InvalidInput("ensemble", ensemble, "an object such as {'method': 'weighted', 'lambda': 0.3}")
+    return ensemble
 
 
 def _choices(given: Any) -> Speculation:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cospec.stats import RequestStats, TokenLogprobs, total
-from cospec.types import Event
+from cospec.core.stats import RequestStats, TokenLogprobs, total
+from cospec.core.types import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
     outputs: tuple[CompletionOutput, ...]
-    law: str
+    distribution: str
 
     @property
     def stats(self) -> RequestStats:
@@ -58,9 +58,9 @@ class OutputBuilder:
         return event.finish is not None
 
     @property
-    def law(self) -> str:
+    def distribution(self) -> str:
         """What the tokens follow."""
-        return self._events[-1].law
+        return self._events[-1].distribution
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:

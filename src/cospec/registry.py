@@ -1,7 +1,8 @@
 """What can be named in a configuration: lazy tables from a name to a class.
 
 A new drafter, rule, blend, policy or round is one file and one line here. Each table has an interface, which declares
-what a class needs or offers (``Rule.noise``, ``Drafter.samples``); the engine reads these attributes, and no names.
+what a class needs or offers (``AcceptanceMethod.stream_kind``, ``Drafter.samples``); the engine reads these attributes,
+and no names.
 
 A plug-in in a package of its own needs no line here. The package names the class in an entry point of the table's
 group, or a program registers the class; either way the table checks what the class declares.
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Union, get_ar
 from cospec.errors import InvalidInput, words
 
 if TYPE_CHECKING:  # interfaces are imported when a class is checked against them
-    from cospec.drafters.combiners.job import Combiner
-    from cospec.drafters.routing.choice import Routing
-    from cospec.plugins import Drafter, Policy, Rule
-    from cospec.protocols import BlendFactory, Round
+    from cospec.core.interfaces import BlendFactory, ExecutionMode
+    from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
+    from cospec.drafters.pool.combiners.combine import Combiner
+    from cospec.drafters.pool.routing.selection import Routing
 
 PluginT = TypeVar("PluginT")
 
@@ -65,7 +66,7 @@ class Declares:
             raise InvalidInput(f"{self.kind} {name!r}", words(f"{_described(made)}, {problem}"), allowed)
 
 
-class Table(Mapping[str, str], Generic[PluginT]):
+class PluginTable(Mapping[str, str], Generic[PluginT]):
     """Names to ``module:Class``, imported when first asked for.
 
     As a mapping the table holds what comes with cospec. ``names`` adds what installed packages offer as entry points of
@@ -221,86 +222,86 @@ def _described(made: object) -> str:
     return f"{made.__module__}:{made.__qualname__}" if isinstance(made, type) else repr(made)
 
 
-DRAFTERS: Table[type[Drafter]] = Table(
+DRAFTERS: PluginTable[type[Drafter]] = PluginTable(
     "speculative_config.method",
     {
         "draft_model": "cospec.drafters.model:ModelDrafter",
         "ngram": "cospec.drafters.ngram:NgramDrafter",
-        "heads": "cospec.drafters.heads:HeadsDrafter",
+        "heads": "cospec.drafters.medusa:MedusaDrafter",
         "suffix": "cospec.drafters.suffix:SuffixDrafter",
         "synthetic": "cospec.drafters.synthetic:SyntheticDrafter",
         "pool": "cospec.drafters.pool.pool:PoolDrafter",
     },
-    Declares("drafter", "cospec.plugins:Drafter", on_instances=("name",)),
+    Declares("drafter", "cospec.core.plugins:Drafter", on_instances=("name",)),
     "cospec.drafters",
 )
-COMBINERS: Table[type[Combiner]] = Table(
+COMBINERS: PluginTable[type[Combiner]] = PluginTable(
     "speculative_config.combiner",
     {
-        "union": "cospec.drafters.combiners.union:Union",
-        "vote": "cospec.drafters.combiners.vote:Vote",
-        "fuse": "cospec.drafters.combiners.fuse:Fuse",
-        "mix": "cospec.drafters.combiners.mix:Mix",
+        "union": "cospec.drafters.pool.combiners.union:Union",
+        "vote": "cospec.drafters.pool.combiners.vote:Vote",
+        "fuse": "cospec.drafters.pool.combiners.fuse:Fuse",
+        "mix": "cospec.drafters.pool.combiners.mix:Mix",
     },
-    Declares("combiner", "cospec.drafters.combiners.job:Combiner", named=True),
+    Declares("combiner", "cospec.drafters.pool.combiners.combine:Combiner", named=True),
 )
-ROUTINGS: Table[type[Routing]] = Table(
+ROUTINGS: PluginTable[type[Routing]] = PluginTable(
     "speculative_config.routing",
     {
-        "hedge": "cospec.drafters.routing.hedge:Hedge",
-        "explore": "cospec.drafters.routing.explore:Explore",
-        "all": "cospec.drafters.routing.everyone:Everyone",
+        "hedge": "cospec.drafters.pool.routing.hedge:Hedge",
+        "explore": "cospec.drafters.pool.routing.explore:Explore",
+        "all": "cospec.drafters.pool.routing.all:AllDrafters",
     },
-    Declares("routing", "cospec.drafters.routing.choice:Routing", named=True),
+    Declares("routing", "cospec.drafters.pool.routing.selection:Routing", named=True),
 )
-RULES: Table[type[Rule]] = Table(
-    "speculative_config.rule",
+ACCEPTANCE_METHODS: PluginTable[type[AcceptanceMethod]] = PluginTable(
+    "speculative_config.acceptance_method",
     {
-        "match": "cospec.rules.match:Match",
-        "rejection": "cospec.rules.rejection:Rejection",
-        "block": "cospec.rules.block:Block",
-        "recursive": "cospec.rules.recursive:Recursive",
-        "typical": "cospec.rules.typical:Typical",
+        "match": "cospec.acceptance.match:Match",
+        "rejection": "cospec.acceptance.rejection:Rejection",
+        "block": "cospec.acceptance.block:Block",
+        "recursive": "cospec.acceptance.recursive:Recursive",
+        "typical": "cospec.acceptance.typical:Typical",
     },
-    Declares("acceptance method", "cospec.plugins:Rule", named=True),
+    Declares("acceptance method", "cospec.core.plugins:AcceptanceMethod", named=True),
     "cospec.acceptance_methods",
 )
-POLICIES: Table[type[Policy]] = Table(
+POLICIES: PluginTable[type[Policy]] = PluginTable(
     "speculative_config.policy",
     {
         "fixed": "cospec.policies.fixed:Fixed",
         "off": "cospec.policies.off:Off",
-        "goodput": "cospec.policies.goodput:Goodput",
+        "goodput": "cospec.policies.goodput.controller:Goodput",
         "slope": "cospec.policies.slope:Slope",
         "confidence": "cospec.policies.confidence:Confidence",
         "milp": "cospec.policies.milp:Milp",
     },
-    Declares("policy", "cospec.plugins:Policy"),
+    Declares("policy", "cospec.core.plugins:Policy"),
     "cospec.policies",
 )
-BLENDS: Table[BlendFactory] = Table(
-    "law.blend",
+BLENDS: PluginTable[BlendFactory] = PluginTable(
+    "ensemble.method",
     {
-        "single": "cospec.blends.single:Single",
-        "weighted": "cospec.blends.weighted:Weighted",
-        "contrastive": "cospec.blends.contrastive:Contrastive",
-        "realign": "cospec.blends.realign:Realign",
-        "adaptive": "cospec.blends.adaptive:Adaptive",
+        "single": "cospec.ensemble.blends.single:Single",
+        "weighted": "cospec.ensemble.blends.weighted:Weighted",
+        "contrastive": "cospec.ensemble.blends.contrastive:Contrastive",
+        "realign": "cospec.ensemble.blends.realign:Realign",
+        "adaptive": "cospec.ensemble.blends.adaptive:Adaptive",
     },
-    Declares("blend", "cospec.protocols:BlendFactory"),
-    "cospec.blends",
+    Declares("blend", "cospec.core.interfaces:BlendFactory"),
+    "cospec.ensemble.blends",
 )
-ROUNDS: Table[type[Round]] = Table(
-    "speculative_config.round",
+EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
+    "speculative_config.execution_mode",
     {
-        "auto": "cospec.rounds.auto:Auto",
-        "sequential": "cospec.rounds.sequential:Sequential",
-        "pipelined": "cospec.rounds.pipelined:Pipelined",
-        "draft-ahead": "cospec.rounds.ahead:DraftAhead",
+        "auto": "cospec.execution.auto:Auto",
+        "sequential": "cospec.execution.sequential:Sequential",
+        "pipelined": "cospec.execution.pipelined:Pipelined",
+        "draft-ahead": "cospec.execution.draft_ahead:DraftAhead",
     },
-    Declares("round", "cospec.protocols:Round", on_instances=("crew", "times", "info")),
+    Declares("round", "cospec.core.interfaces:ExecutionMode", on_instances=("components", "times", "info")),
 )
 
 register_drafter = DRAFTERS.register
-register_acceptance_method = RULES.register
+register_acceptance_method = ACCEPTANCE_METHODS.register
 register_policy = POLICIES.register

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cospec.errors import InvalidInput
-from cospec.params import MAX_LOGPROBS
+from cospec.sampling_params import MAX_LOGPROBS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import pytest
 
 import cospec
 from cospec.config import EngineConfig
-from cospec.engine.build import plan
+from cospec.core.assembly import memory_plan_of
 from cospec.llm import LLM
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
 from cospec.registry import DRAFTERS
+from cospec.sampling_params import SamplingParams
 from harness.toys import toy_engine
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -40,7 +40,7 @@ def test_it_says_what_it_is(repeat: type[Any]) -> None:
     DRAFTERS.declares.check("repeat", repeat)
     assert repeat.__doc__
     chosen = {"method": "repeat", "num_speculative_tokens": 3}
-    memory, _ = plan(EngineConfig.build({"model": "zoo", "speculative_config": chosen, "device": "cpu"}))
+    memory, _ = memory_plan_of(EngineConfig.build({"model": "zoo", "speculative_config": chosen, "device": "cpu"}))
     assert len(memory.weights) == 1  # the drafter has no model
 
 

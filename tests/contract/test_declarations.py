@@ -6,39 +6,48 @@ from typing import Any, ClassVar
 
 import pytest
 
+from cospec.acceptance.match import Match
 from cospec.bench.systems import SYSTEMS
-from cospec.draws import Draws, Purpose
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.types import Draft, TargetProbs, VerifyResult
 from cospec.errors import InvalidInput
-from cospec.plugins import Rule
-from cospec.registry import BLENDS, COMBINERS, DRAFTERS, POLICIES, ROUNDS, ROUTINGS, RULES, Table
-from cospec.rules.match import Match
-from cospec.types import Draft, Scores, Verdict
+from cospec.registry import (
+    ACCEPTANCE_METHODS,
+    BLENDS,
+    COMBINERS,
+    DRAFTERS,
+    EXECUTION_MODES,
+    POLICIES,
+    ROUTINGS,
+    PluginTable,
+)
 
-TABLES: dict[str, Table[Any]] = {
+TABLES: dict[str, PluginTable[Any]] = {
     "drafters": DRAFTERS,
     "combiners": COMBINERS,
     "routings": ROUTINGS,
-    "rules": RULES,
+    "acceptance_methods": ACCEPTANCE_METHODS,
     "policies": POLICIES,
     "blends": BLENDS,
-    "rounds": ROUNDS,
+    "rounds": EXECUTION_MODES,
     "systems": SYSTEMS,
 }
 REQUIRED = {  # what an interface gives no default for, and a value of another type
     "drafters": ("samples", "no"),
     "combiners": ("steps", None),
     "routings": ("weighs", 1.0),
-    "rules": ("noise", "target"),
-    "policies": ("reads_costs", "yes"),
+    "acceptance_methods": ("stream_kind", "target"),
+    "policies": ("needs_latency", "yes"),
     "blends": ("Options", dict),
     "rounds": ("learns", "often"),
     "systems": ("build", "nothing"),
 }
 OVERRIDDEN = {  # what an interface gives a default for, and a value of another type
-    "drafters": ("offer", {"free": True}),
+    "drafters": ("capabilities", {"free": True}),
     "combiners": ("native_id", "mix"),
     "routings": ("native_id", "hedge"),
-    "rules": ("native_id", "match"),
+    "acceptance_methods": ("native_id", "match"),
     "policies": ("keeps_drafts", "always"),
 }
 
@@ -69,8 +78,10 @@ def test_a_missing_declaration_is_found(kind: str) -> None:
         table.declares.check("empty", type("Empty", (), {}))
 
 
-@pytest.mark.parametrize("table", [RULES, COMBINERS, ROUTINGS], ids=["rules", "combiners", "routings"])
-def test_native_code_runs_no_class_that_only_inherits_from_one_that_it_knows(table: Table[Any]) -> None:
+@pytest.mark.parametrize(
+    "table", [ACCEPTANCE_METHODS, COMBINERS, ROUTINGS], ids=["acceptance_methods", "combiners", "routings"]
+)
+def test_native_code_runs_no_class_that_only_inherits_from_one_that_it_knows(table: PluginTable[Any]) -> None:
     native = [table.load(name) for name in table if table.load(name).native_id is not None]
     assert len({each.native_id for each in native}) == len(native) >= 3
     for each in native:
@@ -81,14 +92,14 @@ def test_native_code_runs_no_class_that_only_inherits_from_one_that_it_knows(tab
 
 
 def test_a_rule_that_changes_how_match_judges_is_obeyed() -> None:
-    """``has_rule`` reads ``native_id``, so a subclass goes through its own ``judge``."""
-    from cospec.engine.compiled import has_rule
+    """``takes_method`` reads ``native_id``, so a subclass goes through its own ``judge``."""
+    from cospec.native.verifier import takes_method
 
     class Refuses(Match):
         name: ClassVar[str] = "refuses"
 
-        def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-            return Verdict((), scores.draw(0, draft.base_len, draws), bonus=False)
+        def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+            return VerifyResult((), scores.draw(0, draft.base_len, draws), bonus=False)
 
-    assert has_rule(Match()) and not has_rule(Refuses())
-    assert issubclass(Refuses, Rule) and Refuses.noise is Purpose.TARGET
+    assert takes_method(Match()) and not takes_method(Refuses())
+    assert issubclass(Refuses, AcceptanceMethod) and Refuses.stream_kind is StreamKind.TARGET

@@ -11,16 +11,17 @@ import pytest
 import torch
 import transformers
 
-from cospec.batches import Segment, TokenBatch
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.tree import depths, path_to
+from cospec.core.types import Commit
 from cospec.errors import ModelError
-from cospec.models import hf, native
-from cospec.models.cache import KVCache
+from cospec.models import hf
+from cospec.models.block_manager import BlockPool
+from cospec.models.kv_cache import KVCache
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama
-from cospec.models.packed_model import Forwards, PackedModel
-from cospec.models.pages import PagePool
-from cospec.tree import depths, path_to
-from cospec.types import Commit
+from cospec.models.model_runner import Forwards, ModelRunner
+from cospec.native import operators
 
 TOLERANCE = 1e-4
 VOCAB = 96
@@ -169,8 +170,8 @@ def reference(name: str) -> Any:
 
 
 def need(back_end: str) -> None:
-    if back_end == "native" and not native.available():
-        pytest.skip(native.why_not())
+    if back_end == "native" and not operators.available():
+        pytest.skip(operators.why_not())
 
 
 def adapted(name: str) -> Any:
@@ -183,11 +184,11 @@ def adapted(name: str) -> Any:
 
 
 def empty_cache(model: Any, by_head: bool) -> KVCache:
-    pool = PagePool(64, PAGE_SIZE, prefix_caching=False)
+    pool = BlockPool(64, PAGE_SIZE, prefix_caching=False)
     return KVCache(hf.probe(model), pool, torch.float32, torch.device("cpu"), by_head)
 
 
-def packed_model(name: str, linear: str, attention: str, kind: Any = "fp32") -> PackedModel:
+def packed_model(name: str, linear: str, attention: str, kind: Any = "fp32") -> ModelRunner:
     need(linear)
     model = adapted(name)
     kv = empty_cache(model, by_head=attention == "sdpa")
@@ -195,13 +196,13 @@ def packed_model(name: str, linear: str, attention: str, kind: Any = "fp32") -> 
     return hf.packed_model(name, model, kv, attention, max_len=128)
 
 
-def fused_model(name: str, runner: str) -> PackedModel:
+def fused_model(name: str, runner: str) -> ModelRunner:
     need(runner)
     model = adapted(name)
     kv = empty_cache(model, by_head=runner == "torch")  # which the native runner does not take
     fused = FusedLlama.from_hf(model, kv, "fp32")
     forwards = Forwards(lambda batch: fused.logits(batch, kv.layers), lambda batch: fused.states(batch, kv.layers))
-    return PackedModel(name, forwards, kv, fused.vocab_size, max_len=128)
+    return ModelRunner(name, forwards, kv, fused.vocab_size, max_len=128)
 
 
 @torch.no_grad()
@@ -215,11 +216,11 @@ def tokens_of(sequence: int, count: int) -> tuple[int, ...]:
     return tuple(torch.randint(3, VOCAB, (count,), generator=generator).tolist())
 
 
-def reserve(model: PackedModel, lengths: dict[str, int]) -> None:
+def reserve(model: ModelRunner, lengths: dict[str, int]) -> None:
     """Room for all, grown by turns so that pages of different sequences lie among each other."""
     for part in (1, 2, 3):
         for id, length in lengths.items():
-            assert model.pages.reserve(id, length * part // 3)
+            assert model.pages.allocate(id, length * part // 3)
 
 
 def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -239,7 +240,7 @@ def test_fused_forward_equals_plain_model(name: str, runner: str) -> None:
     play(fused_model(name, runner), name)
 
 
-def play(model: PackedModel, name: str) -> None:
+def play(model: ModelRunner, name: str) -> None:
     """Prompts whole and in pieces, decoding, a chain and a tree in one batch, a commit, and on from there."""
     texts = [tokens_of(number, length + 12) for number, length in enumerate(LENGTHS)]
     ids = [f"s{number}" for number in range(4)]
@@ -248,16 +249,21 @@ def play(model: PackedModel, name: str) -> None:
     # Three whole prompts and the first piece of the fourth.
     firsts = (LENGTHS[0], LENGTHS[1], 17, LENGTHS[3])
     logits = model.forward(
-        TokenBatch(tuple(Segment(ids[n], 0, texts[n][: firsts[n]], logits_from=n) for n in range(4)))
+        TokenBatch(tuple(SequenceSlice(ids[n], 0, texts[n][: firsts[n]], logits_from=n) for n in range(4)))
     )
     wanted = [plain_logits(name, texts[n][: firsts[n]])[n:] for n in range(4)]
     assert_close(logits, torch.cat(wanted))
 
     # Decode, a chain behind a known token, the rest of a prompt, and a tree, all at once.
     nodes = tokens_of(9, len(TREE))
-    chain = Segment(ids[1], 23, texts[1][23:28], parents=(-1, 0, 1, 2))
-    tree = Segment(ids[3], 14, (*texts[3][14:15], *nodes), parents=TREE)
-    segments = (Segment(ids[0], 5, texts[0][5:6]), chain, Segment(ids[2], 17, texts[2][17:33], logits_from=15), tree)
+    chain = SequenceSlice(ids[1], 23, texts[1][23:28], parents=(-1, 0, 1, 2))
+    tree = SequenceSlice(ids[3], 14, (*texts[3][14:15], *nodes), parents=TREE)
+    segments = (
+        SequenceSlice(ids[0], 5, texts[0][5:6]),
+        chain,
+        SequenceSlice(ids[2], 17, texts[2][17:33], logits_from=15),
+        tree,
+    )
     logits = model.forward(TokenBatch(segments))
     assert_close(logits[0:1], plain_logits(name, texts[0][:6])[5:])
     assert_close(logits[1:6], plain_logits(name, texts[1][:28])[23:])
@@ -275,7 +281,7 @@ def play(model: PackedModel, name: str) -> None:
             Commit(ids[1], base_len=24, tokens=(*texts[1][24:26], 51), path=(0, 1), computed=26, drafted=4),
         ]
     )
-    after = TokenBatch((Segment(ids[3], 18, (50, 60, 61), parents=(-1, -1)), Segment(ids[1], 26, (51, 62))))
+    after = TokenBatch((SequenceSlice(ids[3], 18, (50, 60, 61), parents=(-1, -1)), SequenceSlice(ids[1], 26, (51, 62))))
     logits = model.forward(after)
     assert_close(logits[0], plain_logits(name, (*kept, 50))[-1])
     assert_close(logits[1], plain_logits(name, (*kept, 50, 60))[-1])
@@ -295,11 +301,11 @@ def test_freed_pages_leave_no_trace(linear: str, attention: str) -> None:
             id = f"s{step}"
             texts[id] = tokens_of(step, int(torch.randint(4, 24, (1,), generator=generator)))
             done[id] = 0
-            assert model.pages.reserve(id, len(texts[id]))
+            assert model.pages.allocate(id, len(texts[id]))
         segments = []
         for id, text in texts.items():
             count = min(int(torch.randint(1, 7, (1,), generator=generator)), len(text) - done[id])
-            segments.append(Segment(id, done[id], text[done[id] : done[id] + count], logits_from=count - 1))
+            segments.append(SequenceSlice(id, done[id], text[done[id] : done[id] + count], logits_from=count - 1))
         logits = model.forward(TokenBatch(tuple(segments)))
         for row, segment in enumerate(segments):
             done[segment.id] += len(segment.tokens)
@@ -319,8 +325,8 @@ def test_freed_pages_leave_no_trace(linear: str, attention: str) -> None:
 
 def test_no_logits_asked() -> None:
     model = packed_model("llama", "mkldnn", "sdpa")
-    model.pages.reserve("a", 8)
-    assert model.forward(TokenBatch((Segment("a", 0, (1, 2, 3), logits_from=3),))).shape == (0, VOCAB)
+    model.pages.allocate("a", 8)
+    assert model.forward(TokenBatch((SequenceSlice("a", 0, (1, 2, 3), logits_from=3),))).shape == (0, VOCAB)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8"])
@@ -328,9 +334,9 @@ def test_no_logits_asked() -> None:
 def test_held_weights_are_the_same_model_in_every_back_end(linear: str, kind: Any) -> None:
     rounded = packed_model("gpt2", "torch", "sdpa", kind)
     other = packed_model("gpt2", linear, "sdpa", kind)
-    batch = TokenBatch((Segment("a", 0, tokens_of(1, 9)),))
+    batch = TokenBatch((SequenceSlice("a", 0, tokens_of(1, 9)),))
     for model in (rounded, other):
-        model.pages.reserve("a", 9)
+        model.pages.allocate("a", 9)
     assert_close(other.forward(batch), rounded.forward(batch))
 
 
@@ -387,7 +393,9 @@ def test_states_are_what_the_logits_are_read_from(runner: str) -> None:
     else:
         model = fused_model("llama", runner)
     reserve(model, {"a": 12, "b": 12})
-    batch = TokenBatch((Segment("a", 0, tokens_of(0, 5), (), 3), Segment("b", 0, tokens_of(1, 4), (-1, 0), 1)))
+    batch = TokenBatch(
+        (SequenceSlice("a", 0, tokens_of(0, 5), (), 3), SequenceSlice("b", 0, tokens_of(1, 4), (-1, 0), 1))
+    )
     logits = model.forward(batch)
     assert model.states is not None and model.states.shape == (5, reference("llama").config.hidden_size)
     assert_close(model.states @ reference("llama").lm_head.weight.float().T, logits)

@@ -13,7 +13,7 @@ import pytest
 from harness.plugin import SOURCE, install
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {"DRAFTERS": "phrases", "POLICIES": "two-lengths", "RULES": "threshold", "BLENDS": "product"}
+NAMES = {"DRAFTERS": "phrases", "POLICIES": "two-lengths", "ACCEPTANCE_METHODS": "threshold", "BLENDS": "product"}
 
 
 @pytest.fixture(scope="module")

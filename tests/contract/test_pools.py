@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cospec.draws import Purpose
-from cospec.params import SamplingParams
+from cospec.core.rng import StreamKind
+from cospec.core.tree import depths
+from cospec.core.types import DraftBudget, DraftContext
 from cospec.registry import COMBINERS, ROUTINGS
-from cospec.tree import depths
-from cospec.types import Budget, Context
+from cospec.sampling_params import SamplingParams
 from harness.pools import pool_of, toy_drafters
 
 V = 5
 KINDS = [
-    (SamplingParams(temperature=0), Purpose.TARGET),
-    (SamplingParams(), Purpose.TARGET),
-    (SamplingParams(), Purpose.DRAFT),
-    (SamplingParams(temperature=0), Purpose.DRAFT),
+    (SamplingParams(temperature=0), StreamKind.TARGET),
+    (SamplingParams(), StreamKind.TARGET),
+    (SamplingParams(), StreamKind.DRAFT),
+    (SamplingParams(temperature=0), StreamKind.DRAFT),
 ]
 
 
@@ -25,20 +25,22 @@ KINDS = [
 def test_a_combiner_says_what_it_is(name: str) -> None:
     combiner = COMBINERS.load(name)()
     assert combiner.__doc__
-    assert Purpose.TARGET in combiner.noises, "a rule that draws by itself may judge anything"
-    assert combiner.noises <= {Purpose.TARGET, Purpose.DRAFT}
+    assert StreamKind.TARGET in combiner.stream_kinds, "a rule that draws by itself may judge anything"
+    assert combiner.stream_kinds <= {StreamKind.TARGET, StreamKind.DRAFT}
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize(("params", "noise"), KINDS)
+@pytest.mark.parametrize(("params", "stream_kind"), KINDS)
 @pytest.mark.parametrize("name", COMBINERS)
-def test_a_combined_draft_keeps_to_its_budget(name: str, params: SamplingParams, noise: Purpose, routing: str) -> None:
+def test_a_combined_draft_keeps_to_its_budget(
+    name: str, params: SamplingParams, stream_kind: StreamKind, routing: str
+) -> None:
     pool = pool_of(toy_drafters(V), name, routing, V)
     texts = [[0, 1, 0, 1, 0, 1], [2, 2], [3, 1, 4, 1, 3, 1, 4, 1, 0], [0]]
     chance, proposed = np.random.default_rng(0), 0
     for _ in range(10):
-        budgets = [Budget(int(depth), int(nodes)) for depth, nodes in chance.integers(0, 7, (len(texts), 2))]
-        contexts = [Context(f"s{n}", text, 1, params, n, noise) for n, text in enumerate(texts)]
+        budgets = [DraftBudget(int(depth), int(nodes)) for depth, nodes in chance.integers(0, 7, (len(texts), 2))]
+        contexts = [DraftContext(f"s{n}", text, 1, params, n, stream_kind) for n, text in enumerate(texts)]
         drafts = pool.propose(contexts, budgets)
         for draft in drafts:
             budget, n = budgets[int(draft.id[1:])], len(draft)
@@ -51,10 +53,10 @@ def test_a_combined_draft_keeps_to_its_budget(name: str, params: SamplingParams,
             assert len(set(pairs)) == n, "equal tokens behind one node are one node"
             assert draft.confidence is not None
             assert ((draft.confidence >= 0) & (draft.confidence <= 1)).all()
-            assert (draft.q is not None) is (noise is Purpose.DRAFT and not params.greedy)
+            assert (draft.q is not None) is (stream_kind is StreamKind.DRAFT and not params.greedy)
             if draft.q is not None:
                 assert draft.q.sum(-1) == pytest.approx(np.ones(n))
                 assert all(row[token] > 0 for row, token in zip(draft.q, draft.tokens, strict=True))
         for text in texts:
             text.append(int(chance.integers(V)))
-    assert (proposed > 0) is (noise in COMBINERS.load(name).noises)
+    assert (proposed > 0) is (stream_kind in COMBINERS.load(name).stream_kinds)

@@ -13,26 +13,41 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from cospec.core.interfaces import Model, VocabMapping
+from cospec.core.plugins import Drafter
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.stats import StepStats, StepTimes
+from cospec.core.tree import depths
+from cospec.core.types import (
+    BatchState,
+    Commit,
+    Draft,
+    DraftBudget,
+    DraftContext,
+    Request,
+    TargetProbs,
+)
+from cospec.core.types import RequestState as Seq_
 from cospec.drafters.ngram import NgramDrafter
-from cospec.drafters.vocabulary import SharedVocabulary
-from cospec.draws import Draws, Purpose
-from cospec.models.heads import Heads
+from cospec.drafters.vocab_mapping import SharedVocab
+from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.policies.setting import PolicySetting
-from cospec.protocols import Model, Vocabulary
-from cospec.registry import BLENDS, DRAFTERS, POLICIES, ROUNDS, RULES, Table
-from cospec.stats import RoundStats, RoundTimes
-from cospec.tree import depths
-from cospec.types import Budget, Commit, Context, Draft, Load, Request, Scores
-from cospec.types import Sequence as Seq_
+from cospec.policies.context import PolicyContext
+from cospec.registry import (
+    ACCEPTANCE_METHODS,
+    BLENDS,
+    DRAFTERS,
+    EXECUTION_MODES,
+    POLICIES,
+    PluginTable,
+)
+from cospec.sampling_params import SamplingParams
 from harness.toys import toy_engine
 
 V = 5
 
 
-def every(table: Table[Any]) -> list[str]:
+def every(table: PluginTable[Any]) -> list[str]:
     """What comes with cospec and what installed packages offer."""
     return [*table, *table.installed]
 
@@ -56,8 +71,8 @@ class ToyHost:
     def load_drafter(self, name: str) -> Model:
         return ToyModel(V, seed=2)
 
-    def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
-        return self.load_drafter(name), SharedVocabulary()
+    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+        return self.load_drafter(name), SharedVocab()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +81,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> ToyHost:
     random, base = torch.Generator().manual_seed(3), tmp_path_factory.mktemp("host")
     save_file({"lm_head.weight": torch.randn(V, WIDTH, generator=random)}, base / "model.safetensors")
     weight, accuracy = torch.randn(3, WIDTH, WIDTH, generator=random), ((0.6, 0.2), (0.4, 0.2), (0.3, 0.1))
-    Heads(weight, torch.zeros(3, WIDTH), accuracy).save(base / "heads")
+    MedusaHeads(weight, torch.zeros(3, WIDTH), accuracy).save(base / "heads")
     return ToyHost(ToyModel(V, seed=1), base, str(base / "heads"))
 
 
@@ -76,15 +91,15 @@ def drafter(name: str, host: ToyHost) -> Drafter:
     return built
 
 
-def contexts(texts: Sequence[list[int]], params: SamplingParams, noise: Purpose) -> list[Context]:
-    return [Context(f"s{n}", text, 2, params, n, noise) for n, text in enumerate(texts)]
+def contexts(texts: Sequence[list[int]], params: SamplingParams, stream_kind: StreamKind) -> list[DraftContext]:
+    return [DraftContext(f"s{n}", text, 2, params, n, stream_kind) for n, text in enumerate(texts)]
 
 
 TEXTS = [[0, 1, 0, 1, 0, 1], [2, 2], [3, 1, 4, 1, 3, 1, 4, 1, 0], [0]]
 KINDS = [
-    (SamplingParams(temperature=0), Purpose.TARGET),
-    (SamplingParams(), Purpose.TARGET),
-    (SamplingParams(), Purpose.DRAFT),
+    (SamplingParams(temperature=0), StreamKind.TARGET),
+    (SamplingParams(), StreamKind.TARGET),
+    (SamplingParams(), StreamKind.DRAFT),
 ]
 
 
@@ -98,16 +113,18 @@ def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
     assert dict(made.weights()).keys() == set(made.names or ())
 
 
-@pytest.mark.parametrize(("params", "noise"), KINDS)
+@pytest.mark.parametrize(("params", "stream_kind"), KINDS)
 @pytest.mark.parametrize("name", every(DRAFTERS))
-def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise: Purpose, host: ToyHost) -> None:
+def test_a_drafter_keeps_to_its_budget(
+    name: str, params: SamplingParams, stream_kind: StreamKind, host: ToyHost
+) -> None:
     made, texts = drafter(name, host), [list(text) for text in TEXTS]
     chance = np.random.default_rng(0)
     proposed = 0
     for _ in range(12):
-        given = contexts(texts, params, noise)
+        given = contexts(texts, params, stream_kind)
         before = [list(text) for text in texts]
-        budgets = [Budget(int(d), int(m)) for d, m in chance.integers(0, 5, (len(texts), 2))]
+        budgets = [DraftBudget(int(d), int(m)) for d, m in chance.integers(0, 5, (len(texts), 2))]
         drafts = made.propose(given, budgets)
         assert texts == before, "a drafter wrote committed tokens"
         assert len({draft.id for draft in drafts}) == len(drafts)
@@ -117,7 +134,7 @@ def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise:
         }
         for draft in drafts:
             number = int(draft.id[1:])
-            check_draft(made, draft, texts[number], budgets[number], noise)
+            check_draft(made, draft, texts[number], budgets[number], stream_kind)
             proposed += len(draft)
             kept = int(chance.integers(len(draft) + 1))
             gained = (*draft.tokens[:kept], int(chance.integers(V)))
@@ -128,7 +145,7 @@ def test_a_drafter_keeps_to_its_budget(name: str, params: SamplingParams, noise:
         for commit in commits.values():
             texts[int(commit.id[1:])].extend(commit.tokens)
         made.commit(list(commits.values()))
-    judged = made.noises is None or noise in made.noises  # some rules may not judge what a pool makes
+    judged = made.stream_kinds is None or stream_kind in made.stream_kinds  # some rules may not judge what a pool makes
     assert (proposed > 0) is judged or name in REPLAYING
 
 
@@ -144,7 +161,7 @@ def drafted(made: Drafter, between: Callable[[Drafter], None]) -> list[object]:
     """All drafts of some rounds; ``between`` is called before and after each commit."""
     texts, found, chance = [list(text) for text in TEXTS], list[object](), np.random.default_rng(1)
     for _ in range(8):
-        found += told(made.propose(contexts(texts, *KINDS[0]), [Budget(3, 4)] * len(texts)))
+        found += told(made.propose(contexts(texts, *KINDS[0]), [DraftBudget(3, 4)] * len(texts)))
         between(made)
         gained = [(int(token),) for token in chance.integers(V, size=len(texts))]
         commits = [Commit(f"s{n}", len(texts[n]), own, (), len(texts[n])) for n, own in enumerate(gained)]
@@ -171,7 +188,7 @@ def test_a_getter_that_learns_is_found() -> None:
     assert drafted(Counts(), read_everything) != drafted(Counts(), lambda made: None)
 
 
-def check_draft(made: Drafter, draft: Draft, text: list[int], budget: Budget, noise: Purpose) -> None:
+def check_draft(made: Drafter, draft: Draft, text: list[int], budget: DraftBudget, stream_kind: StreamKind) -> None:
     n = len(draft)
     assert draft.base_len == len(text)
     assert 1 <= n <= budget.max_nodes
@@ -184,7 +201,7 @@ def check_draft(made: Drafter, draft: Draft, text: list[int], budget: Budget, no
         assert ((draft.confidence > 0) & (draft.confidence <= 1)).all()
     if draft.q is not None:
         assert made.samples
-        assert noise is Purpose.DRAFT, "a draft drawn with the target's noise has no usable q"
+        assert stream_kind is StreamKind.DRAFT, "a draft drawn with the target's noise has no usable q"
         assert draft.q.shape == (n, V)
         assert draft.q.dtype == np.float64
         assert draft.q.sum(-1) == pytest.approx(np.ones(n))
@@ -197,24 +214,26 @@ def test_unknown_sequences_harm_no_drafter(name: str, host: ToyHost) -> None:
     made.free(["nobody"])
     made.commit([Commit("nobody", 4, (1, 2), (0,), 5)])
     assert made.propose([], []) == []
-    made.propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 2)] * len(TEXTS))
+    made.propose(contexts(TEXTS, *KINDS[0]), [DraftBudget(2, 2)] * len(TEXTS))
     made.free(["s0", "nobody", "s0", "s1", "s2", "s3"])
     made.commit([Commit("s0", 6, (1,), (), 6)])
-    again = made.propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 2)] * len(TEXTS))
-    assert told(again) == told(drafter(name, host).propose(contexts(TEXTS, *KINDS[0]), [Budget(2, 2)] * len(TEXTS)))
+    again = made.propose(contexts(TEXTS, *KINDS[0]), [DraftBudget(2, 2)] * len(TEXTS))
+    assert told(again) == told(
+        drafter(name, host).propose(contexts(TEXTS, *KINDS[0]), [DraftBudget(2, 2)] * len(TEXTS))
+    )
 
 
 @pytest.mark.parametrize("name", every(DRAFTERS))
 def test_a_stale_commit_or_an_ignored_draft_harms_no_drafter(name: str, host: ToyHost) -> None:
     """A draft that was never verified, and a round that the drafter was not asked in."""
     made, text = drafter(name, host), [0, 1, 2, 0, 1, 2, 0, 1]
-    given = Context("s", text, 2, *(KINDS[0][0], 0, KINDS[0][1]))
-    made.propose([given], [Budget(3, 3)])
+    given = DraftContext("s", text, 2, *(KINDS[0][0], 0, KINDS[0][1]))
+    made.propose([given], [DraftBudget(3, 3)])
     text.append(4)
     made.commit([Commit("s", 8, (4,), (), 8)])
     text += [0, 1]
     made.commit([Commit("s", 9, (0, 1), (), 10)])
-    again, fresh = (each.propose([given], [Budget(3, 3)]) for each in (made, drafter(name, host)))
+    again, fresh = (each.propose([given], [DraftBudget(3, 3)]) for each in (made, drafter(name, host)))
     compared = opening if name in LEARNING else told
     assert compared(again) == compared(fresh)
 
@@ -229,32 +248,32 @@ def told(drafts: Sequence[Draft]) -> list[object]:
     return [(draft.id, draft.base_len, draft.tokens, draft.parents, draft.drafters) for draft in drafts]
 
 
-@pytest.mark.parametrize("name", every(RULES))
+@pytest.mark.parametrize("name", every(ACCEPTANCE_METHODS))
 def test_a_rule_says_what_it_is(name: str) -> None:
-    rule = RULES.load(name)
-    assert rule.noise in (Purpose.TARGET, Purpose.DRAFT)
-    assert rule.__doc__
+    acceptance_method = ACCEPTANCE_METHODS.load(name)
+    assert acceptance_method.stream_kind in (StreamKind.TARGET, StreamKind.DRAFT)
+    assert acceptance_method.__doc__
 
 
-@pytest.mark.parametrize("name", every(RULES))
+@pytest.mark.parametrize("name", every(ACCEPTANCE_METHODS))
 def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
-    rule, chance = RULES.load(name)(), np.random.default_rng(5)
+    acceptance_method, chance = ACCEPTANCE_METHODS.load(name)(), np.random.default_rng(5)
     for seed in range(300):
         n = int(chance.integers(1, 6))
-        parents = tuple(int(chance.integers(-1, node)) if rule.trees else node - 1 for node in range(n))
-        law, q = chance.dirichlet(np.ones(V) * 0.3, n + 1), chance.dirichlet(np.ones(V) * 0.3, n)
+        parents = tuple(int(chance.integers(-1, node)) if acceptance_method.trees else node - 1 for node in range(n))
+        probs, q = chance.dirichlet(np.ones(V) * 0.3, n + 1), chance.dirichlet(np.ones(V) * 0.3, n)
         tokens = tuple(int(chance.choice(V, p=row)) for row in q)
-        sampled = not rule.trees and seed % 2 == 0
+        sampled = not acceptance_method.trees and seed % 2 == 0
         draft = Draft("s", 4, tokens, parents, ("d",) * n, q if sampled else None)
-        verdict = rule.judge(draft, Scores(law=law), Draws(seed, 4))
+        verdict = acceptance_method.verify(draft, TargetProbs(probs=probs), RandomStreams(seed, 4))
         assert all(parents[node] == above for above, node in zip((-1, *verdict.path), verdict.path, strict=False))
         end = verdict.path[-1] if verdict.path else -1
         assert verdict.bonus == (end not in parents)
         assert verdict.token is not None and 0 <= verdict.token < V
-        if rule.exact:
+        if acceptance_method.exact:
             rows = [0, *(node + 1 for node in verdict.path)]
             written = [*(tokens[node] for node in verdict.path), verdict.token]
-            assert all(law[row, token] > 0 for row, token in zip(rows, written, strict=True))
+            assert all(probs[row, token] > 0 for row, token in zip(rows, written, strict=True))
 
 
 @pytest.mark.parametrize("name", every(BLENDS))
@@ -272,22 +291,22 @@ def test_a_blend_is_pure(name: str) -> None:
 @pytest.mark.parametrize("name", every(POLICIES))
 def test_a_policy_plans_for_everybody(name: str) -> None:
     cls = POLICIES.load(name)
-    policy = cls.build(cls.Options(), PolicySetting(4))
+    policy = cls.build(cls.Options(), PolicyContext(4))
     sequences = [Seq_(Request(f"s{n}", (1, 2), SamplingParams(), 0), [1, 2, 3]) for n in range(5)]
     for count in (0, 1, 5):
-        budgets = policy.plan(Load(sequences[:count]))
+        budgets = policy.plan(BatchState(sequences[:count]))
         assert len(budgets) == count
-        assert isinstance(policy.lasts, int) and policy.lasts >= 1
+        assert isinstance(policy.horizon, int) and policy.horizon >= 1
         for budget in budgets:
             assert 0 <= budget.depth <= budget.max_nodes or budget.depth == 0
             assert all(width >= 1 for width in budget.widths)
-        stats = RoundStats(0, count, count, 0, 0, 0, 0, count, RoundTimes(), 0.1)
+        stats = StepStats(0, count, count, 0, 0, 0, 0, count, StepTimes(), 0.1)
         policy.observe(stats, [Commit(one.id, 3, (1,), (), 3) for one in sequences[:count]])
 
 
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("name", EXECUTION_MODES)
 def test_a_round_has_times(name: str) -> None:
-    crew = toy_engine(ToyModel(V), None).round.crew
-    made = ROUNDS.load(name)(crew)
-    assert made.times == RoundTimes()
-    assert made.info.name in ROUNDS and made.info.reason
+    components = toy_engine(ToyModel(V), None).execution_mode.components
+    made = EXECUTION_MODES.load(name)(components)
+    assert made.times == StepTimes()
+    assert made.info.name in EXECUTION_MODES and made.info.reason

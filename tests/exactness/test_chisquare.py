@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency, kstest
 
+from cospec.acceptance.rejection import Rejection
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.rng import Floats, RandomStreams, StreamKind, random_words, to_unit_interval
+from cospec.core.types import Draft, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
-from cospec.draws import Draws, Floats, Purpose, random_words, to_unit_interval
-from cospec.engine.requests import make_requests
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Rule
-from cospec.rules.rejection import Rejection
-from cospec.types import Draft, Scores, Verdict
-from harness.reference import joint_law
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
+from harness.reference import joint_distribution_of
 from harness.statistics import fit, transition_fit
 from harness.toys import drawing, run_all, tokens_of, toy_engine, verifier_of
 
@@ -29,11 +29,13 @@ RULES = ["match", "rejection", "block"]
 PROMPT = (0, 1)
 
 
-def outputs(rule: str, count: int, length: int, k: int = 3, mutant: Rule | None = None) -> list[tuple[int, ...]]:
+def outputs(
+    acceptance_method: str, count: int, length: int, k: int = 3, mutant: AcceptanceMethod | None = None
+) -> list[tuple[int, ...]]:
     """Seeded outputs of a target of two words that is unsure, with a drafter that is sure of other things."""
-    engine = toy_engine(target(), ModelDrafter(ToyModel(2, order=1, seed=2, sharpness=3.0)), rule, k)
+    engine = toy_engine(target(), ModelDrafter(ToyModel(2, order=1, seed=2, sharpness=3.0)), acceptance_method, k)
     if mutant is not None:
-        verifier_of(engine).rules = {rule: mutant}
+        verifier_of(engine).acceptance_methods = {acceptance_method: mutant}
     params = SamplingParams(max_tokens=length)
     requests = [make_requests(f"r{seed}", PROMPT, params)[0] for seed in range(count)]
     seeded = [replace(request, seed=seed) for seed, request in enumerate(requests)]
@@ -47,79 +49,83 @@ def target() -> ToyModel:
 class KeepsAll(Rejection):
     """Accepts whatever was drafted."""
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         n = len(draft)
-        return Verdict(tuple(range(n)), draws.token(scores.distribution[n], draft.base_len + n, Purpose.TARGET), True)
+        return VerifyResult(
+            tuple(range(n)), draws.token(scores.distribution[n], draft.base_len + n, StreamKind.TARGET), True
+        )
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_the_first_tokens_follow_the_law(rule: str) -> None:
-    found = [output[:3] for output in outputs(rule, count=600, length=5)]
-    assert fit(found, joint_law(target(), SamplingParams(), PROMPT, 3)) > LIKELY
+@pytest.mark.parametrize("acceptance_method", RULES)
+def test_the_first_tokens_follow_the_law(acceptance_method: str) -> None:
+    found = [output[:3] for output in outputs(acceptance_method, count=600, length=5)]
+    assert fit(found, joint_distribution_of(target(), SamplingParams(), PROMPT, 3)) > LIKELY
 
 
 def test_a_rule_that_keeps_everything_is_seen() -> None:
     found = [output[:3] for output in outputs("rejection", count=600, length=5, mutant=KeepsAll())]
-    assert fit(found, joint_law(target(), SamplingParams(), PROMPT, 3)) < IMPOSSIBLE
+    assert fit(found, joint_distribution_of(target(), SamplingParams(), PROMPT, 3)) < IMPOSSIBLE
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_long_outputs_follow_the_law(rule: str) -> None:
-    assert transition_fit(target(), SamplingParams(), PROMPT, outputs(rule, count=100, length=80)) > LIKELY
+@pytest.mark.parametrize("acceptance_method", RULES)
+def test_long_outputs_follow_the_law(acceptance_method: str) -> None:
+    assert transition_fit(target(), SamplingParams(), PROMPT, outputs(acceptance_method, count=100, length=80)) > LIKELY
 
 
 def test_noise_that_serves_two_rounds_is_seen() -> None:
     """The same numbers at the same position whatever the round: right for ``rejection``, wrong for ``block``."""
 
-    def forgetful(seed: int, base: int) -> Draws:
-        return Draws(seed, 0)
+    def forgetful(seed: int, base: int) -> RandomStreams:
+        return RandomStreams(seed, 0)
 
     with drawing(forgetful):
         found = outputs("block", count=100, length=80)
     assert transition_fit(target(), SamplingParams(), PROMPT, found) < IMPOSSIBLE
 
 
-class OneStream(Draws):
+class OneStream(RandomStreams):
     """Tests a token with the very numbers that drew it."""
 
-    def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> Floats:
+    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> Floats:
         places = range(position, position + count)
         return np.array(
             [
-                to_unit_interval(random_words(self.seed, Purpose.DRAFT, (0, 0, place, self.base), 1))[0]
+                to_unit_interval(random_words(self.seed, StreamKind.DRAFT, (0, 0, place, self.base), 1))[0]
                 for place in places
             ]
         )
 
 
-@pytest.mark.parametrize(("draws", "right"), [(Draws, True), (OneStream, False)])
-def test_drafting_and_accepting_with_one_stream_is_seen(draws: type[Draws], right: bool) -> None:
+@pytest.mark.parametrize(("draws", "right"), [(RandomStreams, True), (OneStream, False)])
+def test_drafting_and_accepting_with_one_stream_is_seen(draws: type[RandomStreams], right: bool) -> None:
     p, q = np.array([0.5, 0.5]), np.array([0.8, 0.2])
     found = []
     for seed in range(3000):
         drawn = draws(seed, 3)
-        token = drawn.token(q, 3, Purpose.DRAFT)
-        verdict = Rejection().judge(
-            Draft("s", 3, (token,), (-1,), ("d",), q[None]), Scores(law=np.stack([p, p])), drawn
+        token = drawn.token(q, 3, StreamKind.DRAFT)
+        verdict = Rejection().verify(
+            Draft("s", 3, (token,), (-1,), ("d",), q[None]), TargetProbs(probs=np.stack([p, p])), drawn
         )
         found.append(token if verdict.path else verdict.token)
     p_value = fit(found, {0: 0.5, 1: 0.5})
     assert p_value > LIKELY if right else p_value < IMPOSSIBLE
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
-def test_the_race_follows_its_weights(purpose: Purpose) -> None:
+@pytest.mark.parametrize("purpose", list(StreamKind))
+def test_the_race_follows_its_weights(purpose: StreamKind) -> None:
     weights = np.array([0.1, 0.0, 2.0, 0.4, 1.5])
-    found = [Draws(seed, 9).token(weights, position, purpose) for seed in range(20) for position in range(1, 101)]
-    law = {token: float(w / weights.sum()) for token, w in enumerate(weights) if w > 0}
-    assert fit(found, law) > LIKELY
-    law[0], law[2] = law[2], law[0]
-    assert fit(found, law) < IMPOSSIBLE
+    found = [
+        RandomStreams(seed, 9).token(weights, position, purpose) for seed in range(20) for position in range(1, 101)
+    ]
+    probs = {token: float(w / weights.sum()) for token, w in enumerate(weights) if w > 0}
+    assert fit(found, probs) > LIKELY
+    probs[0], probs[2] = probs[2], probs[0]
+    assert fit(found, probs) < IMPOSSIBLE
 
 
-@pytest.mark.parametrize("purpose", list(Purpose))
-def test_uniforms_are_uniform(purpose: Purpose) -> None:
-    drawn = np.concatenate([Draws(seed, 4).uniforms(4, 64, purpose) for seed in range(40)])
+@pytest.mark.parametrize("purpose", list(StreamKind))
+def test_uniforms_are_uniform(purpose: StreamKind) -> None:
+    drawn = np.concatenate([RandomStreams(seed, 4).uniforms(4, 64, purpose) for seed in range(40)])
     assert ((drawn > 0) & (drawn < 1)).all()
     assert kstest(drawn, "uniform").pvalue > LIKELY
 
@@ -132,22 +138,22 @@ def cells(draw: Callable[[int], float], other: Callable[[int], float], count: in
     return float(chi2_contingency(table).pvalue)
 
 
-def uniform(position: int, base: int, purpose: Purpose, shift: int = 0) -> Callable[[int], float]:
-    return lambda seed: float(Draws(seed + shift, base).uniforms(position, 1, purpose)[0])
+def uniform(position: int, base: int, purpose: StreamKind, shift: int = 0) -> Callable[[int], float]:
+    return lambda seed: float(RandomStreams(seed + shift, base).uniforms(position, 1, purpose)[0])
 
 
-FIRST = uniform(5, 5, Purpose.ACCEPT)
+FIRST = uniform(5, 5, StreamKind.ACCEPT)
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        uniform(6, 5, Purpose.ACCEPT),
-        uniform(5, 6, Purpose.ACCEPT),
-        uniform(5, 5, Purpose.DRAFT),
-        uniform(5, 5, Purpose.RECOVER),
-        uniform(5, 5, Purpose.TARGET),
-        uniform(5, 5, Purpose.ACCEPT, shift=1),
+        uniform(6, 5, StreamKind.ACCEPT),
+        uniform(5, 6, StreamKind.ACCEPT),
+        uniform(5, 5, StreamKind.DRAFT),
+        uniform(5, 5, StreamKind.RECOVER),
+        uniform(5, 5, StreamKind.TARGET),
+        uniform(5, 5, StreamKind.ACCEPT, shift=1),
     ],
     ids=["position", "round", "draft", "recover", "target", "seed"],
 )
@@ -162,5 +168,5 @@ def test_dependence_is_seen() -> None:
 def test_token_and_acceptance_are_independent() -> None:
     """Which token is drafted says nothing about the number that it is tested with."""
     weights = np.full(4, 0.25)
-    assert cells(lambda seed: Draws(seed, 5).token(weights, 5, Purpose.DRAFT) / 4, FIRST) > LIKELY
-    assert cells(lambda seed: Draws(seed, 5).token(weights, 5, Purpose.RECOVER) / 4, FIRST) > LIKELY
+    assert cells(lambda seed: RandomStreams(seed, 5).token(weights, 5, StreamKind.DRAFT) / 4, FIRST) > LIKELY
+    assert cells(lambda seed: RandomStreams(seed, 5).token(weights, 5, StreamKind.RECOVER) / 4, FIRST) > LIKELY

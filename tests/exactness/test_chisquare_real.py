@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import cospec
+from cospec.acceptance.rejection import Rejection
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.types import Draft, Speculation, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
-from cospec.draws import Draws, Purpose
-from cospec.params import SamplingParams
-from cospec.rules.rejection import Rejection
-from cospec.types import Draft, Scores, Speculation, Verdict
-from harness.llamas import law_of, llama_engine, load, seeded, write_pair
-from harness.oracle import Law
+from cospec.sampling_params import SamplingParams
+from harness.llamas import distribution_of, llama_engine, load, seeded, write_pair
+from harness.oracle import OutputDistribution
 from harness.statistics import coarse_fit
 from harness.toys import run_all, tokens_of, verifier_of
 
@@ -37,9 +37,11 @@ def one_thread() -> Iterator[None]:
 class KeepsAll(Rejection):
     """Accepts whatever was drafted."""
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         n = len(draft)
-        return Verdict(tuple(range(n)), draws.token(scores.distribution[n], draft.base_len + n, Purpose.TARGET), True)
+        return VerifyResult(
+            tuple(range(n)), draws.token(scores.distribution[n], draft.base_len + n, StreamKind.TARGET), True
+        )
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +52,27 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def law(pair: tuple[Path, Path]) -> Law:
-    return law_of(pair[0], HALF, PROMPT, 2)
+def distribution(pair: tuple[Path, Path]) -> OutputDistribution:
+    return distribution_of(pair[0], HALF, PROMPT, 2)
 
 
-def pairs_of_tokens(pair: tuple[Path, Path], rule: str, keeps_all: bool = False) -> list[tuple[int, ...]]:
-    engine = llama_engine(load(pair[0]), ModelDrafter(load(pair[1])), 3, rule, max_num_seqs=40)
+def pairs_of_tokens(pair: tuple[Path, Path], acceptance_method: str, keeps_all: bool = False) -> list[tuple[int, ...]]:
+    engine = llama_engine(load(pair[0]), ModelDrafter(load(pair[1])), 3, acceptance_method, max_num_seqs=40)
     if keeps_all:
-        verifier_of(engine).rules = {rule: KeepsAll()}
+        verifier_of(engine).acceptance_methods = {acceptance_method: KeepsAll()}
     found = tokens_of(run_all(engine, seeded(PROMPT, HALF, 1200), check=False))
     return [tokens[:2] for tokens in found.values()]
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_a_tiny_llama_follows_its_law(pair: tuple[Path, Path], law: Law, rule: str) -> None:
-    assert coarse_fit(pairs_of_tokens(pair, rule), law) > LIKELY
+@pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block"])
+def test_a_tiny_llama_follows_its_law(
+    pair: tuple[Path, Path], distribution: OutputDistribution, acceptance_method: str
+) -> None:
+    assert coarse_fit(pairs_of_tokens(pair, acceptance_method), distribution) > LIKELY
 
 
-def test_a_rule_that_keeps_everything_is_seen(pair: tuple[Path, Path], law: Law) -> None:
-    assert coarse_fit(pairs_of_tokens(pair, "rejection", keeps_all=True), law) < IMPOSSIBLE
+def test_a_rule_that_keeps_everything_is_seen(pair: tuple[Path, Path], distribution: OutputDistribution) -> None:
+    assert coarse_fit(pairs_of_tokens(pair, "rejection", keeps_all=True), distribution) < IMPOSSIBLE
 
 
 needs_zoo = pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's target is not there yet")
@@ -79,13 +83,13 @@ def zoo() -> cospec.LLM:
     return cospec.LLM("zoo", dtype="float32", max_num_seqs=64, kv_cache_memory_bytes=128 << 20, threads=1)
 
 
-def zoo_outputs(zoo: cospec.LLM, prompt: Sequence[int], rule: str) -> list[tuple[int, ...]]:
+def zoo_outputs(zoo: cospec.LLM, prompt: Sequence[int], acceptance_method: str) -> list[tuple[int, ...]]:
     # Of a length that is asked for: with so many requests the policy may draft too little for the control to be seen.
     engine = zoo.engine
     requests = seeded(prompt, FEW, 400)
     chosen = [
         type(request)(request.id, request.prompt, request.sampling, request.seed, parent=request.id,
-                      speculation=Speculation(rule=rule, length=3))
+                      speculation=Speculation(acceptance_method=acceptance_method, length=3))
         for request in requests
     ]  # fmt: skip
     return [tokens[:3] for tokens in tokens_of(run_all(engine, chosen, check=False)).values()]
@@ -94,13 +98,13 @@ def zoo_outputs(zoo: cospec.LLM, prompt: Sequence[int], rule: str) -> list[tuple
 @needs_zoo
 def test_the_zoo_follows_its_law(zoo: cospec.LLM) -> None:
     prompt = zoo.encode("The answer is")
-    law = law_of(ZOO, FEW, prompt, 3)
-    for rule in ("rejection", "block"):
-        assert coarse_fit(zoo_outputs(zoo, prompt, rule), law) > LIKELY
+    distribution = distribution_of(ZOO, FEW, prompt, 3)
+    for acceptance_method in ("rejection", "block"):
+        assert coarse_fit(zoo_outputs(zoo, prompt, acceptance_method), distribution) > LIKELY
     verifier = verifier_of(zoo.engine)
-    rules = verifier.rules
+    acceptance_methods = verifier.acceptance_methods
     try:
-        verifier.rules = {**rules, "rejection": KeepsAll()}
-        assert coarse_fit(zoo_outputs(zoo, prompt, "rejection"), law) < IMPOSSIBLE
+        verifier.acceptance_methods = {**acceptance_methods, "rejection": KeepsAll()}
+        assert coarse_fit(zoo_outputs(zoo, prompt, "rejection"), distribution) < IMPOSSIBLE
     finally:
-        verifier.rules = rules
+        verifier.acceptance_methods = acceptance_methods

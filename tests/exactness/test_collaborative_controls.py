@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -13,53 +12,55 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.draws import Draws, Purpose
+from cospec.acceptance.rejection import Rejection
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.types import Draft, RequestState, Speculation, TargetProbs, VerifyResult
+from cospec.ensemble.proposal_queue import Proposal, ProposalQueue
+from cospec.ensemble.proposer import Proposer, choose
+from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.policies.theory import Process
-from cospec.rounds.lines import Line, Proposal
-from cospec.rounds.proposing import Author, choose
-from cospec.rules.rejection import Rejection
-from cospec.types import Draft, Scores, Sequence, Speculation, Verdict
+from cospec.sampling_params import SamplingParams
 from harness.ensembles import Blended, ensemble_engine, toys, weighted
 from harness.oracle import total_variation
-from harness.reference import joint_law
+from harness.reference import joint_distribution_of
 from harness.toys import enumerated_law, make_request, run_all, with_pool
 
 SEEN = 1e-3
 EXACT = 1e-12
 PARAMS = SamplingParams(max_tokens=5)
-LAW = {"blend": "weighted", "weights": [0.6, 0.4]}
+LAW = {"method": "weighted", "weights": [0.6, 0.4]}
 
 
 def error(count: int = 2) -> float:
     """Total variation of four tokens."""
-    law = LAW if count == 2 else {"blend": "weighted"}
+    ensemble = LAW if count == 2 else {"method": "weighted"}
     models = toys(count, 2)
-    engine = ensemble_engine(models, law, "alternate", [2, 1, 1][:count], rule="rejection")
+    engine = ensemble_engine(models, ensemble, "alternate", [2, 1, 1][:count], acceptance_method="rejection")
     if count == 2:
-        wanted = joint_law(Blended(models, weighted(0.6, 0.4)), PARAMS, (0, 1), 4)
+        wanted = joint_distribution_of(Blended(models, weighted(0.6, 0.4)), PARAMS, (0, 1), 4)
     else:
-        wanted = joint_law(Blended(models, weighted(*[1 / 3] * 3)), PARAMS, (0, 1), 4)
+        wanted = joint_distribution_of(Blended(models, weighted(*[1 / 3] * 3)), PARAMS, (0, 1), 4)
     return total_variation(enumerated_law(engine, (0, 1), PARAMS, 4), wanted)
 
 
 def test_a_committed_bonus_is_seen() -> None:
     """What the scorer draws behind an accepted proposal follows the scorer alone."""
     assert error() < EXACT
-    plain = Rejection.judge
+    plain = Rejection.verify
 
-    def judge(self: Rejection, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+    def verify(self: Rejection, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         if draft.drafters == ("m1",):
-            return Verdict((0,), None, bonus=True)
+            return VerifyResult((0,), None, bonus=True)
         return plain(self, draft, scores, draws)
 
-    with patch.object(Rejection, "judge", judge):
+    with patch.object(Rejection, "verify", verify):
         assert error() > SEEN
 
 
 def test_the_q_of_the_wrong_author_is_seen() -> None:
-    def others(author: Author, logits: Tensor, lines: Seq[tuple[Sequence, Line, Purpose]]) -> list[Proposal | None]:
+    def others(
+        author: Proposer, logits: Tensor, lines: Sequence[tuple[RequestState, ProposalQueue, StreamKind]]
+    ) -> list[Proposal | None]:
         """The author's draw, with the other model's distribution as its q."""
         other = toys(2, 2)[1 - author.model]
         found: list[Proposal | None] = []
@@ -69,7 +70,7 @@ def test_the_q_of_the_wrong_author_is_seen() -> None:
             found.append(replace(proposal, q=torch.softmax(other.logits(text), -1).numpy()))
         return found
 
-    with patch("cospec.rounds.collaborative.choose", others):
+    with patch("cospec.ensemble.collaborative.choose", others):
         assert error() > SEEN
 
 
@@ -90,7 +91,7 @@ def test_a_cache_that_is_not_cut_back_is_seen() -> None:
 def calls(engine_law: Mapping[str, object], gammas: list[int], sixteen: bool) -> list[dict[str, int]]:
     """Of sixteen requests, together or one by one."""
     params = SamplingParams(max_tokens=40)
-    chosen = Speculation(rule="rejection")
+    chosen = Speculation(acceptance_method="rejection")
     listed = [make_request(f"r{n}", (n % 3, 1), params, speculation=chosen) for n in range(16)]
     listed = [replace(request, seed=n) for n, request in enumerate(listed)]
     found: list[dict[str, int]] = []
@@ -103,24 +104,24 @@ def calls(engine_law: Mapping[str, object], gammas: list[int], sixteen: bool) ->
 def test_a_line_cleared_by_anothers_rejection_is_seen() -> None:
     """Nobody's calls depend on the company; what is cleared in the middle of a turn is missed there."""
     assert calls(LAW, [2, 2], True) == calls(LAW, [2, 2], False)
-    everybody: list[Line] = []
-    begin, cut = Line.__init__, Line.replace
+    overall: list[ProposalQueue] = []
+    begin, cut = ProposalQueue.__init__, ProposalQueue.replace
 
-    def remembered(self: Line, *args: Any, **kwargs: Any) -> None:
+    def remembered(self: ProposalQueue, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        everybody.append(self)
+        overall.append(self)
 
-    def all_cut(self: Line) -> None:
+    def all_cut(self: ProposalQueue) -> None:
         cut(self)
-        for line in everybody:
+        for line in overall:
             line.fed = [min(fed, line.frontier - 1) for fed in line.fed]
             line.rows = [None] * len(line.rows)
             line.pending.clear()
 
-    with patch.object(Line, "__init__", remembered), patch.object(Line, "replace", all_cut):
+    with patch.object(ProposalQueue, "__init__", remembered), patch.object(ProposalQueue, "replace", all_cut):
         with pytest.raises(AssertionError):  # a proposer finds its own logits gone
             calls(LAW, [2, 2], True)
-        everybody.clear()
+        overall.clear()
         with pytest.raises(AssertionError):
             error()
 
@@ -134,13 +135,13 @@ def test_calls_are_as_many_as_the_theory_says(count: int, gammas: tuple[int, ...
     own = [torch.softmax(model.logits(()), -1).numpy() for model in models]
     blend = sum(weight * p for weight, p in zip(weights, own, strict=True))
     alphas = tuple(float(np.minimum(p, blend).sum()) for p in own)
-    law = {"blend": "weighted", "weights": weights}
+    ensemble = {"method": "weighted", "weights": weights}
     params = SamplingParams(max_tokens=400)
-    chosen = Speculation(rule="rejection")
+    chosen = Speculation(acceptance_method="rejection")
     listed = [replace(make_request(f"r{n}", (0,), params, speculation=chosen), seed=n) for n in range(24)]
-    engine = ensemble_engine(models, law, proposal, list(gammas), max_num_batched_tokens=4096)
+    engine = ensemble_engine(models, ensemble, proposal, list(gammas), max_num_batched_tokens=4096)
     events = run_all(engine, listed, check=False)
-    expected = Process(alphas, gammas, alternate=proposal == "alternate").calls_per_token()
+    expected = ProposalProcess(alphas, gammas, alternate=proposal == "alternate").calls_per_token()
     for place, wanted in enumerate(expected):
         made = sum(own[-1].stats.model_calls[f"m{place}"] - 1 for own in events.values() if own[-1].stats)
         assert made / (24 * 399) == pytest.approx(wanted, rel=0.02), (place, alphas)

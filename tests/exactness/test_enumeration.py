@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 import pytest
 
+from cospec.core.engine import Engine
+from cospec.core.plugins import Drafter
+from cospec.core.types import Request, Speculation
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
-from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.types import Request, Speculation
+from cospec.sampling_params import SamplingParams
 from harness.oracle import total_variation
-from harness.reference import joint_law
+from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, enumerated_law_among, toy_engine, with_pool
 
 EXACT = 1e-12
@@ -65,41 +65,41 @@ DRAFTERS: dict[str, Callable[[int], Drafter]] = {
 PROMPT = (0, 1, 0)
 
 
-def check(rule: str, drafter: Drafter, params: SamplingParams, k: int) -> None:
+def check(acceptance_method: str, drafter: Drafter, params: SamplingParams, k: int) -> None:
     target = ToyModel(3, order=2, seed=1)
-    engine = toy_engine(target, drafter, rule, k)
+    engine = toy_engine(target, drafter, acceptance_method, k)
     found = enumerated_law(engine, PROMPT, params, LENGTH)
-    assert total_variation(found, joint_law(target, params, PROMPT, LENGTH)) < EXACT
+    assert total_variation(found, joint_distribution_of(target, params, PROMPT, LENGTH)) < EXACT
     engine.check_integrity()
     assert engine.metrics().kv_cache_usage == 0
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_a_sampling_drafter_leaves_the_law_as_it_is(rule: str, params: str) -> None:
-    check(rule, DRAFTERS["other"](3), PARAMS[params], k=1)
-    check(rule, DRAFTERS["other"](3), PARAMS[params], k=2)
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_a_sampling_drafter_leaves_the_law_as_it_is(acceptance_method: str, params: str) -> None:
+    check(acceptance_method, DRAFTERS["other"](3), PARAMS[params], k=1)
+    check(acceptance_method, DRAFTERS["other"](3), PARAMS[params], k=2)
 
 
 @pytest.mark.parametrize("drafter", ["other", "itself"])
 @pytest.mark.parametrize(
-    ("rule", "k", "length"), [("rejection", 2, 4), ("rejection", 3, 4), ("block", 2, 4), ("block", 3, 5)]
+    ("acceptance_method", "k", "length"), [("rejection", 2, 4), ("rejection", 3, 4), ("block", 2, 4), ("block", 3, 5)]
 )
-def test_long_drafts_of_two_words(rule: str, k: int, length: int, drafter: str) -> None:
+def test_long_drafts_of_two_words(acceptance_method: str, k: int, length: int, drafter: str) -> None:
     """Up to the bonus token of the first draft and into the next ones; one token comes before it, from the prompt."""
     params = SamplingParams(max_tokens=LONG, temperature=0.9)
     target = ToyModel(2, order=2, seed=1)
-    engine = toy_engine(target, DRAFTERS[drafter](2), rule, k)
+    engine = toy_engine(target, DRAFTERS[drafter](2), acceptance_method, k)
     found = enumerated_law(engine, PROMPT[:2], params, length)
-    assert total_variation(found, joint_law(target, params, PROMPT[:2], length)) < EXACT
+    assert total_variation(found, joint_distribution_of(target, params, PROMPT[:2], length)) < EXACT
 
 
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("drafter", ["ngram", "suffix", "point"])
-@pytest.mark.parametrize("rule", ["match", "rejection", "block", "recursive"])
-def test_a_choosing_drafter_leaves_the_law_as_it_is(rule: str, drafter: str, params: str) -> None:
+@pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block", "recursive"])
+def test_a_choosing_drafter_leaves_the_law_as_it_is(acceptance_method: str, drafter: str, params: str) -> None:
     for k in (1, 3):
-        check(rule, DRAFTERS[drafter](3), PARAMS[params], k)
+        check(acceptance_method, DRAFTERS[drafter](3), PARAMS[params], k)
 
 
 @pytest.mark.parametrize("tree", range(1, 7))
@@ -109,13 +109,13 @@ def test_match_moves_the_cache_of_an_accepted_path(tree: int) -> None:
     tokens, parents = chains_and_trees()[-tree]
     engine = toy_engine(ToyModel(3, order=2, seed=1), ScriptedDrafter(tokens, parents), "match", len(tokens))
     found = enumerated_law(engine, PROMPT, PARAMS["plain"], 5)
-    assert total_variation(found, joint_law(target, PARAMS["plain"], PROMPT, 5)) < EXACT
+    assert total_variation(found, joint_distribution_of(target, PARAMS["plain"], PROMPT, 5)) < EXACT
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_the_target_as_its_own_drafter(rule: str) -> None:
-    check(rule, DRAFTERS["itself"](3), PARAMS["plain"], k=1)
-    check(rule, DRAFTERS["itself"](3), PARAMS["all"], k=2)
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_the_target_as_its_own_drafter(acceptance_method: str) -> None:
+    check(acceptance_method, DRAFTERS["itself"](3), PARAMS["plain"], k=1)
+    check(acceptance_method, DRAFTERS["itself"](3), PARAMS["all"], k=2)
 
 
 def chains_and_trees() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -139,7 +139,7 @@ def chains_and_trees() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 def test_match_follows_the_law_whatever_is_drafted(part: int) -> None:
     target = ToyModel(3, order=2, seed=1)
     params = PARAMS["all" if part % 2 else "plain"]
-    wanted = joint_law(target, params, PROMPT, LENGTH)
+    wanted = joint_distribution_of(target, params, PROMPT, LENGTH)
     for tokens, parents in chains_and_trees()[part::4]:
         engine = toy_engine(ToyModel(3, order=2, seed=1), ScriptedDrafter(tokens, parents), "match", len(tokens))
         found = enumerated_law(engine, PROMPT, params, LENGTH)
@@ -147,7 +147,7 @@ def test_match_follows_the_law_whatever_is_drafted(part: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "drafter", "k"),
+    ("acceptance_method", "drafter", "k"),
     [
         ("match", "point", 3),
         ("rejection", "point", 3),
@@ -156,26 +156,29 @@ def test_match_follows_the_law_whatever_is_drafted(part: int) -> None:
         ("block", "other", 1),
     ],
 )
-def test_a_crowded_cache_leaves_the_law_as_it_is(rule: str, drafter: str, k: int) -> None:
+def test_a_crowded_cache_leaves_the_law_as_it_is(acceptance_method: str, drafter: str, k: int) -> None:
     """Preemption, recomputation, chunks and rounds without room for a draft, in the middle of an output."""
     engines: list[Engine] = []
 
     def build() -> Engine:
         target = with_pool(ToyModel(3, order=2, seed=1), num_pages=7, page_size=2)
-        engine = toy_engine(target, DRAFTERS[drafter](3), rule, k, max_num_batched_tokens=12)
+        engine = toy_engine(target, DRAFTERS[drafter](3), acceptance_method, k, max_num_batched_tokens=12)
         engines.append(engine)
         return engine
 
-    chosen = Speculation(rule=rule)
+    chosen = Speculation(acceptance_method=acceptance_method)
     company = [Request(f"a{n}", (n, 2, 1, 0), SamplingParams(max_tokens=7), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, PARAMS["plain"], 99, arrival=1.0, speculation=chosen)
     found = enumerated_law_among(build, company, request, LENGTH)
-    assert total_variation(found, joint_law(ToyModel(3, order=2, seed=1), PARAMS["plain"], PROMPT, LENGTH)) < EXACT
+    assert (
+        total_variation(found, joint_distribution_of(ToyModel(3, order=2, seed=1), PARAMS["plain"], PROMPT, LENGTH))
+        < EXACT
+    )
     assert any(engine.metrics().num_preemptions for engine in engines)
 
 
 def test_the_reference_knows_its_parameters() -> None:
     """Every parameter set has a law of its own, so that none of the tests above compares like with like in vain."""
     target = ToyModel(3, order=2, seed=1)
-    laws = [joint_law(target, params, PROMPT, LENGTH) for params in PARAMS.values()]
-    assert all(total_variation(a, b) > 1e-3 for a, b in itertools.combinations(laws, 2))
+    distributions = [joint_distribution_of(target, params, PROMPT, LENGTH) for params in PARAMS.values()]
+    assert all(total_variation(a, b) > 1e-3 for a, b in itertools.combinations(distributions, 2))

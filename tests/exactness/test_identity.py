@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from cospec.core.plugins import Drafter
+from cospec.core.types import Draft, DraftBudget, DraftContext, Request, Speculation
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.engine.requests import make_requests
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.types import Budget, Context, Draft, Request, Speculation
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine, with_pool
 
 VOCAB = 6
@@ -47,10 +47,10 @@ def target(pages: int = 256, prefix_caching: bool = True) -> ToyModel:
     return with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), pages, 4, prefix_caching)
 
 
-def requests(params: SamplingParams, count: int = 5, rule: str = "auto") -> list[Request]:
+def requests(params: SamplingParams, count: int = 5, acceptance_method: str = "auto") -> list[Request]:
     """Prompts of different lengths, some of which begin alike."""
     prompts = [[(3 * n + i * i) % VOCAB if i > 5 else i for i in range(2 + 3 * n)] for n in range(count)]
-    chosen = Speculation(rule=None if rule == "auto" else rule)
+    chosen = Speculation(acceptance_method=None if acceptance_method == "auto" else acceptance_method)
     return [each for n, prompt in enumerate(prompts) for each in make_requests(f"r{n}", prompt, params, chosen)]
 
 
@@ -79,12 +79,15 @@ def test_drafters_and_lengths(name: str, drafter: str) -> None:
         assert outputs(name, drafter, k) == plain(name), k
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 @pytest.mark.parametrize("name", ["greedy", "greedy-penalised"])
-def test_greedy_under_the_other_rules(name: str, rule: str) -> None:
+def test_greedy_under_the_other_rules(name: str, acceptance_method: str) -> None:
     for drafter, k in itertools.product(("itself", "other", "ngram"), (1, 4)):
-        engine = toy_engine(target(), DRAFTERS[drafter](), rule, k)
-        assert tokens_of(run_all(engine, requests(PARAMS[name], rule=rule))) == plain(name), (drafter, k)
+        engine = toy_engine(target(), DRAFTERS[drafter](), acceptance_method, k)
+        assert tokens_of(run_all(engine, requests(PARAMS[name], acceptance_method=acceptance_method))) == plain(name), (
+            drafter,
+            k,
+        )
 
 
 @pytest.mark.parametrize("drafter", ["none", "other", "tree"])
@@ -157,13 +160,13 @@ def test_mixed_company() -> None:
     assert tokens_of(run_all(engine, batch)) == wanted
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
+@pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block"])
 @pytest.mark.parametrize("name", PARAMS)
-def test_the_target_as_its_own_drafter_is_accepted(name: str, rule: str) -> None:
+def test_the_target_as_its_own_drafter_is_accepted(name: str, acceptance_method: str) -> None:
     for prefix_caching, chunk in ((True, 64), (False, 9)):
         own = with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), 256, 4, prefix_caching)
-        engine = toy_engine(target(), ModelDrafter(own), rule, 4, max_num_batched_tokens=chunk)
-        run_all(engine, requests(PARAMS[name], rule=rule))
+        engine = toy_engine(target(), ModelDrafter(own), acceptance_method, 4, max_num_batched_tokens=chunk)
+        run_all(engine, requests(PARAMS[name], acceptance_method=acceptance_method))
         metrics = engine.metrics()
         drafted, accepted = sum(metrics.draft_tokens.values()), sum(metrics.accepted_tokens.values())
         assert drafted > 30
@@ -182,14 +185,14 @@ def test_followers_find_only_what_was_computed() -> None:
             found[event.id] = found.get(event.id, ()) + event.tokens
         text = [0, 1, 2, *found.get("line", ())]
         if step < 12:
-            follower = make_request(f"f{step}", (*text, 3, 4), SamplingParams(temperature=1.0, seed=step, max_tokens=6))
-            prompts[follower.id] = follower
-            engine.add(follower)
+            kv_cache = make_request(f"f{step}", (*text, 3, 4), SamplingParams(temperature=1.0, seed=step, max_tokens=6))
+            prompts[kv_cache.id] = kv_cache
+            engine.add(kv_cache)
         engine.check_integrity()
     assert not engine.has_work
     assert engine.metrics().prefix_cache_hits > 0
-    for id, follower in prompts.items():
-        alone = run_all(toy_engine(target(prefix_caching=False), None), [follower])
+    for id, kv_cache in prompts.items():
+        alone = run_all(toy_engine(target(prefix_caching=False), None), [kv_cache])
         assert found[id] == tokens_of(alone)[id], id
 
 
@@ -200,7 +203,7 @@ class Late(ScriptedDrafter):
         super().__init__([0, 1, 2])
         self._last: dict[str, Draft] = {}
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         before = dict(self._last)
         self._last = {draft.id: draft for draft in super().propose(contexts, budgets)}
         return list(before.values())

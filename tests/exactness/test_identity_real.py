@@ -12,12 +12,12 @@ import torch
 import transformers
 
 import cospec
+from cospec.core.plugins import Drafter
+from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.engine.requests import make_requests
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.types import Request
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
 from harness.llamas import VOCAB, llama_engine, load, write_pair
 from harness.toys import ScriptedDrafter, run_all, tokens_of
 
@@ -120,11 +120,11 @@ def test_a_small_cache_and_small_rounds(
     assert preempted > 0
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 def test_greedy_under_the_other_rules(
-    folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], rule: str
+    folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], acceptance_method: str
 ) -> None:
-    running = llama_engine(load(folders["target"], fused), drafter("drafter", folders, fused), 4, rule)
+    running = llama_engine(load(folders["target"], fused), drafter("drafter", folders, fused), 4, acceptance_method)
     assert tokens_of(run_all(running, requests(GREEDY))) == plain["greedy"]
 
 

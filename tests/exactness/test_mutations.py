@@ -10,19 +10,19 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cospec.batches import Segment
+from cospec.acceptance.block import Block
+from cospec.acceptance.rejection import Rejection
+from cospec.acceptance.residual import residual
+from cospec.core.model_io import SequenceSlice
+from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.rng import Floats, RandomStreams, StreamKind
+from cospec.core.sampling import History, target_probs_of
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
 from cospec.drafters.model import ModelDrafter
-from cospec.draws import Draws, Floats, Purpose
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter, Rule
-from cospec.rules.block import Block
-from cospec.rules.rejection import Rejection
-from cospec.rules.residual import residual
-from cospec.sampling import History, law
-from cospec.types import Budget, Commit, Context, Draft, Scores, Verdict
-from harness.oracle import BranchingDraws, Trace, Unsound, total_variation
-from harness.reference import joint_law
+from cospec.sampling_params import SamplingParams
+from harness.oracle import BranchingRandom, Trace, Unsound, total_variation
+from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, run_all, toy_engine, verifier_of
 from harness.toys import make_request as request
 
@@ -40,7 +40,7 @@ def other() -> Drafter:
 
 
 def error(
-    rule: Rule | str,
+    acceptance_method: AcceptanceMethod | str,
     drafter: Drafter,
     model: ToyModel | None = None,
     params: SamplingParams = PLAIN,
@@ -48,55 +48,63 @@ def error(
 ) -> float:
     """Total variation between the enumerated law and the target's; ``shape`` is the draft's and the law's length."""
     k, length = shape
-    name = rule if isinstance(rule, str) else rule.name
+    name = acceptance_method if isinstance(acceptance_method, str) else acceptance_method.name
     engine = toy_engine(model or target(), drafter, name, k)
-    if not isinstance(rule, str):
-        verifier_of(engine).rules = {name: rule}
-    return total_variation(enumerated_law(engine, PROMPT, params, length), joint_law(target(), params, PROMPT, length))
+    if not isinstance(acceptance_method, str):
+        verifier_of(engine).acceptance_methods = {name: acceptance_method}
+    return total_variation(
+        enumerated_law(engine, PROMPT, params, length), joint_distribution_of(target(), params, PROMPT, length)
+    )
 
 
 class RejectionWith(Rejection):
     """Rejection with one step replaced."""
 
-    def recovered(self, law: Floats, draft: Draft, node: int) -> Floats:
-        return residual(law[node], draft, node)
+    def recovered(self, target_probs_of: Floats, draft: Draft, node: int) -> Floats:
+        return residual(target_probs_of[node], draft, node)
 
-    def bonus(self, law: Floats) -> Floats:
-        return np.asarray(law[-1])
+    def bonus(self, target_probs_of: Floats) -> Floats:
+        return np.asarray(target_probs_of[-1])
 
     def accepts(self, uniform: float, drawn_with: float, wanted: float) -> bool:
         return uniform * drawn_with < wanted
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        law, n = scores.distribution, len(draft)
-        uniforms = draws.uniforms(draft.base_len, n, Purpose.ACCEPT)
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        target_probs_of, n = scores.distribution, len(draft)
+        uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
         for node, token in enumerate(draft.tokens):
             drawn_with = 1.0 if draft.q is None else float(draft.q[node, token])
-            if not self.accepts(uniforms[node], drawn_with, float(law[node, token])):
-                weights = self.recovered(law, draft, node)
-                return Verdict(tuple(range(node)), draws.token(weights, draft.base_len + node, Purpose.RECOVER), False)
-        return Verdict(tuple(range(n)), draws.token(self.bonus(law), draft.base_len + n, Purpose.TARGET), True)
+            if not self.accepts(uniforms[node], drawn_with, float(target_probs_of[node, token])):
+                weights = self.recovered(target_probs_of, draft, node)
+                return VerifyResult(
+                    tuple(range(node)), draws.token(weights, draft.base_len + node, StreamKind.RECOVER), False
+                )
+        return VerifyResult(
+            tuple(range(n)), draws.token(self.bonus(target_probs_of), draft.base_len + n, StreamKind.TARGET), True
+        )
 
 
 class NoResidual(RejectionWith):
-    def recovered(self, law: Floats, draft: Draft, node: int) -> Floats:
-        return np.asarray(law[node])
+    def recovered(self, target_probs_of: Floats, draft: Draft, node: int) -> Floats:
+        return np.asarray(target_probs_of[node])
 
 
 class WrongResidualRow(RejectionWith):
-    def recovered(self, law: Floats, draft: Draft, node: int) -> Floats:
-        rest = residual(law[node + 1], draft, node)
-        return rest if rest.any() else np.asarray(law[node])
+    def recovered(self, target_probs_of: Floats, draft: Draft, node: int) -> Floats:
+        rest = residual(target_probs_of[node + 1], draft, node)
+        return rest if rest.any() else np.asarray(target_probs_of[node])
 
 
 class ResidualWithoutClip(RejectionWith):
-    def recovered(self, law: Floats, draft: Draft, node: int) -> Floats:
-        return np.abs(law[node] - draft.q[node]) if draft.q is not None else np.asarray(law[node])
+    def recovered(self, target_probs_of: Floats, draft: Draft, node: int) -> Floats:
+        return (
+            np.abs(target_probs_of[node] - draft.q[node]) if draft.q is not None else np.asarray(target_probs_of[node])
+        )
 
 
 class BonusFromTheRowBefore(RejectionWith):
-    def bonus(self, law: Floats) -> Floats:
-        return np.asarray(law[-2])
+    def bonus(self, target_probs_of: Floats) -> Floats:
+        return np.asarray(target_probs_of[-2])
 
 
 class AcceptsByProbability(RejectionWith):
@@ -109,17 +117,20 @@ class AcceptsByProbability(RejectionWith):
 class BlockResidualUnscaled(Block):
     """Recovers as if the kept prefix weighed 1."""
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        with patch("cospec.rules.block.residual", lambda law, draft, node, scale: residual(law, draft, node, 1.0)):
-            return super().judge(draft, scores, draws)
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        with patch(
+            "cospec.acceptance.block.residual",
+            lambda target_probs_of, draft, node, scale: residual(target_probs_of, draft, node, 1.0),
+        ):
+            return super().verify(draft, scores, draws)
 
 
 class BlockWithoutSurplus(Block):
     """Tests each prefix by its weight alone."""
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        with patch("cospec.rules.block.surplus", lambda law, draft, node, weight: np.array([weight])):
-            return super().judge(draft, scores, draws)
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        with patch("cospec.acceptance.block.surplus", lambda target_probs_of, draft, node, weight: np.array([weight])):
+            return super().verify(draft, scores, draws)
 
 
 def test_the_copy_that_is_mutated_is_right() -> None:
@@ -127,7 +138,7 @@ def test_the_copy_that_is_mutated_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule",
+    "acceptance_method",
     [
         NoResidual(),
         WrongResidualRow(),
@@ -137,46 +148,48 @@ def test_the_copy_that_is_mutated_is_right() -> None:
         BlockResidualUnscaled(),
         BlockWithoutSurplus(),
     ],
-    ids=lambda rule: type(rule).__name__,
+    ids=lambda acceptance_method: type(acceptance_method).__name__,
 )
-def test_a_wrong_rule_is_seen(rule: Rule) -> None:
-    shape = (2, 3) if isinstance(rule, Block) else (1, 3)  # the block's mistakes need a block
-    assert error(rule, other(), shape=shape) > SEEN
+def test_a_wrong_rule_is_seen(acceptance_method: AcceptanceMethod) -> None:
+    shape = (2, 3) if isinstance(acceptance_method, Block) else (1, 3)  # the block's mistakes need a block
+    assert error(acceptance_method, other(), shape=shape) > SEEN
 
 
 class ReportsUntruncated(ModelDrafter):
     """Draws from the truncated q, reports the whole one."""
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         known = {context.id: context for context in contexts}
         return [replace(draft, q=self.whole(known[draft.id], draft)) for draft in super().propose(contexts, budgets)]
 
-    def whole(self, context: Context, draft: Draft) -> Floats:
+    def whole(self, context: DraftContext, draft: Draft) -> Floats:
         assert isinstance(self.model, ToyModel)
         rows = []
         for node in range(len(draft)):
             logits = self.model.logits([*context.tokens, *draft.tokens[:node]])
             history = History(context.tokens, context.prompt_len, [draft.tokens[:node]])
-            rows.append(law(logits[None], replace(context.sampling, top_k=0), history)[0])
+            rows.append(target_probs_of(logits[None], replace(context.sampling, top_k=0), history)[0])
         return np.stack(rows)
 
 
 class ReportsColder(ReportsUntruncated):
     """Reports q at another temperature than it drew with."""
 
-    def whole(self, context: Context, draft: Draft) -> Floats:
+    def whole(self, context: DraftContext, draft: Draft) -> Floats:
         colder = replace(context, sampling=replace(context.sampling, temperature=0.5))
         return super().whole(colder, draft)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_a_q_before_truncation_is_seen(rule: str) -> None:
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_a_q_before_truncation_is_seen(acceptance_method: str) -> None:
     drafter = ToyModel(3, order=1, seed=5, sharpness=1.5)
     params = SamplingParams(max_tokens=8, top_k=2)
-    assert error(rule, ModelDrafter(drafter), params=params) < 1e-12
-    assert error(rule, ReportsUntruncated(drafter), params=params) > SEEN
-    assert error(rule, ReportsUntruncated(ToyModel(3, order=1, seed=5, sharpness=1.5)), shape=(1, 3)) < 1e-12
-    assert error(rule, ReportsColder(ToyModel(3, order=1, seed=5, sharpness=1.5)), shape=(1, 3)) > SEEN
+    assert error(acceptance_method, ModelDrafter(drafter), params=params) < 1e-12
+    assert error(acceptance_method, ReportsUntruncated(drafter), params=params) > SEEN
+    assert (
+        error(acceptance_method, ReportsUntruncated(ToyModel(3, order=1, seed=5, sharpness=1.5)), shape=(1, 3)) < 1e-12
+    )
+    assert error(acceptance_method, ReportsColder(ToyModel(3, order=1, seed=5, sharpness=1.5)), shape=(1, 3)) > SEEN
 
 
 class KeepsWhatItHas(ToyModel):
@@ -202,13 +215,13 @@ class DoesNotMove(ToyModel):
 class SeesSiblings(ToyModel):
     """Attends to every node before it instead of its ancestors."""
 
-    def context(self, segment: Segment, row: int) -> list[int]:
+    def context(self, segment: SequenceSlice, row: int) -> list[int]:
         return [self.read(segment.id, place) for place in range(segment.start + row + 1)]
 
 
-@pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_a_stale_cache_is_seen(rule: str) -> None:
-    assert error(rule, ScriptedDrafter([2, 1]), KeepsWhatItHas(3, order=2, seed=1)) > SEEN
+@pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block"])
+def test_a_stale_cache_is_seen(acceptance_method: str) -> None:
+    assert error(acceptance_method, ScriptedDrafter([2, 1]), KeepsWhatItHas(3, order=2, seed=1)) > SEEN
 
 
 @pytest.mark.parametrize("model", [DoesNotMove, SeesSiblings])
@@ -220,7 +233,7 @@ def test_a_mistaken_tree_is_seen(model: type[ToyModel]) -> None:
 
 def test_penalties_without_the_draft_tokens_are_seen() -> None:
     params = SamplingParams(max_tokens=8, repetition_penalty=2.0, frequency_penalty=0.5)
-    with patch("cospec.engine.judging.path_to", lambda parents, node: []):
+    with patch("cospec.acceptance.reference.path_to", lambda parents, node: []):
         assert error("match", ScriptedDrafter([0, 1]), params=params) > SEEN
 
 
@@ -239,7 +252,7 @@ class FeedsOneTooFew(ModelDrafter):
         super().commit(commits)
         for commit in commits:
             if commit.path:
-                self._follower._places[commit.id].fed += 1
+                self._kv_cache._places[commit.id].fed += 1
 
 
 def acceptance(drafter: Drafter, nodes: int = 3, prompts: int = 12) -> float:
@@ -269,10 +282,10 @@ def test_a_drafter_with_a_stale_cache_is_seen_by_its_acceptance(
 class Never:
     """Draws whose every uniform number is zero, which no real stream gives."""
 
-    def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> Floats:
+    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> Floats:
         return np.zeros(count)
 
-    def token(self, weights: Floats, position: int, purpose: Purpose, branch: int = 0) -> int:
+    def token(self, weights: Floats, position: int, purpose: StreamKind, branch: int = 0) -> int:
         return int(weights.argmax())
 
 
@@ -281,13 +294,15 @@ class AcceptsEquality(RejectionWith):
         return uniform * drawn_with <= wanted
 
 
-@pytest.mark.parametrize(("rule", "kept"), [(Rejection(), 0), (Block(), 0), (AcceptsEquality(), 1)])
+@pytest.mark.parametrize(("acceptance_method", "kept"), [(Rejection(), 0), (Block(), 0), (AcceptsEquality(), 1)])
 @pytest.mark.parametrize("q", [None, np.array([[0.5, 0.5, 0.0]])])
-def test_a_token_of_probability_zero_is_never_kept(rule: Rule, kept: int, q: Floats | None) -> None:
+def test_a_token_of_probability_zero_is_never_kept(
+    acceptance_method: AcceptanceMethod, kept: int, q: Floats | None
+) -> None:
     """Strictly less, whatever the draw; ``<=`` is seen."""
     draft = Draft("s", 3, (0,), (-1,), ("d",), q)
-    scores = Scores(law=np.array([[0.0, 0.3, 0.7], [0.2, 0.3, 0.5]]))
-    assert len(rule.judge(draft, scores, cast(Draws, Never())).path) == kept
+    scores = TargetProbs(probs=np.array([[0.0, 0.3, 0.7], [0.2, 0.3, 0.5]]))
+    assert len(acceptance_method.verify(draft, scores, cast(RandomStreams, Never())).path) == kept
 
 
 def test_noise_that_serves_two_rounds_is_seen() -> None:
@@ -301,11 +316,11 @@ class OneStream(Rejection):
 
     name: ClassVar[str] = "rejection"
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        assert isinstance(draws, BranchingDraws)
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        assert isinstance(draws, BranchingRandom)
         for node in range(len(draft)):
-            draws.trace.use(("token", draft.base_len + node, Purpose.DRAFT, draws.base, 0))
-        return super().judge(draft, scores, draws)
+            draws.trace.use(("token", draft.base_len + node, StreamKind.DRAFT, draws.base, 0))
+        return super().verify(draft, scores, draws)
 
 
 def test_one_stream_for_drafting_and_accepting_is_seen() -> None:

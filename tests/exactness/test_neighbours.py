@@ -17,17 +17,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cospec import native
-from cospec.batches import TokenBatch
+from cospec.core.engine import Engine
+from cospec.core.model_io import TokenBatch
+from cospec.core.types import Event, FinishReason, Request, Speculation
 from cospec.drafters.model import ModelDrafter
-from cospec.engine.detokenizer import TextStream
-from cospec.engine.engine import Engine
-from cospec.engine.process import EngineLoop, Events, Reply, Stop, Submit
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.params import GREEDY_BELOW, LARGEST_WHOLE, SamplingParams
-from cospec.registry import RULES
-from cospec.types import Event, Finish, Request, Speculation
+from cospec.native import library
+from cospec.registry import ACCEPTANCE_METHODS
+from cospec.runtime.engine_core import EngineCoreProc, Events, Reply, Stop, Submit
+from cospec.sampling_params import GREEDY_BELOW, LARGEST_WHOLE, SamplingParams
+from cospec.text.detokenizer import IncrementalDetokenizer
 from harness.llamas import llama_engine, load, write_pair
 from harness.toys import make_request, toy_engine
 
@@ -62,11 +62,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(params=["toy", "toy without kernels", "llama"])
 def engine(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> Iterator[Engine]:
     """Engines that judge by the library, by the readable rules, and whole rounds in the library."""
-    if request.param != "toy without kernels" and not native.available():
-        pytest.skip(native.why_not() or "native kernels")
+    if request.param != "toy without kernels" and not library.available():
+        pytest.skip(library.why_not() or "native kernels")
     with ExitStack() as stack:
         if request.param == "toy without kernels":
-            stack.enter_context(patch("cospec.native.available", lambda: False))
+            stack.enter_context(patch("cospec.native.library.available", lambda: False))
         if request.param == "llama":
             yield llama_engine(load(folders[0]), ModelDrafter(load(folders[1])), k=4)
         else:
@@ -103,9 +103,9 @@ def neighbours() -> list[Request]:
             f"neighbour{n}",
             PROMPTS[n % 3],
             SamplingParams(max_tokens=LENGTH, temperature=temperature, seed=n),
-            speculation=Speculation(rule=rule),
+            speculation=Speculation(acceptance_method=acceptance_method),
         )
-        for n, (rule, temperature) in enumerate(shapes)
+        for n, (acceptance_method, temperature) in enumerate(shapes)
     ]
 
 
@@ -138,9 +138,14 @@ def test_extreme_parameters_change_no_neighbours_tokens(
     """All allowed extremes at once, under every rule; each such request ends by itself, whatever comes of it."""
     alone = tokens(run(engine, neighbours()))
     odd = [
-        make_request(f"odd{n}-{rule}", (0, 1, 0, 1), params, speculation=Speculation(rule=rule, length=length))
+        make_request(
+            f"odd{n}-{acceptance_method}",
+            (0, 1, 0, 1),
+            params,
+            speculation=Speculation(acceptance_method=acceptance_method, length=length),
+        )
         for n, params in enumerate(several)
-        for rule in RULES
+        for acceptance_method in ACCEPTANCE_METHODS
     ]
     found = run(engine, [*odd[::2], *neighbours(), *odd[1::2]])
     assert tokens(found) == alone
@@ -159,17 +164,17 @@ class Huge(Single):
 
 
 @pytest.mark.parametrize("kernels", [True, False])
-@pytest.mark.parametrize("rule", list(RULES))
+@pytest.mark.parametrize("acceptance_method", list(ACCEPTANCE_METHODS))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_infinite_logits_end_one_request(rule: str, temperature: float, kernels: bool) -> None:
+def test_infinite_logits_end_one_request(acceptance_method: str, temperature: float, kernels: bool) -> None:
     params = SamplingParams(max_tokens=6, repetition_penalty=0.01, temperature=temperature, logprobs=1, seed=1)
-    odd = make_request("odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(rule=rule))
-    with patch("cospec.native.available", lambda: False) if not kernels else ExitStack():
+    odd = make_request("odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(acceptance_method=acceptance_method))
+    with patch("cospec.native.library.available", lambda: False) if not kernels else ExitStack():
         for drafter in (ModelDrafter(Huge(1)), ModelDrafter(Single(3)), None):
             engine = toy_engine(Huge(1), drafter, k=4)
             alone = tokens(run(toy_engine(Huge(1), drafter, k=4), neighbours()))
             found = run(engine, [odd, *neighbours()])
-            assert found["odd"][-1].finish is Finish.ERROR
+            assert found["odd"][-1].finish is FinishReason.ERROR
             assert found["odd"][-1].error
             assert tokens(found) == alone
 
@@ -200,25 +205,27 @@ class Commands:
             self.waiting = [Stop()]
 
 
-@pytest.mark.parametrize("rule", list(RULES))
-def test_the_engines_process_ends_one_request_of_many(rule: str) -> None:
+@pytest.mark.parametrize("acceptance_method", list(ACCEPTANCE_METHODS))
+def test_the_engines_process_ends_one_request_of_many(acceptance_method: str) -> None:
     """Through the loop that the server talks to, where an error without a name used to end every live request."""
     params = SamplingParams(max_tokens=6, repetition_penalty=0.01, logprobs=1, seed=1)
-    odd = make_request("odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(rule=rule, length=4))
+    odd = make_request(
+        "odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(acceptance_method=acceptance_method, length=4)
+    )
     drafter = ModelDrafter(Single(3))
-    with patch("cospec.native.available", lambda: False):
+    with patch("cospec.native.library.available", lambda: False):
         alone = tokens(run(toy_engine(Huge(1), drafter, k=4), neighbours()))
         socket = Commands([odd, *neighbours()])
-        EngineLoop(toy_engine(Huge(1), drafter, k=4), cast(Any, socket), c_ulonglong()).run()
-    assert socket.events["odd"][-1].finish is Finish.ERROR
+        EngineCoreProc(toy_engine(Huge(1), drafter, k=4), cast(Any, socket), c_ulonglong()).run()
+    assert socket.events["odd"][-1].finish is FinishReason.ERROR
     assert tokens(socket.events) == alone
 
 
 def where_it_raises() -> dict[str, Callable[[], AbstractContextManager[object]]]:
     """Patches that make one part of the work raise for the request ``odd`` only."""
+    from cospec.acceptance import reference, rejection, typical
+    from cospec.core import verifier
     from cospec.drafters import model as drafting
-    from cospec.engine import judging, verifier
-    from cospec.rules import rejection, typical
 
     def breaking(place: object, name: str, is_odd: Callable[..., bool]) -> Callable[[], AbstractContextManager[object]]:
         kept = getattr(place, name)
@@ -231,13 +238,13 @@ def where_it_raises() -> dict[str, Callable[[], AbstractContextManager[object]]]
         return lambda: patch.object(place, name, wrapped)
 
     return {
-        "edit": breaking(judging, "edit", lambda logits, params, history: params.min_tokens == 2),
+        "edit": breaking(reference, "edit", lambda logits, params, history: params.min_tokens == 2),
         "logprobs": breaking(verifier, "logprobs", lambda rows, tokens, wanted: wanted == 3),
         "typical": breaking(typical, "path_to", lambda *_: True),
-        "rejection": breaking(rejection, "residual", lambda law, draft, node: draft.id == "odd"),
-        "text": breaking(TextStream, "take", lambda stream, _: stream.params.min_tokens == 2),
+        "rejection": breaking(rejection, "residual", lambda probs, draft, node: draft.id == "odd"),
+        "text": breaking(IncrementalDetokenizer, "take", lambda stream, _: stream.params.min_tokens == 2),
         "late text": breaking(
-            TextStream, "release", lambda stream, *_: stream.params.min_tokens == 2 and stream.pending
+            IncrementalDetokenizer, "release", lambda stream, *_: stream.params.min_tokens == 2 and stream.pending
         ),
         "drafter": breaking(
             drafting.ModelDrafter, "propose", lambda _, contexts, budgets: any(c.id == "odd" for c in contexts)
@@ -249,21 +256,23 @@ def where_it_raises() -> dict[str, Callable[[], AbstractContextManager[object]]]
 @pytest.mark.parametrize("round_name", ["sequential", "pipelined", "draft-ahead"])
 def test_a_part_that_raises_ends_its_request_alone(part: str, round_name: str) -> None:
     from cospec.config import EngineConfig, SpeculativeConfig
-    from cospec.engine.build import Text, connect
+    from cospec.core.assembly import TextInfo, assemble
 
     def build() -> Engine:
-        speculative = SpeculativeConfig(num_speculative_tokens=3, round=round_name)
-        return Engine(connect(Single(1), ModelDrafter(Single(3)), speculative, EngineConfig(), Text()))
+        speculative = SpeculativeConfig(num_speculative_tokens=3, execution_mode=round_name)
+        return Engine(assemble(Single(1), ModelDrafter(Single(3)), speculative, EngineConfig(), TextInfo()))
 
-    rule = part if part in RULES else "rejection"
+    acceptance_method = part if part in ACCEPTANCE_METHODS else "rejection"
     params = SamplingParams(max_tokens=20, min_tokens=2, stop_token_ids=(4,), logprobs=3, seed=5)
-    odd = make_request("odd", (0, 1, 0), replace(params, temperature=1.5), speculation=Speculation(rule=rule))
-    others = [request for request in neighbours() if request.speculation.rule != rule]
-    with patch("cospec.native.available", lambda: False):  # the library's rules cannot be made to raise
+    odd = make_request(
+        "odd", (0, 1, 0), replace(params, temperature=1.5), speculation=Speculation(acceptance_method=acceptance_method)
+    )
+    others = [request for request in neighbours() if request.speculation.acceptance_method != acceptance_method]
+    with patch("cospec.native.library.available", lambda: False):  # the library's rules cannot be made to raise
         alone = tokens(run(build(), others))
         with where_it_raises()[part]():
             found = run(build(), [odd, *others])
     last = found["odd"][-1]
-    assert last.finish is Finish.ERROR and last.error is not None
+    assert last.finish is FinishReason.ERROR and last.error is not None
     assert "RuntimeError" in last.error and "a part that raises" in last.error
     assert tokens(found) == alone

@@ -16,20 +16,20 @@ import numpy as np
 import pytest
 
 from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.assembly import TextInfo, assemble
+from cospec.core.engine import Engine
+from cospec.core.plugins import Policy
+from cospec.core.stats import StepStats
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, Speculation
 from cospec.drafters.model import ModelDrafter
-from cospec.engine.build import Text, connect
-from cospec.engine.engine import Engine
+from cospec.execution.sequential import Sequential
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Policy
 from cospec.policies.off import Off
 from cospec.registry import POLICIES
-from cospec.rounds.sequential import Sequential
-from cospec.stats import RoundStats
-from cospec.types import Budget, Commit, Draft, Load, Request, Speculation
+from cospec.sampling_params import SamplingParams
 from harness.oracle import Unsound, total_variation
 from harness.overlap import Peeking, Picky, under
-from harness.reference import joint_law
+from harness.reference import joint_distribution_of
 from harness.toys import enumerated_law_among, make_request, run_all, tokens_of, toy_engine, with_pool
 
 EXACT, SEEN = 1e-12, 1e-3
@@ -48,37 +48,41 @@ def drafter(size: int = 2) -> ModelDrafter:
     return ModelDrafter(with_pool(ToyModel(size, order=1, seed=5, sharpness=1.5), 200, 4))
 
 
-def engine(name: str, rule: str = "auto", size: int = 2, k: int = 2) -> Engine:
+def engine(name: str, acceptance_method: str = "auto", size: int = 2, k: int = 2) -> Engine:
     ticks = itertools.count()
     speculative = SpeculativeConfig(
-        num_speculative_tokens=k, rule=rule, policy=name, policy_options=OPTIONS.get(name, {}), round="sequential"
+        num_speculative_tokens=k,
+        acceptance_method=acceptance_method,
+        policy=name,
+        policy_options=OPTIONS.get(name, {}),
+        execution_mode="sequential",
     )
-    with patch("cospec.engine.build.time.monotonic", lambda: next(ticks) * 1e-3):
-        parts = connect(target(size), drafter(size), speculative, EngineConfig(), Text())
+    with patch("cospec.core.assembly.time.monotonic", lambda: next(ticks) * 1e-3):
+        parts = assemble(target(size), drafter(size), speculative, EngineConfig(), TextInfo())
     return Engine(replace(parts, clock=lambda: next(ticks) * 1e-3))
 
 
-def watched(policy: Policy, rule: str) -> Engine:
+def watched(policy: Policy, acceptance_method: str) -> Engine:
     """An engine with a policy that no configuration names."""
-    made = engine("fixed", rule)
+    made = engine("fixed", acceptance_method)
     made.scheduler.policy = policy
-    made.round = Sequential(replace(made.round.crew, policy=policy))
+    made.execution_mode = Sequential(replace(made.execution_mode.components, policy=policy))
     return made
 
 
-def law_under(build: Callable[[], Engine], rule: str) -> float:
+def law_under(build: Callable[[], Engine], acceptance_method: str) -> float:
     """Distance from the target's own law, with company that teaches the policy something first."""
-    chosen = Speculation(rule=rule)
+    chosen = Speculation(acceptance_method=acceptance_method)
     company = [Request(f"a{n}", (n, 1, 0), SamplingParams(max_tokens=6), n, speculation=chosen) for n in range(2)]
     request = Request("z", PROMPT, PARAMS, 99, arrival=1.0, speculation=chosen)
     found = enumerated_law_among(build, company, request, LENGTH)
-    return total_variation(found, joint_law(target(), PARAMS, PROMPT, LENGTH))
+    return total_variation(found, joint_distribution_of(target(), PARAMS, PROMPT, LENGTH))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "milp" else n for n in POLICIES])
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_the_law_is_the_targets(rule: str, name: str) -> None:
-    assert law_under(lambda: engine(name, rule), rule) < EXACT
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_the_law_is_the_targets(acceptance_method: str, name: str) -> None:
+    assert law_under(lambda: engine(name, acceptance_method), acceptance_method) < EXACT
 
 
 class ByItsOwnPast(Off):
@@ -88,11 +92,11 @@ class ByItsOwnPast(Off):
         super().__init__()
         self.lengths: dict[str, int] = {}
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         found = [self.lengths.get(one.id, 1) for one in load.ready]
-        return [Budget(depth=k, max_nodes=k) for k in found]
+        return [DraftBudget(depth=k, max_nodes=k) for k in found]
 
-    def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         for commit in commits:
             self.lengths[commit.id] = 2 if commit.path else 1
 
@@ -122,15 +126,15 @@ def _head(draft: Draft, keep: int) -> Draft:
     return Draft(draft.id, draft.base_len, draft.tokens[:keep], draft.parents[:keep], draft.drafters[:keep], q)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 @pytest.mark.parametrize("policy", [ByItsOwnPast, ByWhatWasKnown])
-def test_what_is_past_and_what_was_known_may_decide(policy: type[Off], rule: str) -> None:
-    assert law_under(lambda: watched(policy(), rule), rule) < EXACT
+def test_what_is_past_and_what_was_known_may_decide(policy: type[Off], acceptance_method: str) -> None:
+    assert law_under(lambda: watched(policy(), acceptance_method), acceptance_method) < EXACT
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_a_cut_by_the_cut_token_is_caught(rule: str) -> None:
-    assert law_under(lambda: watched(ByTheTokenItself(), rule), rule) > SEEN
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_a_cut_by_the_cut_token_is_caught(acceptance_method: str) -> None:
+    assert law_under(lambda: watched(ByTheTokenItself(), acceptance_method), acceptance_method) > SEEN
 
 
 KINDS = {
@@ -151,27 +155,32 @@ def test_token_for_token(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("round", ["pipelined", "draft-ahead"])
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_token_for_token_beside_verification(name: str, round: str, kind: str) -> None:
+def test_token_for_token_beside_verification(name: str, execution_mode: str, kind: str) -> None:
     requests = [make_request(f"r{n}", (n % 5, 1, 2, n % 3), KINDS[kind]) for n in range(PLAYERS)]
     plain = tokens_of(run_all(toy_engine(target(6), None), requests))
-    assert tokens_of(run_all(under(engine(name, size=6), round), requests)) == plain
+    assert tokens_of(run_all(under(engine(name, size=6), execution_mode), requests)) == plain
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("round", ["pipelined", "draft-ahead"])
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+@pytest.mark.parametrize("execution_mode", ["pipelined", "draft-ahead"])
 @pytest.mark.parametrize("name", ["goodput", "slope", "confidence"])
 @pytest.mark.parametrize("k", [1, 2])
-def test_the_law_is_the_targets_beside_verification(k: int, name: str, round: str, rule: str) -> None:
+def test_the_law_is_the_targets_beside_verification(
+    k: int, name: str, execution_mode: str, acceptance_method: str
+) -> None:
     """With drafts of one token, what was drafted ahead is judged within the length; with two, lengths change."""
-    assert law_under(lambda: under(engine(name, rule, k=k), round), rule) < EXACT
+    assert law_under(lambda: under(engine(name, acceptance_method, k=k), execution_mode), acceptance_method) < EXACT
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 @pytest.mark.parametrize("name", ["goodput", "fixed"])
-def test_choosing_drafts_made_ahead_by_their_tokens_is_caught(name: str, rule: str) -> None:
-    assert law_under(lambda: under(engine(name, rule, k=1), "draft-ahead", cls=Picky), rule) > SEEN
+def test_choosing_drafts_made_ahead_by_their_tokens_is_caught(name: str, acceptance_method: str) -> None:
+    assert (
+        law_under(lambda: under(engine(name, acceptance_method, k=1), "draft-ahead", cls=Picky), acceptance_method)
+        > SEEN
+    )
 
 
 @pytest.mark.parametrize("name", ["goodput", "fixed"])
@@ -200,16 +209,16 @@ def test_a_released_cache_is_filled_again() -> None:
             super().__init__()
             self.rounds = 0
 
-        def plan(self, load: Load) -> list[Budget]:
+        def plan(self, load: BatchState) -> list[DraftBudget]:
             self.rounds += 1
             if self.rounds % 6 == 3:
-                return [Budget(release=True)] * len(load.ready)
-            return [Budget(2, 2) if self.rounds % 6 < 3 else Budget()] * len(load.ready)
+                return [DraftBudget(release=True)] * len(load.ready)
+            return [DraftBudget(2, 2) if self.rounds % 6 < 3 else DraftBudget()] * len(load.ready)
 
     made = watched(OnAndOff(), "auto")
     requests = [make_request(f"r{n}", (n % 2, 1, 0), KINDS["greedy"]) for n in range(3)]
     plain = tokens_of(run_all(toy_engine(target(), None), requests))
-    held = cast(Any, made.round.crew.drafter).model.pages
+    held = cast(Any, made.execution_mode.components.drafter).model.pages
     usage = []
     for request in requests:
         made.add(request)

@@ -15,18 +15,18 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cospec.drafters.pool.compiled import Compiled
-from cospec.draws import Draws, Purpose
+from cospec.core.plugins import Drafter
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.sampling import History, target_probs_of
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, Speculation
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.registry import COMBINERS, ROUTINGS, RULES
-from cospec.sampling import History, law
-from cospec.types import Budget, Commit, Context, Draft, Request, Speculation
-from harness.oracle import BranchingDraws, Law, Trace, enumerate_runs, total_variation
+from cospec.native.pool import NativePool
+from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
+from cospec.sampling_params import SamplingParams
+from harness.oracle import BranchingRandom, OutputDistribution, Trace, enumerate_runs, total_variation
 from harness.pools import pool_engine, pool_of, toy_drafters
-from harness.reference import joint_law
+from harness.reference import joint_distribution_of
 from harness.toys import drawing, enumerated_law, make_request, toy_engine
 
 EXACT, SEEN = 1e-12, 1e-3
@@ -38,10 +38,11 @@ PARAMS = {
     "edited": SamplingParams(max_tokens=8, temperature=0.8, min_p=0.3, repetition_penalty=1.4, logit_bias={1: 0.4}),
 }
 JUDGED = [
-    (combiner, rule)
+    (combiner, acceptance_method)
     for combiner in COMBINERS
-    for rule in RULES
-    if RULES.load(rule).exact and RULES.load(rule).noise in COMBINERS.load(combiner).noises
+    for acceptance_method in ACCEPTANCE_METHODS
+    if ACCEPTANCE_METHODS.load(acceptance_method).exact
+    and ACCEPTANCE_METHODS.load(acceptance_method).stream_kind in COMBINERS.load(combiner).stream_kinds
 ]
 
 
@@ -50,28 +51,30 @@ def target(vocab_size: int = 2) -> ToyModel:
 
 
 @dataclass(frozen=True)
-class OwnNoise(BranchingDraws):
+class OwnNoise(BranchingRandom):
     """A drafter's draws with the target's noise, branching by themselves: whatever it draws, the law must hold."""
 
-    def token(self, weights: np.ndarray, position: int, purpose: Purpose, branch: int = 0) -> int:
-        if purpose is Purpose.TARGET:
+    def token(self, weights: np.ndarray, position: int, purpose: StreamKind, branch: int = 0) -> int:
+        if purpose is StreamKind.TARGET:
             return self.trace.choose(list(weights / weights.sum()))
         return super().token(weights, position, purpose, branch)
 
 
 def error(
-    pool: tuple[str, str], rule: str, params: SamplingParams, names: Sequence[str], length: int, k: int = 2
+    pool: tuple[str, str], acceptance_method: str, params: SamplingParams, names: Sequence[str], length: int, k: int = 2
 ) -> float:
     """Total variation between a request's enumerated law and the target's; a seeded request runs beside it."""
     beside = make_request("beside", (1, 0, 1, 0), SamplingParams(max_tokens=8, seed=77))
-    watched = Request("watched", PROMPT, params, 5, parent="watched", speculation=Speculation(rule=rule))
+    watched = Request(
+        "watched", PROMPT, params, 5, parent="watched", speculation=Speculation(acceptance_method=acceptance_method)
+    )
 
     def run(trace: Trace) -> tuple[int, ...]:
-        def real(seed: int, base: int) -> Draws | BranchingDraws:
-            return BranchingDraws(trace, base) if seed == watched.seed else Draws(seed, base)
+        def real(seed: int, base: int) -> RandomStreams | BranchingRandom:
+            return BranchingRandom(trace, base) if seed == watched.seed else RandomStreams(seed, base)
 
-        def own(seed: int, base: int) -> Draws | BranchingDraws:
-            return OwnNoise(trace, base) if seed == watched.seed else Draws(seed, base)
+        def own(seed: int, base: int) -> RandomStreams | BranchingRandom:
+            return OwnNoise(trace, base) if seed == watched.seed else RandomStreams(seed, base)
 
         engine = pool_engine(target(), pool_of(toy_drafters(2, names), *pool, 2), "auto", k, 2 * k)
         output: tuple[int, ...] = ()
@@ -85,26 +88,26 @@ def error(
                 engine.check_integrity()
         return output[:length]
 
-    law: Law = enumerate_runs(run)
-    return total_variation(law, joint_law(target(), params, PROMPT, length))
+    target_probs_of: OutputDistribution = enumerate_runs(run)
+    return total_variation(target_probs_of, joint_distribution_of(target(), params, PROMPT, length))
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize(("combiner", "rule"), JUDGED)
-def test_every_combiner_under_every_rule(combiner: str, rule: str, params: str) -> None:
-    assert error((combiner, "all"), rule, PARAMS[params], ("first", "copy"), 3) < EXACT
+@pytest.mark.parametrize(("combiner", "acceptance_method"), JUDGED)
+def test_every_combiner_under_every_rule(combiner: str, acceptance_method: str, params: str) -> None:
+    assert error((combiner, "all"), acceptance_method, PARAMS[params], ("first", "copy"), 3) < EXACT
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize(("combiner", "rule"), [("mix", "block"), ("mix", "rejection"), ("fuse", "match")])
+@pytest.mark.parametrize(("combiner", "acceptance_method"), [("mix", "block"), ("mix", "rejection"), ("fuse", "match")])
 def test_every_routing_over_several_rounds(
-    combiner: str, rule: str, routing: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    combiner: str, acceptance_method: str, routing: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights and confidences move between the rounds. In the readable work random routing branches like every draw."""
     if not compiled:
-        monkeypatch.setattr(Compiled, "can", lambda staff: False)
-    assert error((combiner, routing), rule, PLAIN, ("first", "second"), 3, k=1) < EXACT
+        monkeypatch.setattr(NativePool, "can", lambda pool_config: False)
+    assert error((combiner, routing), acceptance_method, PLAIN, ("first", "second"), 3, k=1) < EXACT
 
 
 @pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])
@@ -117,23 +120,34 @@ def test_a_pool_of_three() -> None:
 
 
 @pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])
-@pytest.mark.parametrize("rule", [rule for rule in RULES if RULES.load(rule).noise is Purpose.DRAFT])
-def test_a_comparison_of_drawn_tokens_is_not_judged_by_its_q(combiner: str, rule: str) -> None:
+@pytest.mark.parametrize(
+    "acceptance_method",
+    [
+        acceptance_method
+        for acceptance_method in ACCEPTANCE_METHODS
+        if ACCEPTANCE_METHODS.load(acceptance_method).stream_kind is StreamKind.DRAFT
+    ],
+)
+def test_a_comparison_of_drawn_tokens_is_not_judged_by_its_q(combiner: str, acceptance_method: str) -> None:
     """Refused where it was asked for, and never drafted where it comes about in another way."""
     pool = pool_of(toy_drafters(), combiner)
-    with pytest.raises(InvalidInput, match=f"speculation.rule is '{rule}', which needs the distribution"):
-        pool_engine(target(3), pool).add(make_request("r", PROMPT, PLAIN, speculation=Speculation(rule=rule)))
+    with pytest.raises(
+        InvalidInput, match=f"speculation.acceptance_method is '{acceptance_method}', which needs the distribution"
+    ):
+        pool_engine(target(3), pool).add(
+            make_request("r", PROMPT, PLAIN, speculation=Speculation(acceptance_method=acceptance_method))
+        )
     with pytest.raises(InvalidInput, match=r"speculative_config\.rule"):
-        pool_engine(target(3), pool, rule)
-    assert pool.propose([Context("s", [0, 1, 0, 1], 2, PLAIN, 0, Purpose.DRAFT)], [Budget(2, 2)]) == []
+        pool_engine(target(3), pool, acceptance_method)
+    assert pool.propose([DraftContext("s", [0, 1, 0, 1], 2, PLAIN, 0, StreamKind.DRAFT)], [DraftBudget(2, 2)]) == []
 
 
 @pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])
 def test_auto_keeps_to_rules_that_may_judge(combiner: str) -> None:
     engine = pool_engine(target(3), pool_of(toy_drafters(), combiner))
-    assert engine.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.rule == "match"
+    assert engine.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.acceptance_method == "match"
     mixing = pool_engine(target(3), pool_of(toy_drafters(), "mix"))
-    assert mixing.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.rule != "match"
+    assert mixing.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.acceptance_method != "match"
 
 
 class MoreConfident(Drafter):
@@ -145,7 +159,7 @@ class MoreConfident(Drafter):
         self._models = (ToyModel(3, order=1, seed=5, sharpness=1.5), ToyModel(3, order=2, seed=7, sharpness=1.0))
         self._compares = compares
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         from cospec.drafters import model  # the draws that the enumeration stands in for
 
         drafts = []
@@ -154,10 +168,11 @@ class MoreConfident(Drafter):
             for place in range(min(budget.depth, budget.max_nodes)):
                 history = History(context.tokens, context.prompt_len, [tokens])
                 rows = [
-                    law(m.logits([*context.tokens, *tokens])[None], context.sampling, history)[0] for m in self._models
+                    target_probs_of(m.logits([*context.tokens, *tokens])[None], context.sampling, history)[0]
+                    for m in self._models
                 ]
                 draws = cast(Any, model).Draws(context.seed, base)  # as ``drawing`` replaces them
-                drawn = [draws.token(row, base + place, Purpose.DRAFT, branch) for branch, row in enumerate(rows)]
+                drawn = [draws.token(row, base + place, StreamKind.DRAFT, branch) for branch, row in enumerate(rows)]
                 winner = max((0, 1), key=lambda n: rows[n][drawn[n]]) if self._compares else place % 2
                 tokens.append(drawn[winner])
                 q.append(rows[winner])
@@ -172,10 +187,10 @@ class MoreConfident(Drafter):
     def free(self, ids: Sequence[str]) -> None: ...
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_the_surer_of_two_samples_against_its_own_q_is_seen(rule: str) -> None:
-    wanted = joint_law(target(3), PLAIN, PROMPT, 3)
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
+def test_the_surer_of_two_samples_against_its_own_q_is_seen(acceptance_method: str) -> None:
+    wanted = joint_distribution_of(target(3), PLAIN, PROMPT, 3)
     for compares in (True, False):
-        found = enumerated_law(toy_engine(target(3), MoreConfident(compares), rule, 1), PROMPT, PLAIN, 3)
+        found = enumerated_law(toy_engine(target(3), MoreConfident(compares), acceptance_method, 1), PROMPT, PLAIN, 3)
         apart = total_variation(found, wanted)
         assert apart > SEEN if compares else apart < EXACT

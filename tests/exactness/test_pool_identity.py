@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 import cospec
+from cospec.core.types import Request
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.pool import PoolDrafter
-from cospec.engine.requests import make_requests
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
 from cospec.registry import COMBINERS, ROUTINGS
-from cospec.types import Request
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
 from harness.llamas import VOCAB, llama_engine, load, write_pair
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine, with_pool

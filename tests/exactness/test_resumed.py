@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from cospec.core.assembly import TextInfo
+from cospec.core.types import Event, Request
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.engine.build import Text
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.types import Event, Request
+from cospec.sampling_params import SamplingParams
 from harness.ensembles import ensemble_engine, toys
 from harness.toys import make_request, run_all, toy_engine
 
@@ -24,14 +24,14 @@ EOS = 6
 
 
 @pytest.fixture(scope="module")
-def text() -> Text:
+def text() -> TextInfo:
     made = Tokenizer(models.BPE(vocab={piece: id for id, piece in enumerate(PIECES)}, merges=[]))
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<eos>"])
-    return Text(SimpleNamespace(backend_tokenizer=made), eos=frozenset({EOS}))
+    return TextInfo(SimpleNamespace(backend_tokenizer=made), eos=frozenset({EOS}))
 
 
-def written(text: Text, requests: list[Request], ngram: bool) -> list[list[Event]]:
+def written(text: TextInfo, requests: list[Request], ngram: bool) -> list[list[Event]]:
     drafter = NgramDrafter() if ngram else ModelDrafter(ToyModel(len(PIECES), seed=1))
     engine = toy_engine(ToyModel(len(PIECES), seed=0), drafter, text=text)
     found = run_all(engine, requests)
@@ -57,7 +57,7 @@ PARAMS = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), params=PARAMS, ngram=st.booleans())
-def test_any_cut_ends_alike(text: Text, data: st.DataObject, params: SamplingParams, ngram: bool) -> None:
+def test_any_cut_ends_alike(text: TextInfo, data: st.DataObject, params: SamplingParams, ngram: bool) -> None:
     prompts = data.draw(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), min_size=1, max_size=3))
     requests = [make_request(f"r{number}", prompt, params) for number, prompt in enumerate(prompts)]
     whole = written(text, requests, ngram)
@@ -83,9 +83,9 @@ def test_any_cut_ends_alike(text: Text, data: st.DataObject, params: SamplingPar
 def test_several_models_as_one_go_on_alike() -> None:
     params = SamplingParams(max_tokens=20, temperature=0.9, seed=5, frequency_penalty=0.4)
     request = make_request("r", (0, 1, 2), params)
-    law = {"blend": "weighted", "weights": [0.6, 0.4]}
-    first = run_all(ensemble_engine(toys(2), law), [request])["r"]
+    ensemble = {"method": "weighted", "weights": [0.6, 0.4]}
+    first = run_all(ensemble_engine(toys(2), ensemble), [request])["r"]
     tokens = [token for event in first for token in event.tokens]
     for cut in range(1, len(tokens)):
-        rest = run_all(ensemble_engine(toys(2), law), [replace(request, committed=tuple(tokens[:cut]))])["r"]
+        rest = run_all(ensemble_engine(toys(2), ensemble), [replace(request, committed=tuple(tokens[:cut]))])["r"]
         assert [token for event in rest for token in event.tokens] == tokens[cut:]

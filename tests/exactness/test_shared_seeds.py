@@ -13,16 +13,16 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from cospec.core.plugins import Drafter
+from cospec.core.rng import StreamKind
+from cospec.core.types import Request, Speculation
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter
-from cospec.draws import Purpose
-from cospec.engine import requests
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.types import Request, Speculation
-from harness.oracle import Law, Trace, Uniform, enumerate_runs, total_variation
-from harness.reference import joint_law
+from cospec.sampling_params import SamplingParams
+from cospec.text import input_processor
+from harness.oracle import OutputDistribution, Trace, Uniform, enumerate_runs, total_variation
+from harness.reference import joint_distribution_of
 from harness.toys import drawing, run_all, tokens_of, toy_engine
 
 EXACT, SEEN = 1e-12, 1e-3
@@ -45,79 +45,87 @@ class Numbers:
 
 @dataclass(frozen=True)
 class RememberedDraws:
-    """Stands in for ``Draws``; a token is where its number falls among the weights."""
+    """Stands in for ``RandomStreams``; a token is where its number falls among the weights."""
 
     numbers: Numbers
     seed: int
     base: int
 
-    def uniforms(self, position: int, count: int, purpose: Purpose, branch: int = 0) -> list[Uniform]:
+    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> list[Uniform]:
         return [self._number(place, purpose, branch, 0) for place in range(position, position + count)]
 
-    def token(self, weights: np.ndarray, position: int, purpose: Purpose, branch: int = 0) -> int:
+    def token(self, weights: np.ndarray, position: int, purpose: StreamKind, branch: int = 0) -> int:
         number = self._number(position, purpose, branch, 1)
         bounds = np.cumsum(weights / weights.sum())
         below = (token for token, bound in enumerate(bounds[:-1]) if weights[token] > 0 and number < bound)
         return next(below, int(np.flatnonzero(weights)[-1]))
 
-    def stream(self, position: int, purpose: Purpose, branch: int = 0) -> tuple[RememberedDraws, int, Purpose, int]:
+    def stream(
+        self, position: int, purpose: StreamKind, branch: int = 0
+    ) -> tuple[RememberedDraws, int, StreamKind, int]:
         return self, position, purpose, branch
 
-    def _number(self, position: int, purpose: Purpose, branch: int, kind: int) -> Uniform:
-        once = (0, 0) if purpose is Purpose.TARGET else (branch, self.base)
+    def _number(self, position: int, purpose: StreamKind, branch: int, kind: int) -> Uniform:
+        once = (0, 0) if purpose is StreamKind.TARGET else (branch, self.base)
         key = (self.seed, purpose, position, *once, kind)
         return self.numbers.known.setdefault(key, Uniform(self.numbers.trace))
 
 
-def _race(rows: np.ndarray, streams: list[tuple[RememberedDraws, int, Purpose, int]]) -> list[int]:
+def _race(rows: np.ndarray, streams: list[tuple[RememberedDraws, int, StreamKind, int]]) -> list[int]:
     return [stream[0].token(row, *stream[1:]) for row, stream in zip(rows, streams, strict=True)]
 
 
-def law_of_the_last(rule: str, requests: Sequence[Request], vocab: int = 3) -> Law:
+def distribution_of_last(acceptance_method: str, requests: Sequence[Request], vocab: int = 3) -> OutputDistribution:
     """Over everything that may happen to the requests before it, one after the other, and to itself."""
     target = ToyModel(vocab, order=2, seed=1)
-    shape = {"max_nodes": 3} if rule == "recursive" else {}
+    shape = {"max_nodes": 3} if acceptance_method == "recursive" else {}
 
     def run(trace: Trace) -> tuple[int, ...]:
-        engine = toy_engine(target, SuffixDrafter(), rule, k=2, **shape)
+        engine = toy_engine(target, SuffixDrafter(), acceptance_method, k=2, **shape)
         numbers = Numbers(trace)
-        with drawing(numbers.draws), patch("cospec.engine.judging.race", _race):
+        with drawing(numbers.draws), patch("cospec.acceptance.reference.exponential_sample", _race):
             for request in requests:
-                found = tokens_of(run_all(engine, [replace(request, speculation=Speculation(rule=rule))], check=False))
+                found = tokens_of(
+                    run_all(
+                        engine,
+                        [replace(request, speculation=Speculation(acceptance_method=acceptance_method))],
+                        check=False,
+                    )
+                )
         return found[requests[-1].id]
 
     return enumerate_runs(run)
 
 
-def error(rule: str, second: Request) -> float:
+def error(acceptance_method: str, second: Request) -> float:
     target = ToyModel(3, order=2, seed=1)
-    wanted = joint_law(target, second.sampling, second.prompt, LENGTH)
-    return total_variation(law_of_the_last(rule, [FIRST, second]), wanted)
+    wanted = joint_distribution_of(target, second.sampling, second.prompt, LENGTH)
+    return total_variation(distribution_of_last(acceptance_method, [FIRST, second]), wanted)
 
 
-def error_of_repetitions(rule: str, times: int, vocab: int = 2, first: Request = FIRST) -> float:
+def error_of_repetitions(acceptance_method: str, times: int, vocab: int = 2, first: Request = FIRST) -> float:
     """Of the last of several equal requests; the third time over two tokens only, because runs multiply."""
     again = [replace(FIRST, id=f"again{number}") for number in range(1, times)]
-    wanted = joint_law(ToyModel(vocab, order=2, seed=1), FIRST.sampling, FIRST.prompt, LENGTH)
-    return total_variation(law_of_the_last(rule, [first, *again], vocab), wanted)
+    wanted = joint_distribution_of(ToyModel(vocab, order=2, seed=1), FIRST.sampling, FIRST.prompt, LENGTH)
+    return total_variation(distribution_of_last(acceptance_method, [first, *again], vocab), wanted)
 
 
 @pytest.mark.parametrize("second", [OTHER_PROMPT, OTHER_TEMPERATURE], ids=["prompt", "temperature"])
-@pytest.mark.parametrize("rule", ["rejection", "block", "match"])
-def test_the_second_of_two_requests_with_one_seed_follows_its_law(rule: str, second: Request) -> None:
-    assert error(rule, second) < EXACT
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block", "match"])
+def test_the_second_of_two_requests_with_one_seed_follows_its_law(acceptance_method: str, second: Request) -> None:
+    assert error(acceptance_method, second) < EXACT
 
 
 @pytest.mark.parametrize("second", [OTHER_PROMPT, OTHER_TEMPERATURE], ids=["prompt", "temperature"])
 def test_shared_numbers_would_be_seen(second: Request) -> None:
-    with patch.object(requests, "own_seed", lambda request, number: request.seed):
+    with patch.object(input_processor, "own_seed", lambda request, number: request.seed):
         assert error("rejection", second) > SEEN
 
 
 @pytest.mark.parametrize("times", [2, 3])
-@pytest.mark.parametrize("rule", ["rejection", "block", "recursive", "match"])
-def test_a_request_that_is_made_again_follows_its_law(rule: str, times: int) -> None:
-    assert error_of_repetitions(rule, times, vocab=5 - times) < EXACT
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block", "recursive", "match"])
+def test_a_request_that_is_made_again_follows_its_law(acceptance_method: str, times: int) -> None:
+    assert error_of_repetitions(acceptance_method, times, vocab=5 - times) < EXACT
 
 
 @pytest.mark.parametrize("changed", [{"max_tokens": 4}, {"stop_token_ids": (1,)}], ids=str)
@@ -129,35 +137,37 @@ def test_requests_that_differ_in_their_end_follow_their_law(changed: dict[str, A
 
 
 @pytest.mark.parametrize("times", [2, 3])
-@pytest.mark.parametrize("rule", ["rejection", "block", "recursive"])
-def test_repetitions_with_the_same_numbers_would_be_seen(rule: str, times: int) -> None:
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block", "recursive"])
+def test_repetitions_with_the_same_numbers_would_be_seen(acceptance_method: str, times: int) -> None:
     with without_numbers():
-        assert error_of_repetitions(rule, times, vocab=5 - times) > SEEN
+        assert error_of_repetitions(acceptance_method, times, vocab=5 - times) > SEEN
 
 
 def without_numbers() -> Any:
     """Seeds that do not depend on how many requests came before."""
-    own_seed = requests.own_seed
-    return patch.object(requests, "own_seed", lambda request, number: own_seed(request))
+    own_seed = input_processor.own_seed
+    return patch.object(input_processor, "own_seed", lambda request, number: own_seed(request))
 
 
 @pytest.mark.parametrize(("drafter", "repeats"), [(SuffixDrafter(), False), (NgramDrafter(), True)])
 def test_where_nothing_learns_a_repetition_is_the_same_draw(drafter: Drafter, repeats: bool) -> None:
     engine = toy_engine(ToyModel(3, order=2, seed=1), drafter, "rejection", k=2)
-    request = replace(FIRST, sampling=replace(FIRST.sampling, max_tokens=40), speculation=Speculation(rule="rejection"))
+    request = replace(
+        FIRST, sampling=replace(FIRST.sampling, max_tokens=40), speculation=Speculation(acceptance_method="rejection")
+    )
     written = [tokens_of(run_all(engine, [request]))["first"] for _ in range(2)]
     assert (written[0] == written[1]) is repeats
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block", "match"])
-def test_a_request_that_is_made_again_alone_writes_the_same(rule: str) -> None:
+@pytest.mark.parametrize("acceptance_method", ["rejection", "block", "match"])
+def test_a_request_that_is_made_again_alone_writes_the_same(acceptance_method: str) -> None:
     """However much of it is wanted, but for the drafts that its end cuts, and whatever is told of it beside."""
     found = []
     changes: list[dict[str, Any]] = [{}, {}, {"logprobs": 2}, {"max_tokens": 60}, {"stop": ()}]
     for more in changes:
         params = SamplingParams(**{"max_tokens": 40, "seed": 7, **more})
-        request = replace(FIRST, sampling=params, speculation=Speculation(rule=rule))
-        engine = toy_engine(ToyModel(3, order=2, seed=1), SuffixDrafter(), rule, k=2)
+        request = replace(FIRST, sampling=params, speculation=Speculation(acceptance_method=acceptance_method))
+        engine = toy_engine(ToyModel(3, order=2, seed=1), SuffixDrafter(), acceptance_method, k=2)
         found.append(tokens_of(run_all(engine, [request]))["first"][:30])
     assert len(set(found)) == 1
 
@@ -169,12 +179,16 @@ def test_which_requests_have_numbers_of_their_own() -> None:
     def seed(request: Request, **chosen: Any) -> int:
         return resolve(replace(request, speculation=Speculation(**chosen))).seed
 
-    seeds = {seed(request, rule="block") for request in (FIRST, OTHER_PROMPT, OTHER_TEMPERATURE)}
-    seeds |= {seed(FIRST, rule="rejection"), seed(FIRST, rule="block", length=2)}
+    seeds = {seed(request, acceptance_method="block") for request in (FIRST, OTHER_PROMPT, OTHER_TEMPERATURE)}
+    seeds |= {seed(FIRST, acceptance_method="rejection"), seed(FIRST, acceptance_method="block", length=2)}
     assert len(seeds) == 5
     assert FIRST.seed not in seeds
     unseeded = replace(FIRST, sampling=replace(FIRST.sampling, seed=None))
-    for same in (seed(FIRST), seed(FIRST, rule="block", enabled=False), seed(unseeded, rule="block")):
+    for same in (
+        seed(FIRST),
+        seed(FIRST, acceptance_method="block", enabled=False),
+        seed(unseeded, acceptance_method="block"),
+    ):
         assert same == FIRST.seed
 
 
@@ -194,14 +208,20 @@ OTHER_LAWS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changed", OTHER_LAWS)
 def test_every_parameter_of_the_law_gives_numbers_of_its_own(changed: str) -> None:
     other = replace(FIRST, sampling=replace(FIRST.sampling, **OTHER_LAWS[changed]))
-    assert requests.own_seed(other) != requests.own_seed(FIRST)
-    without = tuple(name for name in requests.SHAPING if name != changed)
-    if changed in requests.SHAPING:
-        with patch.object(requests, "SHAPING", without):
-            assert requests.own_seed(other) == requests.own_seed(FIRST), "a parameter that is left out would be seen"
+    assert input_processor.own_seed(other) != input_processor.own_seed(FIRST)
+    without = tuple(name for name in input_processor.SHAPING if name != changed)
+    if changed in input_processor.SHAPING:
+        with patch.object(input_processor, "SHAPING", without):
+            assert input_processor.own_seed(other) == input_processor.own_seed(FIRST), (
+                "a parameter that is left out would be seen"
+            )
 
 
 def test_every_blend_and_every_number_gives_numbers_of_its_own() -> None:
-    blends = [None, {"blend": "weighted", "lambda": 0.3}, {"blend": "weighted", "lambda": 0.4}, {"blend": "realign"}]
-    seeds = {requests.own_seed(replace(FIRST, law=law), number) for law in blends for number in range(50)}
+    blends = [None, {"method": "weighted", "lambda": 0.3}, {"method": "weighted", "lambda": 0.4}, {"method": "realign"}]
+    seeds = {
+        input_processor.own_seed(replace(FIRST, ensemble=ensemble), number)
+        for ensemble in blends
+        for number in range(50)
+    }
     assert len(seeds) == 4 * 50

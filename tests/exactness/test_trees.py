@@ -10,17 +10,17 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cospec.drafters import branching
+from cospec.acceptance.recursive import Recursive
+from cospec.acceptance.typical import Typical
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.rng import Floats, RandomStreams, StreamKind
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetProbs, VerifyResult
+from cospec.drafters import dynamic_tree
 from cospec.drafters.model import ModelDrafter
-from cospec.draws import Draws, Floats, Purpose
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Rule
-from cospec.rules.recursive import Recursive
-from cospec.rules.typical import Typical
-from cospec.types import Budget, Commit, Context, Draft, Scores, Verdict
-from harness.oracle import BranchingDraws, Trace, Unsound, enumerate_runs, total_variation
-from harness.reference import joint_law
+from cospec.sampling_params import SamplingParams
+from harness.oracle import BranchingRandom, Trace, Unsound, enumerate_runs, total_variation
+from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, verifier_of
 
 EXACT, SEEN = 1e-12, 1e-3
@@ -44,17 +44,17 @@ def error(
     drafter: ModelDrafter | ScriptedDrafter,
     shape: str,
     params: SamplingParams = PLAIN,
-    rule: Rule | str = "recursive",
+    acceptance_method: AcceptanceMethod | str = "recursive",
     length: int = 3,
 ) -> float:
     depth, widths, nodes = SHAPES[shape]
-    name = rule if isinstance(rule, str) else rule.name
+    name = acceptance_method if isinstance(acceptance_method, str) else acceptance_method.name
     engine = toy_engine(target(), drafter, name, depth, max_nodes=nodes, widths=widths)
-    if not isinstance(rule, str):
-        verifier_of(engine).rules = {name: rule}
+    if not isinstance(acceptance_method, str):
+        verifier_of(engine).acceptance_methods = {name: acceptance_method}
     found = enumerated_law(engine, PROMPT, params, length)
     assert engine.metrics().kv_cache_usage == 0
-    return total_variation(found, joint_law(target(), params, PROMPT, length))
+    return total_variation(found, joint_distribution_of(target(), params, PROMPT, length))
 
 
 @pytest.mark.parametrize("params", [PLAIN, MIXED], ids=["plain", "mixed"])
@@ -71,23 +71,26 @@ def test_free_trees_of_two_words_leave_the_law_as_it_is() -> None:
         drafter = ModelDrafter(ToyModel(2, order=1, seed=3, sharpness=1.5))
         engine = toy_engine(model, drafter, "recursive", depth, max_nodes=nodes)
         found = enumerated_law(engine, PROMPT[:2], PLAIN, length)
-        assert total_variation(found, joint_law(ToyModel(2, order=2, seed=1), PLAIN, PROMPT[:2], length)) < EXACT
+        assert (
+            total_variation(found, joint_distribution_of(ToyModel(2, order=2, seed=1), PLAIN, PROMPT[:2], length))
+            < EXACT
+        )
 
 
-@pytest.mark.parametrize("rule", ["recursive", "match"])
+@pytest.mark.parametrize("acceptance_method", ["recursive", "match"])
 @pytest.mark.parametrize("parents", [(-1, -1), (-1, -1, 1), (-1, 0, -1, 2, 2, 4)])
-def test_chosen_trees_leave_the_law_as_it_is(rule: str, parents: tuple[int, ...]) -> None:
+def test_chosen_trees_leave_the_law_as_it_is(acceptance_method: str, parents: tuple[int, ...]) -> None:
     for tokens in ((0, 1, 2, 0, 1, 2), (1, 1, 0, 2, 2, 0)):
         drafter = ScriptedDrafter(tokens[: len(parents)], parents)
-        engine = toy_engine(target(), drafter, rule, 3, max_nodes=6)
+        engine = toy_engine(target(), drafter, acceptance_method, 3, max_nodes=6)
         found = enumerated_law(engine, PROMPT, MIXED, 4)
-        assert total_variation(found, joint_law(target(), MIXED, PROMPT, 4)) < EXACT
+        assert total_variation(found, joint_distribution_of(target(), MIXED, PROMPT, 4)) < EXACT
 
 
 class WithReplacement(ModelDrafter):
     """Reports for every child the q of a draw with replacement, though the elder siblings were out of it."""
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         return [self.unreduced(draft) for draft in super().propose(contexts, budgets)]
 
     @staticmethod
@@ -111,7 +114,7 @@ class Unnormalised(WithReplacement):
 class OrderedByValue(ModelDrafter):
     """Puts the child that its own model likes best first."""
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         return [self._sorted(draft) for draft in super().propose(contexts, budgets)]
 
     @staticmethod
@@ -127,7 +130,7 @@ class OrderedByValue(ModelDrafter):
 class KeepsTheLikelier(ModelDrafter):
     """Drafts two children and drops the one whose token turned out less likely."""
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         return [self._cut(draft) for draft in super().propose(contexts, budgets)]
 
     @staticmethod
@@ -147,10 +150,10 @@ def test_a_wrong_tree_is_seen(drafter: type[ModelDrafter]) -> None:
 
 def test_children_that_share_their_numbers_are_seen() -> None:
     """Draws of one position apart by their branch alone."""
-    stream = BranchingDraws.stream
+    stream = BranchingRandom.stream
     with (
         patch.object(
-            BranchingDraws, "stream", lambda self, position, purpose, branch=0: stream(self, position, purpose)
+            BranchingRandom, "stream", lambda self, position, purpose, branch=0: stream(self, position, purpose)
         ),
         pytest.raises(Unsound, match="was used twice"),
     ):
@@ -160,38 +163,44 @@ def test_children_that_share_their_numbers_are_seen() -> None:
 class SkipsTheResidual(Recursive):
     """Tests every child against the law as it was."""
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        with patch("cospec.rules.recursive.residual", lambda law, draft, node: law):
-            return super().judge(draft, scores, draws)
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        with patch("cospec.acceptance.recursive.residual", lambda probs, draft, node: probs):
+            return super().verify(draft, scores, draws)
 
 
 class RecoversFromTheLaw(Recursive):
     """Takes the children's share away for their tests, and forgets it for the token after them."""
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
-        verdict = super().judge(draft, scores, draws)
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        verdict = super().verify(draft, scores, draws)
         if verdict.bonus:
             return verdict
         row = verdict.path[-1] + 1 if verdict.path else 0
         position = draft.base_len + len(verdict.path)
-        return replace(verdict, token=draws.token(scores.distribution[row], position, Purpose.TARGET))
+        return replace(verdict, token=draws.token(scores.distribution[row], position, StreamKind.TARGET))
 
 
-@pytest.mark.parametrize("rule", [SkipsTheResidual(), RecoversFromTheLaw()], ids=lambda rule: type(rule).__name__)
-def test_a_wrong_rule_is_seen(rule: Rule) -> None:
-    assert error(ModelDrafter(other()), "two", rule=rule, length=2) > SEEN
+@pytest.mark.parametrize(
+    "acceptance_method",
+    [SkipsTheResidual(), RecoversFromTheLaw()],
+    ids=lambda acceptance_method: type(acceptance_method).__name__,
+)
+def test_a_wrong_rule_is_seen(acceptance_method: AcceptanceMethod) -> None:
+    assert error(ModelDrafter(other()), "two", acceptance_method=acceptance_method, length=2) > SEEN
 
 
 def test_a_rule_that_does_not_claim_to_be_exact_is_not() -> None:
     assert not Typical.exact
-    assert error(ScriptedDrafter([0, 1], [-1, -1]), "two", rule=Typical(), length=2) > SEEN
+    assert error(ScriptedDrafter([0, 1], [-1, -1]), "two", acceptance_method=Typical(), length=2) > SEEN
 
 
 def with_replacement(p: Floats, q: Floats, count: int, trace: Trace) -> int:
     """``count`` children of the root drawn independently from q, judged; the first token that this gives."""
     tokens = tuple(trace.choose(list(q)) for _ in range(count))
     draft = Draft("s", 5, tokens, (-1,) * count, ("d",) * count, np.tile(q, (count, 1)))
-    verdict = Recursive().judge(draft, Scores(law=np.tile(p, (count + 1, 1))), cast(Draws, BranchingDraws(trace, 5)))
+    verdict = Recursive().verify(
+        draft, TargetProbs(probs=np.tile(p, (count + 1, 1))), cast(RandomStreams, BranchingRandom(trace, 5))
+    )
     assert verdict.token is not None
     return tokens[verdict.path[0]] if verdict.path else verdict.token
 
@@ -201,8 +210,8 @@ def test_children_drawn_with_replacement_leave_the_law_as_it_is(seed: int) -> No
     chance = np.random.default_rng(seed)
     p, q = (np.maximum(chance.dirichlet(np.ones(4) * 0.5) - 0.05, 0) for _ in range(2))
     p, q = p / p.sum(), q / q.sum()
-    law = enumerate_runs(lambda trace: with_replacement(p, q, 3, trace))
-    assert total_variation(law, {token: float(mass) for token, mass in enumerate(p) if mass}) < EXACT
+    probs = enumerate_runs(lambda trace: with_replacement(p, q, 3, trace))
+    assert total_variation(probs, {token: float(mass) for token, mass in enumerate(p) if mass}) < EXACT
 
 
 def test_the_oracle_of_the_mutations_is_the_engine() -> None:
@@ -211,13 +220,15 @@ def test_the_oracle_of_the_mutations_is_the_engine() -> None:
     assert error(ModelDrafter(other()), "three", length=2) < EXACT
 
 
-@pytest.mark.parametrize("rule", ["match", "recursive", "typical"])
+@pytest.mark.parametrize("acceptance_method", ["match", "recursive", "typical"])
 @pytest.mark.parametrize("shape", [{"max_nodes": 7}, {"widths": (3, 2, 1)}, {"widths": (2, 2, 2), "max_nodes": 6}])
-def test_greedy_tokens_are_the_same_with_trees(rule: str, shape: dict[str, object]) -> None:
+def test_greedy_tokens_are_the_same_with_trees(acceptance_method: str, shape: dict[str, object]) -> None:
     params = SamplingParams(temperature=0, max_tokens=40, repetition_penalty=1.1)
     requests = [make_request(f"r{n}", (n % 5, 1, 2), params) for n in range(6)]
     plain = tokens_of(run_all(toy_engine(ToyModel(5, order=3, seed=1), None), requests))
-    engine = toy_engine(ToyModel(5, order=3, seed=1), ModelDrafter(ToyModel(5, order=2, seed=1)), rule, 3, **shape)
+    engine = toy_engine(
+        ToyModel(5, order=3, seed=1), ModelDrafter(ToyModel(5, order=2, seed=1)), acceptance_method, 3, **shape
+    )
     assert tokens_of(run_all(engine, requests)) == plain
     metrics = engine.metrics()
     assert sum(metrics.accepted_tokens.values()) > 0
@@ -244,6 +255,6 @@ class SpyOnPaths(ModelDrafter):
 
 
 def test_budgets_that_branch() -> None:
-    assert not branching.branches(Budget(4, 4))
-    assert branching.branches(Budget(4, 5))
-    assert branching.branches(Budget(4, 4, threshold=0.1))
+    assert not dynamic_tree.branches(DraftBudget(4, 4))
+    assert dynamic_tree.branches(DraftBudget(4, 5))
+    assert dynamic_tree.branches(DraftBudget(4, 4, threshold=0.1))

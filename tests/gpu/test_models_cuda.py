@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.batches import Segment, TokenBatch
 from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.assembly import TextInfo, assemble
+from cospec.core.engine import Engine
+from cospec.core.interfaces import Model
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.plugins import Drafter
+from cospec.core.types import Commit
 from cospec.drafters.model import ModelDrafter
-from cospec.engine.build import Text, connect
-from cospec.engine.engine import Engine
 from cospec.models.loading import LoadOptions, load_model
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.protocols import Model
-from cospec.types import Commit
+from cospec.sampling_params import SamplingParams
 from harness.tiny import VOCAB, tiny, tokens
 from harness.toys import make_request, run_all, tokens_of
 
@@ -42,17 +42,21 @@ def play(model: Model) -> list[Tensor]:
     """Prompts, steps, chains and trees, a commit that moves entries, and steps again."""
     texts = {id: tokens(length, seed) for seed, (id, length) in enumerate({"a": 60, "b": 7, "c": 33}.items())}
     for id, text in texts.items():
-        assert model.pages.reserve(id, len(text) + 30)
+        assert model.pages.allocate(id, len(text) + 30)
     at = {id: len(text) for id, text in texts.items()}
-    results = [model.forward(TokenBatch(tuple(Segment(id, 0, text) for id, text in texts.items())))]
+    results = [model.forward(TokenBatch(tuple(SequenceSlice(id, 0, text) for id, text in texts.items())))]
     for step in range(4):
-        batch = TokenBatch(tuple(Segment(id, at[id] + step, tokens(1, 20 + step)) for id in texts))
+        batch = TokenBatch(tuple(SequenceSlice(id, at[id] + step, tokens(1, 20 + step)) for id in texts))
         results.append(model.forward(batch))
-    chain = Segment("a", 64, tokens(4, 30), parents=(-1, 0, 1))
-    tree = Segment("b", 11, tokens(1 + len(TREE), 31), parents=TREE)
-    results.append(model.forward(TokenBatch((chain, tree, Segment("c", 37, tokens(1, 32))))))
+    chain = SequenceSlice("a", 64, tokens(4, 30), parents=(-1, 0, 1))
+    tree = SequenceSlice("b", 11, tokens(1 + len(TREE), 31), parents=TREE)
+    results.append(model.forward(TokenBatch((chain, tree, SequenceSlice("c", 37, tokens(1, 32))))))
     model.commit([Commit("b", 12, (1, 2, 3), path=(1, 4), computed=14, drafted=len(TREE))])
-    results.append(model.forward(TokenBatch((Segment("b", 14, (3,)), Segment("a", 65, (4,)), Segment("c", 38, (5,))))))
+    results.append(
+        model.forward(
+            TokenBatch((SequenceSlice("b", 14, (3,)), SequenceSlice("a", 65, (4,)), SequenceSlice("c", 38, (5,))))
+        )
+    )
     model.free(list(texts))
     return [x.cpu() for x in results]
 
@@ -79,7 +83,7 @@ def test_speculation_keeps_greedy_texts(name: str, tmp_path: Path) -> None:
 
 def outputs(target: Model, drafter: Drafter | None) -> dict[str, tuple[int, ...]]:
     speculative = SpeculativeConfig(num_speculative_tokens=4)
-    engine = Engine(connect(target, drafter, speculative, EngineConfig(max_num_seqs=5), Text()))
+    engine = Engine(assemble(target, drafter, speculative, EngineConfig(max_num_seqs=5), TextInfo()))
     params = SamplingParams(temperature=0, max_tokens=40)
     return tokens_of(run_all(engine, [make_request(f"r{n}", tokens(3 + 11 * n, n), params) for n in range(6)]))
 

@@ -8,18 +8,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cospec.batches import Segment, TokenBatch
-from cospec.models.cache import KVCache, LayerPages, LayerShape
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.models.block_manager import BlockPool
+from cospec.models.input_batch import InputBatch
+from cospec.models.kv_cache import KVCache, LayerBlocks, LayerShape
 from cospec.models.llama import TorchRunner, read_weights
-from cospec.models.packed import PackedBatch
-from cospec.models.pages import PagePool
 from harness.tiny import tiny, tokens
 
 
 class Forward(Protocol):
     """What computes logits."""
 
-    def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
+    def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """See ``FusedLlama.logits``."""
 
 
@@ -31,23 +31,23 @@ def runner_of(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
     model = tiny(name).to(device, dtype)
     config = model.config
     shape = LayerShape(config.num_key_value_heads, model.model.layers[0].self_attn.head_dim)
-    pool = PagePool(60, 16)
+    pool = BlockPool(60, 16)
     for part in (1, 2, 3):
         for number, length in enumerate(LENGTHS):
-            assert pool.reserve(f"s{number}", (length + 20) * part // 3)
+            assert pool.allocate(f"s{number}", (length + 20) * part // 3)
     kv = KVCache([shape] * config.num_hidden_layers, pool, dtype, torch.device(device), by_head=True)
     return TorchRunner(read_weights(model), "fp32"), kv
 
 
-def prompts(kv: KVCache) -> PackedBatch:
+def prompts(kv: KVCache) -> InputBatch:
     """All prompts but for their logits."""
-    segments = [Segment(f"s{n}", 0, tokens(length, n), logits_from=length) for n, length in enumerate(LENGTHS)]
+    segments = [SequenceSlice(f"s{n}", 0, tokens(length, n), logits_from=length) for n, length in enumerate(LENGTHS)]
     return kv.pack(TokenBatch(tuple(segments)))
 
 
-def decode(kv: KVCache, step: int, *numbers: int, logits_from: int = 0) -> PackedBatch:
+def decode(kv: KVCache, step: int, *numbers: int, logits_from: int = 0) -> InputBatch:
     """The next token of each of the sequences."""
-    segments = [Segment(f"s{n}", LENGTHS[n] + step, tokens(1, 50 + step + n), (), logits_from) for n in numbers]
+    segments = [SequenceSlice(f"s{n}", LENGTHS[n] + step, tokens(1, 50 + step + n), (), logits_from) for n in numbers]
     return kv.pack(TokenBatch(tuple(segments)))
 
 
@@ -57,7 +57,7 @@ def play(runner: Forward, kv: KVCache) -> list[Tensor]:
     results = [runner.logits(prompts(kv), kv.layers)]
     results += [runner.logits(decode(kv, step, 0, 1, 2, 3, 4), kv.layers) for step in range(3)]
     results += [runner.logits(decode(kv, step, 4, 1, 0), kv.layers) for step in range(3, 6)]
-    wide = kv.pack(TokenBatch((Segment("s2", 36, (1, 2, 3)), Segment("s3", 4, (5,)))))
+    wide = kv.pack(TokenBatch((SequenceSlice("s2", 36, (1, 2, 3)), SequenceSlice("s3", 4, (5,)))))
     results.append(runner.logits(wide, kv.layers))
     results += [runner.logits(decode(kv, 6, 4), kv.layers)]
     results += [runner.logits(decode(kv, 7, 4, 0, 1, logits_from=1), kv.layers)]

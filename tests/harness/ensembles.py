@@ -10,20 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.batches import Pick, Rolled, Segment, TokenBatch
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
-from cospec.engine.build import Text
-from cospec.engine.collaboration import connect_ensemble
-from cospec.engine.engine import Engine
-from cospec.engine.ensemble import Cast
+from cospec.core.assembly import TextInfo
+from cospec.core.engine import Engine
+from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
+from cospec.core.plugins import Drafter
+from cospec.ensemble.assembly import assemble_ensemble
+from cospec.ensemble.ensemble import LoadedModels
 from cospec.models.toy import ToyModel
-from cospec.plugins import Drafter
-from cospec.rounds import proposing
 from harness.methods import override
-from harness.oracle import BranchingDraws
+from harness.oracle import BranchingRandom
 from harness.reference import normalised
 
-SPECULATIVE = ("rule", "request_may_choose", "max_nodes", "widths", "round", "drafting", "policy")
+SPECULATIVE = (
+    "acceptance_method",
+    "request_may_choose",
+    "max_nodes",
+    "widths",
+    "execution_mode",
+    "drafter_executor",
+    "policy",
+)
 Mix = Callable[[Sequence[Sequence[float]]], list[float]]
 """The probabilities of every model to those of the blend."""
 
@@ -36,7 +43,7 @@ def toys(count: int, vocab: int = 3, order: int = 2, sharpness: float = 1.0) -> 
 def rolling(model: ToyModel) -> ToyModel:
     """The model with a loop of its own, as native ones have; its draws are the enumeration's too."""
 
-    def rollout(batch: TokenBatch, picks: Sequence[Pick]) -> Rolled:
+    def rollout(batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
         segments, tokens, depth = list(batch.segments), [list[int]() for _ in picks], picks[0].depth
         rows, q = [], np.zeros((len(picks), depth, model.vocab_size))
         for step in range(depth):
@@ -44,13 +51,13 @@ def rolling(model: ToyModel) -> ToyModel:
             for place, pick in enumerate(picks):
                 token = int(rows[-1][place].argmax())
                 if pick.temperature:
-                    law = torch.softmax(torch.from_numpy(rows[-1][place]) / pick.temperature, -1)
-                    q[place, step] = law.numpy()
+                    ensemble = torch.softmax(torch.from_numpy(rows[-1][place]) / pick.temperature, -1)
+                    q[place, step] = ensemble.numpy()
                     (token,) = cast(Any, proposing).race(q[place, step : step + 1], [_ahead(pick.stream, step)])
                 tokens[place].append(token)
                 end = segments[place].start + len(segments[place].tokens)
-                segments[place] = Segment(segments[place].id, end, (token,))
-        return Rolled(tokens, q if any(pick.temperature for pick in picks) else None, None, np.stack(rows))
+                segments[place] = SequenceSlice(segments[place].id, end, (token,))
+        return RolloutOutput(tokens, q if any(pick.temperature for pick in picks) else None, None, np.stack(rows))
 
     override(model, rollout=rollout)
     return model
@@ -58,26 +65,28 @@ def rolling(model: ToyModel) -> ToyModel:
 
 def _ahead(stream: Any, step: int) -> Any:
     """What the token ``step`` places further on is drawn with."""
-    place = 1 if isinstance(stream[0], BranchingDraws) else 4
+    place = 1 if isinstance(stream[0], BranchingRandom) else 4
     return (*stream[:place], stream[place] + step, *stream[place + 1 :])
 
 
 def ensemble_engine(
     models: Sequence[ToyModel],
-    law: Mapping[str, Any],
+    ensemble: Mapping[str, Any],
     proposal: str = "alternate",
     gamma: int | list[int] | str = 2,
     **more: Any,
 ) -> Engine:
-    """An engine over ``models``; ``rule``, ``drafter``, ``proposer`` ... and fields of ``EngineConfig`` may follow."""
+    """An engine over ``models``; ``acceptance_method``, ``drafter``, ``proposer`` ... and fields of ``EngineConfig``
+    may follow.
+    """
     drafter: Drafter | None = more.pop("drafter", None)
     own = {name: more.pop(name) for name in SPECULATIVE if name in more}
     speculative = SpeculativeConfig(num_speculative_tokens=more.pop("k", 2), **own)
     given = {"proposal": proposal, "gamma": gamma, "proposer": more.pop("proposer", None)}
     collaboration = CollaborationConfig.model_validate(given)
-    config = EngineConfig(law=law, collaboration=collaboration, speculative_config=speculative, **more)
+    config = EngineConfig(ensemble=ensemble, collaboration=collaboration, speculative_config=speculative, **more)
     names = tuple(f"m{place}" for place in range(len(models)))
-    return Engine(connect_ensemble(Cast(tuple(models), names), drafter, config, Text()))
+    return Engine(assemble_ensemble(LoadedModels(tuple(models), names), drafter, config, TextInfo()))
 
 
 class Blended:

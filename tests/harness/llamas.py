@@ -11,15 +11,15 @@ import torch
 import transformers
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.engine.build import Text, connect
-from cospec.engine.engine import Engine
-from cospec.engine.requests import make_requests
+from cospec.core.assembly import TextInfo, assemble
+from cospec.core.engine import Engine
+from cospec.core.interfaces import Model
+from cospec.core.plugins import Drafter
+from cospec.core.types import Request
 from cospec.models.loading import LoadOptions, load_model
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.protocols import Model
-from cospec.types import Request
-from harness.oracle import Law
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
+from harness.oracle import OutputDistribution
 from harness.reference import normalised, truncated
 
 VOCAB = 64
@@ -52,11 +52,13 @@ def load(folder: Path, fused: Any = "auto", pages: int = 200) -> Model:
     )
 
 
-def llama_engine(target: Model, drafter: Drafter | None, k: Any = 3, rule: str = "auto", **config: Any) -> Engine:
+def llama_engine(
+    target: Model, drafter: Drafter | None, k: Any = 3, acceptance_method: str = "auto", **config: Any
+) -> Engine:
     """An engine without text; ``max_nodes`` and ``widths`` among ``config`` are those of ``SpeculativeConfig``."""
     shape = {key: config.pop(key) for key in ("max_nodes", "widths") if key in config}
-    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule, **shape)
-    return Engine(connect(target, drafter, speculative, EngineConfig(**config), Text()))
+    speculative = SpeculativeConfig(num_speculative_tokens=k, acceptance_method=acceptance_method, **shape)
+    return Engine(assemble(target, drafter, speculative, EngineConfig(**config), TextInfo()))
 
 
 def seeded(prompt: Sequence[int], params: SamplingParams, count: int) -> list[Request]:
@@ -66,19 +68,19 @@ def seeded(prompt: Sequence[int], params: SamplingParams, count: int) -> list[Re
 
 
 @torch.no_grad()
-def law_of(folder: Path, params: SamplingParams, prompt: Sequence[int], length: int) -> Law:
+def distribution_of(folder: Path, params: SamplingParams, prompt: Sequence[int], length: int) -> OutputDistribution:
     """The joint law of ``length`` tokens, by plain forward passes over every prefix."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):
-        prefixes = list(law)
+        prefixes = list(distribution)
         rows = torch.tensor([[*prompt, *prefix] for prefix in prefixes])
         logits = torch.cat([model(input_ids=part, use_cache=False).logits[:, -1].double() for part in rows.split(64)])
         probabilities = torch.softmax(logits / params.temperature, -1).tolist()
-        law = {
-            (*prefix, token): law[prefix] * p
+        distribution = {
+            (*prefix, token): distribution[prefix] * p
             for prefix, row in zip(prefixes, probabilities, strict=True)
             for token, p in enumerate(truncated(normalised(row), params))
             if p > 0
         }
-    return dict(law.items())
+    return dict(distribution.items())

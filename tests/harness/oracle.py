@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from cospec.bench.verify.oracle import (
-    BranchingDraws,
-    Law,
+from cospec.verify.oracle import (
+    BranchingRandom,
+    OutputDistribution,
     Scaled,
     Trace,
     Uniform,
     Unsound,
-    branching_race,
+    branching_sample,
     enumerate_runs,
     total_variation,
 )
 
 __all__ = [
-    "BranchingDraws",
-    "Law",
+    "BranchingRandom",
+    "OutputDistribution",
     "Scaled",
     "Trace",
     "Uniform",
     "Unsound",
-    "branching_race",
+    "branching_sample",
     "enumerate_runs",
     "total_variation",
 ]

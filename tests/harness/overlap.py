@@ -7,18 +7,18 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, cast
 
-from cospec.engine.engine import Engine
+from cospec.core.engine import Engine
+from cospec.core.interfaces import Executor
+from cospec.core.plugins import Drafter
+from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.errors import DrafterLost
-from cospec.plugins import Drafter
-from cospec.protocols import Handle
-from cospec.rounds.ahead import DraftAhead
-from cospec.rounds.auto import Auto
-from cospec.rounds.handles import Here, Worker
-from cospec.rounds.pipelined import Pipelined
-from cospec.rounds.remote import RemoteDrafter
-from cospec.rounds.sequential import Sequential
-from cospec.rounds.wire import pack, unpack
-from cospec.types import Draft, Outcome, Plan, PlanEntry
+from cospec.execution.auto import Auto
+from cospec.execution.draft_ahead import DraftAhead
+from cospec.execution.pipelined import Pipelined
+from cospec.execution.sequential import Sequential
+from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.executors import InlineExecutor, ThreadExecutor
+from cospec.runtime.ipc import pack, unpack
 
 ROUNDS = {"auto": Auto, "sequential": Sequential, "pipelined": Pipelined, "draft-ahead": DraftAhead}
 
@@ -29,7 +29,7 @@ def _failed(error: Exception) -> Future[Any]:
     return future
 
 
-class Fragile(Here):
+class Fragile(InlineExecutor):
     """Every third answer is lost, and every fifth does not come in time."""
 
     def __init__(self, drafter: Drafter) -> None:
@@ -46,7 +46,7 @@ class Fragile(Here):
         return future
 
 
-class Gaps(Here):
+class Gaps(InlineExecutor):
     """Loses what continues every third length."""
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
@@ -72,7 +72,7 @@ class Late(Future[Any]):
         return self._real.result(timeout)
 
 
-class Slow(Here):
+class Slow(InlineExecutor):
     """Answers only when somebody waits: what is asked for beside a verification is not there at its end."""
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
@@ -80,7 +80,7 @@ class Slow(Here):
         return Late(future) if method == "propose" else future
 
 
-class Wired(Here):
+class Wired(InlineExecutor):
     """What goes in and comes out travels as between two processes."""
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
@@ -94,11 +94,11 @@ def _sent(message: Any) -> Any:
     return unpack(head, [bytearray(row) for row in rows])
 
 
-HANDLES: dict[str, Callable[[Drafter], Handle]] = {
-    "here": Here,
+HANDLES: dict[str, Callable[[Drafter], Executor]] = {
+    "inline": InlineExecutor,
     "wired": Wired,
-    "worker": Worker,
-    "process": lambda drafter: cast(RemoteDrafter, drafter).handle,
+    "worker": ThreadExecutor,
+    "process": lambda drafter: cast(DrafterProxy, drafter).executor,
     "fragile": Fragile,
     "gaps": Gaps,
     "slow": Slow,
@@ -108,7 +108,7 @@ HANDLES: dict[str, Callable[[Drafter], Handle]] = {
 class Picky(DraftAhead):
     """Wrong on purpose: keeps what was made ahead only where it likes the tokens."""
 
-    def run(self, plan: Plan) -> list[Outcome]:
+    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
         self.desk.collect()
         ready = [(ask, draft) for ask, draft in self.desk.pool.ready.values() if draft is not None]
         self.desk.pool.drop([ask.id for ask, draft in ready if ask.context.assumed and draft.tokens[1:2] == (0,)])
@@ -118,16 +118,16 @@ class Picky(DraftAhead):
 class Peeking(DraftAhead):
     """Wrong on purpose: cuts the draft under verification by what was drafted ahead of it in the same step."""
 
-    def choose(self, entries: Sequence[PlanEntry]) -> tuple[Sequence[PlanEntry], Mapping[str, Draft]]:
+    def choose(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
         entries, drafts = super().choose(entries)
         self.desk.collect()
         disliked = {id for id, (_, ahead) in self.desk.pool.ready.items() if ahead and ahead.tokens[0] == 0}
         return entries, {id: draft for id, draft in drafts.items() if id not in disliked}
 
 
-def under(engine: Engine, name: str, handle: str = "here", cls: Callable[..., Any] | None = None) -> Engine:
+def under(engine: Engine, name: str, executor: str = "inline", cls: Callable[..., Any] | None = None) -> Engine:
     """The engine with another round, or one of class ``cls``."""
-    crew = engine.round.crew
-    own = HANDLES[handle](crew.drafter) if crew.drafter else None
-    engine.round = (cls or ROUNDS[name])(replace(crew, handle=own))
+    components = engine.execution_mode.components
+    own = HANDLES[executor](components.drafter) if components.drafter else None
+    engine.execution_mode = (cls or ROUNDS[name])(replace(components, executor=own))
     return engine

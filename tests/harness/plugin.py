@@ -15,7 +15,7 @@ class Thing(Protocol):
 
     exact: bool
 
-    def judge(self) -> None: ...
+    def verify(self) -> None: ...
 
 
 def install(folder: Path) -> Path:

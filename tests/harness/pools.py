@@ -8,17 +8,17 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.assembly import TextInfo, assemble
+from cospec.core.engine import Engine
+from cospec.core.interfaces import Clock, Model
+from cospec.core.plugins import Drafter
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.drafters.pool.member import Member
-from cospec.drafters.pool.pool import PoolDrafter, PoolSetting
+from cospec.drafters.pool.members import Member
+from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.drafters.suffix import SuffixDrafter
-from cospec.drafters.vocabulary import MappedVocabulary
-from cospec.engine.build import Text, connect
-from cospec.engine.engine import Engine
+from cospec.drafters.vocab_mapping import MappedVocab
 from cospec.models.toy import ToyModel
-from cospec.plugins import Drafter
-from cospec.protocols import Clock, Model
 from cospec.registry import COMBINERS, ROUTINGS
 
 
@@ -43,7 +43,7 @@ def pool_of(
     """A pool whose clock stands still."""
     made, clock = COMBINERS.load(combiner)(), clock or Ticks()
     members = [Member.of(name, each, clock, made.steps, deadline) for name, each in drafters.items()]
-    return PoolDrafter(members, made, ROUTINGS.load(routing)(), PoolSetting(vocab_size, clock))
+    return PoolDrafter(members, made, ROUTINGS.load(routing)(), PoolContext(vocab_size, clock))
 
 
 def letters(words: str) -> Tokenizer:
@@ -58,7 +58,7 @@ def toy_drafters(vocab_size: int = 3, names: Sequence[str] = ("first", "second",
     """Two models that differ from each other and from the targets of the tests, prompt lookup, and when they are named
     one with another tokenizer, which counts the tokens backwards, and suffixes."""
     words = "abcdefgh"[:vocab_size]
-    vocabulary = MappedVocabulary(letters(words), letters(words[::-1]), vocab_size, vocab_size)
+    vocabulary = MappedVocab(letters(words), letters(words[::-1]), vocab_size, vocab_size)
     made: dict[str, Drafter] = {
         "first": ModelDrafter(ToyModel(vocab_size, order=1, seed=5, sharpness=1.5)),
         "second": ModelDrafter(ToyModel(vocab_size, order=2, seed=7, sharpness=1.0)),
@@ -70,8 +70,10 @@ def toy_drafters(vocab_size: int = 3, names: Sequence[str] = ("first", "second",
 
 
 def pool_engine(
-    target: Model, drafter: Drafter, rule: str = "auto", k: int = 3, max_nodes: int = 8, **config: Any
+    target: Model, drafter: Drafter, acceptance_method: str = "auto", k: int = 3, max_nodes: int = 8, **config: Any
 ) -> Engine:
     """An engine whose drafts are trees where the rule takes them; ``config`` are fields of ``EngineConfig``."""
-    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule, max_nodes=max(k, max_nodes))
-    return Engine(connect(target, drafter, speculative, EngineConfig(**config), Text()))
+    speculative = SpeculativeConfig(
+        num_speculative_tokens=k, acceptance_method=acceptance_method, max_nodes=max(k, max_nodes)
+    )
+    return Engine(assemble(target, drafter, speculative, EngineConfig(**config), TextInfo()))

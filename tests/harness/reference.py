@@ -8,8 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from cospec.params import SamplingParams
-from harness.oracle import Law
+from cospec.sampling_params import SamplingParams
+from harness.oracle import OutputDistribution
 
 
 class Table(Protocol):
@@ -59,17 +59,19 @@ def normalised(values: Sequence[float]) -> list[float]:
     return [value / total for value in values]
 
 
-def joint_law(model: Table, params: SamplingParams, prompt: Sequence[int], length: int) -> Law:
+def joint_distribution_of(
+    model: Table, params: SamplingParams, prompt: Sequence[int], length: int
+) -> OutputDistribution:
     """Of the first ``length`` tokens, fewer where a stop token ends the output before."""
-    law: Law = {(): 1.0}
+    distribution: OutputDistribution = {(): 1.0}
     for _ in range(length):
-        longer: Law = {}
-        for output, mass in law.items():
+        longer: OutputDistribution = {}
+        for output, mass in distribution.items():
             assert isinstance(output, tuple)
             if output and output[-1] in params.stop_token_ids:
                 longer[output] = mass
                 continue
             p = next_law(model.logits([*prompt, *output]).tolist(), params, prompt, output)
             longer |= {(*output, token): mass * p[token] for token in range(len(p)) if p[token] > 0}
-        law = longer
-    return law
+        distribution = longer
+    return distribution

@@ -10,27 +10,29 @@ import numpy as np
 from scipy.stats import chi2, chisquare
 
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from harness.oracle import Law
+from cospec.sampling_params import SamplingParams
+from harness.oracle import OutputDistribution
 from harness.reference import next_law
 
 
-def fit(outcomes: Iterable[Any], law: Mapping[Any, float]) -> float:
+def fit(outcomes: Iterable[Any], distribution: Mapping[Any, float]) -> float:
     """The chi-square p-value of ``outcomes`` under ``law``; 0 when one of them is impossible."""
     counts = Counter(outcomes)
-    if any(outcome not in law for outcome in counts):
+    if any(outcome not in distribution for outcome in counts):
         return 0.0
     total = sum(counts.values())
-    return float(chisquare([counts[key] for key in law], [mass * total for mass in law.values()]).pvalue)
+    return float(
+        chisquare([counts[key] for key in distribution], [mass * total for mass in distribution.values()]).pvalue
+    )
 
 
-def coarse_fit(outcomes: Iterable[object], law: Law, least: float = 5.0) -> float:
+def coarse_fit(outcomes: Iterable[object], distribution: OutputDistribution, least: float = 5.0) -> float:
     """The same where most outcomes are rare: those expected fewer than ``least`` times are one cell."""
     listed = list(outcomes)
-    often = {outcome for outcome, mass in law.items() if mass * len(listed) >= least}
-    if any(outcome not in law for outcome in listed):
+    often = {outcome for outcome, mass in distribution.items() if mass * len(listed) >= least}
+    if any(outcome not in distribution for outcome in listed):
         return 0.0
-    cells = {outcome: law[outcome] for outcome in often}
+    cells = {outcome: distribution[outcome] for outcome in often}
     cells["rest"] = 1.0 - sum(cells.values())
     return fit((outcome if outcome in often else "rest" for outcome in listed), cells)
 

@@ -15,8 +15,8 @@ import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cospec.draws import Floats
-from harness.oracle import Law, Trace, Unsound
+from cospec.core.rng import Floats
+from harness.oracle import OutputDistribution, Trace, Unsound
 
 DEPENDS = "a choice depends on what was drawn ahead in its own step"
 
@@ -97,14 +97,14 @@ class StepTrace:
                         yield (*kept[:place], (*group[:n], (option, probabilities)))
 
 
-def enumerate_steps(run: Callable[[StepTrace], Hashable]) -> Law:
+def enumerate_steps(run: Callable[[StepTrace], Hashable]) -> OutputDistribution:
     """The exact law of what ``run`` returns; ``run`` calls ``next_step`` before each of its steps."""
-    law: Law = {}
+    distribution: OutputDistribution = {}
     waiting: list[Groups] = [()]
     chance = random.Random(1)
     while waiting:
         trace = StepTrace(waiting.pop(), chance)
         outcome = run(trace)
-        law[outcome] = law.get(outcome, 0.0) + trace.probability
+        distribution[outcome] = distribution.get(outcome, 0.0) + trace.probability
         waiting += trace.left()
-    return law
+    return distribution

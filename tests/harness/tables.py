@@ -8,10 +8,10 @@ from typing import cast
 
 import numpy as np
 
-from cospec.draws import Draws, Floats
-from cospec.plugins import Rule
-from cospec.types import Draft, Scores
-from harness.oracle import BranchingDraws, Law, Trace, enumerate_runs
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.rng import Floats, RandomStreams
+from cospec.core.types import Draft, TargetProbs
+from harness.oracle import BranchingRandom, OutputDistribution, Trace, enumerate_runs
 
 Words = tuple[int, ...]
 
@@ -24,19 +24,19 @@ class Tables:
     p: Mapping[Words, Floats]
     q: Mapping[Words, Floats]
 
-    def wanted(self) -> Law:
+    def wanted(self) -> OutputDistribution:
         """The law of ``depth + 1`` tokens."""
-        law: dict[Words, float] = {(): 1.0}
+        probs: dict[Words, float] = {(): 1.0}
         for _ in range(self.depth + 1):
-            law = {
+            probs = {
                 (*words, token): mass * float(p)
-                for words, mass in law.items()
+                for words, mass in probs.items()
                 for token, p in enumerate(self.p[words])
                 if p > 0
             }
-        return dict(law.items())
+        return dict(probs.items())
 
-    def round(self, rule: Rule, trace: Trace, point: Words | None = None) -> tuple[Words, int]:
+    def round(self, acceptance_method: AcceptanceMethod, trace: Trace, point: Words | None = None) -> tuple[Words, int]:
         """One draft drawn from q (or ``point``, without q), judged; the tokens it gave, continued by p to the end."""
         words: Words = ()
         for node in range(self.depth):
@@ -45,9 +45,9 @@ class Tables:
         q = None if point else np.stack([self.q[prefix] for prefix in prefixes[:-1]])
         n = self.depth
         draft = Draft("s", 5, words, tuple(range(-1, n - 1)), ("d",) * n, q)
-        law = np.stack([self.p[prefix] for prefix in prefixes])
-        draws = cast(Draws, BranchingDraws(trace, 5))  # as far as a rule knows
-        verdict = rule.judge(draft, Scores(law=law), draws)
+        probs = np.stack([self.p[prefix] for prefix in prefixes])
+        draws = cast(RandomStreams, BranchingRandom(trace, 5))  # as far as a rule knows
+        verdict = acceptance_method.verify(draft, TargetProbs(probs=probs), draws)
         assert verdict.path == tuple(range(len(verdict.path)))
         assert verdict.token is not None
         output: Words = (*words[: len(verdict.path)], verdict.token)
@@ -55,11 +55,11 @@ class Tables:
             output += (trace.choose(self.p[output]),)
         return output, len(verdict.path)
 
-    def law(self, rule: Rule, point: Words | None = None) -> Law:
+    def probs(self, acceptance_method: AcceptanceMethod, point: Words | None = None) -> OutputDistribution:
         """Of the ``depth + 1`` tokens that begin with what the rule kept."""
-        return enumerate_runs(lambda trace: self.round(rule, trace, point)[0])
+        return enumerate_runs(lambda trace: self.round(acceptance_method, trace, point)[0])
 
-    def accepted(self, rule: Rule) -> float:
+    def accepted(self, acceptance_method: AcceptanceMethod) -> float:
         """The expected accepted length."""
-        lengths = enumerate_runs(lambda trace: self.round(rule, trace)[1])
+        lengths = enumerate_runs(lambda trace: self.round(acceptance_method, trace)[1])
         return sum(length * mass for length, mass in lengths.items())

@@ -8,64 +8,66 @@ from typing import Any
 from unittest.mock import patch
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.draws import Draws, derive
-from cospec.engine.build import Text, connect
-from cospec.engine.engine import Engine
-from cospec.engine.verifier import Verifier
-from cospec.models.pages import PagePool
+from cospec.core.assembly import TextInfo, assemble
+from cospec.core.engine import Engine
+from cospec.core.plugins import Drafter
+from cospec.core.rng import RandomStreams, derive_seed
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Event, Request, Speculation
+from cospec.core.verifier import TargetVerifier
+from cospec.models.block_manager import BlockPool
 from cospec.models.toy import EMPTY, ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.types import Budget, Commit, Context, Draft, Event, Request, Speculation
-from harness.oracle import BranchingDraws, Law, Trace, branching_race
+from cospec.sampling_params import SamplingParams
+from harness.oracle import BranchingRandom, OutputDistribution, Trace, branching_sample
 from harness.stepwise import StepTrace, enumerate_steps
 
 DRAWING_MODULES = (
-    "cospec.engine.judging.Draws",
+    "cospec.acceptance.reference.RandomStreams",
     "cospec.drafters.model.Draws",
-    "cospec.drafters.branching.Draws",
-    "cospec.rounds.proposing.Draws",
-    "cospec.drafters.combiners.reading.Draws",
-    "cospec.drafters.routing.choice.Draws",
+    "cospec.drafters.dynamic_tree.RandomStreams",
+    "cospec.ensemble.proposer.RandomStreams",
+    "cospec.drafters.pool.candidates.RandomStreams",
+    "cospec.drafters.pool.routing.selection.RandomStreams",
 )
 
 
 @contextmanager
 def drawing(draws: Callable[[int, int], Any]) -> Iterator[None]:
-    """Draw with something else than ``Draws``."""
+    """Draw with something else than ``RandomStreams``."""
     with ExitStack() as stack:
         for name in DRAWING_MODULES:
             stack.enter_context(patch(name, draws))
-        stack.enter_context(patch("cospec.drafters.model.race", branching_race))
-        stack.enter_context(patch("cospec.drafters.branching.race", branching_race))
-        stack.enter_context(patch("cospec.engine.judging.race", branching_race))
-        stack.enter_context(patch("cospec.rounds.proposing.race", branching_race))
-        stack.enter_context(patch("cospec.drafters.combiners.reading.race", branching_race))
+        stack.enter_context(patch("cospec.drafters.model.race", branching_sample))
+        stack.enter_context(patch("cospec.drafters.dynamic_tree.exponential_sample", branching_sample))
+        stack.enter_context(patch("cospec.acceptance.reference.exponential_sample", branching_sample))
+        stack.enter_context(patch("cospec.ensemble.proposer.exponential_sample", branching_sample))
+        stack.enter_context(patch("cospec.drafters.pool.candidates.exponential_sample", branching_sample))
         yield
 
 
-def toy_engine(target: ToyModel, drafter: Drafter | None, rule: str = "auto", k: int = 3, **config: Any) -> Engine:
+def toy_engine(
+    target: ToyModel, drafter: Drafter | None, acceptance_method: str = "auto", k: int = 3, **config: Any
+) -> Engine:
     """An engine with a draft length of ``k``.
 
     Args:
         config: fields of ``EngineConfig``; ``max_nodes`` and ``widths`` are those of ``SpeculativeConfig``.
     """
-    text = config.pop("text", Text())
+    text = config.pop("text", TextInfo())
     shape = {key: config.pop(key) for key in ("max_nodes", "widths") if key in config}
-    speculative = SpeculativeConfig(num_speculative_tokens=k, rule=rule, **shape)
-    return Engine(connect(target, drafter, speculative, EngineConfig(**config), text))
+    speculative = SpeculativeConfig(num_speculative_tokens=k, acceptance_method=acceptance_method, **shape)
+    return Engine(assemble(target, drafter, speculative, EngineConfig(**config), text))
 
 
-def verifier_of(engine: Engine) -> Verifier:
+def verifier_of(engine: Engine) -> TargetVerifier:
     """Of an engine with one model."""
-    verifier = engine.round.crew.judge
-    assert isinstance(verifier, Verifier)
+    verifier = engine.execution_mode.components.verifier
+    assert isinstance(verifier, TargetVerifier)
     return verifier
 
 
 def with_pool(model: ToyModel, num_pages: int, page_size: int = 4, prefix_caching: bool = True) -> ToyModel:
     """The model with a cache of another size."""
-    model.pages = PagePool(num_pages, page_size, prefix_caching)
+    model.pages = BlockPool(num_pages, page_size, prefix_caching)
     model.cells = [[EMPTY] * page_size for _ in range(num_pages)]
     return model
 
@@ -97,7 +99,7 @@ def tokens_of(events: Mapping[str, Sequence[Event]]) -> dict[str, tuple[int, ...
 
 def enumerated_law(
     engine: Engine, prompt: Sequence[int], params: SamplingParams, length: int = 3, by_round: bool = True
-) -> Law:
+) -> OutputDistribution:
     """The exact joint law of the first ``length`` tokens that ``engine`` writes.
 
     Every path through the random choices is a request of its own, known by its seed. Up to 16 of them run at once and
@@ -106,29 +108,29 @@ def enumerated_law(
     traces: dict[int, Trace] = {}
     outputs: dict[str, tuple[int, ...]] = {}
     waiting: list[tuple[int, ...]] = [()]
-    law: Law = {}
+    distribution: OutputDistribution = {}
 
-    def draws(seed: Any, base: int) -> BranchingDraws:
+    def draws(seed: Any, base: int) -> BranchingRandom:
         own, *ahead = seed if isinstance(seed, tuple) else (seed,)
-        return BranchingDraws(traces[own], (base, *ahead) if ahead else base, by_round)
+        return BranchingRandom(traces[own], (base, *ahead) if ahead else base, by_round)
 
-    with drawing(draws), patch("cospec.rounds.desk.derive", _unmixed):
+    with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", _unmixed):
         while waiting or outputs:
             while waiting and len(outputs) < 16:
                 seed = len(traces)
                 traces[seed] = Trace(waiting.pop())
                 outputs[str(seed)] = ()
-                rule = engine.parts.resolver.rule
-                chosen = Speculation(rule=rule if rule != "auto" else "block")
+                acceptance_method = engine.parts.resolver.acceptance_method
+                chosen = Speculation(acceptance_method=acceptance_method if acceptance_method != "auto" else "block")
                 engine.add(Request(str(seed), tuple(prompt), params, seed, parent=str(seed), speculation=chosen))
             for event in engine.step():
                 outputs[event.id] += event.tokens
                 if event.finish is not None or len(outputs[event.id]) >= length:
                     engine.abort([event.id])
                     output, trace = outputs.pop(event.id)[:length], traces[int(event.id)]
-                    law[output] = law.get(output, 0.0) + trace.probability
+                    distribution[output] = distribution.get(output, 0.0) + trace.probability
                     waiting += trace.left
-    return law
+    return distribution
 
 
 def _unmixed(seed: int, index: int) -> tuple[int, int]:
@@ -138,7 +140,7 @@ def _unmixed(seed: int, index: int) -> tuple[int, int]:
 
 def enumerated_law_among(
     build: Callable[[], Engine], company: Sequence[Request], request: Request, length: int = 3
-) -> Law:
+) -> OutputDistribution:
     """The same for one request that arrives after others, in an engine of its own for every path.
 
     Where room is scarce, whether a draft is made depends on the neighbours; these are the same on every path.
@@ -148,16 +150,16 @@ def enumerated_law_among(
         engine, output = build(), tuple[int, ...]()
         reach = 0  # the length that a draft made ahead continues
 
-        def draws(seed: Any, base: int) -> Draws | BranchingDraws:
+        def draws(seed: Any, base: int) -> RandomStreams | BranchingRandom:
             own, *ahead = seed if isinstance(seed, tuple) else (seed,)
             nonlocal reach
             if own == request.seed:
                 reach = base if ahead else reach
                 branching = trace.ahead if ahead else trace.now
-                return BranchingDraws(branching, (base, *ahead) if ahead else base)
-            return Draws(derive(own, *ahead) if ahead else own, base)
+                return BranchingRandom(branching, (base, *ahead) if ahead else base)
+            return RandomStreams(derive_seed(own, *ahead) if ahead else own, base)
 
-        with drawing(draws), patch("cospec.rounds.desk.derive", _unmixed):
+        with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", _unmixed):
             for each in (*company, request):
                 engine.add(each)
             while len(output) < length:
@@ -180,7 +182,7 @@ class ScriptedDrafter(Drafter):
         self._tokens = tuple(tokens)
         self._parents = tuple(parents) if parents is not None else tuple(range(-1, len(tokens) - 1))
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
             n = min(len(self._tokens), budget.max_nodes)

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from cospec.config import EngineConfig
-from cospec.engine.serving import EngineClient
+from cospec.runtime.async_engine import AsyncEngineClient
 from cospec.server.connections import TimedConfig
 from cospec.server.run import load_app
 from cospec.server.settings import ServerSettings
@@ -31,7 +31,7 @@ class Running:
     """A server that answers, and the engine's client inside it. ``call`` runs a function in the server's loop."""
 
     url: str
-    client: EngineClient
+    client: AsyncEngineClient
     loop: asyncio.AbstractEventLoop
     api_key: str | None = None
     http: httpx.Client = field(init=False)
@@ -77,7 +77,7 @@ class ServerThread:
         self._thread.join()  # however long: a machine that stood still meanwhile is no error, and tests have a limit
 
     async def _main(self) -> None:
-        client = EngineClient(FakeEngine.build)
+        client = AsyncEngineClient(FakeEngine.build)
         try:
             app = await load_app(client, self._config, self._settings)
             with socket.socket() as listener:

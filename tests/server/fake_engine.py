@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from cospec.config import EngineConfig
-from cospec.engine.metrics import EngineMetrics
-from cospec.engine.requests import make_requests
+from cospec.core.stats import RequestStats, TokenLogprobs
+from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import InvalidInput, ModelError, RequestsFailed, words
-from cospec.params import SamplingParams
-from cospec.stats import RequestStats, TokenLogprobs
-from cospec.types import Event, Finish, Request
+from cospec.metrics.engine import EngineMetrics
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
 
 CONTEXT = 256
 DEFAULT_LENGTH = 16
@@ -107,13 +107,13 @@ class FakeEngine:
         return bool(self._requests)
 
     @property
-    def rules(self) -> tuple[str, str]:
+    def acceptance_methods(self) -> tuple[str, str]:
         return "auto", "block"
 
-    def heed(self, descriptor: int) -> None:
+    def set_wakeup_fd(self, descriptor: int) -> None:
         pass
 
-    def idle(self) -> None:
+    def on_idle(self) -> None:
         pass
 
     def step(self) -> list[Event]:
@@ -165,11 +165,11 @@ class FakeEngine:
         after = min(before + 2, limit)
         tokens = tuple(request.prompt[i % len(request.prompt)] for i in range(before, after))
         self._written[request.id] = after
-        finish = Finish.LENGTH if after == limit else None
+        finish = FinishReason.LENGTH if after == limit else None
         text = self._text.decode(list(tokens), skip_special_tokens=False)
         for stop in params.stop:
             if stop in text:
-                text, finish = text[: text.index(stop)], Finish.STOP
+                text, finish = text[: text.index(stop)], FinishReason.STOP
         if finish is not None:
             del self._requests[request.id]
             self._finished[finish.value] += 1
@@ -183,7 +183,7 @@ class FakeEngine:
             logprobs=self._logprobs(tokens, params.logprobs),
             prompt_logprobs=self._prompt_logprobs(request) if before == 0 else None,
             finish=finish,
-            stop_reason=params.stop[0] if finish is Finish.STOP else None,
+            stop_reason=params.stop[0] if finish is FinishReason.STOP else None,
             stats=_stats(after) if finish is not None else None,
         )
 

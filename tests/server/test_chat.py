@@ -22,7 +22,7 @@ def test_answer_has_openai_shape_and_law(server: Running) -> None:
     answer = ask(server, max_tokens=3).json()
     assert answer["object"] == "chat.completion"
     assert answer["id"].startswith("chatcmpl-")
-    assert answer["law"] == "target"
+    assert answer["distribution"] == "target"
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": "u: ", "refusal": None}
     assert choice["finish_reason"] == "length"

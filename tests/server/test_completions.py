@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cospec.engine.requests import make_requests
-from cospec.engine.tokens import Tokens, load_tokenizer
-from cospec.params import SamplingParams
+from cospec.core.stats import TokenLogprobs
+from cospec.core.types import Event
+from cospec.sampling_params import SamplingParams
 from cospec.server.answers import CompletionShape
 from cospec.server.schemas import CompletionBody
 from cospec.server.service import Output
-from cospec.stats import TokenLogprobs
-from cospec.types import Event
+from cospec.text.input_processor import make_requests
+from cospec.text.tokenizer import TextTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from server.conftest import Running
@@ -39,7 +39,7 @@ def test_answer_has_openai_shape_and_law(server: Running) -> None:
     assert answer["object"] == "text_completion"
     assert answer["id"].startswith("cmpl-")
     assert answer["model"] == "fake"
-    assert answer["law"] == "target"
+    assert answer["distribution"] == "target"
     assert answer["choices"] == [
         {"index": 0, "text": "abcab", "logprobs": None, "finish_reason": "length", "stop_reason": None}
     ]
@@ -135,7 +135,7 @@ def test_stream_equals_whole_answer(server: Running) -> None:
         (choice,) = chunk["choices"]
         gathered[choice["index"]] += choice["text"]
         if choice["finish_reason"] is not None:
-            ends[choice["index"]] = chunk["law"]
+            ends[choice["index"]] = chunk["distribution"]
     whole = server.post("/v1/completions", prompt=["abc", "xy"], n=2, max_tokens=7).json()
     assert list(gathered.values()) == texts(whole)
     assert ends == dict.fromkeys(range(4), "target")
@@ -187,14 +187,14 @@ def test_every_sampling_key_is_taken(server: Running) -> None:
         "presence_penalty": 0.1, "frequency_penalty": 0.1, "logit_bias": {"5": 1}, "seed": 7, "stop": ["@", "#"],
         "stop_token_ids": [3], "include_stop_str_in_output": True, "skip_special_tokens": False, "ignore_eos": True,
         "min_tokens": 1, "max_tokens": 2, "priority": 0,
-        "speculation": {"enabled": True, "length": 3, "rule": "match"},
+        "speculation": {"enabled": True, "length": 3, "acceptance_method": "match"},
     }  # fmt: skip
     response = server.post("/v1/completions", prompt="a", **body)
     assert response.status_code == 200, response.text
 
 
 def test_offsets_do_not_wait_for_text_that_is_held_back(tokenizer_folder: Path) -> None:
-    tokens = Tokens(load_tokenizer(str(tokenizer_folder)), 256, 300)
+    tokens = TextTokenizer(load_tokenizer(str(tokenizer_folder)), 256, 300)
     body = CompletionBody(prompt=[[1]], logprobs=0)
     (request,) = make_requests("r", (1,), SamplingParams(logprobs=0))
     shape, output, offsets = CompletionShape(body, tokens), Output("", request), []

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from cospec.engine.chat_template import Names
 from cospec.server import templating
 from cospec.server.fields import BOOKKEEPING, HEADER, MAX_HEADER, REFUSED
 from cospec.server.schemas import ChatBody
+from cospec.text.chat_template import Names
 
 if TYPE_CHECKING:
     from server.conftest import Running

@@ -55,16 +55,16 @@ def test_hostile_bodies_get_one_short_sentence(server: Running, path: str, name:
 
 
 def test_a_long_text_is_tokenized_while_the_loop_runs(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cospec.engine.tokens import Tokens
+    from cospec.text.tokenizer import TextTokenizer
 
     inside, leave = threading.Event(), threading.Event()
 
-    def slow(self: Tokens, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
+    def slow(self: TextTokenizer, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
         inside.set()
         assert leave.wait(30), "the server answered nothing while it tokenized"
         return (1, 2, 3)
 
-    monkeypatch.setattr(Tokens, "encode", slow)
+    monkeypatch.setattr(TextTokenizer, "encode", slow)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         answers = [pool.submit(server.post, "/v1/completions", prompt="a", max_tokens=1)]
         answers.append(pool.submit(server.post, "/tokenize", prompt="a"))

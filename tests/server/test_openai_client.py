@@ -16,7 +16,7 @@ def test_completions(server: Running) -> None:
     assert [choice.text for choice in answer.choices] == ["abca", "abca"]
     assert answer.choices[0].logprobs.token_logprobs == [-0.5] * 4
     assert answer.usage.completion_tokens == 8
-    assert answer.law == "target"
+    assert answer.distribution == "target"
 
 
 def test_streamed_completions(server: Running) -> None:

@@ -16,16 +16,22 @@ from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
-from cospec.engine.metrics import EngineMetrics
-from cospec.engine.serving import EngineStatus
-from cospec.engine.tokens import Tokens
+from cospec.metrics.engine import EngineMetrics
+from cospec.runtime.async_engine import EngineStatus
 from cospec.server import answers
 from cospec.server.app import create_app
 from cospec.server.fields import BOOKKEEPING, REFUSED
 from cospec.server.metrics import POLICY, ServerMetrics
-from cospec.server.schemas import ChatBody, CompletionBody, DetokenizeBody, SpeculationChoice, TokenizeBody
+from cospec.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    SpeculationChoice,
+    TokenizeBody,
+)
 from cospec.server.service import Service
 from cospec.server.settings import ServerSettings
+from cospec.text.tokenizer import TextTokenizer
 from server.served import Served
 from server.test_real_engine import needs_zoo
 
@@ -45,7 +51,7 @@ def said(names: Iterable[str]) -> bool:
 
 
 def test_endpoints(server: Running) -> None:
-    app = create_app(Service(server.client, Tokens(None, 256, 300), ServerMetrics("fake")))
+    app = create_app(Service(server.client, TextTokenizer(None, 256, 300), ServerMetrics("fake")))
     routes = [route for route in app.routes if isinstance(route, APIRoute)]
     assert said(route.path.replace(":path", "") for route in routes)
 

@@ -16,7 +16,7 @@ SPECULATION = {
     "method": "phrases",
     "policy": "two-lengths",
     "policy_options": {"first": 3},
-    "rule": "threshold",
+    "acceptance_method": "threshold",
     "num_speculative_tokens": 3,
 }
 
@@ -30,8 +30,8 @@ def test_an_installed_plugin_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         body = {"prompt": "One, two, one, two, one,", "max_tokens": 20, "include_speculation_stats": True}
         answer = server.http.post("/v1/completions", json={**body, "temperature": 0}).json()
         assert answer["usage"]["speculation"]["drafted"] > 0, answer
-        assert answer["law"] == "threshold(target)"
-        other = {**body, "speculation": {"rule": "match"}}
-        assert server.http.post("/v1/completions", json=other).json()["law"] == "target"
+        assert answer["distribution"] == "threshold(target)"
+        other = {**body, "speculation": {"acceptance_method": "match"}}
+        assert server.http.post("/v1/completions", json=other).json()["distribution"] == "target"
     finally:
         server.stop()

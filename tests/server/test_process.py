@@ -20,14 +20,14 @@ import msgspec
 import pytest
 
 from cospec.config import EngineConfig
-from cospec.engine.process import EngineLoop, Stop
-from cospec.engine.requests import make_requests
-from cospec.engine.serving import EngineClient, RequestRefused
+from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
-from cospec.params import SamplingParams
+from cospec.runtime.async_engine import AsyncEngineClient, RequestRefused
+from cospec.runtime.engine_core import EngineCoreProc, Stop
+from cospec.sampling_params import SamplingParams
 from cospec.server.run import run
 from cospec.server.settings import ServerSettings
-from cospec.types import Event, Finish, Request
+from cospec.text.input_processor import make_requests
 from server.fake_engine import FakeEngine
 
 if TYPE_CHECKING:
@@ -196,9 +196,9 @@ def test_serve_with_an_unknown_model_prints_one_sentence() -> None:
     assert all("starts and loads" in step or " INFO " in step for step in steps)
 
 
-def with_client(config: EngineConfig, use: Callable[[EngineClient], Awaitable[None]]) -> None:
+def with_client(config: EngineConfig, use: Callable[[AsyncEngineClient], Awaitable[None]]) -> None:
     async def main() -> None:
-        client = EngineClient(FakeEngine.build)
+        client = AsyncEngineClient(FakeEngine.build)
         await client.start(config)
         try:
             await use(client)
@@ -208,13 +208,13 @@ def with_client(config: EngineConfig, use: Callable[[EngineClient], Awaitable[No
     asyncio.run(main())
 
 
-def requests(client: EngineClient, text: str, n: int = 1, max_tokens: int = 6) -> list[Request]:
+def requests(client: AsyncEngineClient, text: str, n: int = 1, max_tokens: int = 6) -> list[Request]:
     ids = [ord(char) % client.info.vocab_size for char in text]
     return make_requests(f"r-{text}-{n}", ids, SamplingParams(n=n, max_tokens=max_tokens))
 
 
 def test_client_streams_aborts_and_closes(config: EngineConfig) -> None:
-    async def use(client: EngineClient) -> None:
+    async def use(client: AsyncEngineClient) -> None:
         assert client.alive
         assert client.info.max_model_len == FakeEngine.max_model_len
         events = [event async for event in client.submit(requests(client, "ab", n=3))]
@@ -235,19 +235,19 @@ def test_client_streams_aborts_and_closes(config: EngineConfig) -> None:
 
 
 def test_abort_ends_a_stream_with_its_reason(config: EngineConfig) -> None:
-    async def use(client: EngineClient) -> None:
+    async def use(client: AsyncEngineClient) -> None:
         (request,) = requests(client, "ab", max_tokens=200)
         stream = client.submit([request])
         await anext(stream)
         client.abort([request.id, "unknown"])
         rest = [event async for event in stream]
-        assert rest[-1].finish is Finish.ABORT
+        assert rest[-1].finish is FinishReason.ABORT
 
     with_client(config, use)
 
 
 def test_closed_client_takes_nothing(config: EngineConfig) -> None:
-    async def use(client: EngineClient) -> None:
+    async def use(client: AsyncEngineClient) -> None:
         await client.drain(1)
         with pytest.raises(EngineStopped, match="draining"):
             await anext(client.submit(requests(client, "a")))
@@ -260,10 +260,10 @@ def test_closed_client_takes_nothing(config: EngineConfig) -> None:
 
 
 def test_refusal_carries_its_field(config: EngineConfig, tokenizer_folder: Path) -> None:
-    from cospec.engine.tokens import Tokens, load_tokenizer
+    from cospec.text.tokenizer import TextTokenizer, load_tokenizer
 
-    async def use(client: EngineClient) -> None:
-        tokens = Tokens(load_tokenizer(str(tokenizer_folder)), 256, client.info.vocab_size)
+    async def use(client: AsyncEngineClient) -> None:
+        tokens = TextTokenizer(load_tokenizer(str(tokenizer_folder)), 256, client.info.vocab_size)
         refused = make_requests("r", tokens.encode("REFUSE"), SamplingParams())
         with pytest.raises(RequestRefused) as error:
             await anext(client.submit(refused))
@@ -277,7 +277,7 @@ def test_socket_is_private_and_removed(config: EngineConfig, monkeypatch: pytest
     with tempfile.TemporaryDirectory() as name:
         monkeypatch.setattr(tempfile, "tempdir", name)
 
-        async def use(client: EngineClient) -> None:
+        async def use(client: AsyncEngineClient) -> None:
             (folder,) = Path(name).iterdir()
             assert folder.stat().st_mode & 0o077 == 0
 
@@ -293,8 +293,8 @@ def test_long_temporary_folder(
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
-    async def use(client: EngineClient) -> None:
-        assert [event.finish async for event in client.submit(requests(client, "ab"))][-1] is Finish.LENGTH
+    async def use(client: AsyncEngineClient) -> None:
+        assert [event.finish async for event in client.submit(requests(client, "ab"))][-1] is FinishReason.LENGTH
 
     with_client(config, use)
     assert list(folder.iterdir()) == []
@@ -310,7 +310,7 @@ class Unbalanced(FakeEngine):
         self.has_work, self.seen = False, (*self.seen, "step")
         return []
 
-    def idle(self) -> None:
+    def on_idle(self) -> None:
         self.seen = (*self.seen, "idle")
 
     def check_integrity(self) -> None:
@@ -339,6 +339,6 @@ class Commands:
 
 def test_an_idle_engine_learns_and_checks_once(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:
     engine = Unbalanced(config)
-    EngineLoop(engine, cast(Any, Commands()), c_ulonglong()).run()
+    EngineCoreProc(engine, cast(Any, Commands()), c_ulonglong()).run()
     assert engine.seen == ("step", "idle", "check")
     assert "a page is leaked" in caplog.text

@@ -37,7 +37,7 @@ def test_answers_are_repeatable_and_independent_of_speculation(served: Served) -
     first = served.http.post("/v1/completions", json=drafted).json()
     plain = served.http.post("/v1/completions", json={**body, "speculation": {"enabled": False}}).json()
     assert first["choices"][0]["text"] == plain["choices"][0]["text"]
-    assert first["law"] == "target"
+    assert first["distribution"] == "target"
     assert first["usage"]["completion_tokens"] == 24
     assert first["usage"]["speculation"]["drafts"] > 0
 
@@ -101,7 +101,7 @@ def test_going_away_frees_the_cache(served: Served) -> None:
 
 
 def test_refusals_come_from_the_engine_too(served: Served) -> None:
-    for body in ({"speculation": {"rule": "guess"}}, {"logit_bias": {"999": 1}}, {"prompt": "x" * 200}):
+    for body in ({"speculation": {"acceptance_method": "guess"}}, {"logit_bias": {"999": 1}}, {"prompt": "x" * 200}):
         response = served.http.post("/v1/completions", json={"prompt": "a", **body})
         assert response.status_code == 400, response.text
     assert served.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200

@@ -39,7 +39,7 @@ def test_a_killed_engine_is_replaced_and_match_requests_go_on(start: Start) -> N
     greedy, seeded = {**LONG, "temperature": 0}, {**LONG, "seed": 3}
     undisturbed = ask(server.url, greedy)
     sampled = {**LONG, **STREAM}
-    rejection = {**seeded, **STREAM, "speculation": {"rule": "rejection"}}
+    rejection = {**seeded, **STREAM, "speculation": {"acceptance_method": "rejection"}}
     bodies = [{**greedy, **STREAM}, {**seeded, **STREAM}, seeded, sampled, rejection]
     seen: list[httpx.Response] = []
 

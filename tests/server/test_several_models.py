@@ -12,7 +12,7 @@ import pytest
 
 from server.served import Served, write_llama
 
-LAW = {"blend": "weighted", "weights": [0.6, 0.4]}
+LAW = {"method": "weighted", "weights": [0.6, 0.4]}
 PLUGIN = """
 import cospec
 import torch
@@ -29,34 +29,34 @@ cospec.register_blend("late", lambda logits: open("no-such-file"))
 cospec.register_blend("text", lambda logits: "logits")
 """
 BAD = [
-    ({"blend": "weighted", "lambda": 1.5}, "law.lambda is 1.5"),
-    ({"blend": "weighted", "lambda": -0.1}, "law.lambda is -0.1"),
-    ({"blend": "weighted", "lambda": "half"}, "law.lambda is 'half'"),
-    ({"blend": "weighted", "lambda": float("nan")}, "law.lambda is nan"),
-    ({"blend": "weighted", "weights": [0.6, 0.6]}, "whose sum is 1.2"),
-    ({"blend": "weighted", "weights": [0.2, 0.3, 0.5]}, "allowed is one weight for each of the 2 models"),
-    ({"blend": "weighted", "weights": [1.2, -0.2]}, "law.weights is [1.2, -0.2]"),
-    ({"blend": "weighted", "weights": [0.5, None]}, "law.weights.1 is None"),
-    ({"blend": "weighted", "lambda": 0.5, "weights": [0.5, 0.5]}, "left out when law.weights is given"),
-    ({"blend": "weighted", "mu": 0.5}, "key law.mu is 0.5"),
-    ({"blend": "contrastive", "mu": -1}, "law.mu is -1"),
-    ({"blend": "contrastive", "plausibility": 2}, "law.plausibility is 2"),
-    ({"blend": "adaptive", "tau": 2}, "law.tau is 2"),
-    ({"blend": "realign", "weights": [3, 3]}, "whose sum is 6"),
-    ({"blend": "realign", "lambda": 1e30}, "law.lambda is 1e+30"),
-    ({"blend": "weighted", "weights": [1e308, 1e308]}, "law.weights is [1e+308, 1e+308]"),
-    ({"blend": "realign", "weights": [1e308, 1e308]}, "law.weights is [1e+308, 1e+308]"),
-    ({"blend": "realign", "weights": [float("inf"), -float("inf")]}, "law.weights.0 is inf"),
-    ({"blend": "single", "x": 1}, "key law.x is 1"),
-    ({"blend": "second", "mu": 1}, "key law.mu is 1"),
-    ({"blend": "no-such-blend"}, "law.blend is 'no-such-blend'"),
-    ({"blend": ["weighted"]}, "law.blend is ['weighted']"),
-    ({}, "law.blend is missing"),
+    ({"method": "weighted", "lambda": 1.5}, "law.lambda is 1.5"),
+    ({"method": "weighted", "lambda": -0.1}, "law.lambda is -0.1"),
+    ({"method": "weighted", "lambda": "half"}, "law.lambda is 'half'"),
+    ({"method": "weighted", "lambda": float("nan")}, "law.lambda is nan"),
+    ({"method": "weighted", "weights": [0.6, 0.6]}, "whose sum is 1.2"),
+    ({"method": "weighted", "weights": [0.2, 0.3, 0.5]}, "allowed is one weight for each of the 2 models"),
+    ({"method": "weighted", "weights": [1.2, -0.2]}, "law.weights is [1.2, -0.2]"),
+    ({"method": "weighted", "weights": [0.5, None]}, "law.weights.1 is None"),
+    ({"method": "weighted", "lambda": 0.5, "weights": [0.5, 0.5]}, "left out when law.weights is given"),
+    ({"method": "weighted", "mu": 0.5}, "key law.mu is 0.5"),
+    ({"method": "contrastive", "mu": -1}, "law.mu is -1"),
+    ({"method": "contrastive", "plausibility": 2}, "law.plausibility is 2"),
+    ({"method": "adaptive", "tau": 2}, "law.tau is 2"),
+    ({"method": "realign", "weights": [3, 3]}, "whose sum is 6"),
+    ({"method": "realign", "lambda": 1e30}, "law.lambda is 1e+30"),
+    ({"method": "weighted", "weights": [1e308, 1e308]}, "law.weights is [1e+308, 1e+308]"),
+    ({"method": "realign", "weights": [1e308, 1e308]}, "law.weights is [1e+308, 1e+308]"),
+    ({"method": "realign", "weights": [float("inf"), -float("inf")]}, "law.weights.0 is inf"),
+    ({"method": "single", "x": 1}, "key law.x is 1"),
+    ({"method": "second", "mu": 1}, "key law.mu is 1"),
+    ({"method": "no-such-blend"}, "ensemble.method is 'no-such-blend'"),
+    ({"method": ["weighted"]}, "ensemble.method is ['weighted']"),
+    ({}, "ensemble.method is missing"),
     ("weighted", "law is 'weighted'"),
-    ({"blend": "nan"}, "law nan is not numbers at this prompt"),
-    ({"blend": "asserts"}, "law asserts is a function that raised AssertionError: no numbers"),
-    ({"blend": "late"}, "law late is a function that raised FileNotFoundError"),
-    ({"blend": "text"}, "law text is a function that returned a str"),
+    ({"method": "nan"}, "law nan is not numbers at this prompt"),
+    ({"method": "asserts"}, "law asserts is a function that raised AssertionError: no numbers"),
+    ({"method": "late"}, "law late is a function that raised FileNotFoundError"),
+    ({"method": "text"}, "law text is a function that returned a str"),
 ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_llama(folder / "one", 0)
     write_llama(folder / "two", 1)
     (folder / "blend_plugin.py").write_text(PLUGIN)
-    models = ["--model", "one", "--model", "two", "--law", json.dumps(LAW)]
+    models = ["--model", "one", "--model", "two", "--ensemble", json.dumps(LAW)]
     server = Served(*models, "--plugin", "blend_plugin", "--threads", "1", name=None, folder=folder)
     yield server
     assert server.stop() == 0
@@ -79,37 +79,39 @@ def test_they_are_listed_as_one_model(served: Served) -> None:
     (only,) = served.http.get("/v1/models").json()["data"]
     assert only["id"] == "one+two"
     answer = served.http.post("/v1/completions", json={**BODY, "model": only["id"]}).json()
-    assert answer["law"] == "weighted(0.6, 0.4)"
+    assert answer["ensemble"] == "weighted(0.6, 0.4)"
     assert set(answer["usage"]["speculation"]["model_calls"]) == {"one", "two"}
     refused = served.http.post("/v1/completions", json={**BODY, "model": "one"})
     assert refused.status_code == 404
 
 
 @pytest.mark.parametrize(
-    ("law", "name"),
+    ("ensemble", "name"),
     [
-        ({"blend": "weighted", "lambda": 0.3}, "weighted(0.7, 0.3)"),
-        ({"blend": "contrastive", "mu": 0.5, "plausibility": 0.1}, "contrastive(mu=0.5, plausibility=0.1)"),
-        ({"blend": "realign", "lambda": 1.5}, "realign(-0.5, 1.5)"),
-        ({"blend": "adaptive", "tau": 0.4}, "adaptive(tau=0.4)"),
-        ({"blend": "single"}, "target"),
-        ({"blend": "second"}, "second"),
+        ({"method": "weighted", "lambda": 0.3}, "weighted(0.7, 0.3)"),
+        ({"method": "contrastive", "mu": 0.5, "plausibility": 0.1}, "contrastive(mu=0.5, plausibility=0.1)"),
+        ({"method": "realign", "lambda": 1.5}, "realign(-0.5, 1.5)"),
+        ({"method": "adaptive", "tau": 0.4}, "adaptive(tau=0.4)"),
+        ({"method": "single"}, "target"),
+        ({"method": "second"}, "second"),
     ],
 )
-def test_a_request_brings_a_law_of_its_own(served: Served, law: dict[str, Any], name: str) -> None:
+def test_a_request_brings_a_law_of_its_own(served: Served, ensemble: dict[str, Any], name: str) -> None:
     """The same whole, streamed, as a chat, and with nobody proposing."""
-    body = {**BODY, "law": law, "frequency_penalty": 0.5, "top_p": 0.9}
+    body = {**BODY, "ensemble": ensemble, "frequency_penalty": 0.5, "top_p": 0.9}
     whole = served.http.post("/v1/completions", json=body).json()
-    assert whole["law"] == name
+    assert whole["ensemble"] == name
     quiet = served.http.post("/v1/completions", json={**body, "speculation": {"enabled": False}}).json()
     assert quiet["choices"][0]["text"] == whole["choices"][0]["text"]
     lines = served.http.post("/v1/completions", json={**body, "stream": True}).text.splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
-    assert {chunk["law"] for chunk in chunks if "law" in chunk} == {name}
+    assert {chunk["ensemble"] for chunk in chunks if "ensemble" in chunk} == {name}
     messages = [{"role": "user", "content": "abc"}]
     assert (
-        served.http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 3, "law": law}).json()["law"]
+        served.http.post(
+            "/v1/chat/completions", json={"messages": messages, "max_tokens": 3, "ensemble": ensemble}
+        ).json()["ensemble"]
         == name
     )
 
@@ -117,8 +119,8 @@ def test_a_request_brings_a_law_of_its_own(served: Served, law: dict[str, Any], 
 def test_bad_laws_harm_no_neighbour(served: Served) -> None:
     alone = served.http.post("/v1/completions", json={**BODY, "max_tokens": 90}).json()["choices"]
 
-    def ask(law: object) -> str:
-        data = json.dumps({"prompt": "abc", "max_tokens": 9, "law": law})
+    def ask(ensemble: object) -> str:
+        data = json.dumps({"prompt": "abc", "max_tokens": 9, "ensemble": ensemble})
         answer = served.http.post("/v1/completions", content=data)
         assert answer.status_code in (400, 500)
         said = answer.json()["error"]["message"]
@@ -129,8 +131,8 @@ def test_bad_laws_harm_no_neighbour(served: Served) -> None:
         neighbours = [
             pool.submit(served.http.post, "/v1/completions", json={**BODY, "max_tokens": 90}) for _ in range(9)
         ]
-        for law, says in BAD:
-            assert says in ask(law), law
+        for ensemble, says in BAD:
+            assert says in ask(ensemble), ensemble
         for neighbour in neighbours:
             assert neighbour.result().status_code == 200
             assert neighbour.result().json()["choices"] == alone
@@ -139,11 +141,11 @@ def test_bad_laws_harm_no_neighbour(served: Served) -> None:
 def test_laws_that_requests_may_not_bring(tmp_path: Path) -> None:
     write_llama(tmp_path / "one", 0)
     write_llama(tmp_path / "two", 1)
-    models = ["--model", "one", "--model", "two", "--law", json.dumps(LAW), "--threads", "1"]
-    server = Served(*models, "--collaboration", '{"request_laws": false}', folder=tmp_path)
-    refused = server.http.post("/v1/completions", json={**BODY, "law": {"blend": "single"}})
+    models = ["--model", "one", "--model", "two", "--ensemble", json.dumps(LAW), "--threads", "1"]
+    server = Served(*models, "--collaboration", '{"request_ensembles": false}', folder=tmp_path)
+    refused = server.http.post("/v1/completions", json={**BODY, "ensemble": {"method": "single"}})
     allowed = server.http.post("/v1/completions", json=BODY)
     assert server.stop() == 0
     assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "law"
-    assert allowed.json()["law"] == "weighted(0.6, 0.4)"
+    assert refused.json()["error"]["param"] == "ensemble"
+    assert allowed.json()["ensemble"] == "weighted(0.6, 0.4)"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cospec import native
+from cospec.native import library
 from server.served import write_llama
 
 
@@ -61,7 +61,7 @@ def test_a_pipe_gets_a_line_for_each_step(folder: Path, tmp_path: Path) -> None:
     assert not any("\x1b" in line for line in lines)
 
 
-@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+@pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
 def test_a_terminal_gets_a_bar_and_the_instruction_set(folder: Path) -> None:
     reader, writer = pty.openpty()
     process = started(writer, str(folder), "--speculative-config", '{"method": "off"}')
@@ -73,5 +73,5 @@ def test_a_terminal_gets_a_bar_and_the_instruction_set(folder: Path) -> None:
     os.close(reader)
     text = said.decode()
     assert "100%" in text and "loading weights " in text
-    assert f"kernels: native, {native.isa()}" in text
+    assert f"kernels: native, {library.isa()}" in text
     assert "speculation: off" in text

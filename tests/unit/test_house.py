@@ -14,13 +14,13 @@ import pytest
 import cospec
 from cospec import registry
 from cospec.errors import InvalidInput
-from cospec.registry import Table
+from cospec.registry import PluginTable
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for folder in ("src/cospec", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
 PACKAGE = [path for path in SOURCES if path.is_relative_to(ROOT / "src")]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
-TABLES = {name: value for name, value in vars(registry).items() if isinstance(value, Table)}
+TABLES = {name: value for name, value in vars(registry).items() if isinstance(value, PluginTable)}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
+from cospec.core.types import Speculation
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import EngineStopped, InvalidInput
 from cospec.llm import LLM
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.rounds.process import DrafterProcess
-from cospec.types import Speculation
+from cospec.runtime.process_executor import ProcessExecutor
+from cospec.sampling_params import SamplingParams
 from harness.ensembles import ensemble_engine, toys
 from harness.toys import toy_engine
 
@@ -37,7 +37,7 @@ def test_results_come_in_the_order_of_the_prompts() -> None:
     assert [len(output.outputs[0].token_ids) for output in found] == [9, 2, 5]
     for output in found:
         stats = output.outputs[0].stats
-        assert output.law == "target"
+        assert output.distribution == "target"
         assert len(output.outputs[0].sources) == len(output.outputs[0].token_ids)
         assert stats.accepted == sum(stats.accepted_by_drafter.values())
         assert stats.mean_acceptance_length == pytest.approx(1 + stats.accepted / stats.drafts if stats.drafts else 1)
@@ -131,12 +131,14 @@ def test_an_error_inside_a_with_block_is_told_and_closes_it() -> None:
         made.engine  # noqa: B018
 
 
-@pytest.mark.parametrize("options", [{"round": "pipelined"}, {"drafting": "process"}], ids=["thread", "process"])
+@pytest.mark.parametrize(
+    "options", [{"execution_mode": "pipelined"}, {"drafter_executor": "process"}], ids=["thread", "process"]
+)
 def test_closing_ends_what_drafts_and_frees_the_models(options: dict[str, Any]) -> None:
     threads = set(threading.enumerate())
     config = {"num_speculative_tokens": 3, **options}
     made = LLM(speculative_config=config, measure_at_start=False, kv_cache_memory_bytes=1 << 22)
-    handle = made.engine.round.crew.handle if "drafting" in options else None
+    handle = made.engine.execution_mode.components.handle if "drafter_executor" in options else None
     model = weakref.ref(made.engine.parts.model)
     made.generate("It was a dark night, and", SamplingParams(max_tokens=8))
     assert handle is not None or set(threading.enumerate()) - threads
@@ -145,13 +147,13 @@ def test_closing_ends_what_drafts_and_frees_the_models(options: dict[str, Any]) 
     assert not set(threading.enumerate()) - threads
     if handle is not None:
         with pytest.raises(ProcessLookupError):
-            os.kill(cast(DrafterProcess, handle).pid, 0)
+            os.kill(cast(ProcessExecutor, handle).pid, 0)
 
 
 def test_closing_ends_the_threads_of_models_that_score_at_once() -> None:
     threads = set(threading.enumerate())
-    law = {"blend": "weighted", "weights": [0.6, 0.4]}
-    with LLM.around(ensemble_engine(toys(2, 5), law, proposal="parallel")) as made:
+    ensemble = {"method": "weighted", "weights": [0.6, 0.4]}
+    with LLM.around(ensemble_engine(toys(2, 5), ensemble, proposal="parallel")) as made:
         made.generate([[0, 1]], SEEDED)
         assert set(threading.enumerate()) - threads
     assert not set(threading.enumerate()) - threads
@@ -164,8 +166,8 @@ def test_speculation_of_one_call() -> None:
     assert (plain.stats.drafted, drafted.stats.drafted > 0) == (0, True)
     with pytest.raises(InvalidInput, match=r"speculation.length is 65"):
         llm().generate([0, 1], SEEDED, Speculation(length=65))
-    with pytest.raises(InvalidInput, match=r"speculation.rule is 'none'.*auto"):
-        llm().generate([0, 1], SEEDED, Speculation(rule="none"))
+    with pytest.raises(InvalidInput, match=r"speculation.acceptance_method is 'none'.*auto"):
+        llm().generate([0, 1], SEEDED, Speculation(acceptance_method="none"))
 
 
 def test_prompts_parameters_and_speculation_in_other_shapes() -> None:
@@ -180,13 +182,15 @@ def test_prompts_parameters_and_speculation_in_other_shapes() -> None:
 
 
 def test_the_law_of_one_call() -> None:
-    made = LLM.around(ensemble_engine(toys(2, 5), {"blend": "weighted"}))
-    law, other = {"blend": "contrastive", "mu": 0.5}, "contrastive(mu=0.5)"
-    assert made.generate([0], SEEDED)[0].law == "weighted(0.5, 0.5)"
-    assert {made.generate([0], SEEDED, law=given)[0].law for given in (law, json.dumps(law))} == {other}
-    assert {event.law for event in made.stream([0], SEEDED, law=law)} == {other}
+    made = LLM.around(ensemble_engine(toys(2, 5), {"method": "weighted"}))
+    ensemble, other = {"method": "contrastive", "mu": 0.5}, "contrastive(mu=0.5)"
+    assert made.generate([0], SEEDED)[0].distribution == "weighted(0.5, 0.5)"
+    assert {
+        made.generate([0], SEEDED, ensemble=given)[0].distribution for given in (ensemble, json.dumps(ensemble))
+    } == {other}
+    assert {event.distribution for event in made.stream([0], SEEDED, ensemble=ensemble)} == {other}
     with pytest.raises(InvalidInput, match=r"law is 5"):
-        made.generate([0], SEEDED, law=5)  # type: ignore[arg-type]
+        made.generate([0], SEEDED, ensemble=5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("params", [5, "x", {"temperature": 0}, [None], [5]])

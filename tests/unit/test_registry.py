@@ -10,16 +10,16 @@ from typing import Any, cast
 import pytest
 
 import cospec
+from cospec.acceptance.match import Match
 from cospec.drafters.ngram import NgramDrafter
 from cospec.errors import InvalidInput
 from cospec.policies.fixed import Fixed
-from cospec.registry import DRAFTERS, POLICIES, RULES, Declares, Table
-from cospec.rules.match import Match
+from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, POLICIES, Declares, PluginTable
 
 GROUP = "cospec.test_things"
 REGISTER = {"drafter": cospec.register_drafter, "policy": cospec.register_policy}
 REGISTER["acceptance method"] = cospec.register_acceptance_method
-WHOLE: dict[str, tuple[Table[Any], type[Any], tuple[str, ...]]] = {
+WHOLE: dict[str, tuple[PluginTable[Any], type[Any], tuple[str, ...]]] = {
     "drafter": (
         DRAFTERS,
         NgramDrafter,
@@ -28,9 +28,13 @@ WHOLE: dict[str, tuple[Table[Any], type[Any], tuple[str, ...]]] = {
     "policy": (
         POLICIES,
         Fixed,
-        ("Options", "reads_costs", "learns", "build", "plan", "trim", "observe", "gauges"),
+        ("Options", "needs_latency", "learns", "build", "plan", "trim", "observe", "gauges"),
     ),
-    "acceptance method": (RULES, Match, ("name", "exact", "reads_law", "trees", "noise", "judge")),
+    "acceptance method": (
+        ACCEPTANCE_METHODS,
+        Match,
+        ("name", "exact", "needs_probs", "trees", "stream_kind", "verify"),
+    ),
 }
 
 
@@ -42,7 +46,7 @@ def without(whole: type[Any], attribute: str) -> type[Any]:
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    before = [(table, table.names) for table in (DRAFTERS, POLICIES, RULES)]
+    before = [(table, table.names) for table in (DRAFTERS, POLICIES, ACCEPTANCE_METHODS)]
     yield
     for table, names in before:
         for name in set(table.names) - set(names):
@@ -84,10 +88,10 @@ def test_a_name_that_is_taken_is_refused(kind: str, name: str) -> None:
     ("changed", "told"),
     [
         ({"samples": "no"}, "whose samples is 'no'"),
-        ({"offer": 5}, "whose offer is 5"),
+        ({"capabilities": 5}, "whose capabilities is 5"),
         ({"propose": 5}, "whose propose cannot be called"),
         ({"Options": dict}, "whose Options is <class 'dict'>"),
-        ({"noises": "draft"}, "whose noises is 'draft'"),
+        ({"stream_kinds": "draft"}, "whose noises is 'draft'"),
     ],
 )
 def test_a_value_of_another_type_is_refused(changed: dict[str, Any], told: str) -> None:
@@ -102,7 +106,7 @@ def test_acceptance_method_name() -> None:
         cospec.register_drafter(cast(Any, 5), NgramDrafter)
 
 
-def offer(folder: Path, package: str, **entries: str) -> None:
+def capabilities(folder: Path, package: str, **entries: str) -> None:
     """Write what pip leaves of a package: its metadata with entry points."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
@@ -117,14 +121,14 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def table() -> Table[Any]:
-    own = {"own": "cospec.rules.match:Match"}
-    return Table("thing", own, Declares("thing", "harness.plugin:Thing"), GROUP)
+def table() -> PluginTable[Any]:
+    own = {"own": "cospec.acceptance.match:Match"}
+    return PluginTable("thing", own, Declares("thing", "harness.plugin:Thing"), GROUP)
 
 
 def test_a_package_is_loaded_when_its_name_is_asked_for(packages: Path) -> None:
-    (packages / "offering.py").write_text("class Thing:\n    exact = True\n    def judge(self): ...\n")
-    offer(packages, "offering", theirs="offering:Thing")
+    (packages / "offering.py").write_text("class Thing:\n    exact = True\n    def verify(self): ...\n")
+    capabilities(packages, "offering", theirs="offering:Thing")
     made = table()
     assert made.names == ["own", "theirs"] and made.installed == ["theirs"] and list(made) == ["own"]
     made.check("theirs")
@@ -139,22 +143,24 @@ def test_a_package_is_loaded_when_its_name_is_asked_for(packages: Path) -> None:
 def test_broken_package_is_named(packages: Path) -> None:
     (packages / "raising.py").write_text("raise RuntimeError('two\\nlines')\n")
     (packages / "lacking.py").write_text("class Thing:\n    exact = True\n")
-    offer(packages, "raising", a="raising:Thing", b="no_such_module:Thing", c="lacking:Nothing", d="lacking:Thing")
+    capabilities(
+        packages, "raising", a="raising:Thing", b="no_such_module:Thing", c="lacking:Nothing", d="lacking:Thing"
+    )
     made = table()
     assert made.load("own") is Match
     for name, told in (
         ("a", r"'a' of package raising, which cannot be loaded \(RuntimeError: two lines\)"),
         ("b", r"'b' of package raising, which cannot be loaded \(ModuleNotFoundError: .*no_such_module"),
         ("c", r"'c' of package raising, which cannot be loaded \(AttributeError"),
-        ("d", r"thing 'd' is lacking:Thing, which does not declare judge"),
+        ("d", r"thing 'd' is lacking:Thing, which does not declare verify"),
     ):
         with pytest.raises(InvalidInput, match=told):
             made.load(name)
 
 
 def test_names_that_two_have(packages: Path, caplog: pytest.LogCaptureFixture) -> None:
-    offer(packages, "first", twice="a:A", own="a:A")
-    offer(packages, "second", twice="b:B")
+    capabilities(packages, "first", twice="a:A", own="a:A")
+    capabilities(packages, "second", twice="b:B")
     made = table()
     assert made.names == ["own", "twice"] and made.load("own") is Match
     assert "thing 'own' of package first" in caplog.text

@@ -12,7 +12,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.llm import LLM
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
+from cospec.sampling_params import SamplingParams
 from cospec.vllm_options import ACCEPTED, without_vllm_options
 from harness.toys import toy_engine
 

@@ -7,20 +7,19 @@ output are no independent evidence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from cospec.bench.policy_recorder import PolicyRecorder, watched_engine
 from cospec.bench.timing import Prompt
-from cospec.bench.watch import Watch, watched_engine
 from cospec.config import EngineConfig
-from cospec.engine.engine import Engine
-from cospec.engine.requests import make_requests
-from cospec.params import SamplingParams
-from cospec.types import Commit
+from cospec.core.engine import Engine
+from cospec.core.types import Commit
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
 
 RESAMPLES, CONFIDENCE = 2000, 0.95
 
@@ -95,7 +94,7 @@ class Row:
     by_position: tuple[Estimate, ...]
 
 
-def summarise(drafter: str, domain: str, temperature: float, tallies: Seq[Tally]) -> Row:
+def summarise(drafter: str, domain: str, temperature: float, tallies: Sequence[Tally]) -> Row:
     """Figures over the prompts of one domain."""
     depth = max((len(tally.accepted) for tally in tallies), default=0)
 
@@ -116,7 +115,7 @@ def summarise(drafter: str, domain: str, temperature: float, tallies: Seq[Tally]
     )
 
 
-def ratio(tallies: Seq[Tally], parts: Callable[[Tally], tuple[float, float]]) -> Estimate:
+def ratio(tallies: Sequence[Tally], parts: Callable[[Tally], tuple[float, float]]) -> Estimate:
     """Sum over sum, with the percentile bootstrap over prompts; no interval for a single prompt."""
     table = np.array([parts(tally) for tally in tallies], dtype=np.float64).reshape(-1, 2)
     above, below = table.sum(axis=0) if len(table) else (0.0, 0.0)
@@ -132,7 +131,7 @@ def ratio(tallies: Seq[Tally], parts: Callable[[Tally], tuple[float, float]]) ->
 
 
 def measure(
-    drafter: str, config: EngineConfig, prompts: Seq[Prompt], temperatures: Seq[float], max_tokens: int
+    drafter: str, config: EngineConfig, prompts: Sequence[Prompt], temperatures: Sequence[float], max_tokens: int
 ) -> list[Row]:
     """Every domain at every temperature, and all domains together where there are several."""
     engine, watch = watched_engine(config)
@@ -149,7 +148,7 @@ def measure(
     return rows
 
 
-def _run(engine: Engine, watch: Watch, prompts: Seq[Prompt], params: SamplingParams) -> list[Tally]:
+def _run(engine: Engine, watch: PolicyRecorder, prompts: Sequence[Prompt], params: SamplingParams) -> list[Tally]:
     """The tallies of the prompts, in order; seeds are their numbers, so that a run can be repeated."""
     watch.clear()
     tallies: dict[str, Tally] = {}
@@ -182,5 +181,5 @@ def as_runs(rows: Iterable[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def _at(counts: Seq[int], place: int) -> int:
+def _at(counts: Sequence[int], place: int) -> int:
     return counts[place] if place < len(counts) else 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from cospec.bench.counters import Load, from_prometheus
+from cospec.bench.counters import LoadSample, from_prometheus
 from cospec.bench.timing import Chunk, Params, Prompt, Timing
 from cospec.errors import InvalidInput, words
 
@@ -80,7 +80,7 @@ class Endpoint:
         )
 
 
-class Clock:
+class StreamClock:
     """Seconds since it was made."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def _unusable(endpoint: Endpoint, why: str) -> InvalidInput:
     )
 
 
-async def read_load(http: httpx.AsyncClient, at: float) -> Load | None:
+async def read_load(http: httpx.AsyncClient, at: float) -> LoadSample | None:
     """What the server's ``/metrics`` says now; None where it has no such page, or none of the names that are known."""
     page = await _metrics_page(http)
     return None if page is None else from_prometheus(page, at)
@@ -168,7 +168,12 @@ class _Failed(Exception):
 
 
 async def complete(
-    http: httpx.AsyncClient, endpoint: Endpoint, prompt: Prompt, params: Params, clock: Clock, arrival: float = 0.0
+    http: httpx.AsyncClient,
+    endpoint: Endpoint,
+    prompt: Prompt,
+    params: Params,
+    clock: StreamClock,
+    arrival: float = 0.0,
 ) -> Timing:
     """Send one prompt and record its stream; whatever goes wrong is in the timing, beside what came until then."""
     stream, failed = _Stream(), None

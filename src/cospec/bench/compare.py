@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
@@ -24,14 +23,14 @@ from cospec.bench.results import figures
 from cospec.bench.statistics import Ratio, paired_ratio
 from cospec.bench.systems import System
 from cospec.bench.timing import Params, Prompt, Timing
-from cospec.bench.tokens import TokenCounter
+from cospec.bench.token_counter import TokenCounter
 
 COSTS = ("time_per_token", "ttft", "tpot", "e2el")
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TurnOrder:
     """How a comparison is run.
 
     Attributes:
@@ -46,7 +45,7 @@ class Schedule:
     warmups: int = 1
     seed: int = 0
 
-    def pieces(self, prompts: Seq[Prompt]) -> list[list[Prompt]]:
+    def pieces(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
         """Batches; the last one may be smaller."""
         return [list(prompts[start : start + self.batch]) for start in range(0, len(prompts), self.batch)]
 
@@ -123,10 +122,10 @@ class Comparison:
 
 
 def compare(
-    systems: Seq[System],
-    prompts: Seq[Prompt],
+    systems: Sequence[System],
+    prompts: Sequence[Prompt],
     params: Params,
-    schedule: Schedule,
+    schedule: TurnOrder,
     counter: TokenCounter,
     progress: Progress = lambda name: None,
 ) -> Comparison:

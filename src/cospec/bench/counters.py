@@ -72,7 +72,7 @@ class SpeculationCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadSample:
     """What a server said of itself at one moment. ``at`` is in seconds on the run's clock."""
 
     at: float
@@ -94,7 +94,7 @@ def from_engine(metrics: Mapping[str, Any]) -> SpeculationCounters:
     )
 
 
-def from_prometheus(text: str, at: float = 0.0) -> Load | None:
+def from_prometheus(text: str, at: float = 0.0) -> LoadSample | None:
     """From the page that our server and vLLM's give at ``/metrics``; None when it holds none of these names."""
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
@@ -118,7 +118,7 @@ def from_prometheus(text: str, at: float = 0.0) -> Load | None:
         whole.get("target_calls"),
         whole.get("generation_tokens", 0),
     )
-    return Load(at, whole.get("running", 0), whole.get("waiting", 0), counters)
+    return LoadSample(at, whole.get("running", 0), whole.get("waiting", 0), counters)
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:

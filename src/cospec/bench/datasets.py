@@ -16,8 +16,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def load(path: Path) -> list[Prompt]:
     return prompts
 
 
-def load_all(paths: Seq[Path]) -> list[Prompt]:
+def load_all(paths: Sequence[Path]) -> list[Prompt]:
     """The prompts of several files; a file's name is the domain of those that have none."""
     return [
         prompt if prompt.category else Prompt(prompt.id, prompt.text, path.stem, prompt.reference)
@@ -51,7 +50,7 @@ def load_all(paths: Seq[Path]) -> list[Prompt]:
     ]
 
 
-def sample(prompts: Seq[Prompt], n: int, seed: int) -> list[Prompt]:
+def sample(prompts: Sequence[Prompt], n: int, seed: int) -> list[Prompt]:
     """``n`` prompts by turns from every domain, in an order drawn by ``seed``; repeats only when all were taken.
 
     Domains alternate so that a run that is cut short has seen all of them. Repeated prompts get ids of their own.
@@ -72,7 +71,7 @@ def sample(prompts: Seq[Prompt], n: int, seed: int) -> list[Prompt]:
     return [_renamed(prompt, f"{prompt.id}#{lap}") if lap else prompt for prompt, lap in again]
 
 
-def _interleaved(domains: Seq[Seq[Prompt]]) -> Iterator[Prompt]:
+def _interleaved(domains: Sequence[Sequence[Prompt]]) -> Iterator[Prompt]:
     for i in range(max(map(len, domains))):
         yield from (domain[i] for domain in domains if i < len(domain))
 
@@ -155,7 +154,7 @@ def _messages(item: Mapping[str, Any], where: str) -> Prompt | None:
     return _conversation(item, where, [(turn["role"], turn["content"]) for turn in item["messages"]])
 
 
-def _conversation(item: Mapping[str, Any], where: str, turns: Seq[tuple[str, str]]) -> Prompt | None:
+def _conversation(item: Mapping[str, Any], where: str, turns: Sequence[tuple[str, str]]) -> Prompt | None:
     """What the human says first, and what is answered."""
     opening = next((i for i, (who, text) in enumerate(turns) if who in HUMAN and text), None)
     if opening is None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from cospec.bench.metrics import Selection
 from cospec.bench.results import figures
 from cospec.bench.systems import System
 from cospec.bench.timing import Params, Prompt, Timing
-from cospec.bench.tokens import TokenCounter
+from cospec.bench.token_counter import TokenCounter
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class Batches:
         """How many it takes, so that every iteration has prompts of its own."""
         return self.size * (self.iterations + self.warmups)
 
-    def cut(self, prompts: Seq[Prompt]) -> list[list[Prompt]]:
+    def cut(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
         """One batch of prompts per iteration, warm-ups first."""
         return [list(prompts[start : start + self.size]) for start in range(0, self.prompts, self.size)]
 
@@ -44,7 +43,7 @@ class Bench:
     ) -> None:
         self._system, self._params, self._counter, self._done = system, params, counter, done
 
-    def run(self, batches: Batches, prompts: Seq[Prompt], selection: Selection) -> dict[str, Any]:
+    def run(self, batches: Batches, prompts: Sequence[Prompt], selection: Selection) -> dict[str, Any]:
         """The figures of one batch size; ``seconds`` lists the iterations."""
         work = batches.cut(prompts)
         for piece in work[: batches.warmups]:
@@ -61,7 +60,7 @@ class Bench:
         found = figures(timings, sum(seconds), selection, counters)
         return {"label": f"batch {batches.size}", "batch": batches.size, **found, "seconds": seconds}
 
-    def _iterate(self, piece: Seq[Prompt]) -> list[Timing]:
+    def _iterate(self, piece: Sequence[Prompt]) -> list[Timing]:
         timings = self._system.run(piece, self._params)
         self._done()
         return timings

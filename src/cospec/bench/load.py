@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from cospec.bench.client import UNREACHABLE, Clock, Endpoint, complete, read_load
-from cospec.bench.counters import Load
+from cospec.bench.client import UNREACHABLE, Endpoint, StreamClock, complete, read_load
+from cospec.bench.counters import LoadSample
 from cospec.bench.timing import Params, Prompt, Timing
 
 OUTAGE = 3  # refused connections in a row after which nothing more is sent
@@ -37,7 +36,7 @@ class Recording:
     prompts: tuple[Prompt, ...]
     timings: tuple[Timing, ...]
     duration: float
-    loads: tuple[Load, ...] = ()
+    loads: tuple[LoadSample, ...] = ()
     not_sent: int = 0
     interrupted: str | None = None
 
@@ -56,9 +55,9 @@ class Generator:
         self._http, self._endpoint, self._done = http, endpoint, done
         self._limit = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 
-    async def run(self, prompts: Seq[Prompt], times: Seq[float], params: Params) -> Recording:
+    async def run(self, prompts: Sequence[Prompt], times: Sequence[float], params: Params) -> Recording:
         """Send ``prompts[i]`` at ``times[i]`` seconds, ascending. Cancelling ends the run and keeps what was seen."""
-        clock, found = Clock(), dict[int, Timing]()
+        clock, found = StreamClock(), dict[int, Timing]()
         refused = deque[bool](maxlen=OUTAGE)
         gone = asyncio.Event()
         interrupted: str | None = None
@@ -83,7 +82,7 @@ class Generator:
             if self._done is not None:
                 self._done(timing)
 
-        loads: list[Load] = []
+        loads: list[LoadSample] = []
         sampler = asyncio.create_task(self._sample(clock, loads))
         work: asyncio.Future[Any] = asyncio.gather(*(one(index) for index in range(len(prompts))))
         watch: asyncio.Future[Any] = asyncio.create_task(gone.wait())
@@ -109,7 +108,7 @@ class Generator:
             interrupted,
         )
 
-    async def _sample(self, clock: Clock, loads: list[Load]) -> None:
+    async def _sample(self, clock: StreamClock, loads: list[LoadSample]) -> None:
         """Look at the server's metrics now and then, for as long as it has any."""
         while (load := await read_load(self._http, clock())) is not None:
             loads.append(load)

@@ -15,8 +15,7 @@ every 40 ms has an ``itl`` of 10 ms. A limit on concurrency delays sending, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -72,7 +71,7 @@ def latency(timing: Timing) -> Latency | None:
     return Latency(e2el, first - timing.sent, tpot, gaps(chunks))
 
 
-def gaps(chunks: Seq[Chunk]) -> tuple[float, ...]:
+def gaps(chunks: Sequence[Chunk]) -> tuple[float, ...]:
     """Inter-token latencies of one stream in seconds; the module docstring says how they are shared out.
 
     A chunk in which no token begins is the rest of tokens before it: its time counts with the next chunk that has one,
@@ -94,7 +93,7 @@ def gaps(chunks: Seq[Chunk]) -> tuple[float, ...]:
     return tuple(found)
 
 
-def summarise(timings: Seq[Timing], duration: float, selection: Selection) -> dict[str, float | int]:
+def summarise(timings: Sequence[Timing], duration: float, selection: Selection) -> dict[str, float | int]:
     """Figures of a run under ``vllm bench serve``'s names; latencies in ms, rates per second.
 
     Latencies and goodput are those of requests that ended well; tokens of failed requests count in no rate.
@@ -125,7 +124,7 @@ def summarise(timings: Seq[Timing], duration: float, selection: Selection) -> di
     return figures
 
 
-def values(latencies: Seq[Latency], metric: str) -> list[float]:
+def values(latencies: Sequence[Latency], metric: str) -> list[float]:
     """All values of a metric in seconds; ``itl`` has one per token, the others one per request that has it."""
     if metric == "itl":
         return [gap for one in latencies for gap in one.itl]
@@ -137,7 +136,7 @@ def keeps(one: Latency, bounds_ms: Mapping[str, float]) -> bool:
     return all((value := getattr(one, metric)) is None or value * 1e3 <= bound for metric, bound in bounds_ms.items())
 
 
-def parse_goodput(pairs: Seq[str]) -> dict[str, float]:
+def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
     """``["ttft:200", "tpot:50"]`` to bounds in ms; several pairs may stand in one string.
 
     Raises:
@@ -193,7 +192,7 @@ def _rate(count: float, duration: float) -> float:
     return count / duration if duration > 0 else 0.0
 
 
-def _distribution(metric: str, seconds: Seq[float], percentiles: Seq[float]) -> dict[str, float]:
+def _distribution(metric: str, seconds: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:
     """Mean, median, standard deviation and percentiles in ms; nothing when there is no value."""
     if not seconds:
         return {}

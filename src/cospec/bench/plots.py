@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cospec.bench.results import against_first
@@ -134,7 +133,7 @@ def roofline(result: Result) -> str | None:
     data = result.get("roofline")
     if not data:
         return None
-    points: Seq[Mapping[str, Any]] = data["points"]
+    points: Sequence[Mapping[str, Any]] = data["points"]
     knee = data["flops_per_s"] / data["bytes_per_s"]
     low = min([knee, *(point["intensity"] for point in points)]) / 4
     high = max([knee, *(point["intensity"] for point in points)]) * 4

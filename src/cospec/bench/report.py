@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cospec.bench.machine import describe
+from cospec.bench.environment import describe
 from cospec.bench.plots import all_plots
 from cospec.bench.results import against_first
 

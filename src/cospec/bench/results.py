@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from cospec.bench.counters import Load, SpeculationCounters
+from cospec.bench.counters import LoadSample, SpeculationCounters
 from cospec.bench.metrics import Selection, latency, summarise
 from cospec.bench.timing import Timing
 
@@ -16,7 +15,7 @@ SUMMED = ("target_calls", "drafts", "drafted", "accepted", "rejections")
 
 
 def figures(
-    timings: Seq[Timing],
+    timings: Sequence[Timing],
     duration: float,
     selection: Selection,
     counters: SpeculationCounters | None = None,
@@ -40,7 +39,7 @@ def figures(
     return found
 
 
-def speculation(timings: Seq[Timing], counters: SpeculationCounters | None = None) -> dict[str, Any]:
+def speculation(timings: Sequence[Timing], counters: SpeculationCounters | None = None) -> dict[str, Any]:
     """What drafting was worth; keys are there only where the system reports what they need.
 
     ``target_calls_per_token`` counts the rounds that each request took part in, so it does not depend on the batch;
@@ -66,7 +65,7 @@ def speculation(timings: Seq[Timing], counters: SpeculationCounters | None = Non
     return found
 
 
-def by_load(loads: Seq[Load]) -> list[dict[str, float]]:
+def by_load(loads: Sequence[LoadSample]) -> list[dict[str, float]]:
     """How long drafts were at what load: one point per interval between two looks at the server."""
     points: list[dict[str, float]] = []
     for before, after in pairwise(loads):
@@ -79,11 +78,11 @@ def by_load(loads: Seq[Load]) -> list[dict[str, float]]:
 
 def against_first(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The ratios of a comparison whose baseline is the first system."""
-    found: Seq[Mapping[str, Any]] = result.get("ratios", ())
+    found: Sequence[Mapping[str, Any]] = result.get("ratios", ())
     return [row for row in found if row["baseline"] == found[0]["baseline"]]
 
 
-def detailed(timings: Seq[Timing]) -> dict[str, list[Any]]:
+def detailed(timings: Sequence[Timing]) -> dict[str, list[Any]]:
     """Every request's own figures, as ``--save-detailed`` stores them; times in seconds."""
     found = [latency(one) for one in timings]
     return {
@@ -98,7 +97,7 @@ def detailed(timings: Seq[Timing]) -> dict[str, list[Any]]:
     }
 
 
-def _domain(timings: Seq[Timing]) -> Mapping[str, Any]:
+def _domain(timings: Sequence[Timing]) -> Mapping[str, Any]:
     """Figures of one domain inside a mixed run; throughput would be that of the mixture, so there is none."""
     whole = summarise(timings, 0.0, Selection(percentiles=()))
     kept = {name: value for name, value in whole.items() if name.startswith("mean_") or name in ("completed", "failed")}

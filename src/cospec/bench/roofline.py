@@ -9,8 +9,7 @@ contexts of a benchmark they are a few in a hundred.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Any
 
 import torch
 
-from cospec.bench.watch import watched_engine
+from cospec.bench.policy_recorder import watched_engine
 from cospec.config import EngineConfig
-from cospec.engine.requests import make_requests
-from cospec.models.folder import read_config, resolve, weight_files
+from cospec.core.stats import StepStats
+from cospec.models.checkpoint import read_config, resolve, weight_files
 from cospec.models.loading import weights_dtype
-from cospec.params import SamplingParams
-from cospec.stats import RoundStats
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
 
 READ_BYTES = 256 << 20
 SIDE = {"cpu": 1024, "cuda": 8192}
@@ -43,14 +42,14 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class StepCost:
     """Of one model: bytes of the weights that a forward reads, bytes per token of cache, operations per token."""
 
     weight_bytes: float
     cache_bytes: float
     operations: float
 
-    def of(self, rounds: Seq[RoundStats]) -> tuple[float, float]:
+    def of(self, rounds: Sequence[StepStats]) -> tuple[float, float]:
         """Bytes and operations of the target in these rounds."""
         bytes_read = sum(self.weight_bytes + one.context_tokens * self.cache_bytes for one in rounds)
         return bytes_read, sum(one.batched_tokens * self.operations for one in rounds)
@@ -92,7 +91,7 @@ def _best(call: Callable[[], Any], tries: int) -> float:
     return best
 
 
-def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> Cost:
+def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> StepCost:
     """Read from the headers of a model's files. An input embedding that is no output layer too is only looked up."""
     from safetensors import safe_open
 
@@ -106,7 +105,7 @@ def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cu
         looked_up = sum(size for key, size in sizes.items() if key.endswith("embed_tokens.weight"))
     read = sum(sizes.values()) - looked_up
     held = 1 if quantization else weights_dtype(folder, dtype).itemsize
-    return Cost(float(read * held), _cache_bytes(folder, 2 if cuda else 4), 2.0 * read)
+    return StepCost(float(read * held), _cache_bytes(folder, 2 if cuda else 4), 2.0 * read)
 
 
 def _cache_bytes(folder: Path, width: int) -> float:
@@ -120,7 +119,7 @@ def _cache_bytes(folder: Path, width: int) -> float:
     return float(2 * layers * (config.get("num_key_value_heads") or heads) * size * width)
 
 
-def watch(config: EngineConfig, texts: Seq[str], max_tokens: int) -> tuple[Cost, list[RoundStats]]:
+def watch(config: EngineConfig, texts: Sequence[str], max_tokens: int) -> tuple[StepCost, list[StepStats]]:
     """All ``texts`` at once, greedily: what the model costs, and the rounds that only wrote, prompts left out."""
     engine, seen = watched_engine(config)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
@@ -136,7 +135,7 @@ def watch(config: EngineConfig, texts: Seq[str], max_tokens: int) -> tuple[Cost,
     return cost_of(config.model, config.dtype, config.quantization, cuda), writing
 
 
-def figures(cost: Cost, rounds: Seq[RoundStats], device: Device) -> dict[str, Any]:
+def figures(cost: StepCost, rounds: Sequence[StepStats], device: Device) -> dict[str, Any]:
     """Per committed token, and as shares of what the device allows."""
     bytes_read, operations = cost.of(rounds)
     tokens = sum(one.committed for one in rounds)

@@ -7,7 +7,7 @@ chance allows, so the queue grew; or the time to first token rose from beginning
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +41,7 @@ class Saturation:
         return bool(self.reasons)
 
 
-def detect(timings: Seq[Timing]) -> Saturation:
+def detect(timings: Sequence[Timing]) -> Saturation:
     """Look at an open-loop run. A closed loop has no queue to grow, and all-at-once is saturated by design: where the
     arrivals take no time at all, nothing is said.
     """
@@ -63,7 +63,7 @@ def detect(timings: Seq[Timing]) -> Saturation:
     return Saturation(tuple(reasons), came / seconds, went / seconds, tau)
 
 
-def _trend(timings: Seq[Timing]) -> tuple[float | None, float | None]:
+def _trend(timings: Sequence[Timing]) -> tuple[float | None, float | None]:
     """Kendall's tau of TTFT over arrival, and how much it rose where that is significant and large."""
     from scipy import stats
 

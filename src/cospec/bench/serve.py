@@ -11,15 +11,15 @@ from typing import Any
 
 import httpx
 
-from cospec.arrivals import Arrivals
-from cospec.bench.client import Clock, Endpoint, complete, probe
+from cospec.bench.client import Endpoint, StreamClock, complete, probe
 from cospec.bench.load import Generator, Recording
 from cospec.bench.metrics import Selection
 from cospec.bench.results import by_load, detailed, figures
 from cospec.bench.saturation import detect
 from cospec.bench.timing import Params, Prompt, Timing
-from cospec.bench.tokens import TokenCounter
+from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput, words
+from cospec.simulation.arrivals import Arrivals
 
 WARM_UP = Prompt("warm-up", "Once upon a time")  # of no dataset, so that it warms no prompt's cache
 
@@ -59,14 +59,16 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class ServeObserver:
     """Who follows the runs: ``begin`` is told each one's label, ``done`` each request that ended."""
 
     begin: Callable[[str], None] = lambda label: None
     done: Callable[[Timing], None] = lambda timing: None
 
 
-async def record(endpoint: Endpoint, workload: Workload, watch: Watch = Watch()) -> tuple[Endpoint, list[Recording]]:
+async def record(
+    endpoint: Endpoint, workload: Workload, watch: ServeObserver = ServeObserver()
+) -> tuple[Endpoint, list[Recording]]:
     """One recording per stage; those after one that was interrupted are left out.
 
     Returns:
@@ -92,7 +94,7 @@ async def record(endpoint: Endpoint, workload: Workload, watch: Watch = Watch())
 
 async def _warm_up(http: httpx.AsyncClient, endpoint: Endpoint, workload: Workload) -> None:
     for _ in range(workload.warmups):
-        timing = await complete(http, endpoint, WARM_UP, workload.params, Clock())
+        timing = await complete(http, endpoint, WARM_UP, workload.params, StreamClock())
         if not timing.ok:
             found = words(f"{endpoint.url}, which answered the first request with {timing.error_kind}: {timing.error}")
             raise InvalidInput("url", found, "a server that completes prompts")

@@ -10,8 +10,7 @@ never leaves the range of the sample, which fewer than eight pairs miss the trut
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +41,7 @@ class Ratio:
         return {"ratio": self.value, "low": low, "high": high, "pairs": self.pairs, "confidence": CONFIDENCE}
 
 
-def paired_ratio(slow: Seq[float], fast: Seq[float], seed: int = 0, confidence: float = CONFIDENCE) -> Ratio:
+def paired_ratio(slow: Sequence[float], fast: Sequence[float], seed: int = 0, confidence: float = CONFIDENCE) -> Ratio:
     """``slow / fast``: how many times as fast the second is, from seconds (or any cost) on the same pieces of work.
 
     Args:
@@ -87,6 +86,6 @@ def _interval(logs: NDArray[np.float64], confidence: float, seed: int) -> tuple[
     return float(found.low), float(found.high)
 
 
-def against(costs: Mapping[str, Seq[float]], baseline: str, seed: int = 0) -> dict[str, Ratio]:
+def against(costs: Mapping[str, Sequence[float]], baseline: str, seed: int = 0) -> dict[str, Ratio]:
     """How many times as fast as ``baseline`` every other system is."""
     return {name: paired_ratio(costs[baseline], own, seed) for name, own in costs.items() if name != baseline}

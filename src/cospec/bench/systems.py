@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,18 +19,18 @@ from cospec.bench.counters import SpeculationCounters
 from cospec.bench.timing import Params, Prompt, Timing
 from cospec.config import read_json
 from cospec.errors import InvalidInput
-from cospec.registry import Declares, Table
+from cospec.registry import Declares, PluginTable
 
 # A new kind of system is one file and one line here.
-SYSTEMS: Table[Buildable] = Table(
+SYSTEMS: PluginTable[Buildable] = PluginTable(
     "system",
     {
-        "cospec": "cospec.bench.local:EngineSystem",
-        "url": "cospec.bench.remote:UrlSystem",
-        "transformers": "cospec.bench.peers:GENERATE",
-        "transformers-assisted": "cospec.bench.peers:ASSISTED",
-        "transformers-lookup": "cospec.bench.peers:LOOKUP",
-        "transformers-continuous": "cospec.bench.peers:CONTINUOUS",
+        "cospec": "cospec.bench.engine_system:EngineSystem",
+        "url": "cospec.bench.url_system:UrlSystem",
+        "transformers": "cospec.bench.transformers_systems:GENERATE",
+        "transformers-assisted": "cospec.bench.transformers_systems:ASSISTED",
+        "transformers-lookup": "cospec.bench.transformers_systems:LOOKUP",
+        "transformers-continuous": "cospec.bench.transformers_systems:CONTINUOUS",
     },
     Declares("system", "cospec.bench.systems:Buildable"),
 )
@@ -45,7 +44,7 @@ class System(Protocol):
     def start(self) -> None:
         """Load models or connect; nothing of it is timed."""
 
-    def run(self, prompts: Seq[Prompt], params: Params) -> list[Timing]:
+    def run(self, prompts: Sequence[Prompt], params: Params) -> list[Timing]:
         """Complete all ``prompts`` at once; one timing each, in their order, on a clock that starts at the call.
 
         A request that fails is a timing with ``error``; it does not end the others. Token counts are left at 0.

@@ -9,21 +9,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cospec.cli.jobs import Job
+from cospec.cli.batch_io import BatchRequest
+from cospec.core.stats import RequestStats, total
+from cospec.core.types import Event
 from cospec.errors import CospecError
-from cospec.stats import RequestStats, total
-from cospec.types import Event
 
 if TYPE_CHECKING:
-    from cospec.engine.engine import Engine
-    from cospec.params import SamplingParams
+    from cospec.core.engine import Engine
+    from cospec.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """A finished job as a line of the output, or the reason why it has none."""
 
-    job: Job
+    job: BatchRequest
     row: Mapping[str, Any] | None = None
     error: str | None = None
     tokens: int = 0
@@ -33,7 +33,7 @@ class Result:
 class _Talk:
     """A job in progress. Written by ``Batch`` alone."""
 
-    job: Job
+    job: BatchRequest
     answers: list[str] = field(default_factory=list)
     stats: list[RequestStats] = field(default_factory=list)
 
@@ -48,17 +48,17 @@ class Batch:
     """
 
     def __init__(self, engine: Engine, params: SamplingParams, chat: bool, window: int) -> None:
-        from cospec.engine.tokens import Tokens
+        from cospec.text.tokenizer import TextTokenizer
 
         self._engine = engine
         self._params = params
         self._chat = chat
         self._window = window
         self._has_template = bool(getattr(engine.tokenizer, "chat_template", None))
-        self._tokens = Tokens(engine.tokenizer, engine.max_model_len, engine.vocab_size)
+        self._tokens = TextTokenizer(engine.tokenizer, engine.max_model_len, engine.vocab_size)
         self._talks: dict[str, _Talk] = {}
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+    def run(self, jobs: Iterable[BatchRequest]) -> Iterator[Result]:
         """Results in the order in which they finish; stopping the iteration ends what is under way."""
         waiting = deque(jobs)
         try:
@@ -76,7 +76,7 @@ class Batch:
 
     def _begin(self, talk: _Talk) -> Result | None:
         """Send the next turn to the engine; a result when it is refused."""
-        from cospec.engine.requests import make_requests
+        from cospec.text.input_processor import make_requests
 
         id = f"job-{talk.job.line}-{len(talk.answers)}"
         try:
@@ -119,7 +119,7 @@ def _row(talk: _Talk, last: Event) -> dict[str, Any]:
         "token_ids": list(last.tokens),
         "finish_reason": last.finish.value if last.finish else None,
         "stats": _stats(talk.stats),
-        "law": last.law,
+        "distribution": last.distribution,
     }
     if len(talk.job.turns) > 1:
         row["answers"] = talk.answers

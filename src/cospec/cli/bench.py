@@ -11,7 +11,7 @@ from cospec.cli import bench_output as output
 from cospec.cli import bench_shape as shape
 from cospec.cli import options
 from cospec.cli.bench_serve import serve
-from cospec.cli.groups import grouped
+from cospec.cli.option_groups import grouped
 from cospec.cli.options import present
 from cospec.errors import InvalidInput
 
@@ -21,11 +21,11 @@ app = typer.Typer(help="Measure latency, throughput and acceptance; compare syst
 @app.command()
 @grouped
 def latency(
-    prompts: bench.Prompts,
-    decoding: bench.Decoding,
-    engine: bench.Engine,
-    metrics: bench.Metrics,
-    results: bench.Results,
+    prompts: bench.PromptFlags,
+    decoding: bench.DecodingFlags,
+    engine: bench.EngineFlags,
+    metrics: bench.MetricFlags,
+    results: bench.ResultFlags,
     model: options.Model = "zoo",
     speculative_config: options.SpeculativeConfig = None,
     batch_size: bench.BatchSizes = [1],  # noqa: B006
@@ -34,9 +34,9 @@ def latency(
 ) -> None:
     """Time one engine in this process at fixed batch sizes, without server and arrivals."""
     output.require()
+    from cospec.bench.engine_system import EngineSystem
     from cospec.bench.latency import Batches, Bench
-    from cospec.bench.local import EngineSystem
-    from cospec.bench.tokens import TokenCounter
+    from cospec.bench.token_counter import TokenCounter
 
     to, selection = results.place(), metrics.selection()
     config = engine.given(model) | present(speculative_config=speculative_config)
@@ -63,10 +63,10 @@ def compare(
         list[str],
         typer.Argument(help="NAME=WHAT, the baseline first; WHAT is a URL, a JSON object, a file of one, or a kind."),
     ],
-    prompts: bench.Prompts,
-    decoding: bench.Decoding,
-    metrics: bench.Metrics,
-    results: bench.Results,
+    prompts: bench.PromptFlags,
+    decoding: bench.DecodingFlags,
+    metrics: bench.MetricFlags,
+    results: bench.ResultFlags,
     model: options.Model = "zoo",
     num_prompts: bench.NumPrompts = 12,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 1,
@@ -77,7 +77,7 @@ def compare(
     output.require()
     from cospec.bench import compare as comparing
     from cospec.bench.systems import SystemSpec, as_json
-    from cospec.bench.tokens import TokenCounter
+    from cospec.bench.token_counter import TokenCounter
 
     to, selection = results.place(), metrics.selection()
     specs = [SystemSpec.parse(text, model) for text in systems]
@@ -87,7 +87,7 @@ def compare(
     built = [spec.build() for spec in specs]
     texts = prompts.take(num_prompts)
     counter = TokenCounter(output.load_tokenizer(metrics.tokenizer or model))
-    schedule = comparing.Schedule(batch_size, repetitions, num_warmups, prompts.seed)
+    schedule = comparing.TurnOrder(batch_size, repetitions, num_warmups, prompts.seed)
     with output.Bar(len(built) * (num_warmups + len(schedule.pieces(texts)) * repetitions)) as bar:
         measured = comparing.compare(built, texts, decoding.params(prompts.seed), schedule, counter, bar.ran)
     settings = {

@@ -11,7 +11,7 @@ import typer
 
 from cospec.cli import options
 from cospec.cli.options import present
-from cospec.cli.places import check_file, make_folder
+from cospec.cli.output_paths import check_file, make_folder
 
 if TYPE_CHECKING:
     from cospec.bench.metrics import Selection
@@ -29,7 +29,7 @@ BatchSizes = Annotated[list[int], typer.Option(min=1, help="Prompts at once; may
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class PromptFlags:
     """Which prompts, and what is drawn by which seed."""
 
     dataset_path: Annotated[
@@ -49,7 +49,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class DecodingFlags:
     """How every answer is written."""
 
     output_len: OutputLen = 128
@@ -67,7 +67,7 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineFlags:
     """Where and how our engine computes."""
 
     dtype: options.Dtype = None
@@ -91,7 +91,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class MetricFlags:
     """What is reported, and by whose tokens."""
 
     tokenizer: Annotated[
@@ -123,7 +123,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class ResultFlags:
     """Where the result is written, if anywhere. Naming a file is asking for it."""
 
     save_result: Annotated[

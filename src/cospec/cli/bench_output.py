@@ -14,7 +14,7 @@ from cospec.errors import CospecError, InvalidInput
 
 def require() -> None:
     """Check that what only benchmarks need is installed, before anything is measured."""
-    from cospec.bench.extra import require
+    from cospec.bench.deps import require
 
     require()
 

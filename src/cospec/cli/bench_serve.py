@@ -12,14 +12,14 @@ import typer
 
 from cospec.cli import bench_options as bench
 from cospec.cli import bench_output as output
-from cospec.cli.groups import grouped
+from cospec.cli.option_groups import grouped
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from cospec.arrivals import Arrivals
     from cospec.bench.client import Endpoint
     from cospec.bench.serve import Stage
     from cospec.bench.timing import Prompt
+    from cospec.simulation.arrivals import Arrivals
 
 SERVED = "Server"
 ARRIVALS = "Arrivals"
@@ -27,7 +27,7 @@ RATES = "a number above 0, or several, or inf"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerFlags:
     """Whom to ask."""
 
     base_url: Annotated[str, typer.Option("--base-url", "--url", help="Of the server.", rich_help_panel=SERVED)] = (
@@ -55,7 +55,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RateFlags:
     """When requests come, and how many at once."""
 
     request_rate: Annotated[
@@ -78,7 +78,7 @@ class Pace:
         Raises:
             InvalidInput: a rate or a trace that cannot be read.
         """
-        from cospec.arrivals import Trace, by_rate
+        from cospec.simulation.arrivals import Trace, by_rate
 
         if self.trace is not None:
             return [Trace.read(self.trace)]
@@ -104,12 +104,12 @@ class Pace:
 
 @grouped
 def serve(
-    prompts: bench.Prompts,
-    server: Server,
-    pace: Pace,
-    decoding: bench.Decoding,
-    metrics: bench.Metrics,
-    results: bench.Results,
+    prompts: bench.PromptFlags,
+    server: ServerFlags,
+    pace: RateFlags,
+    decoding: bench.DecodingFlags,
+    metrics: bench.MetricFlags,
+    results: bench.ResultFlags,
     num_prompts: bench.NumPrompts = 100,
     goodput: Annotated[
         list[str],
@@ -123,7 +123,7 @@ def serve(
     """Load any OpenAI-compatible server: ours, vLLM's, llama.cpp's, TGI. Bounds may follow --goodput in a row."""
     output.require()
     from cospec.bench import serve as load
-    from cospec.bench.tokens import TokenCounter
+    from cospec.bench.token_counter import TokenCounter
 
     if more and not goodput:
         raise InvalidInput("argument", more[0], "an option; the bounds of --goodput are the only words without one")
@@ -134,7 +134,7 @@ def serve(
     named = output.load_tokenizer(metrics.tokenizer) if metrics.tokenizer else None
     workload = load.Workload(stages, decoding.params(prompts.seed), pace.num_warmups, prompts.seed)
     with output.Bar(len(texts)) as bar:
-        watch = load.Watch(bar.describe, lambda timing: bar.advance(failed=not timing.ok))
+        watch = load.ServeObserver(bar.describe, lambda timing: bar.advance(failed=not timing.ok))
         endpoint, recordings = asyncio.run(load.record(endpoint, workload, watch))
     counter = TokenCounter(named if metrics.tokenizer else output.tokenizer_of(endpoint.model))
     runs = [

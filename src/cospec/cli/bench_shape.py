@@ -10,7 +10,7 @@ import typer
 from cospec.cli import bench_options as bench
 from cospec.cli import bench_output as output
 from cospec.cli import options
-from cospec.cli.groups import grouped
+from cospec.cli.option_groups import grouped
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ Drafters = Annotated[
 
 @grouped
 def accept(
-    prompts: bench.Prompts,
-    engine: bench.Engine,
-    results: bench.Results,
+    prompts: bench.PromptFlags,
+    engine: bench.EngineFlags,
+    results: bench.ResultFlags,
     drafter: Drafters = [],  # noqa: B006
     model: options.Model = "zoo",
     num_prompts: bench.NumPrompts = 30,
@@ -58,8 +58,8 @@ def accept(
 
 @grouped
 def roofline(
-    engine: bench.Engine,
-    results: bench.Results,
+    engine: bench.EngineFlags,
+    results: bench.ResultFlags,
     model: Annotated[str, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.")] = "zoo",
     speculative_config: options.SpeculativeConfig = None,
     batch_size: bench.BatchSizes = [1, 8],  # noqa: B006
@@ -71,7 +71,7 @@ def roofline(
 
     from cospec.bench import roofline as roof
     from cospec.config import EngineConfig
-    from cospec.models.folder import resolve
+    from cospec.models.checkpoint import resolve
     from cospec.models.loading import weights_dtype
 
     to, common = results.place(), engine.given(model)

@@ -13,10 +13,10 @@ from cospec.cli.options import present
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cospec.engine.tokens import Tokens
-    from cospec.params import SamplingParams
-    from cospec.stats import RequestStats
-    from cospec.types import Event
+    from cospec.core.stats import RequestStats
+    from cospec.core.types import Event
+    from cospec.sampling_params import SamplingParams
+    from cospec.text.tokenizer import TextTokenizer
 
 LONGEST = 512  # tokens of an answer, unless given
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
@@ -31,7 +31,7 @@ Tokens that a drafter wrote and the target accepted are coloured, one colour per
 
 def chat(
     model: options.Models = None,
-    law: options.Law = None,
+    ensemble: options.OutputDistribution = None,
     collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
     temperature: options.Temperature = None,
@@ -62,7 +62,7 @@ def chat(
 
     from cospec.llm import LLM
 
-    chosen = options.chosen_models(model or []) | present(law=law, collaboration=collaboration)
+    chosen = options.chosen_models(model or []) | present(ensemble=ensemble, collaboration=collaboration)
     rest = present(
         max_model_len=max_model_len,
         device=device,
@@ -80,13 +80,13 @@ class Talk:
     """One conversation: its messages, its statistics, its colours."""
 
     def __init__(self, llm: Any, params: SamplingParams, console: Console) -> None:
-        from cospec.engine.tokens import Tokens
+        from cospec.text.tokenizer import TextTokenizer
 
         self._llm = llm
         self._params = params
         self._console = console
         engine = llm.engine
-        self._tokens = Tokens(engine.tokenizer, engine.max_model_len, engine.vocab_size)
+        self._tokens = TextTokenizer(engine.tokenizer, engine.max_model_len, engine.vocab_size)
         self._messages: list[dict[str, str]] = []
         self._stats: list[RequestStats] = []
         self._colours: dict[str, str] = {}
@@ -162,7 +162,7 @@ class Talk:
     def _show_stats(self) -> None:
         from rich.table import Table
 
-        from cospec.stats import total
+        from cospec.core.stats import total
 
         if not self._stats:
             self._console.print("There is no answer yet.", style="dim")
@@ -187,7 +187,7 @@ class Pieces:
     kept per byte until their text is there.
     """
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: TextTokenizer) -> None:
         self._tokens = tokens
         self._sources: list[str] = []  # one per byte that was generated and not yet shown
 

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cospec import native
 from cospec.config import EngineConfig
 from cospec.errors import CospecError, ModelError
+from cospec.native import library
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "pyzmq")
 PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
@@ -59,20 +59,20 @@ def cores() -> int:
 
 def kernels(threads: int | None) -> dict[str, Any]:
     """The native kernels: whether they were built, the instruction set in use, and the sets that the machine has."""
-    from cospec.engine.drafters import set_threads
+    from cospec.core.drafter_builder import set_threads
 
     set_threads(threads)
-    if not native.available():
-        return {"native": False, "reason": native.why_not(), "isa": None, "available": [], "threads": None}
-    used, usable = native.isa(), []
-    for name in native.ISAS:
+    if not library.available():
+        return {"native": False, "reason": library.why_not(), "isa": None, "available": [], "threads": None}
+    used, usable = library.isa(), []
+    for name in library.ISAS:
         try:
-            native.set_isa(name)
+            library.set_isa(name)
             usable.append(name)
         except CospecError:
             continue
-    native.set_isa(used)
-    return {"native": True, "reason": "", "isa": used, "available": usable, "threads": native.threads()}
+    library.set_isa(used)
+    return {"native": True, "reason": "", "isa": used, "available": usable, "threads": library.threads()}
 
 
 def memory(config: EngineConfig) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def memory(config: EngineConfig) -> dict[str, Any]:
     Raises:
         CospecError: the model cannot be served here, in one sentence.
     """
-    from cospec.engine.build import plan
-    from cospec.engine.summary import parameters
-    from cospec.models.folder import resolve
+    from cospec.core.assembly import memory_plan_of
+    from cospec.metrics.summary import parameters
+    from cospec.models.checkpoint import resolve
     from cospec.models.loading import weights_dtype
 
-    planned, drafting = plan(config)
+    planned, drafting = memory_plan_of(config)
     path = resolve(config.model)
     return {
         "model": config.model,
@@ -111,7 +111,7 @@ def smoke_test() -> dict[str, Any]:
     Raises:
         CospecError: the zoo is missing or cannot run.
     """
-    from cospec.models.folder import zoo_members
+    from cospec.models.checkpoint import zoo_members
 
     if "target" not in zoo_members():
         raise ModelError("The smoke test cannot run because this installation has no zoo.")
@@ -120,7 +120,7 @@ def smoke_test() -> dict[str, Any]:
         "torch": {**plain, "linear_backend": "torch", "attention_backend": "sdpa"},
         "drafted": {"speculative_config": {"num_speculative_tokens": 3}},
     }
-    if native.available():
+    if library.available():
         ways["native"] = {**plain, "linear_backend": "native", "attention_backend": "native"}
     texts = {name: smoke_test_text(options) for name, options in ways.items()}
     return {"prompt": PROMPT, "texts": texts, "equal": len(set(texts.values())) == 1}
@@ -147,14 +147,14 @@ def slow(found: Mapping[str, Any]) -> list[str]:
     Args:
         found: the parts ``machine``, ``kernels`` and ``memory`` of a report; ``memory`` may be None.
     """
-    here, built, plan = found["machine"], found["kernels"], found["memory"]
+    here, built, memory_plan_of = found["machine"], found["kernels"], found["memory"]
     reasons = []
     if not built["native"]:
         reasons.append(
             f"Models on a CPU run by torch alone, since {built['reason']}; install g++ or clang++ and install cospec "
             "again."
         )
-    elif "bf16" not in built["isa"] and (plan is None or plan["dtype"] == "bfloat16"):
+    elif "bf16" not in built["isa"] and (memory_plan_of is None or memory_plan_of["dtype"] == "bfloat16"):
         reasons.append(
             f"The instruction set is {built['isa']}, which has no bfloat16 products, so the kernels emulate them; "
             "compare the speed with --dtype float32."
@@ -167,12 +167,14 @@ def slow(found: Mapping[str, Any]) -> list[str]:
         reasons.append(f"Other processes work too: the load is {here['load']} on {here['cores']} processors.")
     if (here["swap_used_bytes"] or 0) > SWAP:
         reasons.append(f"The system has moved {here['swap_used_bytes'] >> 20} MiB to swap; end other processes.")
-    if plan is not None:
-        if plan["slow"]:
-            reasons.append(f"{plan['model']} runs by transformers' layers, because it {plan['slow']}.")
-        if plan["cut"]:
-            reasons.append(f"A sequence has at most {plan['max_model_len']} tokens: {plan['cut']}.")
-        if plan["speculation"] == "off":
+    if memory_plan_of is not None:
+        if memory_plan_of["slow"]:
+            reasons.append(
+                f"{memory_plan_of['model']} runs by transformers' layers, because it {memory_plan_of['slow']}."
+            )
+        if memory_plan_of["cut"]:
+            reasons.append(f"A sequence has at most {memory_plan_of['max_model_len']} tokens: {memory_plan_of['cut']}.")
+        if memory_plan_of["speculation"] == "off":
             reasons.append("No drafter speeds the model up; see speculative_config in README.md.")
     return reasons
 
@@ -180,9 +182,9 @@ def slow(found: Mapping[str, Any]) -> list[str]:
 def problems(found: Mapping[str, Any]) -> list[str]:
     """What keeps the engine from working: missing packages, too little memory, texts that differ."""
     wrong = [f"The package {name} is missing." for name, value in found["versions"].items() if value is None]
-    here, plan, smoke = found["machine"], found["memory"], found["smoke_test"]
-    if plan is not None and here["available_bytes"] is not None and here["cuda"] is None:
-        needed = sum(plan["weights_bytes"].values())
+    here, memory_plan_of, smoke = found["machine"], found["memory"], found["smoke_test"]
+    if memory_plan_of is not None and here["available_bytes"] is not None and here["cuda"] is None:
+        needed = sum(memory_plan_of["weights_bytes"].values())
         if needed > here["available_bytes"]:
             free = here["available_bytes"] >> 20
             wrong.append(f"The weights take {needed >> 20} MiB, while {free} MiB of memory are available.")

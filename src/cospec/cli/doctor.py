@@ -107,7 +107,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
-    from cospec.engine.summary import count
+    from cospec.metrics.summary import count
 
     weights = " + ".join(_mib(size) for size in plan["weights_bytes"].values())
     cache = plan["kv_cache_tokens"] * plan["kv_cache_bytes_per_token"]

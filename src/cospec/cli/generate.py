@@ -14,7 +14,7 @@ from cospec.cli.options import present
 
 if TYPE_CHECKING:
     from cospec.cli.batch import Result
-    from cospec.cli.jobs import ResultFile
+    from cospec.cli.batch_io import ResultFile
 
 INTERRUPTED = 130  # what a shell reports of a command that was ended by Ctrl-C
 LONGEST = 256  # tokens of an output, unless given
@@ -27,7 +27,7 @@ def generate(
     ],
     output: Annotated[Path, typer.Option(help="JSON lines to append to; ids that it holds are skipped.")],
     model: options.Models = None,
-    law: options.Law = None,
+    ensemble: options.OutputDistribution = None,
     collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
     temperature: options.Temperature = None,
@@ -58,7 +58,7 @@ def generate(
 ) -> None:
     """Answer prompts from a file into a file; run it again to go on after an interruption."""
     from cospec.cli.batch import Batch
-    from cospec.cli.jobs import ResultFile, key, read_jobs
+    from cospec.cli.batch_io import ResultFile, key, read_jobs
     from cospec.errors import InvalidInput, words
 
     params = options.sampling_params(
@@ -94,7 +94,7 @@ def generate(
                 instruction_set=instruction_set,
                 plugins=plugins or None,
             )
-            chosen = options.chosen_models(model or []) | present(law=law, collaboration=collaboration)
+            chosen = options.chosen_models(model or []) | present(ensemble=ensemble, collaboration=collaboration)
             config = _speculation(speculative_config)
             window = max(WINDOW, 2 * (max_num_seqs or 0))
             with LLM(speculative_config=config, **chosen, **engine_options) as llm:

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 ENGINE = "cospec.config:EngineConfig"
 SERVER = "cospec.server.settings:ServerSettings"
-SAMPLING = "cospec.params:SamplingParams"
+SAMPLING = "cospec.sampling_params:SamplingParams"
 SENTENCE = re.compile(r"default: \((.*?)\)(?=[;\]])")  # typer's brackets around a default in words
 
 

@@ -12,9 +12,21 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from cospec.cli import bench, chat, doctor, generate, help, models, profile, serve, simulate, train, verify
+from cospec.cli import (
+    bench,
+    chat,
+    doctor,
+    generate,
+    help,
+    models,
+    profile,
+    serve,
+    simulate,
+    train,
+    verify,
+)
 from cospec.errors import CospecError
-from cospec.leaving import leaving_at_once
+from cospec.process_utils import fast_exit
 
 
 class _Sentences(TyperGroup):
@@ -72,5 +84,5 @@ app.add_typer(help.show_plainly(train.app), name="train")
 
 def main() -> None:
     """Run the command, as the whole of a process."""
-    with leaving_at_once():
+    with fast_exit():
         app()

@@ -13,7 +13,7 @@ HEAD = ("model", "role", "parameters", "layers", "width", "vocabulary", "context
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
 # Of members whose card does not tell.
 ROLES = {
-    "target": "target, whose law outputs follow",
+    "target": "target, whose distribution outputs follow",
     "drafter": "drafter of zoo:target",
     "heads": "Medusa heads on zoo:target",
 }
@@ -26,7 +26,7 @@ def models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from cospec.models.folder import ZOO
+    from cospec.models.checkpoint import ZOO
 
     rows = members(ZOO)
     if not rows:
@@ -60,8 +60,8 @@ def parameters(folder: Path) -> int:
 
 
 def _row(folder: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
-    from cospec.models.adapters import base_folder
-    from cospec.models.folder import read_config
+    from cospec.models.checkpoint import read_config
+    from cospec.models.lora import base_folder
 
     name, whole = folder.name, base_folder(folder)  # an adapter is merged: it has its base's shape and size
     shape = read_config(whole) if (whole / "config.json").exists() else {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cospec.params import SamplingParams
+    from cospec.sampling_params import SamplingParams
 
 ENGINE = "Engine"
 SAMPLING = "Sampling"
@@ -32,11 +32,11 @@ SpeculativeConfig = Annotated[
         show_default="the family's drafter, otherwise suffix, under the policy goodput",
     ),
 ]
-Law = Annotated[
+OutputDistribution = Annotated[
     str | None,
     typer.Option(
         metavar="JSON",
-        help="""How several models become one law, such as '{"blend": "weighted", "weights": [0.6, 0.4]}'.""",
+        help="""How several models become one law, such as '{"method": "weighted", "weights": [0.6, 0.4]}'.""",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -130,7 +130,7 @@ def sampling_params(text: str | None, longest: int, **given: Any) -> SamplingPar
     """
     from cospec.config import read_json
     from cospec.errors import InvalidInput
-    from cospec.params import SamplingParams
+    from cospec.sampling_params import SamplingParams
 
     named = {} if text is None else read_json(text, "sampling_params")
     params = SamplingParams.parse({"max_tokens": longest, **named, **present(**given)})

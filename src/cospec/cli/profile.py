@@ -10,7 +10,7 @@ import typer
 
 from cospec.cli import options
 from cospec.cli.options import present
-from cospec.cli.places import check_file, writing
+from cospec.cli.output_paths import check_file, writing
 
 HEAD = ("model", "points", "context ns/token", "token µs", "knees", "sequence µs", "fixed ms", "median error", "p90")
 
@@ -36,9 +36,9 @@ def profile(
     from rich.table import Table
 
     from cospec.config import EngineConfig
-    from cospec.engine.build import load_options
-    from cospec.engine.drafters import set_threads
-    from cospec.native import use_instruction_set
+    from cospec.core.assembly import load_options
+    from cospec.core.drafter_builder import set_threads
+    from cospec.native.library import use_instruction_set
     from cospec.profiling.report import Profile
     from cospec.profiling.report import plot as draw
     from cospec.profiling.store import machine

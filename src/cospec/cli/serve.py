@@ -33,7 +33,7 @@ def serve(
         str | None, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.", show_default="zoo")
     ] = None,
     models: options.Models = None,
-    law: options.Law = None,
+    ensemble: options.OutputDistribution = None,
     collaboration: options.Collaboration = None,
     speculative_config: options.SpeculativeConfig = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,

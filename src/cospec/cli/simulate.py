@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cospec.cli.places import check_file, writing
+from cospec.cli.output_paths import check_file, writing
 
 WIDTH = 140  # of the table where nobody's terminal says
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cospec.cli.places import make_folder
+from cospec.cli.output_paths import make_folder
 from cospec.errors import InvalidInput
 
 app = typer.Typer(
@@ -118,7 +118,7 @@ def heads(
     recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, start: From = None, to: To = EXPORTED
 ) -> None:
     """Train Medusa heads on the frozen target, and write them to --to. Goes on where it was interrupted."""
-    from cospec.training.heads import train_heads
+    from cospec.training.medusa_heads import train_heads
 
     made = _recipe(recipe, None)
     _adopt(start, out)
@@ -185,7 +185,7 @@ def _adopt(family: str | None, out: Path, *trained: str) -> None:
     """Take a family over into ``out``; the members ``trained`` there go on from its weights."""
     if family is None:
         return
-    from cospec.models.folder import ZOO
+    from cospec.models.checkpoint import ZOO
     from cospec.training.family import adopt, go_on
 
     adopt(ZOO if family == "zoo" else _folder(Path(family), "from"), make_folder(out, "out"))

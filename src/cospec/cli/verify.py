@@ -11,12 +11,12 @@ import typer
 
 from cospec.cli import options
 from cospec.cli.options import present
-from cospec.cli.places import check_file, writing
+from cospec.cli.output_paths import check_file, writing
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cospec.bench.verify.checks import Check
+    from cospec.verify.checks import Check
 
 
 def verify(
@@ -34,20 +34,20 @@ def verify(
     """Climb the ladder: enumeration, greedy identity, chi-square, drafter invariance. Exit status 1 on a failure."""
     from rich.console import Console
 
-    from cospec.bench.verify import ladder
     from cospec.config import read_json
+    from cospec.verify import suite
 
     check_file(json_file, "json")
     started = time.monotonic()
     speculative = None if speculative_config is None else read_json(speculative_config, "speculative_config")
     given = present(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set)
-    subject = ladder.subject_of(model, speculative, quick, **given)
+    subject = suite.context_of_llm(model, speculative, quick, **given)
     console = Console()
     checks = []
     with console.status("loading") as status:
-        for check in ladder.climb(subject):
+        for check in suite.run_checks(subject):
             checks.append(check)
-            status.update(f"{check.rung}: {check.name}")
+            status.update(f"{check.check_group}: {check.name}")
     seconds = time.monotonic() - started
     _print(console, checks, seconds)
     if json_file is not None:
@@ -60,14 +60,14 @@ def _print(console: Console, checks: list[Check], seconds: float) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("rung", "check", "found", "wanted", "", box=None)
+    table = Table("check_group", "check", "found", "wanted", "", box=None)
     for check in checks:
         verdict = Text("pass", "green") if check.passed else Text("FAIL", "bold red")
-        table.add_row(Text(check.rung), Text(check.name), Text(check.found), Text(check.wanted), verdict)
+        table.add_row(Text(check.check_group), Text(check.name), Text(check.found), Text(check.wanted), verdict)
     console.print(table)
     for check in checks:
         for note in check.notes:
-            console.print(Text(f"{check.rung}, {check.name}: {note}"))
+            console.print(Text(f"{check.check_group}, {check.name}: {note}"))
     failed = sum(not check.passed for check in checks)
     outcome = f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
     console.print(Text(f"{outcome} in {seconds:.0f} s"))

@@ -12,13 +12,13 @@ from math import sqrt
 
 import numpy as np
 
-from cospec.draws import Floats
+from cospec.core.rng import Floats
 
 BINS = 16  # even in the square root, so that the many small confidences are told apart; certainty has one more
 PRIOR = 8.0  # guesses that the drafter's own word counts for
 MOST = 4096.0  # guesses per bin, above which the old ones are halved
 
-Lesson = tuple[float, float]
+CalibrationSample = tuple[float, float]
 """(raw confidence, 1 for a guess that was right or 0; the token's probability where the guess was a distribution)."""
 
 
@@ -47,7 +47,7 @@ class Calibration:
         bins = (np.sqrt(raw) * BINS).astype(np.int64)
         return np.asarray((self._hits[bins] + PRIOR * raw) / (self._seen[bins] + PRIOR))
 
-    def learn(self, lessons: Iterable[Lesson]) -> None:
+    def learn(self, lessons: Iterable[CalibrationSample]) -> None:
         """Count guesses that the committed tokens have shown to be right or wrong."""
         hits, seen = self._hits, self._seen
         for raw, value in lessons:

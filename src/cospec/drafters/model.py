@@ -1,32 +1,32 @@
 """A small causal language model that drafts chains and trees, with a KV cache of its own.
 
 Chains of plain sampling are one call (``Model.rollout``) where the model has it; otherwise they are stepped here. Trees
-and drafts that stop by confidence grow level by level (``drafters/branching.py``).
+and drafts that stop by confidence grow level by level (``drafters/dynamic_tree.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from cospec.batches import Pick, Rolled, Segment, TokenBatch
-from cospec.drafters.branching import Tree, branches, grow
+from cospec.core.interfaces import DrafterBuildContext, Model, VocabMapping
+from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
+from cospec.core.plugins import Drafter
+from cospec.core.rng import Floats, RandomStreams, Stream, StreamKind, exponential_sample
+from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
 from cospec.drafters.calibration import Calibration
-from cospec.drafters.following import Follower
-from cospec.drafters.looking import look
-from cospec.drafters.stepping import ModelStepper
-from cospec.drafters.vocabulary import SharedVocabulary
-from cospec.draws import Draws, Floats, Purpose, Stream, race
+from cospec.drafters.draft_kv_cache import DraftKVCache
+from cospec.drafters.dynamic_tree import DynamicTree, branches, grow
+from cospec.drafters.prompt_scoring import look
+from cospec.drafters.stepwise import ModelStepwiseDrafter
+from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
 from cospec.options import Options
-from cospec.plugins import Drafter
-from cospec.protocols import Host, Model, Vocabulary
-from cospec.sampling import Block, History, edit, laws, likeliest, softmax
-from cospec.types import Budget, Commit, Context, Draft, Look
 
 
 class ModelDrafterOptions(Options):
@@ -39,7 +39,7 @@ class ModelDrafterOptions(Options):
 class _Chain:
     """A draft in the making."""
 
-    context: Context
+    context: DraftContext
     depth: int
     confident: bool = False  # whether the confidences are wanted
     tokens: list[int] = field(default_factory=list)
@@ -60,91 +60,93 @@ class ModelDrafter(Drafter):
     drafts_ahead = True
     learns = True  # which trees become how wide; an instance without a calibration learns nothing
     looks = True
-    keeps_cache = True
+    has_kv_cache = True
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
     def __init__(
         self,
         model: Model,
         name: str = "draft_model",
-        vocabulary: Vocabulary | None = None,
+        vocabulary: VocabMapping | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         self.model, self.name = model, name
-        self._vocabulary, self._calibration = vocabulary or SharedVocabulary(), calibration
-        self._follower = Follower(model, self._vocabulary)
+        self._vocabulary, self._calibration = vocabulary or SharedVocab(), calibration
+        self._kv_cache = DraftKVCache(model, self._vocabulary)
         self.learns = calibration is not None  # which trees become how wide
-        self._drafted: dict[str, Tree] = {}  # the trees of this round, to learn what their confidences were worth
+        self._drafted: dict[
+            str, DynamicTree
+        ] = {}  # the trees of this round, to learn what their confidences were worth
 
     @classmethod
-    def build(cls, options: ModelDrafterOptions, host: Host) -> ModelDrafter:
+    def build(cls, options: ModelDrafterOptions, build_context: DrafterBuildContext) -> ModelDrafter:
         """Load the drafter; refuse one whose vocabulary has nothing in common with the target's."""
-        path = options.model or host.default_drafter
+        path = options.model or build_context.default_drafter
         if path is None:
             raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
-        model, vocabulary = host.load_translated(path)
+        model, vocabulary = build_context.load_translated(path)
         return cls(model, vocabulary=vocabulary, calibration=Calibration())
 
-    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """One draft per context whose cache fits, all contexts batched at every step."""
         chains: list[_Chain] = []
-        trees: list[Tree] = []
+        trees: list[DynamicTree] = []
         for context, asked in zip(contexts, budgets, strict=True):
-            budget = self._follower.open(context, asked)
+            budget = self._kv_cache.open(context, asked)
             if budget is None:
                 continue
             if branches(budget):
-                trees.append(Tree(context, budget))
+                trees.append(DynamicTree(context, budget))
             else:
                 chains.append(_Chain(context, budget.depth, budget.confident))
         return [*self._propose_chains(chains), *self._propose_trees(trees)]
 
-    def commit(self, commits: Seq[Commit]) -> None:
+    def commit(self, commits: Sequence[Commit]) -> None:
         """Keep what was fed and turned out committed; the rest is overwritten by the next proposal."""
-        self._follower.commit(commits)
+        self._kv_cache.commit(commits)
         for commit in commits:
             tree = self._drafted.pop(commit.id, None)
             if tree is not None and self._calibration is not None and commit.base_len == tree.base:
                 self._calibration.learn(tree.lessons(commit.tokens))
 
-    def free(self, ids: Seq[str]) -> None:
+    def free(self, ids: Sequence[str]) -> None:
         """Forget sequences and give back their cache."""
         for id in ids:
             self._drafted.pop(id, None)
-        self._follower.free(ids)
+        self._kv_cache.free(ids)
 
     @property
-    def draft_kv_cache(self) -> Follower | None:
+    def draft_kv_cache(self) -> DraftKVCache | None:
         """The model with its cache; None where the drafter's tokens are not the target's."""
-        return self._follower if self._vocabulary.same else None
+        return self._kv_cache if self._vocabulary.same else None
 
-    def stepper(self) -> ModelStepper | None:
+    def stepper(self) -> ModelStepwiseDrafter | None:
         """Leads the model token by token in the target's ids; None where it has others."""
-        return ModelStepper(self.model) if self._vocabulary.same else None
+        return ModelStepwiseDrafter(self.model) if self._vocabulary.same else None
 
-    def look(self, contexts: Seq[Context]) -> dict[str, Look]:
+    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """How likely it finds the latest known tokens, see ``drafters.looking``."""
-        return look(self.model, self._follower, contexts) if self._vocabulary.same else {}
+        return look(self.model, self._kv_cache, contexts) if self._vocabulary.same else {}
 
     def _score(self, batch: TokenBatch) -> Tensor:
         """Rows over the target's ids."""
         return self._vocabulary.to_target(self.model.forward(batch))
 
-    def _propose_trees(self, trees: Seq[Tree]) -> list[Draft]:
+    def _propose_trees(self, trees: Sequence[DynamicTree]) -> list[Draft]:
         if not trees:
             return []
-        logits = self._follower.behind([tree.context for tree in trees])
+        logits = self._kv_cache.behind([tree.context for tree in trees])
         grow(trees, logits, lambda active: self._score(self._frontiers(active)), self._calibration or _as_it_is)
         drafts = []
         for tree in trees:
-            self._follower.keep(tree.context, [tree.tokens[node] for node in tree.fed], tree.fed_parents)
+            self._kv_cache.keep(tree.context, [tree.tokens[node] for node in tree.fed], tree.fed_parents)
             draft = tree.draft(self.name)
             if draft is not None:
                 drafts.append(draft)
                 self._drafted[draft.id] = tree
         return drafts
 
-    def _frontiers(self, trees: Seq[Tree]) -> TokenBatch:
+    def _frontiers(self, trees: Sequence[DynamicTree]) -> TokenBatch:
         """The nodes of each tree that were fed before and those at its frontier, which alone get logits.
 
         The former are computed once more: a segment holds its whole tree, and a few rows more cost a drafter little.
@@ -154,24 +156,24 @@ class ModelDrafter(Drafter):
             id = tree.context.id
             tokens = self._vocabulary.to_own([tree.tokens[node] for node in tree.fed])
             before = len(tokens) - len(tree.frontier)
-            segments.append(Segment(id, self._follower.known(id), tokens, tuple(tree.fed_parents), before))
+            segments.append(SequenceSlice(id, self._kv_cache.known(id), tokens, tuple(tree.fed_parents), before))
         return TokenBatch(tuple(segments))
 
-    def _propose_chains(self, chains: Seq[_Chain]) -> list[Draft]:
+    def _propose_chains(self, chains: Sequence[_Chain]) -> list[Draft]:
         if not chains:
             return []
         chains = sorted(chains, key=lambda chain: -chain.depth)  # as rollouts want them
         rolled = self._rollout(chains)
         if rolled is None:
-            self._step(chains, self._follower.behind([chain.context for chain in chains]))
+            self._step(chains, self._kv_cache.behind([chain.context for chain in chains]))
         else:
             _take(chains, rolled)
         for chain in chains:
             nodes = chain.tokens[:-1]
-            self._follower.keep(chain.context, nodes, range(-1, len(nodes) - 1))
+            self._kv_cache.keep(chain.context, nodes, range(-1, len(nodes) - 1))
         return [self._close(chain) for chain in chains if chain.tokens]
 
-    def _rollout(self, chains: Seq[_Chain]) -> Rolled | None:
+    def _rollout(self, chains: Sequence[_Chain]) -> RolloutOutput | None:
         """All steps as one call, where the model has one and every chain is drawn by temperature alone.
 
         Every chain needs the room of the longest, which comes first.
@@ -180,16 +182,18 @@ class ModelDrafter(Drafter):
         if not self._vocabulary.same or any(p.edits_logits or (p.truncates and not p.greedy) for p in params):
             return None
         if chains[-1].depth < chains[0].depth and not all(
-            self._follower.stretch(c.context.id, chains[0].depth - 1) for c in chains
+            self._kv_cache.stretch(c.context.id, chains[0].depth - 1) for c in chains
         ):
             return None
         picks = [
-            Pick(0.0 if p.greedy else p.temperature, _stream(chain), chain.depth, chain.confident or _drawn(chain))
+            RolloutParams(
+                0.0 if p.greedy else p.temperature, _stream(chain), chain.depth, chain.confident or _drawn(chain)
+            )
             for p, chain in zip(params, chains, strict=True)
         ]
-        return self.model.rollout(self._follower.backlog([chain.context for chain in chains]), picks)
+        return self.model.rollout(self._kv_cache.backlog([chain.context for chain in chains]), picks)
 
-    def _step(self, chains: Seq[_Chain], logits: Tensor) -> None:
+    def _step(self, chains: Sequence[_Chain], logits: Tensor) -> None:
         """Extend by one token at a time; ``logits [len(chains), V]`` stand behind the committed tokens."""
         active = chains
         while True:
@@ -199,11 +203,11 @@ class ModelDrafter(Drafter):
                 return
             logits = self._score(TokenBatch(tuple(self._next(chain) for chain in active)))
 
-    def _next(self, chain: _Chain) -> Segment:
+    def _next(self, chain: _Chain) -> SequenceSlice:
         """The segment that feeds a chain's newest token."""
         id = chain.context.id
-        place = self._follower.known(id) + len(chain.tokens) - 1
-        return Segment(id, place, self._vocabulary.to_own(chain.tokens[-1:]))
+        place = self._kv_cache.known(id) + len(chain.tokens) - 1
+        return SequenceSlice(id, place, self._vocabulary.to_own(chain.tokens[-1:]))
 
     def _close(self, chain: _Chain) -> Draft:
         context, n = chain.context, len(chain.tokens)
@@ -217,13 +221,13 @@ def _as_it_is(raw: Floats) -> Floats:
     return raw
 
 
-def _extend(chains: Seq[_Chain], logits: Tensor) -> None:
+def _extend(chains: Sequence[_Chain], logits: Tensor) -> None:
     """Choose one more token for each chain from its row of ``logits``; all draws of the step are one call."""
     best = likeliest(logits)
     drawing = [(row, chain) for row, chain in enumerate(chains) if best[row] is not None and not _plain(chain)]
     if drawing:
-        q = laws(logits[[row for row, _ in drawing]], [_block(chain) for _, chain in drawing])
-        tokens = race(q, [_stream(chain) for _, chain in drawing])
+        q = target_probs(logits[[row for row, _ in drawing]], [_block(chain) for _, chain in drawing])
+        tokens = exponential_sample(q, [_stream(chain) for _, chain in drawing])
         for place, (row, chain) in enumerate(drawing):
             best[row] = None if tokens[place] < 0 else tokens[place]
             if tokens[place] < 0:
@@ -242,7 +246,7 @@ def _extend(chains: Seq[_Chain], logits: Tensor) -> None:
         chain.tokens.append(token)
 
 
-def _take(chains: Seq[_Chain], rolled: Rolled) -> None:
+def _take(chains: Sequence[_Chain], rolled: RolloutOutput) -> None:
     """Give each chain what a rollout chose for it, up to where the logits were no numbers."""
     for row, chain in enumerate(chains):
         chosen = rolled.tokens[row]
@@ -255,7 +259,7 @@ def _take(chains: Seq[_Chain], rolled: Rolled) -> None:
 
 def _drawn(chain: _Chain) -> bool:
     """Whether tokens come from a q of their own, whose largest entry costs nothing to tell."""
-    return chain.context.noise is Purpose.DRAFT and not chain.context.sampling.greedy
+    return chain.context.stream_kind is StreamKind.DRAFT and not chain.context.sampling.greedy
 
 
 def _sure(logits: Tensor, chain: _Chain) -> float:
@@ -270,13 +274,13 @@ def _plain(chain: _Chain) -> bool:
     return params.greedy and not params.edits_logits
 
 
-def _block(chain: _Chain) -> Block:
+def _block(chain: _Chain) -> RowBlock:
     context = chain.context
-    return Block(context.sampling, History(context.tokens, context.prompt_len, [chain.tokens]))
+    return RowBlock(context.sampling, History(context.tokens, context.prompt_len, [chain.tokens]))
 
 
 def _stream(chain: _Chain) -> Stream:
     """What the chain's next token is drawn with: the noise that the request's rule asks for."""
     context = chain.context
     base = len(context.tokens)
-    return Draws(context.seed, base).stream(base + len(chain.tokens), context.noise)
+    return RandomStreams(context.seed, base).stream(base + len(chain.tokens), context.stream_kind)

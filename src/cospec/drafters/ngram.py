@@ -7,16 +7,16 @@ copy goes on with itself, as in periodic text. No model, no probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
+from cospec.core.interfaces import DrafterBuildContext
+from cospec.core.plugins import Drafter
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.errors import InvalidInput
 from cospec.options import Options
-from cospec.plugins import Drafter
-from cospec.protocols import Host
-from cospec.types import Budget, Commit, Context, Draft, Offer
 
 
 class NgramOptions(Options):
@@ -34,7 +34,7 @@ class _Index:
         self._last: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
-    def find(self, tokens: Seq[int], committed: int) -> int | None:
+    def find(self, tokens: Sequence[int], committed: int) -> int | None:
         """The position behind the latest earlier occurrence of the longest known suffix among committed tokens."""
         known = len(tokens)
         for end in range(max(1, self._indexed), committed):
@@ -49,7 +49,7 @@ class _Index:
         return None
 
 
-def _copied(tokens: Seq[int], start: int, count: int) -> tuple[int, ...]:
+def _copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
     """``count`` tokens from ``start`` on; behind the end they go on as what was copied, so a loop goes round."""
     known = list(tokens[start : start + count])
     return tuple(known[i % len(known)] for i in range(count))
@@ -60,7 +60,7 @@ class NgramDrafter(Drafter):
 
     samples = False
     reads_states = False
-    offer = Offer(free=True, chains=True)
+    capabilities = DrafterCapabilities(free=True, chains=True)
     drafts_ahead = True
     learns = False
     Options: ClassVar[type[NgramOptions]] = NgramOptions
@@ -71,7 +71,7 @@ class NgramDrafter(Drafter):
         self._indices: dict[str, _Index] = {}
 
     @classmethod
-    def build(cls, options: NgramOptions, host: Host) -> NgramDrafter:
+    def build(cls, options: NgramOptions, build_context: DrafterBuildContext) -> NgramDrafter:
         """Needs nothing of the host."""
         shortest, longest = options.prompt_lookup_min, options.prompt_lookup_max
         if shortest > longest:
@@ -79,7 +79,7 @@ class NgramDrafter(Drafter):
             raise InvalidInput("speculative_config.prompt_lookup_min", shortest, allowed)
         return cls(shortest, longest)
 
-    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """A chain for each context whose suffix occurred before."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
@@ -93,10 +93,10 @@ class NgramDrafter(Drafter):
             drafts.append(Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n))
         return drafts
 
-    def commit(self, commits: Seq[Commit]) -> None:
+    def commit(self, commits: Sequence[Commit]) -> None:
         """The index reads committed tokens when it is next asked."""
 
-    def free(self, ids: Seq[str]) -> None:
+    def free(self, ids: Sequence[str]) -> None:
         """Drop the indices of ended sequences."""
         for id in ids:
             self._indices.pop(id, None)

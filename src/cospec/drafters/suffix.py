@@ -12,19 +12,18 @@ chosen, not drawn: a point mass.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
+from cospec.core.interfaces import DrafterBuildContext
+from cospec.core.plugins import Drafter
+from cospec.core.tree import MAX_NODES
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.options import Options
-from cospec.plugins import Drafter
-from cospec.protocols import Host
-from cospec.tree import MAX_NODES
-from cospec.types import Budget, Commit, Context, Draft, Offer
 
 LONGEST = 32  # tokens of a suffix that is counted and looked up
 ROOT = 0
@@ -38,7 +37,7 @@ class SuffixOptions(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class SuffixMatch:
     """A suffix of ``length`` tokens that was found: the automaton's state behind it."""
 
     automaton: SuffixAutomaton
@@ -81,16 +80,16 @@ class SuffixAutomaton:
         """Begin another text: no substring reaches over this place."""
         self._last, self._recent, self._reach = ROOT, ROOT, 0
 
-    def own_match(self) -> Match:
+    def own_match(self) -> SuffixMatch:
         """The longest suffix of the text itself that also occurred earlier."""
         state = self._recent
         length = self._reach
         while state > ROOT and self.count[state] < 2:
             state = self.link[state]
             length = self.length[state]
-        return Match(self, max(state, ROOT), min(length, LONGEST))
+        return SuffixMatch(self, max(state, ROOT), min(length, LONGEST))
 
-    def match(self, tokens: Seq[int]) -> Match:
+    def match(self, tokens: Sequence[int]) -> SuffixMatch:
         """The longest suffix of ``tokens`` that occurs in the text."""
         state, length = ROOT, 0
         for token in tokens[-LONGEST:]:
@@ -99,7 +98,7 @@ class SuffixAutomaton:
                 length = self.length[state]
             if token in self.next[state]:
                 state, length = self.next[state][token], length + 1
-        return Match(self, state, length)
+        return SuffixMatch(self, state, length)
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
         """What followed: ``(token, count, state behind it)``, the most frequent first, on ties the newest first."""
@@ -145,7 +144,7 @@ class SharedResponses:
         self._half = most // 2
         self._elder, self._younger = SuffixAutomaton(), SuffixAutomaton()
 
-    def add(self, tokens: Seq[int]) -> None:
+    def add(self, tokens: Sequence[int]) -> None:
         """Remember a response; what is longer than half of the memory loses its front."""
         for token in tokens[max(0, len(tokens) - self._half) :]:
             self._younger.add(token)
@@ -158,7 +157,7 @@ class SharedResponses:
         """Tokens remembered, less than ``1.5`` times what is allowed at any time."""
         return self._elder.size + self._younger.size
 
-    def matches(self, tokens: Seq[int]) -> Iterator[Match]:
+    def matches(self, tokens: Sequence[int]) -> Iterator[SuffixMatch]:
         """In the younger half, then in the elder."""
         for automaton in (self._younger, self._elder):
             if automaton.size:
@@ -173,7 +172,7 @@ class _Text:
     tokens: list[int] = field(default_factory=list)
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
 
-    def extend(self, tokens: Seq[int]) -> None:
+    def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self.tokens.append(token)
             self.automaton.add(token)
@@ -186,7 +185,7 @@ class SuffixDrafter(Drafter):
     reads_states = False
     drafts_ahead = False
     learns = True
-    offer = Offer(free=True, trees=True)
+    capabilities = DrafterCapabilities(free=True, trees=True)
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
 
     def __init__(self, memory: int = 65536, shortest: int = 1, name: str = "suffix") -> None:
@@ -196,11 +195,11 @@ class SuffixDrafter(Drafter):
         self._shared = SharedResponses(memory)
 
     @classmethod
-    def build(cls, options: SuffixOptions, host: Host) -> SuffixDrafter:
+    def build(cls, options: SuffixOptions, build_context: DrafterBuildContext) -> SuffixDrafter:
         """Needs nothing of the host."""
         return cls(options.suffix_max_cached_tokens, options.suffix_min_match)
 
-    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """A chain, or a tree where the budget has more nodes than levels, for each context with a known suffix."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
@@ -215,7 +214,7 @@ class SuffixDrafter(Drafter):
                 drafts += [draft] if len(draft) else []
         return drafts
 
-    def commit(self, commits: Seq[Commit]) -> None:
+    def commit(self, commits: Sequence[Commit]) -> None:
         """Follow the sequences; remember the responses of those that end."""
         for commit in commits:
             text = self._texts.get(commit.id)
@@ -225,12 +224,12 @@ class SuffixDrafter(Drafter):
             if commit.finish is not None:
                 self._shared.add(text.tokens[text.prompt_len :])
 
-    def free(self, ids: Seq[str]) -> None:
+    def free(self, ids: Sequence[str]) -> None:
         """Drop the automata of ended sequences."""
         for id in ids:
             self._texts.pop(id, None)
 
-    def _read(self, context: Context, match: Match, budget: Budget) -> Draft:
+    def _read(self, context: DraftContext, match: SuffixMatch, budget: DraftBudget) -> Draft:
         """The likeliest nodes behind the match, by the product of their confidences."""
         nodes: list[tuple[int, int, float]] = []  # token, parent, confidence
         waiting = list(_children(match, -1, 0, 1.0, budget))
@@ -240,7 +239,7 @@ class SuffixDrafter(Drafter):
             value, _, depth, parent, token, confidence, state = heapq.heappop(waiting)
             nodes.append((token, parent, confidence))
             if depth < budget.depth:
-                behind = Match(match.automaton, state, match.length + depth)
+                behind = SuffixMatch(match.automaton, state, match.length + depth)
                 for child in _children(behind, len(nodes) - 1, depth, -value, budget):
                     heapq.heappush(waiting, child)
         tokens, parents = tuple(node[0] for node in nodes), tuple(node[1] for node in nodes)
@@ -252,7 +251,7 @@ _Node = tuple[float, int, int, int, int, float, int]
 """Minus the product of confidences, rank among siblings, depth, parent, token, confidence, state."""
 
 
-def _children(match: Match, parent: int, depth: int, above: float, budget: Budget) -> Iterator[_Node]:
+def _children(match: SuffixMatch, parent: int, depth: int, above: float, budget: DraftBudget) -> Iterator[_Node]:
     """What may stand behind node ``parent`` of ``depth``; one child where the draft is to be a chain.
 
     The share of a continuation among all is trusted the more the longer the match is: after one token that occurred

@@ -15,19 +15,19 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 from zlib import crc32
 
 from pydantic import Field
 
-from cospec.draws import Draws, Purpose, derive
+from cospec.core.interfaces import DrafterBuildContext
+from cospec.core.plugins import Drafter
+from cospec.core.rng import RandomStreams, StreamKind, derive_seed
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.errors import InvalidInput
 from cospec.options import Options
-from cospec.plugins import Drafter
-from cospec.protocols import Host
-from cospec.types import Budget, Commit, Context, Draft, Offer
 
 REMEMBERED = 4096  # outputs; the longest unused goes first
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]
@@ -65,28 +65,28 @@ class SyntheticDrafter(Drafter):
     """Replays remembered outputs with mistakes; exact under every rule, as any drafter is."""
 
     samples = False
-    offer = Offer(free=True, chains=True)
+    capabilities = DrafterCapabilities(free=True, chains=True)
     reads_states = False
     drafts_ahead = False
     learns = True
     Options: ClassVar[type[SyntheticOptions]] = SyntheticOptions
 
-    def __init__(self, acceptance: Seq[float], seconds_per_token: float, vocab_size: int) -> None:
+    def __init__(self, acceptance: Sequence[float], seconds_per_token: float, vocab_size: int) -> None:
         self.name = "synthetic"
         self._rates, self._seconds, self._vocab = tuple(acceptance), seconds_per_token, vocab_size
         self._open: dict[str, _Open] = {}
         self._known: OrderedDict[Key, tuple[int, ...]] = OrderedDict()
 
     @classmethod
-    def build(cls, options: SyntheticOptions, host: Host) -> SyntheticDrafter:
+    def build(cls, options: SyntheticOptions, build_context: DrafterBuildContext) -> SyntheticDrafter:
         """Needs of the host what tokens there are."""
         given = options.acceptance
         rates = given if isinstance(given, list) else [given]
         if not rates:
             raise InvalidInput("speculative_config.acceptance", given, "a number from 0 to 1, or at least one of them")
-        return cls(rates, options.seconds_per_token, host.target.vocab_size)
+        return cls(rates, options.seconds_per_token, build_context.target.vocab_size)
 
-    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """A chain for each request whose output is remembered."""
         pairs = zip(contexts, budgets, strict=True)
         drafts = [draft for context, budget in pairs if (draft := self._draft(context, budget)) is not None]
@@ -94,7 +94,7 @@ class SyntheticDrafter(Drafter):
             time.sleep(self._seconds * max(len(draft) for draft in drafts))
         return drafts
 
-    def commit(self, commits: Seq[Commit]) -> None:
+    def commit(self, commits: Sequence[Commit]) -> None:
         """Write along; remember what ended."""
         for commit in commits:
             one = self._open.get(commit.id)
@@ -107,19 +107,19 @@ class SyntheticDrafter(Drafter):
                 if len(self._known) > REMEMBERED:
                     self._known.popitem(last=False)
 
-    def free(self, ids: Seq[str]) -> None:
+    def free(self, ids: Sequence[str]) -> None:
         """Drop requests that ended; what they wrote is remembered."""
         for id in ids:
             self._open.pop(id, None)
 
-    def _draft(self, context: Context, budget: Budget) -> Draft | None:
-        if context.noise is not Purpose.TARGET:
+    def _draft(self, context: DraftContext, budget: DraftBudget) -> Draft | None:
+        if context.stream_kind is not StreamKind.TARGET:
             return None
         one = self._open.get(context.id)
         if one is None:
             prompt = tuple(context.tokens[: context.prompt_len])
             seed = 0 if context.sampling.greedy else context.seed
-            mistakes = derive(context.seed, 1 + crc32(array("q", prompt).tobytes()))
+            mistakes = derive_seed(context.seed, 1 + crc32(array("q", prompt).tobytes()))
             key = (prompt, repr(context.sampling), seed)
             one = self._open[context.id] = _Open(key, context.prompt_len, mistakes)
         one.output.extend(context.tokens[context.prompt_len + len(one.output) :])
@@ -127,12 +127,12 @@ class SyntheticDrafter(Drafter):
         right = self._known.get(one.key, ())[place : place + n]
         if not right:
             return None
-        tokens, n = self._spoiled(right, Draws(one.seed, len(context.tokens))), len(right)
+        tokens, n = self._spoiled(right, RandomStreams(one.seed, len(context.tokens))), len(right)
         return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
 
-    def _spoiled(self, right: tuple[int, ...], draws: Draws) -> tuple[int, ...]:
+    def _spoiled(self, right: tuple[int, ...], draws: RandomStreams) -> tuple[int, ...]:
         """``right`` with another token at the first position whose keyed number is not below the rate."""
-        numbers = draws.uniforms(draws.base, len(right), Purpose.DRAFT)
+        numbers = draws.uniforms(draws.base, len(right), StreamKind.DRAFT)
         rates = [self._rates[min(place, len(self._rates) - 1)] for place in range(len(right))]
         wrong = next((place for place, rate in enumerate(rates) if not numbers[place] < rate), None)
         if wrong is None:

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from cospec.batches import Segment, TokenBatch
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.sampling import likeliest
 from cospec.errors import ModelError
-from cospec.models.attention import ATTENTION, Heads, LayerAttend
-from cospec.models.cache import KVCache, LayerShape
-from cospec.models.packed import PackedBatch
-from cospec.models.packed_model import Forwards, PackedModel, Read, Score
-from cospec.sampling import likeliest
+from cospec.models.attention.backends import ATTENTION, AttentionShape, LayerAttend
+from cospec.models.input_batch import InputBatch
+from cospec.models.kv_cache import KVCache, LayerShape
+from cospec.models.model_runner import Forwards, ModelRunner, Read, Score
 
 ATTENTION_NAME = "cospec"
 
@@ -29,7 +29,7 @@ ATTENTION_NAME = "cospec"
 class LayerCalls(Protocol):
     """What a model call carries to its attention layers, which call it in order."""
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: Heads) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: AttentionShape) -> Tensor:
         """``[T, H, D]``, ``[T, Hkv, D]`` twice, to ``[T, H, D]``."""
 
 
@@ -47,7 +47,7 @@ def _attention(
     return result[None], None
 
 
-def _heads(module: nn.Module, query: Tensor, attention_mask: Tensor | None, options: dict[str, Any]) -> Heads:
+def _heads(module: nn.Module, query: Tensor, attention_mask: Tensor | None, options: dict[str, Any]) -> AttentionShape:
     def option(name: str, attribute: str) -> Any:
         return options[name] if name in options else getattr(module, attribute, None)
 
@@ -58,7 +58,7 @@ def _heads(module: nn.Module, query: Tensor, attention_mask: Tensor | None, opti
     if options.get("is_causal", getattr(module, "is_causal", True)) is False:
         raise _Refused("has attention that is not causal")
     scale = options.get("scaling")
-    return Heads(
+    return AttentionShape(
         scale=float(scale) if scale is not None else query.shape[-1] ** -0.5,
         window=option("sliding_window", "sliding_window"),
         softcap=option("softcap", "attn_logit_softcapping"),
@@ -76,7 +76,7 @@ class _Forward:
     attend_layer: LayerAttend
     layer: int = 0
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: Heads) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: AttentionShape) -> Tensor:
         pages = self.cache.layers[self.layer]
         self.layer += 1
         return self.attend_layer(queries, keys, values, pages, heads)
@@ -89,7 +89,7 @@ class _Probe:
     shapes: list[LayerShape] = field(default_factory=list)
     windows: list[int | None] = field(default_factory=list)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: Heads) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: AttentionShape) -> Tensor:
         if keys.shape != values.shape or queries.shape[-1] != keys.shape[-1]:
             raise _Refused("has keys and values of different sizes")
         self.shapes.append(LayerShape(keys.shape[1], keys.shape[2]))
@@ -160,7 +160,7 @@ def score(model: Any, cache: KVCache, attention: str) -> Score:
     """
     prepare = ATTENTION[attention]
 
-    def forward(batch: PackedBatch) -> Tensor:
+    def forward(batch: InputBatch) -> Tensor:
         rows = batch.logit_rows
         wanted = rows.shape[0]
         if not wanted:
@@ -175,7 +175,7 @@ def read(model: Any, run: Score) -> Read:
     given: list[Tensor] = []
     model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
 
-    def forward(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    def forward(batch: InputBatch) -> tuple[Tensor, Tensor]:
         given.clear()
         logits = run(batch)
         return logits, given[0].flatten(0, -2)[: len(logits)].float()
@@ -185,11 +185,11 @@ def read(model: Any, run: Score) -> Read:
 
 def packed_model(
     name: str, model: Any, cache: KVCache, attention: str, max_len: int, keep_states: bool = False
-) -> PackedModel:
+) -> ModelRunner:
     """A Hugging Face model behind the ``Model`` protocol, see ``score``."""
     vocab_size = int(model.config.get_text_config().vocab_size)
     run = score(model, cache, attention)
-    return PackedModel(name, Forwards(run, read(model, run) if keep_states else None), cache, vocab_size, max_len)
+    return ModelRunner(name, Forwards(run, read(model, run) if keep_states else None), cache, vocab_size, max_len)
 
 
 @torch.inference_mode()
@@ -206,11 +206,11 @@ def check_packing(model: Any, cache: KVCache, attention: str) -> None:
     """
     packed = packed_model("probe", model, cache, attention, max_len=8)
     for id in ("a", "b", "c"):
-        cache.pages.reserve(id, 6)
+        cache.pages.allocate(id, 6)
     ids = [(7 * number + 3) % packed.vocab_size for number in range(10)]
     one, two = tuple(ids[:6]), tuple(ids[6:])
-    together = packed.forward(TokenBatch((Segment("a", 0, one), Segment("b", 0, two))))[6:]
-    pieces = [packed.forward(TokenBatch((Segment("c", start, two[start : start + 2]),))) for start in (0, 2)]
+    together = packed.forward(TokenBatch((SequenceSlice("a", 0, one), SequenceSlice("b", 0, two))))[6:]
+    pieces = [packed.forward(TokenBatch((SequenceSlice("c", start, two[start : start + 2]),))) for start in (0, 2)]
     if None in likeliest(together):
         return  # rows that are not numbers cannot be compared; ``models.smoke`` refuses such a model
     worst = float((together - torch.cat(pieces)).abs().max())

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput
-from cospec.models import native
-from cospec.models.native import Kind
+from cospec.native import operators
+from cospec.native.operators import Kind
 
 Build = Callable[[Tensor, Tensor | None, Kind], nn.Module]
 """``(weight [out, in], bias [out] or None, kind) -> module``."""
@@ -94,7 +94,7 @@ def _as_float(weight: Tensor, kind: Kind) -> Tensor:
 
 
 def _native(weight: Tensor, bias: Tensor | None, kind: Kind) -> nn.Module:
-    return native.PackedLinear(weight, bias, kind)
+    return operators.PackedLinear(weight, bias, kind)
 
 
 def _stock(module: Callable[[Tensor, Tensor | None], nn.Module]) -> Build:
@@ -115,14 +115,14 @@ def choose_linear(name: str, device: torch.device) -> str:
         InvalidInput: the back end is unknown, or does not run here.
     """
     on_cpu = device.type == "cpu"
-    usable = ["native"] if on_cpu and native.available() else []
+    usable = ["native"] if on_cpu and operators.available() else []
     usable += ["mkldnn"] if on_cpu and torch.backends.mkldnn.is_available() else []
     usable += ["torch"]
     if name == "auto":
         return usable[0]
     if name in usable:
         return name
-    reason = f", since {native.why_not()}" if name == "native" and on_cpu and native.why_not() else ""
+    reason = f", since {operators.why_not()}" if name == "native" and on_cpu and operators.why_not() else ""
     raise InvalidInput("linear_backend", name, f"auto or {' or '.join(usable)} on this machine{reason}")
 
 

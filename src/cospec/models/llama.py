@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cospec.core.interfaces import Direct
 from cospec.errors import ModelError
-from cospec.models import native
-from cospec.models.attention import ATTENTION, Heads, LayerAttend
-from cospec.models.cache import KVCache, LayerPages
-from cospec.models.graphs import CudaRecorder, GraphRunner
-from cospec.models.native import Kind
-from cospec.models.packed import PackedBatch
-from cospec.models.packed_model import Forwards
-from cospec.protocols import Direct
+from cospec.models.attention.backends import ATTENTION, AttentionShape, LayerAttend
+from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
+from cospec.models.input_batch import InputBatch
+from cospec.models.kv_cache import KVCache, LayerBlocks
+from cospec.models.model_runner import Forwards
+from cospec.native import operators
+from cospec.native.operators import Kind
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
 
-Affine = tuple[Tensor, Tensor | None]
+LinearWeights = tuple[Tensor, Tensor | None]
 """Weight ``[out, in]`` and bias ``[out]``."""
 
 
@@ -36,14 +36,14 @@ class LayerWeights:
     """One layer; norms are float32."""
 
     input_norm: Tensor
-    qkv: Affine
+    qkv: LinearWeights
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Affine
+    output: LinearWeights
     mlp_norm: Tensor
-    gate: Affine
-    up: Affine
-    down: Affine
+    gate: LinearWeights
+    up: LinearWeights
+    down: LinearWeights
     window: int | None
 
 
@@ -59,7 +59,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     embedding: Tensor
     final_norm: Tensor
-    head: Affine
+    head: LinearWeights
     frequencies: Tensor
     rotary_scale: float
     heads: int
@@ -82,10 +82,10 @@ def why_not(config: Any) -> str:
     if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
         return "rotates a part of each head"
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return f"has heads of size {dim}" if dim % 8 or dim > native.MAX_DIM else ""
+    return f"has heads of size {dim}" if dim % 8 or dim > operators.MAX_DIM else ""
 
 
-def _affine(*modules: Any) -> Affine:
+def _affine(*modules: Any) -> LinearWeights:
     """Linear layers of the same input as one."""
     weights = [module.weight.detach() for module in modules]
     if modules[0].bias is None:
@@ -142,10 +142,10 @@ def read_weights(model: Any) -> Weights:
 class Runner(Protocol):
     """One way to run the forward."""
 
-    def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
+    def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """Float32 ``[R, V]``; writes the batch's keys and values to the pages of each layer."""
 
-    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+    def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
         """Like ``logits``, with the float32 states ``[R, hidden]`` that the logits were read from."""
 
     def on(self, cache: KVCache, max_len: int) -> Direct | None:
@@ -177,7 +177,7 @@ class FusedLlama:
         """
         keys = cache.layers[0].keys
         plain = keys.device.type == "cpu" and keys.dtype == torch.float32 and keys.is_contiguous()
-        in_place = plain and native.available() and cache.pages.page_size % 8 == 0
+        in_place = plain and operators.available() and cache.pages.page_size % 8 == 0
         return cls.build(read_weights(model), linear_kind, in_place)
 
     @classmethod
@@ -189,9 +189,9 @@ class FusedLlama:
         """
         vocab_size = weights.embedding.shape[0]
         if in_place:
-            from cospec.models.llama_native import NativeRunner
+            from cospec.native.llama_forward import NativeLlama
 
-            return cls(NativeRunner(weights, linear_kind), vocab_size)
+            return cls(NativeLlama(weights, linear_kind), vocab_size)
         runner = TorchRunner(weights, linear_kind)
         graphs = weights.embedding.device.type == "cuda"
         return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, vocab_size)
@@ -204,7 +204,7 @@ class FusedLlama:
             direct=self.runner.on(cache, max_len),
         )
 
-    def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
+    def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """Float32 logits ``[R, V]`` of the rows that ask for them.
 
         Args:
@@ -213,7 +213,7 @@ class FusedLlama:
         """
         return self.runner.logits(batch, layers)
 
-    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+    def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
         """Like ``logits``, with the float32 states ``[R, hidden]``, after the last norm, that they were read from."""
         return self.runner.states(batch, layers)
 
@@ -227,17 +227,17 @@ class TorchRunner:
         self._head = _rounded(weights.head, kind)
 
     @staticmethod
-    def _hold(layer: LayerWeights, kind: Kind) -> tuple[Affine, Affine, Affine, Affine]:
+    def _hold(layer: LayerWeights, kind: Kind) -> tuple[LinearWeights, LinearWeights, LinearWeights, LinearWeights]:
         bias = None if layer.gate[1] is None or layer.up[1] is None else torch.cat([layer.gate[1], layer.up[1]])
-        gate_up: Affine = (torch.cat([layer.gate[0], layer.up[0]]), bias)
+        gate_up: LinearWeights = (torch.cat([layer.gate[0], layer.up[0]]), bias)
         qkv, output, gate_up, down = (_rounded(x, kind) for x in (layer.qkv, layer.output, gate_up, layer.down))
         return qkv, output, gate_up, down
 
-    def logits(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> Tensor:
+    def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """See ``FusedLlama.logits``."""
         return self.run(batch, layers, ATTENTION["sdpa"](batch))
 
-    def states(self, batch: PackedBatch, layers: Sequence[LayerPages]) -> tuple[Tensor, Tensor]:
+    def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
         """See ``FusedLlama.states``."""
         x = self._hidden(batch, layers, ATTENTION["sdpa"](batch))
         return self._product(x, self._head).float(), x.float()
@@ -245,12 +245,12 @@ class TorchRunner:
     def on(self, cache: KVCache, max_len: int) -> None:
         """See ``Runner``."""
 
-    def run(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
+    def run(self, batch: InputBatch, layers: Sequence[LayerBlocks], attend: LayerAttend) -> Tensor:
         """Like ``logits``, with an attention that was prepared elsewhere."""
         return self._product(self._hidden(batch, layers, attend), self._head).float()
 
     @torch.no_grad()
-    def _hidden(self, batch: PackedBatch, layers: Sequence[LayerPages], attend: LayerAttend) -> Tensor:
+    def _hidden(self, batch: InputBatch, layers: Sequence[LayerBlocks], attend: LayerAttend) -> Tensor:
         w = self._weights
         angles = batch.positions[:, None].float() * w.frequencies
         turn = (angles.cos() * w.rotary_scale)[:, None], (angles.sin() * w.rotary_scale)[:, None]
@@ -259,7 +259,7 @@ class TorchRunner:
             states = self._product(self._norm(x, layer.input_norm), qkv).unflatten(-1, (-1, w.dim))
             q, k, v = states.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
             q, k = (_rotate(self._norm(part, norm), turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
-            attended = attend(q, k, v, pages, Heads(w.scale, layer.window)).flatten(1)
+            attended = attend(q, k, v, pages, AttentionShape(w.scale, layer.window)).flatten(1)
             if layer is w.layers[-1]:
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
             x = x + self._product(attended, output)
@@ -267,7 +267,7 @@ class TorchRunner:
             x = x + self._product(F.silu(gate) * up, down)
         return self._norm(x, w.final_norm)
 
-    def _product(self, x: Tensor, affine: Affine) -> Tensor:
+    def _product(self, x: Tensor, affine: LinearWeights) -> Tensor:
         """With inputs rounded as the kernels round them."""
         return F.linear(x.bfloat16().to(x.dtype) if self._kind == "bf16" else x, *affine)
 
@@ -283,9 +283,9 @@ def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
-def _rounded(affine: Affine, kind: Kind) -> Affine:
+def _rounded(affine: LinearWeights, kind: Kind) -> LinearWeights:
     """What the native kernels would hold, in the dtype of the weight."""
     weight, bias = affine
-    held, scale = native.held(weight, kind)
+    held, scale = operators.quantize(weight, kind)
     wide = held.to(weight.dtype)
     return (wide if scale is None else wide * scale[:, None].to(weight.dtype)), bias

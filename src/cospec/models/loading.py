@@ -10,21 +10,29 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from cospec.core.interfaces import Model
 from cospec.errors import InvalidInput, ModelError
-from cospec.models.adapters import AdapterFolder, base_folder, is_adapter, merge, read_adapter
-from cospec.models.attention import choose_attention
-from cospec.models.budget import CacheBudget, MemoryPlan, Need, Room, divide, need_of, pages_for
-from cospec.models.cache import KVCache, LayerShape
-from cospec.models.folder import check_stored, read_config, resolve, stored, weight_files
+from cospec.models.attention.backends import choose_attention
+from cospec.models.block_manager import BlockPool
+from cospec.models.checkpoint import check_stored, read_config, resolve, stored, weight_files
+from cospec.models.hf_logging import hf_logging_off
+from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, read_weights, why_not
-from cospec.models.native import Kind
-from cospec.models.packed_model import PackedModel
-from cospec.models.pages import PagePool
+from cospec.models.lora import AdapterFolder, base_folder, is_adapter, merge, read_adapter
+from cospec.models.memory import (
+    CacheBudget,
+    KVRoom,
+    MemoryNeed,
+    MemoryPlan,
+    divide,
+    need_of,
+    pages_for,
+)
+from cospec.models.model_runner import ModelRunner
 from cospec.models.progress import weights_progress
-from cospec.models.quiet import quiet
-from cospec.models.smoke import check_numbers
-from cospec.protocols import Model
+from cospec.models.smoke_test import check_numbers
+from cospec.native.operators import Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -98,7 +106,7 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
     """
     recipe = _recipe(name, options)
     size = sum(file.stat().st_size for file in weight_files(recipe.folder))
-    with quiet(), weights_progress(recipe.name, size):
+    with hf_logging_off(), weights_progress(recipe.name, size):
         model = _assemble(recipe)
     check_numbers(model, recipe.name)
     return model
@@ -110,7 +118,7 @@ def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:
     Raises:
         ModelError, InvalidInput: as ``load_model`` does.
     """
-    with quiet():
+    with hf_logging_off():
         needs = [_need(_recipe(name, options)) for name in names]
     return divide(needs, _device(options.device), options.gpu_memory_utilization, options.cache_bytes)
 
@@ -121,14 +129,14 @@ def memory_plan(names: Sequence[str], options: LoadOptions) -> MemoryPlan:
     Raises:
         ModelError, InvalidInput: as ``load_model`` does, also where memory does not suffice.
     """
-    with quiet():
+    with hf_logging_off():
         recipes = [_recipe(name, options) for name in names]
         needs = [_need(recipe) for recipe in recipes]
         target, config = recipes[0], _config(recipes[0])
         length = _limit(config.get_text_config(), target)
     token = sum(need.token for need in needs)
     budget = divide(needs, target.device, options.gpu_memory_utilization, options.cache_bytes)
-    room = Room(length.allowed, length.allowed if options.max_model_len is not None else 2, options.max_num_seqs)
+    room = KVRoom(length.allowed, length.allowed if options.max_model_len is not None else 2, options.max_num_seqs)
     pages = pages_for(target.name, replace(budget, token=token), (), target.cache_dtype, options.page_size, room)
     return MemoryPlan(
         weights={recipe.name: need.weights for recipe, need in zip(recipes, needs, strict=True)},
@@ -174,7 +182,7 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
     )
 
 
-def _need(recipe: _Recipe) -> Need:
+def _need(recipe: _Recipe) -> MemoryNeed:
     size = recipe.dtype.itemsize if recipe.device.type == "cuda" else {"int8": 1, "bf16": 2, "fp32": 4}[recipe.kind]
     return need_of(_config(recipe).get_text_config(), recipe.elements * size, recipe.cache_dtype)
 
@@ -188,7 +196,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     folder = folder if (folder / "tokenizer_config.json").exists() else base_folder(folder)
-    with quiet():
+    with hf_logging_off():
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False, local_files_only=True
@@ -210,7 +218,7 @@ def _assemble(recipe: _Recipe) -> Model:
     cache, attention, max_len = _cache(config, shapes, recipe)
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.kind)
-    small = PagePool(4, cache.pages.page_size, prefix_caching=False)
+    small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
     by_head = attention == "sdpa"
     hf.check_packing(model, KVCache(shapes, small, recipe.cache_dtype, recipe.device, by_head), attention)
     return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
@@ -228,7 +236,7 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
         torch.cuda.empty_cache()
     cache, _, max_len = _cache(config, shapes, recipe)
     forwards = fused.forwards(cache, max_len, recipe.options.keep_states)
-    return PackedModel(recipe.name, forwards, cache, fused.vocab_size, max_len)
+    return ModelRunner(recipe.name, forwards, cache, fused.vocab_size, max_len)
 
 
 def _cache(config: Any, shapes: list[LayerShape], recipe: _Recipe) -> tuple[KVCache, str, int]:
@@ -328,16 +336,16 @@ def _limit(config: Any, recipe: _Recipe) -> _Length:
     return _Length(int(asked if asked is not None else kept), cut if asked is None else "")
 
 
-def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Recipe) -> tuple[PagePool, int]:
+def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Recipe) -> tuple[BlockPool, int]:
     """The page pool, and how long a sequence can be in it."""
     options = recipe.options
     size = options.page_size
     budget = options.budget or divide(
-        [Need(0, 0)], recipe.device, options.gpu_memory_utilization, options.cache_bytes
+        [MemoryNeed(0, 0)], recipe.device, options.gpu_memory_utilization, options.cache_bytes
     )  # the weights are in their place already
-    room = Room(limit, limit if options.max_model_len is not None else 2, options.max_num_seqs)
+    room = KVRoom(limit, limit if options.max_model_len is not None else 2, options.max_num_seqs)
     count = pages_for(recipe.name, budget, shapes, dtype, size, room)
-    return PagePool(count, size, options.prefix_caching), min(limit, count * size)
+    return BlockPool(count, size, options.prefix_caching), min(limit, count * size)
 
 
 def _device(name: str) -> torch.device:

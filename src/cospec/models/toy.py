@@ -7,16 +7,16 @@ changes its output instead of going unnoticed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from cospec.batches import Pick, Rolled, Segment, TokenBatch
-from cospec.models.pages import PagePool
-from cospec.protocols import Direct
-from cospec.tree import path_to
-from cospec.types import Commit
+from cospec.core.interfaces import Direct
+from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
+from cospec.core.tree import path_to
+from cospec.core.types import Commit
+from cospec.models.block_manager import BlockPool
 
 EMPTY = -1
 
@@ -36,7 +36,7 @@ class ToyModel:
     def __init__(self, vocab_size: int = 3, order: int = 2, seed: int = 0, sharpness: float = 1.0) -> None:
         self.name, self.vocab_size, self.order = f"toy-{seed}", vocab_size, order
         self.max_len = 512
-        self.pages = PagePool(num_pages=256, page_size=4)
+        self.pages = BlockPool(num_pages=256, page_size=4)
         shape = [vocab_size + 1] * order + [vocab_size]  # the last index of a context slot stands for "no token"
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(shape, generator=generator, dtype=torch.float64) * sharpness
@@ -46,7 +46,7 @@ class ToyModel:
         self.direct: Direct | None = None
         self.device = torch.device("cpu")
 
-    def logits(self, context: Seq[int]) -> Tensor:
+    def logits(self, context: Sequence[int]) -> Tensor:
         """Logits ``[V]`` behind ``context``, without any cache: the reference of the tests."""
         padded = [EMPTY] * self.order + list(context)
         return self.table[tuple(padded[len(padded) - self.order :])]
@@ -62,27 +62,27 @@ class ToyModel:
             rows += [self.logits(self.context(segment, row)) for row in self._rows(segment)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=self.dtype)
 
-    def rollout(self, batch: TokenBatch, picks: Seq[Pick]) -> Rolled | None:
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
         """None: a table has nothing to gain from a loop of its own."""
         return None
 
-    def commit(self, commits: Seq[Commit]) -> None:
+    def commit(self, commits: Sequence[Commit]) -> None:
         """Move accepted nodes together, as a cache of keys and values does."""
         for commit in commits:
             moved = [self.read(commit.id, commit.base_len + node) for node in commit.path]
             for offset, token in enumerate(moved):
                 self.write(commit.id, commit.base_len + offset, token)
 
-    def free(self, ids: Seq[str]) -> None:
+    def free(self, ids: Sequence[str]) -> None:
         """Give the pages back; what they held stays in them."""
         for id in ids:
             self.pages.free(id)
 
     @staticmethod
-    def _rows(segment: Segment) -> range:
+    def _rows(segment: SequenceSlice) -> range:
         return range(segment.logits_from, len(segment.tokens))
 
-    def context(self, segment: Segment, row: int) -> list[int]:
+    def context(self, segment: SequenceSlice, row: int) -> list[int]:
         """The tokens that a row of a segment attends to, read from the cache."""
         known = segment.start + segment.known
         if segment.start + row < known:

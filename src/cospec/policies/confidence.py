@@ -9,20 +9,19 @@ is drawn. A cut that looked at what came behind would keep tokens by their own v
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
+from cospec.core.plugins import Policy
+from cospec.core.stats import StepStats
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.plugins import Policy
-from cospec.policies.goodput import Goodput, GoodputOptions
-from cospec.policies.setting import PolicySetting
-from cospec.stats import RoundStats
-from cospec.types import Budget, Commit, Draft, Load
+from cospec.policies.context import PolicyContext
+from cospec.policies.goodput.controller import Goodput, GoodputOptions
 
 
 class ConfidenceOptions(Options):
@@ -36,20 +35,20 @@ class Confidence(Policy):
     """Spec section 5, ``confidence``. Decides by goodput who is drafted for at all, and by confidence how far."""
 
     Options: ClassVar[type[ConfidenceOptions]] = ConfidenceOptions
-    reads_costs: ClassVar[bool] = True
+    needs_latency: ClassVar[bool] = True
     learns: ClassVar[bool] = True
 
     def __init__(self, goodput: Goodput, threshold: float, longest: int) -> None:
         self._goodput = goodput
-        self._budget = Budget(depth=longest, max_nodes=longest, threshold=threshold)
-        self._load: Load | None = None
+        self._budget = DraftBudget(depth=longest, max_nodes=longest, threshold=threshold)
+        self._load: BatchState | None = None
 
     @classmethod
-    def build(cls, options: ConfidenceOptions, setting: PolicySetting) -> Confidence:
+    def build(cls, options: ConfidenceOptions, setting: PolicyContext) -> Confidence:
         """Around a goodput policy of its own."""
         return cls(Goodput.build(options.goodput, setting), options.threshold, setting.longest)
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         """As deep as allowed, until the drafter grows unsure, for everybody whom a draft is expected to serve."""
         self._load = load
         planned, found = self._goodput.plan(load), []
@@ -71,7 +70,7 @@ class Confidence(Policy):
         kept = (cut(draft, bar) for draft in drafts)
         return [draft for draft in kept if len(draft)]
 
-    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """As ``goodput``."""
         self._goodput.observe(stats, commits)
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from cospec.core.plugins import Policy
+from cospec.core.stats import StepStats
+from cospec.core.tree import MAX_NODES, level_nodes
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.plugins import Policy
-from cospec.policies.setting import PolicySetting
-from cospec.stats import RoundStats
-from cospec.tree import MAX_NODES, level_nodes
-from cospec.types import Budget, Commit, Draft, Load
+from cospec.policies.context import PolicyContext
 
 
 class FixedOptions(Options):
@@ -28,21 +27,21 @@ class Fixed(Policy):
     """
 
     Options: ClassVar[type[FixedOptions]] = FixedOptions
-    reads_costs: ClassVar[bool] = False
+    needs_latency: ClassVar[bool] = False
     learns: ClassVar[bool] = False
     keeps_drafts: ClassVar[bool] = True
-    lasts: ClassVar[int] = sys.maxsize
+    horizon: ClassVar[int] = sys.maxsize
 
     def __init__(self, length: int, max_nodes: int | None = None, widths: tuple[int, ...] = ()) -> None:
         most = level_nodes(widths, length) if max_nodes is None else max_nodes
-        self._budget = Budget(depth=length, max_nodes=min(most, MAX_NODES), widths=widths[:length])
+        self._budget = DraftBudget(depth=length, max_nodes=min(most, MAX_NODES), widths=widths[:length])
 
     @classmethod
-    def build(cls, options: FixedOptions, setting: PolicySetting) -> Fixed:
+    def build(cls, options: FixedOptions, setting: PolicyContext) -> Fixed:
         """As long, and as wide, as configured."""
         return cls(setting.length, setting.max_nodes, setting.widths)
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         """The same budget for everybody."""
         return [self._budget] * len(load.ready)
 
@@ -50,7 +49,7 @@ class Fixed(Policy):
         """All of every draft."""
         return drafts
 
-    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """Nothing to learn."""
 
     def gauges(self) -> Mapping[str, float]:

@@ -7,8 +7,7 @@ Dinkelbach's iteration makes a row of linear problems: maximise tokens - λ · s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -16,13 +15,13 @@ from pydantic import Field
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_matrix
 
+from cospec.core.plugins import Policy
+from cospec.core.stats import StepStats
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.plugins import Policy
-from cospec.policies.allocation import Choice, Round, Steps
-from cospec.policies.goodput import Goodput, GoodputOptions
-from cospec.policies.setting import PolicySetting
-from cospec.stats import RoundStats
-from cospec.types import Budget, Commit, Draft, Load
+from cospec.policies.context import PolicyContext
+from cospec.policies.goodput.controller import Goodput, GoodputOptions
+from cospec.policies.goodput.length_optimizer import DraftLevels, LengthChoice, StepLimits
 
 CLOSE = 1e-9
 
@@ -38,22 +37,22 @@ class Milp(Policy):
     """Spec section 5, ``milp``: rates, costs, probes and draft caches as in ``goodput``, lengths by HiGHS. Slow."""
 
     Options: ClassVar[type[MilpOptions]] = MilpOptions
-    reads_costs: ClassVar[bool] = True
+    needs_latency: ClassVar[bool] = True
     learns: ClassVar[bool] = True
 
     def __init__(self, goodput: Goodput) -> None:
         self._goodput = goodput
 
     @classmethod
-    def build(cls, options: MilpOptions, setting: PolicySetting) -> Milp:
+    def build(cls, options: MilpOptions, setting: PolicyContext) -> Milp:
         """A goodput policy whose lengths the solver chooses."""
 
-        def solve_within(steps: Steps, given: Round) -> Choice:
+        def solve_within(steps: DraftLevels, given: StepLimits) -> LengthChoice:
             return solve(steps, given, options.time_limit)
 
         return cls(Goodput(options.goodput, setting, solve_within))
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         """As ``goodput``."""
         return self._goodput.plan(load)
 
@@ -62,11 +61,11 @@ class Milp(Policy):
         return drafts
 
     @property
-    def lasts(self) -> int:
+    def horizon(self) -> int:
         """As ``goodput``."""
-        return self._goodput.lasts
+        return self._goodput.horizon
 
-    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """As ``goodput``."""
         self._goodput.observe(stats, commits)
 
@@ -79,10 +78,10 @@ class Milp(Policy):
         return self._goodput.gauges()
 
 
-def solve(steps: Steps, given: Round, time_limit: float = 10.0) -> Choice:
+def solve(steps: DraftLevels, given: StepLimits, time_limit: float = 10.0) -> LengthChoice:
     """The best counts of steps, whatever the shape of the costs."""
     idle = given.seconds + float(given.verified[0])
-    best = Choice(np.zeros(len(steps.gains), np.int64), given.tokens, idle)
+    best = LengthChoice(np.zeros(len(steps.gains), np.int64), given.tokens, idle)
     program = _Program(steps, given)
     while True:
         found = program.best(best.goodput, time_limit)
@@ -94,7 +93,7 @@ def solve(steps: Steps, given: Round, time_limit: float = 10.0) -> Choice:
 class _Program:
     """Variables: a step is taken; the round drafts to a level; so many tokens are verified; seconds."""
 
-    def __init__(self, steps: Steps, given: Round) -> None:
+    def __init__(self, steps: DraftLevels, given: StepLimits) -> None:
         self._steps, self._given = steps, given
         self._n, self._width = steps.gains.shape
         self._levels = int(steps.depths.max())
@@ -103,7 +102,7 @@ class _Program:
         self._level, self._count, self._span = taken, taken + self._levels, taken + self._levels + self._counts
         self._rows = self._constraints()
 
-    def best(self, price: float, time_limit: float) -> Choice | None:
+    def best(self, price: float, time_limit: float) -> LengthChoice | None:
         """The choice with the most tokens - price · seconds."""
         size = self._span + 1
         value = np.zeros(size)
@@ -124,7 +123,7 @@ class _Program:
             return None
         taken = np.rint(done.x[: self._level]).reshape(self._n, self._width)
         tokens = self._given.tokens + float((taken * self._steps.gains).sum())
-        return Choice(taken.sum(axis=1).astype(np.int64), tokens, self._given.seconds + float(done.x[self._span]))
+        return LengthChoice(taken.sum(axis=1).astype(np.int64), tokens, self._given.seconds + float(done.x[self._span]))
 
     def _constraints(self) -> list[LinearConstraint]:
         n, width, given = self._n, self._width, self._given

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from cospec.core.plugins import Policy
+from cospec.core.stats import StepStats
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.plugins import Policy
-from cospec.policies.setting import PolicySetting
-from cospec.stats import RoundStats
-from cospec.types import Budget, Commit, Draft, Load
+from cospec.policies.context import PolicyContext
 
 
 class OffOptions(Options):
@@ -22,20 +21,20 @@ class Off(Policy):
     """Length 0 for everybody, whatever is configured; costs no drafter call."""
 
     Options: ClassVar[type[OffOptions]] = OffOptions
-    reads_costs: ClassVar[bool] = False
+    needs_latency: ClassVar[bool] = False
     learns: ClassVar[bool] = False
     keeps_drafts: ClassVar[bool] = True
-    lasts: ClassVar[int] = sys.maxsize
+    horizon: ClassVar[int] = sys.maxsize
 
     def __init__(self) -> None:
-        self._budget = Budget()
+        self._budget = DraftBudget()
 
     @classmethod
-    def build(cls, options: OffOptions, setting: PolicySetting) -> Off:
+    def build(cls, options: OffOptions, setting: PolicyContext) -> Off:
         """The same everywhere."""
         return cls()
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         """An empty budget for everybody."""
         return [self._budget] * len(load.ready)
 
@@ -43,7 +42,7 @@ class Off(Policy):
         """Nothing was drafted."""
         return drafts
 
-    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """Nothing to learn."""
 
     def gauges(self) -> Mapping[str, float]:

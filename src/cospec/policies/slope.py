@@ -8,18 +8,17 @@ section 11). Where nothing significant shows, the length stays, and is tried one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
+from cospec.core.plugins import Policy
+from cospec.core.stats import StepStats
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.plugins import Policy
-from cospec.policies.setting import PolicySetting
-from cospec.stats import RoundStats
-from cospec.types import Budget, Commit, Draft, Load
+from cospec.policies.context import PolicyContext
 
 
 class SlopeOptions(Options):
@@ -42,7 +41,7 @@ class Slope(Policy):
     """Spec section 5, ``slope``: lengths 1 to ``longest``."""
 
     Options: ClassVar[type[SlopeOptions]] = SlopeOptions
-    reads_costs: ClassVar[bool] = False
+    needs_latency: ClassVar[bool] = False
     learns: ClassVar[bool] = True
 
     def __init__(self, options: SlopeOptions, longest: int) -> None:
@@ -54,19 +53,19 @@ class Slope(Policy):
         self._quiet = 0
 
     @classmethod
-    def build(cls, options: SlopeOptions, setting: PolicySetting) -> Slope:
+    def build(cls, options: SlopeOptions, setting: PolicyContext) -> Slope:
         """Between 1 and the configured length."""
         return cls(options, setting.longest)
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         """The present length for everybody."""
-        return [Budget(depth=self.length, max_nodes=self.length)] * len(load.ready)
+        return [DraftBudget(depth=self.length, max_nodes=self.length)] * len(load.ready)
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         """All of every draft."""
         return drafts
 
-    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """Count rounds that verified drafts of the present length; decide when there are enough."""
         speculated = [commit for commit in commits if commit.drafted]
         tokens = sum(len(commit.path) + 1 for commit in speculated)
@@ -99,7 +98,7 @@ class Slope(Policy):
         self._before, self._since, self._quiet = self._since, [], 0
 
 
-def trend(before: Seq[float], since: Seq[float], significance: float) -> int:
+def trend(before: Sequence[float], since: Sequence[float], significance: float) -> int:
     """1 where time per token rises significantly over the two stretches of rounds, -1 where it falls, 0 otherwise.
 
     The line is fitted to blocks of rounds, in each of which the mean time is that of many tokens.

@@ -8,22 +8,21 @@ times, and the lower quartile kept, which other processes on the machine disturb
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 import torch
 
-from cospec.batches import Segment, TokenBatch
-from cospec.draws import Purpose
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.policies.cost import Sample
-from cospec.profiling.bursts import ROUNDS, Bursts
-from cospec.protocols import Burst, Clock, Model
-from cospec.types import Budget, Commit, Context
+from cospec.core.interfaces import Clock, Model, MultiStepRunner
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.plugins import Drafter
+from cospec.core.rng import StreamKind
+from cospec.core.types import Commit, DraftBudget, DraftContext
+from cospec.policies.latency.forward import LatencySample
+from cospec.profiling.multi_step import ROUNDS, MultiStepTimer
+from cospec.sampling_params import SamplingParams
 
 MOST_REPEATS = 11
 TURNS = 1 + MOST_REPEATS // 2  # the first has a call of each point, the others have two
@@ -59,7 +58,7 @@ class Grid:
 START = Grid((64, 256), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 3, 5), chunks=(96,), rows=(4, 6, 7, 8, 9, 12, 14))
 
 
-def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = time.perf_counter) -> list[Sample]:
+def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = time.perf_counter) -> list[LatencySample]:
     """Samples of ``model.forward``; points that do not fit the model or its cache are left out.
 
     All points are timed by turns, so that a moment in which the machine is busy spoils one time of each and not all of
@@ -83,7 +82,7 @@ def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = ti
         model.free(ids)
     # The first time of each point pays for what later ones find ready, and counts only where there is no other.
     return [
-        Sample(context * count, tokens * count, count, _typical(taken[1:] or taken))
+        LatencySample(context * count, tokens * count, count, _typical(taken[1:] or taken))
         for (context, count, tokens), taken in zip(points, times, strict=True)
         if taken
     ]
@@ -91,19 +90,19 @@ def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = ti
 
 def measure_steps(
     drafter: Drafter, vocabulary: int, grid: Grid, seconds: float, clock: Clock = time.perf_counter
-) -> list[Sample]:
+) -> list[LatencySample]:
     """Samples of ``drafter.propose``, a pass for each token; ``grid.tokens`` are the lengths of the drafts.
 
     Drafters that propose nothing for a text that they were not told of step by step (heads) give no samples.
     """
     chance, end = np.random.default_rng(0), clock() + seconds
-    found: list[Sample] = []
+    found: list[LatencySample] = []
     for context, count, depth in _spread(grid):
         if len(found) >= FEWEST and clock() >= end:
             break
         texts = [chance.integers(0, vocabulary, context).tolist() for _ in range(count)]
-        contexts = [Context(f"profile-{n}", text, 1, GREEDY, n, Purpose.TARGET) for n, text in enumerate(texts)]
-        budgets = [Budget(depth, depth)] * count
+        contexts = [DraftContext(f"profile-{n}", text, 1, GREEDY, n, StreamKind.TARGET) for n, text in enumerate(texts)]
+        budgets = [DraftBudget(depth, depth)] * count
         try:
             if len(drafter.propose(contexts, budgets)) < count:
                 continue
@@ -115,18 +114,18 @@ def measure_steps(
                 times.append(clock() - started)
         finally:
             drafter.free([each.id for each in contexts])
-        found.append(Sample(context * count, count, count, _typical(times), depth))
+        found.append(LatencySample(context * count, count, count, _typical(times), depth))
     return found
 
 
-def measure_rounds(
+def measure_multi_steps(
     target: Model,
     drafter: Drafter,
     grid: Grid,
     seconds: float,
-    burst: Burst | None = None,
+    burst: MultiStepRunner | None = None,
     clock: Clock = time.perf_counter,
-) -> tuple[list[Sample], list[Sample]]:
+) -> tuple[list[LatencySample], list[LatencySample]]:
     """Samples of verification and of drafting in turns, as rounds call them: ``target.forward``, ``drafter.propose``.
 
     Each finds the processor's caches as the other left them: alone, in a loop, a small drafter takes half as long. A
@@ -134,17 +133,17 @@ def measure_rounds(
     propose nothing for a text that they were not told of step by step (heads) give no samples.
     """
     chance, end = np.random.default_rng(0), clock() + seconds
-    count, bursts = max(grid.sequences), None if burst is None else Bursts(burst)
+    count, bursts = max(grid.sequences), None if burst is None else MultiStepTimer(burst)
     ahead = ROUNDS * max(grid.tokens + grid.rows) if bursts else 0
     texts = {
         context: [
-            Context(
+            DraftContext(
                 f"profile-{context}-{n}",
                 chance.integers(0, target.vocab_size, context).tolist(),
                 1,
                 GREEDY,
                 n,
-                Purpose.TARGET,
+                StreamKind.TARGET,
             )
             for n in range(count)
         ]
@@ -167,7 +166,7 @@ def measure_rounds(
                 context, several, tokens = points[place]
                 contexts, depth = texts[context][:several], 0 if tokens in grid.chunks else tokens - 1
                 if depth and not met.issuperset(each.id for each in contexts):
-                    drafter.propose(contexts, [Budget(depth, depth)] * several)
+                    drafter.propose(contexts, [DraftBudget(depth, depth)] * several)
                     met.update(each.id for each in contexts)
                 rounds = bursts.play(contexts, depth) if bursts and tokens not in grid.chunks else []
                 for known, drafting, verifying in rounds:
@@ -178,7 +177,7 @@ def measure_rounds(
                     continue
                 if depth:
                     started = clock()
-                    if len(drafter.propose(contexts, [Budget(depth, depth)] * several)) == several:
+                    if len(drafter.propose(contexts, [DraftBudget(depth, depth)] * several)) == several:
                         drafts[place].append((context * several, clock() - started))
                 started = clock()
                 _finished(target.forward(batches[place]))
@@ -192,21 +191,21 @@ def measure_rounds(
     )
 
 
-def _sample(found: Seq[tuple[float, float]], tokens: int, sequences: int, passes: int = 1) -> Sample:
+def _sample(found: Sequence[tuple[float, float]], tokens: int, sequences: int, passes: int = 1) -> LatencySample:
     """Of all calls of a point but the first, which pays for what later ones find ready: cached tokens and seconds."""
     known, seconds = zip(*(found[1:] or found), strict=True)
-    return Sample(float(np.mean(known)), tokens, sequences, _typical(seconds), passes)
+    return LatencySample(float(np.mean(known)), tokens, sequences, _typical(seconds), passes)
 
 
 def _batch(
-    ids: Seq[str], point: tuple[int, int, int], grid: Grid, vocabulary: int, chance: np.random.Generator
+    ids: Sequence[str], point: tuple[int, int, int], grid: Grid, vocabulary: int, chance: np.random.Generator
 ) -> TokenBatch:
     """Tokens behind a context for as many of the sequences: a draft, or a piece of a prompt."""
     context, count, tokens = point
     new = tuple(chance.integers(0, vocabulary, tokens).tolist())
     drafted = tokens not in grid.chunks
     parents, first = (tuple(range(-1, tokens - 2)), 0) if drafted else ((), tokens - 1)
-    return TokenBatch(tuple(Segment(id, context, new, parents, first) for id in ids[:count]))
+    return TokenBatch(tuple(SequenceSlice(id, context, new, parents, first) for id in ids[:count]))
 
 
 def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
@@ -222,7 +221,7 @@ def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
         yield others[place]
 
 
-def _order(count: int, turn: int, chance: np.random.Generator) -> Seq[int]:
+def _order(count: int, turn: int, chance: np.random.Generator) -> Sequence[int]:
     """Of the points in one turn: as they come in the first two, which may be the last ones, and shuffled in others.
 
     What a call finds in the processor's caches depends on the one before it. So no point may always follow the same
@@ -232,17 +231,17 @@ def _order(count: int, turn: int, chance: np.random.Generator) -> Seq[int]:
     return [int(place) for place in np.repeat(order, 1 if turn == 0 else 2)]
 
 
-def _reserve(model: Model, ids: Seq[str], length: int) -> list[str]:
+def _reserve(model: Model, ids: Sequence[str], length: int) -> list[str]:
     """Room for as many of the sequences as there is, without anything in it."""
     for count, id in enumerate(ids):
-        model.pages.attach(id, ())
-        if not model.pages.reserve(id, length):
+        model.pages.match_prefix(id, ())
+        if not model.pages.allocate(id, length):
             model.free([id])
             return list(ids[:count])
     return list(ids)
 
 
-def _typical(times: Seq[float]) -> float:
+def _typical(times: Sequence[float]) -> float:
     """The lower quartile: other processes make calls slower, never faster."""
     return float(np.quantile(times, 0.25))
 
@@ -253,7 +252,7 @@ def _finished(logits: torch.Tensor) -> None:
         torch.cuda.synchronize(logits.device)
 
 
-def _go_on(drafter: Drafter, contexts: Seq[Context], texts: Seq[list[int]], tokens: list[int]) -> None:
+def _go_on(drafter: Drafter, contexts: Sequence[DraftContext], texts: Sequence[list[int]], tokens: list[int]) -> None:
     """Two more committed tokens for everybody, none of which was drafted."""
     commits = []
     for context, text in zip(contexts, texts, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cospec.errors import ModelError
-from cospec.policies.cost import ForwardCost, Sample, fit
+from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class Profile:
     """
 
     name: str
-    samples: tuple[Sample, ...]
-    fitted: ForwardCost
-    held_out: tuple[Sample, ...]
-    checked: ForwardCost
+    samples: tuple[LatencySample, ...]
+    fitted: ForwardLatency
+    held_out: tuple[LatencySample, ...]
+    checked: ForwardLatency
 
     @classmethod
-    def of(cls, name: str, samples: Seq[Sample]) -> Profile:
+    def of(cls, name: str, samples: Sequence[LatencySample]) -> Profile:
         """Hold every third point out, fit the others, then all.
 
         Raises:
@@ -61,7 +61,7 @@ class Profile:
         }
 
 
-def plot(profiles: Seq[Profile], path: Path) -> None:
+def plot(profiles: Sequence[Profile], path: Path) -> None:
     """Predicted over measured milliseconds of the held-out points, one panel for each model.
 
     Raises:

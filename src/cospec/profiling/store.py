@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from cospec import native
-from cospec.policies.cost import ForwardCost
+from cospec.native import library
+from cospec.policies.latency.forward import ForwardLatency
 from cospec.system import processor
 
 FORMAT = 5  # goes up when what is measured changes, so that older files are not read
@@ -33,8 +33,8 @@ def machine(device: str) -> dict[str, Any]:
     return {
         "device": processor(),
         "threads": torch.get_num_threads(),
-        "kernels": native.build(),
-        "instruction_set": native.isa() if native.available() else "",
+        "kernels": library.build(),
+        "instruction_set": library.isa() if library.available() else "",
     }
 
 
@@ -47,12 +47,12 @@ def weights(folder: Path) -> dict[str, Any]:
     return {"model": folder.name, "weights": files}
 
 
-def load(key: Mapping[str, Any]) -> ForwardCost | None:
+def load(key: Mapping[str, Any]) -> ForwardLatency | None:
     """The fit that was kept under ``key``; None where there is none, or one that cannot be read."""
     path = _path(key)
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return ForwardCost.from_json(stored["fit"])
+        return ForwardLatency.from_json(stored["fit"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -60,7 +60,7 @@ def load(key: Mapping[str, Any]) -> ForwardCost | None:
         return None
 
 
-def save(key: Mapping[str, Any], fitted: ForwardCost) -> None:
+def save(key: Mapping[str, Any], fitted: ForwardLatency) -> None:
     """Keep a fit; a directory that cannot be written is only logged."""
     path = _path(key)
     text = json.dumps({"key": dict(key), "fit": fitted.to_json()}, indent=1)

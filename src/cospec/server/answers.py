@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from cospec.engine.tokens import Tokens
+from cospec.core.stats import RequestStats, total
+from cospec.core.types import Event
 from cospec.server import logprobs
 from cospec.server.schemas import ChatBody, CompletionBody, Sampled
 from cospec.server.service import Call, Output
-from cospec.stats import RequestStats, total
-from cospec.types import Event
+from cospec.text.tokenizer import TextTokenizer
 
 SPECULATION = (
     "target_calls",
@@ -51,7 +51,7 @@ class CompletionShape:
 
     name = chunk_name = "text_completion"
 
-    def __init__(self, body: CompletionBody, tokens: Tokens) -> None:
+    def __init__(self, body: CompletionBody, tokens: TextTokenizer) -> None:
         self._body = body
         self._tokens = tokens
         # Characters of each choice's tokens so far, which are ahead of its text where some of that is held back.
@@ -90,7 +90,7 @@ class ChatShape:
     name = "chat.completion"
     chunk_name = "chat.completion.chunk"
 
-    def __init__(self, body: ChatBody, tokens: Tokens) -> None:
+    def __init__(self, body: ChatBody, tokens: TextTokenizer) -> None:
         self._body = body
         self._tokens = tokens
 
@@ -128,7 +128,7 @@ def whole(call: Call, shape: Shape, outputs: Sequence[Output]) -> dict[str, Any]
         "model": call.model,
         "choices": [shape.choice(index, output) for index, output in enumerate(outputs)],
         "usage": usage(call, outputs),
-        "law": outputs[-1].law,
+        "distribution": outputs[-1].distribution,
     }
 
 
@@ -171,7 +171,7 @@ def _ending(piece: Event | Output) -> dict[str, Any]:
     return {"finish_reason": piece.finish and piece.finish.value, "stop_reason": piece.stop_reason}
 
 
-def _extensions(body: Sampled, piece: Event | Output, output: Output, tokens: Tokens) -> dict[str, Any]:
+def _extensions(body: Sampled, piece: Event | Output, output: Output, tokens: TextTokenizer) -> dict[str, Any]:
     """Keys of a choice that only those see who asked for them."""
     found: dict[str, Any] = {}
     if body.prompt_logprobs is not None and piece.prompt_logprobs is not None:

@@ -22,7 +22,7 @@ async def read_bytes(http: HttpRequest, limit: int) -> bytes:
     """The whole body.
 
     Raises:
-        BodyTooLarge: by the header ``Content-Length``, before the body is read, or by what arrives.
+        BodyTooLarge: by the header ``Content-LengthConfig``, before the body is read, or by what arrives.
     """
     declared = http.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > len(str(limit)) or int(declared) > limit):

@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from cospec.engine.serving import RequestRefused
 from cospec.errors import CospecError, EngineStopped, InvalidInput
+from cospec.runtime.async_engine import RequestRefused
 
 MAX_MESSAGE = 2000
 CLIENT_GONE = 499  # nginx's number for a client that closed the connection

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cospec.engine.tokens import Tokens
-from cospec.stats import TokenLogprobs
+from cospec.core.stats import TokenLogprobs
+from cospec.text.tokenizer import TextTokenizer
 
 LOWEST = -9999.0  # OpenAI's stand-in for minus infinity, which JSON has no word for
 
@@ -16,13 +16,13 @@ def finite(logprob: float) -> float:
     return max(logprob, LOWEST)
 
 
-def characters(id: int, tokens: Tokens) -> int:
+def characters(id: int, tokens: TextTokenizer) -> int:
     """How many whole characters a token stands for."""
     return len(tokens.to_bytes(id).decode(errors="ignore"))
 
 
 def completion(
-    entries: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int, tokens: Tokens
+    entries: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int, tokens: TextTokenizer
 ) -> dict[str, Any]:
     """The ``logprobs`` of a completion's choice.
 
@@ -44,7 +44,7 @@ def completion(
     }
 
 
-def _by_text(entry: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
+def _by_text(entry: TokenLogprobs, tokens: TextTokenizer) -> dict[str, float]:
     """The likeliest tokens and the chosen one; where two read the same, the likelier is kept."""
     found: dict[str, float] = {}
     for id, logprob in (*entry.top, (entry.token, entry.logprob)):
@@ -52,7 +52,7 @@ def _by_text(entry: TokenLogprobs, tokens: Tokens) -> dict[str, float]:
     return found
 
 
-def chat(entries: Sequence[TokenLogprobs], top: int, tokens: Tokens) -> dict[str, Any]:
+def chat(entries: Sequence[TokenLogprobs], top: int, tokens: TextTokenizer) -> dict[str, Any]:
     """The ``logprobs`` of a chat completion's choice, with ``top`` alternatives per token."""
 
     def one(id: int, logprob: float) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def chat(entries: Sequence[TokenLogprobs], top: int, tokens: Tokens) -> dict[str
     return {"content": content, "refusal": None}
 
 
-def prompt(entries: Sequence[TokenLogprobs | None], tokens: Tokens) -> list[dict[str, Any] | None]:
+def prompt(entries: Sequence[TokenLogprobs | None], tokens: TextTokenizer) -> list[dict[str, Any] | None]:
     """vLLM's ``prompt_logprobs``: per position, token id to its logprob, rank and text."""
     found: list[dict[str, Any] | None] = []
     for entry in entries:

@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from cospec.engine.serving import EngineStatus
-from cospec.types import Event
+from cospec.core.types import Event
+from cospec.runtime.async_engine import EngineStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cospec:"
@@ -70,9 +70,9 @@ class ServerMetrics:
         )
         self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", E2E_BUCKETS)
 
-    def clock(self, arrival: float) -> Clock:
+    def clock(self, arrival: float) -> LatencyMetrics:
         """A stopwatch for one request that arrived at ``arrival`` (seconds, monotonic clock)."""
-        return Clock(arrival, self._ttft, self._itl, self._e2e)
+        return LatencyMetrics(arrival, self._ttft, self._itl, self._e2e)
 
     def render(self, engine: Mapping[str, Any] | None, status: EngineStatus) -> bytes:
         """All metrics in Prometheus' text format.
@@ -90,7 +90,7 @@ class ServerMetrics:
         return family.labels(self._model)
 
 
-class Clock:
+class LatencyMetrics:
     """Times one request's events."""
 
     def __init__(self, arrival: float, ttft: Histogram, itl: Histogram, e2e: Histogram) -> None:

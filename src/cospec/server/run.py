@@ -13,12 +13,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from cospec.config import EngineConfig
-from cospec.engine.process import Build, build_engine
-from cospec.engine.serving import EngineClient
-from cospec.engine.supervisor import Supervision
-from cospec.engine.tokens import Tokens, import_tokenizers, load_tokenizer
 from cospec.errors import InvalidInput, words
-from cospec.lasting import keep
+from cospec.process_utils import freeze_gc
+from cospec.runtime.async_engine import AsyncEngineClient
+from cospec.runtime.engine_core import Build, build_engine
+from cospec.runtime.supervisor import Supervision
 from cospec.server.admission import AdmissionLimits
 from cospec.server.app import create_app
 from cospec.server.auth import read_keys
@@ -26,6 +25,7 @@ from cospec.server.connections import TimedConfig, limit_accept_errors
 from cospec.server.metrics import ServerMetrics
 from cospec.server.service import Service
 from cospec.server.settings import ServerSettings
+from cospec.text.tokenizer import TextTokenizer, import_tokenizers, load_tokenizer
 
 FLUSH_SECONDS = 5  # for answers on their way when the drain is over
 BACKLOG = 2048  # connections that wait to be accepted
@@ -60,7 +60,7 @@ class _Faces:
 
 
 async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
-    client = EngineClient(faces.build, Supervision(settings.engine_timeout, settings.max_engine_restarts))
+    client = AsyncEngineClient(faces.build, Supervision(settings.engine_timeout, settings.max_engine_restarts))
     loading = asyncio.create_task(load_app(client, config, settings))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:
@@ -78,7 +78,7 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
         for name in SIGNALS:
             loop.add_signal_handler(name, shutdown.begin)
         ending = asyncio.create_task(_end_with_engine(client, server))
-        keep()
+        freeze_gc()
         await server.serve(sockets=[listener])
         ending.cancel()
         client.check_ended()
@@ -86,13 +86,15 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
         await client.close()
 
 
-async def _end_with_engine(client: EngineClient, server: uvicorn.Server) -> None:
+async def _end_with_engine(client: AsyncEngineClient, server: uvicorn.Server) -> None:
     """A server without its engine can do nothing: it ends, and whoever watches it starts another one."""
     await client.ended()
     server.should_exit = True
 
 
-async def load_app(client: EngineClient, config: EngineConfig, settings: ServerSettings = ServerSettings()) -> FastAPI:
+async def load_app(
+    client: AsyncEngineClient, config: EngineConfig, settings: ServerSettings = ServerSettings()
+) -> FastAPI:
     """Start the engine of ``client`` and put the application in front of it.
 
     Raises:
@@ -101,7 +103,7 @@ async def load_app(client: EngineClient, config: EngineConfig, settings: ServerS
     # The tokenizer's library takes seconds to import: time in which the engine's process loads its model.
     info, _ = await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
-    tokens = Tokens(tokenizer, info.max_model_len, info.vocab_size)
+    tokens = TextTokenizer(tokenizer, info.max_model_len, info.vocab_size)
     await asyncio.to_thread(tokens.prepare)
     limits = AdmissionLimits.of(settings, config.max_num_seqs)
     return create_app(Service(client, tokens, ServerMetrics(info.model_name), settings, limits))
@@ -128,7 +130,7 @@ class _Server(uvicorn.Server):
 class _Shutdown:
     """The first signal drains, a second one ends what still runs."""
 
-    def __init__(self, client: EngineClient, server: uvicorn.Server, timeout: float) -> None:
+    def __init__(self, client: AsyncEngineClient, server: uvicorn.Server, timeout: float) -> None:
         self._client = client
         self._server = server
         self._timeout = timeout

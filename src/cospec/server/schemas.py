@@ -6,7 +6,7 @@ Types are checked here, ranges by ``SamplingParams``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request as HttpRequest
 
 from cospec import options
+from cospec.core.types import Speculation
 from cospec.errors import InvalidInput, words
-from cospec.params import MAX_LOGPROBS, SamplingParams
+from cospec.sampling_params import MAX_LOGPROBS, SamplingParams
 from cospec.server import bodies
 from cospec.server.settings import ServerSettings
-from cospec.types import Speculation
 
 SchemaT = TypeVar("SchemaT", bound="Schema")
 Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what can be sent on to the engine
@@ -60,7 +60,7 @@ class SpeculationChoice(Schema):
 
     enabled: bool = True
     length: int | None = Field(default=None, ge=0, le=64)
-    rule: str | None = None
+    acceptance_method: str | None = None
     policy: str | None = None
     drafters: Annotated[list[str], FAIL_FAST] | None = None
 
@@ -126,7 +126,7 @@ class Sampled(Schema):
     stream_options: StreamOptions | None = None
     # cospec's own
     speculation: SpeculationChoice | None = None
-    law: dict[str, Any] | None = None
+    ensemble: dict[str, Any] | None = None
     include_speculation_stats: bool = False
     return_token_ids: bool = False
     return_sources: bool = False
@@ -174,7 +174,7 @@ class Sampled(Schema):
         """The request's speculation choices as the engine takes them."""
         given = self.speculation or SpeculationChoice()
         drafters = None if given.drafters is None else tuple(given.drafters)
-        return Speculation(given.enabled, given.length, given.rule, given.policy, drafters)
+        return Speculation(given.enabled, given.length, given.acceptance_method, given.policy, drafters)
 
 
 class CompletionBody(Sampled):
@@ -297,7 +297,7 @@ def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
     return InvalidInput(path, first["input"], UNIONS.get(str(parts[-1]), options.allowed(first)))
 
 
-def unknown_key(schema: type[Schema], place: Seq[int | str], given: object) -> InvalidInput:
+def unknown_key(schema: type[Schema], place: Sequence[int | str], given: object) -> InvalidInput:
     """The error about a key that no field has, with the keys that could stand at its ``place``."""
     path = ".".join(str(part) for part in place)
     refused = InvalidInput(f"key {path}", given, "one of " + ", ".join(_keys(schema, place[:-1])))
@@ -305,7 +305,7 @@ def unknown_key(schema: type[Schema], place: Seq[int | str], given: object) -> I
     return refused
 
 
-def _keys(schema: type[Schema], place: Seq[int | str]) -> list[str]:
+def _keys(schema: type[Schema], place: Sequence[int | str]) -> list[str]:
     """The keys of the object that stands at ``place``."""
     for part in place:
         annotation = schema.model_fields[str(part)].annotation if part in schema.model_fields else None

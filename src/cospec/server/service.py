@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request as HttpRequest
 
-from cospec.engine.requests import make_requests
-from cospec.engine.serving import EngineClient
-from cospec.engine.tokens import Tokens
+from cospec.core.stats import RequestStats, TokenLogprobs
+from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import CospecError
-from cospec.params import SamplingParams
+from cospec.runtime.async_engine import AsyncEngineClient
+from cospec.sampling_params import SamplingParams
 from cospec.server.admission import Admission, AdmissionLimits
 from cospec.server.errors import RequestTimeout, UnknownModel
 from cospec.server.metrics import ServerMetrics
 from cospec.server.schemas import Sampled
 from cospec.server.settings import ServerSettings
-from cospec.stats import RequestStats, TokenLogprobs
-from cospec.types import Event, Finish, Request
+from cospec.text.input_processor import make_requests
+from cospec.text.tokenizer import TextTokenizer
 
 Prompt = tuple[str, tuple[int, ...]]  # its text, needed for ``echo`` only, and its token ids
 
@@ -59,10 +59,10 @@ class Output:
     sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-    finish: Finish | None = None
+    finish: FinishReason | None = None
     stop_reason: str | int | None = None
     stats: RequestStats | None = None
-    law: str = "target"
+    distribution: str = "target"
     started: bool = False
 
     def take(self, event: Event) -> None:
@@ -75,7 +75,7 @@ class Output:
             self.prompt_logprobs = event.prompt_logprobs
         self.finish, self.stop_reason = event.finish, event.stop_reason
         self.stats = event.stats or self.stats
-        self.law = event.law
+        self.distribution = event.distribution
         self.started = True
 
 
@@ -88,8 +88,8 @@ class Service:
 
     def __init__(
         self,
-        client: EngineClient,
-        tokens: Tokens,
+        client: AsyncEngineClient,
+        tokens: TextTokenizer,
         metrics: ServerMetrics,
         settings: ServerSettings = ServerSettings(),
         limits: AdmissionLimits = AdmissionLimits(),
@@ -122,7 +122,7 @@ class Service:
             made = make_requests(f"{id}-{number}", ids, params, body.choice(), now)
             # Nobody reads along unless the answer streams: one event for all of an output is enough.
             requests.extend(
-                dataclasses.replace(request, priority=body.priority, law=body.law, streams=bool(body.stream))
+                dataclasses.replace(request, priority=body.priority, ensemble=body.ensemble, streams=bool(body.stream))
                 for request in made
             )
         texts = tuple(text for text, _ in prompts for _ in range(params.n))
@@ -168,7 +168,7 @@ class _Deadline:
 
     def check(self, event: Event) -> None:
         """Raises ``RequestTimeout`` where ``event`` is the end that the deadline made."""
-        if self._passed and event.finish is Finish.ABORT:
+        if self._passed and event.finish is FinishReason.ABORT:
             raise RequestTimeout(self._seconds)
 
     def cancel(self) -> None:
@@ -181,5 +181,5 @@ class _Deadline:
 
 
 def _muted(event: Event) -> Event:
-    finish = Finish.LENGTH if event.finish in (Finish.STOP, Finish.LENGTH) else event.finish
+    finish = FinishReason.LENGTH if event.finish in (FinishReason.STOP, FinishReason.LENGTH) else event.finish
     return dataclasses.replace(event, text="", tokens=(), sources=(), logprobs=(), finish=finish, stop_reason=None)

@@ -10,12 +10,12 @@ import msgspec
 from fastapi.responses import Response, StreamingResponse
 from starlette.requests import Request as HttpRequest
 
+from cospec.core.types import Event
 from cospec.errors import CospecError
 from cospec.server import answers, errors
 from cospec.server.answers import Shape
 from cospec.server.errors import EngineFailure
 from cospec.server.service import Call, Output, Service
-from cospec.types import Event
 
 DONE = b"data: [DONE]\n\n"
 Indexed = AsyncGenerator[tuple[int, Event], None]
@@ -82,7 +82,7 @@ def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: S
     for choice in choices:
         chunk = answers.chunk(call, shape, [choice])
         if choice["finish_reason"] is not None:
-            chunk["law"] = output.law
+            chunk["distribution"] = output.distribution
         if call.body.usage_always:
             chunk["usage"] = answers.usage(call, outputs)
         found.append(_sse(chunk))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cospec.engine.chat_template import Names
 from cospec.errors import InvalidInput
 from cospec.server.schemas import Message, Templated
+from cospec.text.chat_template import Names
 
 RESERVED = frozenset(
     {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from itertools import cycle
 from typing import Any, Protocol
 
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 
 SAME = 1e-12  # seconds that rounding may make of one moment
 
@@ -21,7 +21,7 @@ class VirtualClock:
             takes so many times as long. One after the other, again and again.
     """
 
-    def __init__(self, pace: Seq[tuple[float, float]] = ()) -> None:
+    def __init__(self, pace: Sequence[tuple[float, float]] = ()) -> None:
         self.now = 0.0
         self._pace = cycle(pace or [(math.inf, 1.0)])
         self._left, self._factor = next(self._pace)
@@ -45,23 +45,23 @@ class VirtualClock:
         self.now = max(self.now, moment)
 
 
-class Worker(Protocol):
+class SimulatedWorker(Protocol):
     """A drafter that knows beforehand how long it will take."""
 
-    def seconds(self, contexts: Seq[Context], budgets: Seq[Budget]) -> float:
+    def seconds(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
         """For a proposal; what it has to catch up on counts as done from then on."""
 
-    def drafts(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+    def drafts(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """The proposal itself, at no time."""
 
-    def commit(self, commits: Seq[Commit]) -> None:
+    def commit(self, commits: Sequence[Commit]) -> None:
         """See ``Drafter.commit``."""
 
-    def free(self, ids: Seq[str]) -> None:
+    def free(self, ids: Sequence[str]) -> None:
         """See ``Drafter.free``."""
 
 
-class Promise:
+class SimulatedFuture:
     """A result that is there from a known moment on."""
 
     def __init__(self, clock: VirtualClock, moment: float, value: Any) -> None:
@@ -84,25 +84,25 @@ class Promise:
         return self._value
 
 
-class Beside:
+class SimulatedExecutor:
     """A handle of drafters on ``nodes`` machines of their own: each batch goes to the node that is free first."""
 
     parallel, present = True, True
 
-    def __init__(self, worker: Worker, clock: VirtualClock, nodes: int = 1) -> None:
+    def __init__(self, worker: SimulatedWorker, clock: VirtualClock, nodes: int = 1) -> None:
         self.busy = 0.0
         self._worker, self._clock = worker, clock
         self._free_at = [0.0] * nodes
 
-    def submit(self, method: str, *args: Any) -> Promise:
+    def submit(self, method: str, *args: Any) -> SimulatedFuture:
         """Drafting takes the time that it takes, beside everything else; word of commits takes none."""
         if method != "propose":
-            return Promise(self._clock, self._clock.now, getattr(self._worker, method)(*args))
+            return SimulatedFuture(self._clock, self._clock.now, getattr(self._worker, method)(*args))
         seconds = self._worker.seconds(*args)
         done = max(self._clock.now, heapq.heappop(self._free_at)) + seconds
         heapq.heappush(self._free_at, done)
         self.busy += seconds
-        return Promise(self._clock, done, self._worker.drafts(*args))
+        return SimulatedFuture(self._clock, done, self._worker.drafts(*args))
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -7,28 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from cospec.protocols import Clock
-from cospec.stats import RequestStats, RoundStats
+from cospec.core.interfaces import Clock
+from cospec.core.stats import RequestStats, StepStats
 
 POINTS = 60  # of a series over time
 
 
 @dataclass(slots=True)
-class Rounds:
+class StepLog:
     """Every round of one engine, in columns."""
 
     clock: Clock
     times: list[float] = field(default_factory=list)
     rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
 
-    def add(self, stats: RoundStats) -> None:
+    def add(self, stats: StepStats) -> None:
         """One round that ended now: sequences, tokens computed, proposed, accepted, committed."""
         self.times.append(self.clock())
         self.rows.append((stats.sequences, stats.batched_tokens, stats.proposed, stats.accepted, stats.committed))
 
 
 @dataclass(slots=True)
-class Outcomes:
+class RequestLog:
     """What requests experienced; all times in seconds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Outcomes:
         self.rejections += stats.rejections
 
 
-def summary(outcomes: Outcomes, engines: list[Rounds], busy: tuple[float, float]) -> dict[str, Any]:
+def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, float]) -> dict[str, Any]:
     """One run as JSON.
 
     Args:
@@ -99,7 +99,7 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {"mean": round(float(data.mean()), 6), "p50": round(float(p50), 6), "p99": round(float(p99), 6)}
 
 
-def _series(engines: list[Rounds]) -> dict[str, list[float]]:
+def _series(engines: list[StepLog]) -> dict[str, list[float]]:
     """Means over equal pieces of the run: when, tokens drafted per sequence, sequences per round, tokens per second."""
     times = np.array([time for rounds in engines for time in rounds.times])
     rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)

@@ -13,27 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from cospec.config import SpeculativeConfig
-from cospec.engine.committer import Committer
-from cospec.engine.engine import Engine, Parts
-from cospec.engine.policy import build_policy, check_policy
-from cospec.engine.requests import Resolver
-from cospec.engine.scheduler import Limits, Scheduler
+from cospec.core.engine import Engine, EngineComponents
+from cospec.core.interfaces import StepContext
+from cospec.core.output_processor import OutputProcessor
+from cospec.core.plugins import Policy
+from cospec.core.policy_builder import build_policy, check_policy
+from cospec.core.scheduler import Scheduler, SchedulerLimits
+from cospec.core.types import Request
 from cospec.errors import InvalidInput, words
-from cospec.models.pages import PagePool
+from cospec.models.block_manager import BlockPool
 from cospec.options import parse
-from cospec.params import SamplingParams
-from cospec.plugins import Policy
-from cospec.policies.cost import ForwardCost
-from cospec.policies.round_cost import Costs
-from cospec.protocols import Crew
-from cospec.registry import ROUNDS
-from cospec.simulation.cast import Cache, Rates, SimulatedDrafter, SimulatedJudge
-from cospec.simulation.clock import Beside, VirtualClock
-from cospec.simulation.policies import LONGEST, Oracle, Random, Watched
-from cospec.simulation.results import Outcomes, Rounds, summary
-from cospec.simulation.scenario import Drafting, Scenario, Variant
-from cospec.simulation.workload import Job, jobs
-from cospec.types import Request
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.policies.latency.step import LatencyModels
+from cospec.registry import EXECUTION_MODES
+from cospec.sampling_params import SamplingParams
+from cospec.simulation.clock import SimulatedExecutor, VirtualClock
+from cospec.simulation.oracle_policies import LONGEST, Oracle, Random, RecordedPolicy
+from cospec.simulation.results import RequestLog, StepLog, summary
+from cospec.simulation.scenario import DrafterConfig, Scenario, ScenarioVariant
+from cospec.simulation.simulated_models import (
+    Rates,
+    SimulatedDrafter,
+    SimulatedModel,
+    SimulatedVerifier,
+)
+from cospec.simulation.workload import SimulatedRequest, jobs
+from cospec.text.input_processor import InputProcessor
 
 PAGE = 16
 ONLY_HERE = ("oracle", "random")  # policies that no engine has
@@ -46,13 +51,13 @@ class Replica:
     engine: Engine
     clock: VirtualClock
     drafter: SimulatedDrafter
-    judge: SimulatedJudge
-    handle: Beside
-    rounds: Rounds
+    verifier: SimulatedVerifier
+    executor: SimulatedExecutor
+    rounds: StepLog
     held: int = 0  # requests that have not ended
     presence: float = 0.0  # the integral of that over time
 
-    def add(self, job: Job) -> None:
+    def add(self, job: SimulatedRequest) -> None:
         """A request comes: at its time, or now where it has none."""
         due = self.clock.now if job.due is None else job.due
         if not self.held:
@@ -64,7 +69,7 @@ class Replica:
         params = SamplingParams(temperature=0.0, max_tokens=job.output, ignore_eos=True)
         self.engine.add(Request(id, (0,) * job.prompt, params, job.number, due, id))
 
-    def step(self) -> Iterator[tuple[Job, Any]]:
+    def step(self) -> Iterator[tuple[SimulatedRequest, Any]]:
         """One round; the requests that ended with it, and their statistics."""
         began, held = self.clock.now, self.held
         events = self.engine.step()
@@ -80,11 +85,11 @@ class World:
     """What every replica of a variant is built from."""
 
     scenario: Scenario
-    variant: Variant
+    variant: ScenarioVariant
     folder: Path
 
     @property
-    def drafting(self) -> Drafting:
+    def drafting(self) -> DrafterConfig:
         """The variant's own, or the scenario's."""
         return self.variant.drafting or self.scenario.drafting
 
@@ -99,26 +104,26 @@ class World:
         target, draft = scenario.target.cost.built(self.folder), self.drafting.cost.built(self.folder)
         if target.seconds(1, 1, 1) <= 0:
             raise InvalidInput("target.cost", words("nothing"), "seconds for a token")
-        cache = Cache(PagePool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False))
+        cache = SimulatedModel(BlockPool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False))
         drafter = SimulatedDrafter(self.drafting, draft, clock, self._rates())
-        judge, rounds = SimulatedJudge(cache, scenario.target, target, clock), Rounds(clock)
-        policy = Watched(self._policy(drafter, clock, target, draft), rounds)
-        handle = Beside(drafter, clock, self.drafting.nodes)
-        ROUNDS.check(variant.round)
-        crew = Crew(drafter, judge, policy, clock, handle)
-        limits = Limits(
+        verifier, rounds = SimulatedVerifier(cache, scenario.target, target, clock), StepLog(clock)
+        policy = RecordedPolicy(self._policy(drafter, clock, target, draft), rounds)
+        executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
+        EXECUTION_MODES.check(variant.execution_mode)
+        components = StepContext(drafter, verifier, policy, clock, executor)
+        limits = SchedulerLimits(
             variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, cache.pages.capacity
         )
-        parts = Parts(
+        parts = EngineComponents(
             model=cache,
             scheduler=Scheduler(cache.pages, policy, limits),
-            round=ROUNDS.load(variant.round)(crew),
-            committer=Committer(None, "target", clock=clock),
-            resolver=Resolver(2, cache.pages.capacity, frozenset(), "match", LONGEST),
-            law="target",
+            execution_mode=EXECUTION_MODES.load(variant.execution_mode)(components),
+            committer=OutputProcessor(None, "target", clock=clock),
+            resolver=InputProcessor(2, cache.pages.capacity, frozenset(), "match", LONGEST),
+            distribution="target",
             clock=clock,
         )
-        return Replica(Engine(parts), clock, drafter, judge, handle, rounds)
+        return Replica(Engine(parts), clock, drafter, verifier, executor, rounds)
 
     def _rates(self) -> dict[str, Rates]:
         """α by domain; 0.5 tells the right tokens of a trace, whose luck is 0 or 1."""
@@ -126,7 +131,7 @@ class World:
         return {**own, **self.variant.acceptance}
 
     def _policy(
-        self, drafter: SimulatedDrafter, clock: VirtualClock, target: ForwardCost, draft: ForwardCost
+        self, drafter: SimulatedDrafter, clock: VirtualClock, target: ForwardLatency, draft: ForwardLatency
     ) -> Policy:
         variant = self.variant
         if variant.policy in ONLY_HERE and variant.policy_options:
@@ -137,10 +142,10 @@ class World:
         if variant.policy == "random":
             return Random(longest, self.scenario.seed)
         given = {name: getattr(variant, name) for name in ("policy", "num_speculative_tokens", "widths", "max_nodes")}
-        given |= {"policy_options": variant.policy_options, "round": variant.round}
+        given |= {"policy_options": variant.policy_options, "execution_mode": variant.execution_mode}
         config = parse(SpeculativeConfig, {"method": "simulated", **given}, "variants.")
         check_policy(config)
-        return build_policy(config, drafter, clock, Costs(target, draft))
+        return build_policy(config, drafter, clock, LatencyModels(target, draft))
 
 
 def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
@@ -159,15 +164,15 @@ def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
 def run(world: World, load: float) -> dict[str, Any]:
     """One variant at one load, as ``results.summary`` puts it."""
     found, replicas = serve_all(world, load)
-    busy = sum(each.judge.busy for each in replicas), sum(_drafting(each) for each in replicas)
+    busy = sum(each.verifier.busy for each in replicas), sum(_drafting(each) for each in replicas)
     return summary(found, [each.rounds for each in replicas], busy)
 
 
-def serve_all(world: World, load: float) -> tuple[Outcomes, list[Replica]]:
+def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
     """One variant at one load, to the end of its requests."""
     replicas = [world.replica() for _ in range(world.scenario.target.replicas)]
-    coming, found, last = jobs(world.scenario, load, world.folder), Outcomes(), 0.0
-    following: Iterator[Job] = iter(())
+    coming, found, last = jobs(world.scenario, load, world.folder), RequestLog(), 0.0
+    following: Iterator[SimulatedRequest] = iter(())
     if world.scenario.arrivals.kind == "closed":
         first, following = [job for _, job in zip(range(int(load)), coming, strict=False)], coming
         coming = chain(first)
@@ -183,9 +188,9 @@ def serve_all(world: World, load: float) -> tuple[Outcomes, list[Replica]]:
         began = behind.clock.now
         for job, stats in behind.step():
             found.add(stats, job.output)
-            follower = next(following, None)
-            if follower is not None:
-                behind.add(follower)
+            kv_cache = next(following, None)
+            if kv_cache is not None:
+                behind.add(kv_cache)
         last = max(last, behind.clock.now)
         assert behind.clock.now > began or behind.held != before, "time stands still"
     found.end, found.presence = last, sum(each.presence for each in replicas)
@@ -194,4 +199,4 @@ def serve_all(world: World, load: float) -> tuple[Outcomes, list[Replica]]:
 
 def _drafting(replica: Replica) -> float:
     """Seconds that drafters worked, beside the target or in turn with it."""
-    return replica.handle.busy + replica.drafter.busy
+    return replica.executor.busy + replica.drafter.busy

@@ -12,14 +12,14 @@ from pydantic import Field, model_validator
 from cospec.config import LONGEST_DRAFT, read_file
 from cospec.errors import InvalidInput, words
 from cospec.options import Options, parse
-from cospec.policies.cost import ForwardCost
+from cospec.policies.latency.forward import ForwardLatency
 
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]
 Amount = Annotated[float, Field(ge=0, strict=False)]
 Positive = Annotated[float, Field(gt=0, strict=False)]
 
 
-class Cost(Options):
+class LatencyConfig(Options):
     """Coefficients of the time model in seconds, or a file of ``cospec profile`` to take them from.
 
     Attributes:
@@ -42,25 +42,25 @@ class Cost(Options):
     model: str | None = None
     factor: Positive = 1.0
 
-    def built(self, folder: Path) -> ForwardCost:
+    def built(self, folder: Path) -> ForwardLatency:
         """The time model; a profile is looked for beside the scenario.
 
         Raises:
             InvalidInput: the profile cannot be read, or has no such model.
         """
         if self.profile is None:
-            cost = ForwardCost(self.context, self.slopes, self.knees, self.sequence, self.fixed, self.start)
+            cost = ForwardLatency(self.context, self.slopes, self.knees, self.sequence, self.fixed, self.start)
             return cost.scaled(self.factor)
         try:
             profiles = json.loads((folder / self.profile).read_text(encoding="utf-8"))["profiles"]
             names = [str(each["name"]) for each in profiles]
             place = 0 if self.model is None else names.index(self.model)
-            return ForwardCost.from_json(profiles[place]["fit"]).scaled(self.factor)
+            return ForwardLatency.from_json(profiles[place]["fit"]).scaled(self.factor)
         except (OSError, KeyError, ValueError, TypeError, IndexError) as error:
             raise InvalidInput("profile", words(f"{self.profile} ({error})"), "a JSON file of cospec profile") from None
 
 
-class Drafting(Options):
+class DrafterConfig(Options):
     """Who drafts, and what that takes.
 
     Attributes:
@@ -69,11 +69,11 @@ class Drafting(Options):
     """
 
     kind: Literal["model", "heads", "lookup"] = "model"
-    cost: Cost = Cost()
+    cost: LatencyConfig = LatencyConfig()
     nodes: int = Field(default=1, ge=1)
 
 
-class Target(Options):
+class TargetConfig(Options):
     """The verification server.
 
     Attributes:
@@ -83,21 +83,21 @@ class Target(Options):
         replicas: whole engines; a request goes to the one with the fewest.
     """
 
-    cost: Cost
+    cost: LatencyConfig
     stages: int = Field(default=1, ge=1)
     link: Amount = 0.0
     overhead: Amount = 0.0
     replicas: int = Field(default=1, ge=1)
 
 
-class Pace(Options):
+class SpeedConfig(Options):
     """How fast the machines are for a while: work of so many ``seconds`` takes ``factor`` times as long."""
 
     seconds: Positive
     factor: Positive
 
 
-class Length(Options):
+class LengthConfig(Options):
     """Tokens: a log-normal distribution with this mean and coefficient of variation, cut at both ends; 0 is fixed."""
 
     mean: Positive
@@ -106,13 +106,13 @@ class Length(Options):
     most: int = Field(default=4096, ge=1)
 
     @model_validator(mode="after")
-    def _in_order(self) -> Length:
+    def _in_order(self) -> LengthConfig:
         if self.least > self.most:
             raise ValueError("least up to most")
         return self
 
 
-class Domain(Options):
+class DomainConfig(Options):
     """A kind of request.
 
     Attributes:
@@ -127,18 +127,18 @@ class Domain(Options):
     weight: Positive = 1.0
     acceptance: Rate | Annotated[tuple[Rate, ...], Field(min_length=1, strict=False)] = 0.7
     trace: str | None = None
-    prompt: Length = Length(mean=128)
-    output: Length = Length(mean=128)
+    prompt: LengthConfig = LengthConfig(mean=128)
+    output: LengthConfig = LengthConfig(mean=128)
 
 
-class Segment(Options):
+class RateSegment(Options):
     """So many requests per second for so many seconds."""
 
     rate: Positive
     seconds: Positive
 
 
-class Coming(Options):
+class ArrivalConfig(Options):
     """How requests come.
 
     Attributes:
@@ -152,10 +152,10 @@ class Coming(Options):
     burstiness: Positive = 1.0
     concurrency: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(8,), min_length=1, strict=False)
     trace: str | None = None
-    segments: tuple[Segment, ...] = Field(default=(), strict=False)
+    segments: tuple[RateSegment, ...] = Field(default=(), strict=False)
 
     @model_validator(mode="after")
-    def _complete(self) -> Coming:
+    def _complete(self) -> ArrivalConfig:
         if self.kind == "segments" and not self.segments:
             raise ValueError("at least one segment where arrivals come in segments")
         if self.kind == "trace" and self.trace is None:
@@ -163,7 +163,7 @@ class Coming(Options):
         return self
 
 
-class Variant(Options):
+class ScenarioVariant(Options):
     """One way of serving: what ``speculative_config`` says, and what else differs.
 
     Attributes:
@@ -179,8 +179,8 @@ class Variant(Options):
     policy_options: Mapping[str, Any] = Field(default_factory=dict)
     widths: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(), strict=False)
     max_nodes: int | None = Field(default=None, ge=1, le=LONGEST_DRAFT)
-    round: str = "sequential"
-    drafting: Drafting | None = None
+    execution_mode: str = "sequential"
+    drafting: DrafterConfig | None = None
     acceptance: Mapping[str, Rate] = Field(default_factory=dict)
     max_num_seqs: int | None = Field(default=None, ge=1)
 
@@ -200,12 +200,12 @@ class Scenario(Options):
     max_num_seqs: int = Field(default=64, ge=1)
     max_num_batched_tokens: int = Field(default=2048, ge=1)
     kv_tokens: int = Field(default=1_000_000, ge=64)
-    target: Target
-    drafting: Drafting = Drafting()
-    domains: tuple[Domain, ...] = Field(default=(Domain(),), min_length=1, strict=False)
-    arrivals: Coming = Coming()
-    pace: tuple[Pace, ...] = Field(default=(), strict=False)
-    variants: tuple[Variant, ...] = Field(min_length=1, strict=False)
+    target: TargetConfig
+    drafting: DrafterConfig = DrafterConfig()
+    domains: tuple[DomainConfig, ...] = Field(default=(DomainConfig(),), min_length=1, strict=False)
+    arrivals: ArrivalConfig = ArrivalConfig()
+    pace: tuple[SpeedConfig, ...] = Field(default=(), strict=False)
+    variants: tuple[ScenarioVariant, ...] = Field(min_length=1, strict=False)
 
     @classmethod
     def read(cls, path: Path) -> Scenario:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from cospec.arrivals import Trace, by_rate
 from cospec.errors import InvalidInput
-from cospec.simulation.scenario import Coming, Domain, Length, Scenario
+from cospec.simulation.arrivals import Trace, by_rate
+from cospec.simulation.scenario import ArrivalConfig, DomainConfig, LengthConfig, Scenario
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedRequest:
     """One request to come.
 
     Attributes:
@@ -26,14 +26,14 @@ class Job:
     """
 
     number: int
-    domain: Domain
+    domain: DomainConfig
     due: float | None
     prompt: int
     output: int
     luck: list[float]
 
 
-def jobs(scenario: Scenario, load: float, folder: Path) -> Iterator[Job]:
+def jobs(scenario: Scenario, load: float, folder: Path) -> Iterator[SimulatedRequest]:
     """The requests of one run in order.
 
     Args:
@@ -53,10 +53,10 @@ def jobs(scenario: Scenario, load: float, folder: Path) -> Iterator[Job]:
             luck = [0.0 if each else 1.0 for each in right]
         else:
             luck = generator.random(output).tolist()
-        yield Job(number, domain, times[number] if times else None, prompt, output, luck)
+        yield SimulatedRequest(number, domain, times[number] if times else None, prompt, output, luck)
 
 
-def due(coming: Coming, count: int, load: float, seed: int, folder: Path) -> list[float]:
+def due(coming: ArrivalConfig, count: int, load: float, seed: int, folder: Path) -> list[float]:
     """When each of ``count`` requests comes; empty for a closed loop."""
     if coming.kind == "closed":
         return []
@@ -67,7 +67,7 @@ def due(coming: Coming, count: int, load: float, seed: int, folder: Path) -> lis
     return [time / load for time in _changing(coming, count, np.random.default_rng(seed))]
 
 
-def _changing(coming: Coming, count: int, generator: np.random.Generator) -> list[float]:
+def _changing(coming: ArrivalConfig, count: int, generator: np.random.Generator) -> list[float]:
     """A Poisson process of changing rate: even steps of the expected number of arrivals, turned back into times."""
     expected = np.cumsum(generator.exponential(size=count))
     seconds = np.array([segment.seconds for segment in coming.segments])
@@ -77,7 +77,7 @@ def _changing(coming: Coming, count: int, generator: np.random.Generator) -> lis
     return list((rounds * seconds.sum() + np.interp(rest, ends, np.concatenate([[0.0], np.cumsum(seconds)]))).tolist())
 
 
-def _draw(length: Length, generator: np.random.Generator) -> int:
+def _draw(length: LengthConfig, generator: np.random.Generator) -> int:
     drawn = length.mean
     if length.variation:
         spread = math.log(1 + length.variation**2)
@@ -85,7 +85,7 @@ def _draw(length: Length, generator: np.random.Generator) -> int:
     return min(max(round(drawn), length.least), length.most)
 
 
-def _trace(domain: Domain, folder: Path) -> list[list[int]]:
+def _trace(domain: DomainConfig, folder: Path) -> list[list[int]]:
     if domain.trace is None:
         return []
     try:

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from cospec.errors import InvalidInput, words
-from cospec.training.course import Course, Material, Subject
+from cospec.training.distill_data import DistillBatches, DistillData, DistillOptions
 from cospec.training.family import load_trained, new_model, origin, prepare
 from cospec.training.generate import Writer
-from cospec.training.lessons import Lessons
-from cospec.training.recipe import Distillation, Recipe, Schedule
+from cospec.training.recipe import Distillation, TrainingRecipe, TrainingSchedule
+from cospec.training.teacher_cache import TeacherCache
 from cospec.training.trainer import Trainer
 
 
@@ -38,7 +38,7 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 class DistillationLoss:
     """The loss of the rows of ``lessons`` with the given numbers; ``head [V, H]`` is the target's output embedding."""
 
-    lessons: Lessons
+    lessons: TeacherCache
     head: Tensor
     options: Distillation
 
@@ -77,13 +77,13 @@ def initialise(student: LlamaForCausalLM, head: Tensor, states: Tensor) -> None:
 
 
 def train_drafter(
-    recipe: Recipe, data: Path, out: Path, compiled: bool = False, writer: Writer | None = None
+    recipe: TrainingRecipe, data: Path, out: Path, compiled: bool = False, writer: Writer | None = None
 ) -> Trainer:
     """Distil the target in ``out`` into the recipe's drafter, from a copy of the target's embedding or from where
     ``family.go_on`` says. Resumes from what ``out`` holds."""
     tokenizer, target, course = _open(recipe, data, out, writer)
     schedule = recipe.drafter_schedule
-    material = course.make(target, Subject(recipe.mixture, recipe.distillation, schedule.sequence, recipe.seed))
+    material = course.make(target, DistillOptions(recipe.mixture, recipe.distillation, schedule.sequence, recipe.seed))
     if origin("drafter", out) is None:
         states = torch.from_numpy(np.array(material.lessons.states[::8, ::16])).flatten(0, 1).float()
         student = new_model(recipe.drafter, recipe, tokenizer, recipe.seed)
@@ -96,7 +96,7 @@ def train_drafter(
 
 
 def train_specialists(
-    recipe: Recipe, data: Path, out: Path, names: Sequence[str] = (), writer: Writer | None = None
+    recipe: TrainingRecipe, data: Path, out: Path, names: Sequence[str] = (), writer: Writer | None = None
 ) -> dict[str, Trainer]:
     """Distil one drafter per domain from the target in ``out``, each from the weights of the drafter there.
 
@@ -118,23 +118,29 @@ def train_specialists(
     schedule, options = recipe.specialists.schedule, recipe.specialists.distillation
     trainers = {}
     for name in names or recipe.mixture:
-        material = course.make(target, Subject({name: 1.0}, options, schedule.sequence, recipe.seed), name)
+        material = course.make(target, DistillOptions({name: 1.0}, options, schedule.sequence, recipe.seed), name)
         student = load_trained(recipe, "drafter", tokenizer, out).requires_grad_(True)
         trainers[name] = _trainer(student, target, material, schedule, out / name)
         trainers[name].run()
     return trainers
 
 
-def _open(recipe: Recipe, data: Path, out: Path, writer: Writer | None) -> tuple[Tokenizer, LlamaForCausalLM, Course]:
+def _open(
+    recipe: TrainingRecipe, data: Path, out: Path, writer: Writer | None
+) -> tuple[Tokenizer, LlamaForCausalLM, DistillData]:
     tokenizer, corpus = prepare(recipe, data, out)
     target = load_trained(recipe, "target", tokenizer, out)
     if writer is None:
-        return tokenizer, target, Course.open(target, tokenizer, corpus, out)
-    return tokenizer, target, Course(tokenizer, corpus, out / "lessons", writer)
+        return tokenizer, target, DistillData.open(target, tokenizer, corpus, out)
+    return tokenizer, target, DistillData(tokenizer, corpus, out / "lessons", writer)
 
 
 def _trainer(
-    student: LlamaForCausalLM, target: LlamaForCausalLM, material: Material, schedule: Schedule, folder: Path
+    student: LlamaForCausalLM,
+    target: LlamaForCausalLM,
+    material: DistillBatches,
+    schedule: TrainingSchedule,
+    folder: Path,
 ) -> Trainer:
     loss = DistillationLoss(material.lessons, target.lm_head.weight.detach(), material.subject.options)
     return Trainer(student, schedule, loss, partial(material.draw, rows=schedule.rows), folder)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from cospec.training.corpus import Corpus, end_token
-from cospec.training.generate import Prompts, Writer
+from cospec.training.generate import PromptSampler, Writer
 
 Documents = list[tuple[list[int], list[int]]]  # prompts, each with what was written behind it
 
@@ -83,12 +83,12 @@ def agreements(
             continue
         ids = torch.tensor([prompt + answer], device=target.device)[:, :-1]
         p = target(input_ids=ids).logits[0, len(prompt) - 1 :].float()
-        law, likeliest = p.softmax(-1), p.argmax(-1)
+        probs, likeliest = p.softmax(-1), p.argmax(-1)
         count += len(p)
         for name, model in models.items():
             q = model(input_ids=ids).logits[0, len(prompt) - 1 :].float()
             sums[name][0] += float((q.argmax(-1) == likeliest).sum())
-            sums[name][1] += float(torch.minimum(law, q.softmax(-1)).sum())
+            sums[name][1] += float(torch.minimum(probs, q.softmax(-1)).sum())
     return {
         name: Agreement(same / max(1, count), overlap / max(1, count), count) for name, (same, overlap) in sums.items()
     }
@@ -100,6 +100,6 @@ def heldout_answers(
     """``rows`` prompts from each domain's held-out text, with the 128 tokens that ``writer`` puts behind each."""
     result = {}
     for name in corpus.heldout:
-        prompts = Prompts.build(corpus.heldout, {name: 1.0}, tokenizer).draw(rows, (0, 4))
+        prompts = PromptSampler.build(corpus.heldout, {name: 1.0}, tokenizer).draw(rows, (0, 4))
         result[name] = list(zip(prompts, writer(prompts, 128, temperature, 0), strict=True))
     return result

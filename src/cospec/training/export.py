@@ -18,11 +18,25 @@ from cospec.errors import ModelError
 from cospec.profiling.store import machine
 from cospec.training.card import render
 from cospec.training.corpus import Corpus, end_token
-from cospec.training.drafting import acceptances
-from cospec.training.evaluate import Agreement, Documents, TextLoss, agreements, heldout_answers, heldout_losses
-from cospec.training.family import ADOPTED, TOKENIZER_FILES, load_adapter, load_tokenizer, load_trained, origin
+from cospec.training.eval_acceptance import acceptances
+from cospec.training.evaluate import (
+    Agreement,
+    Documents,
+    TextLoss,
+    agreements,
+    heldout_answers,
+    heldout_losses,
+)
+from cospec.training.family import (
+    ADOPTED,
+    TOKENIZER_FILES,
+    load_adapter,
+    load_tokenizer,
+    load_trained,
+    origin,
+)
 from cospec.training.generate import engine_writer
-from cospec.training.recipe import Recipe
+from cospec.training.recipe import TrainingRecipe
 
 TEMPERATURES = (0.0, 1.0)  # that the card tells of
 SAMPLED_AT = 0.5  # temperature of the samples
@@ -34,7 +48,7 @@ SAMPLES = {
 }
 
 
-def export(recipe: Recipe, runs: Path, folder: Path) -> Path:
+def export(recipe: TrainingRecipe, runs: Path, folder: Path) -> Path:
     """Write every member of ``runs`` to ``folder/<member>`` and the card to ``folder``.
 
     A member that was adopted and not trained since is copied as it is, with what its card says of it; heads and
@@ -83,7 +97,7 @@ def _adopted_card(runs: Path) -> dict[str, Any]:
     return card
 
 
-def _write_trained(recipe: Recipe, name: str, tokenizer: Tokenizer, runs: Path, folder: Path) -> dict[str, Any]:
+def _write_trained(recipe: TrainingRecipe, name: str, tokenizer: Tokenizer, runs: Path, folder: Path) -> dict[str, Any]:
     """Export one member from its checkpoint; returns its entry of the card."""
     if name in recipe.variants:
         adapter = load_adapter(recipe, name, load_trained(recipe, "target", tokenizer, runs), runs)
@@ -111,7 +125,7 @@ def count(model: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _training(recipe: Recipe, runs: Path, name: str) -> dict[str, Any]:
+def _training(recipe: TrainingRecipe, runs: Path, name: str) -> dict[str, Any]:
     """Of a member that went on from another's weights: in all, and what had been done ``before``."""
     state = torch.load(runs / name / "checkpoint.pt", map_location="cpu", weights_only=True)
     done = {
@@ -126,7 +140,7 @@ def _training(recipe: Recipe, runs: Path, name: str) -> dict[str, Any]:
     return {key: value + earlier[key] for key, value in done.items()} | {"before": earlier}
 
 
-def measure(recipe: Recipe, runs: Path, folder: Path) -> dict[str, Any]:
+def measure(recipe: TrainingRecipe, runs: Path, folder: Path) -> dict[str, Any]:
     """Measure the members in ``runs`` on held-out text and fill the card in ``folder``, which ``export`` wrote.
 
     Losses and samples that came with an adopted member stay; acceptance is measured anew, all drafters on one text.

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cospec.errors import ModelError
-from cospec.models.adapters import is_adapter, merge, read_adapter
+from cospec.models.lora import is_adapter, merge, read_adapter
 from cospec.training.corpus import DOMAINS, Corpus, end_token, read_domain, split
-from cospec.training.lowrank import Adapter
-from cospec.training.recipe import ModelShape, Recipe
+from cospec.training.low_rank import Adapter
+from cospec.training.recipe import ModelShape, TrainingRecipe
 from cospec.training.tokenizer import train_tokenizer
 from cospec.training.trainer import Trainer, next_token_loss, restore
 
@@ -27,7 +27,7 @@ ORIGIN = "origin.json"  # in a member's folder: the card's entry of the weights 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-def prepare(recipe: Recipe, data: Path, out: Path) -> tuple[Tokenizer, Corpus]:
+def prepare(recipe: TrainingRecipe, data: Path, out: Path) -> tuple[Tokenizer, Corpus]:
     """Train the tokenizer unless it is there, then tokenise the corpus."""
     folder = out / "tokenizer"
     if not (folder / "tokenizer.json").exists():
@@ -52,7 +52,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def new_model(shape: ModelShape, recipe: Recipe, tokenizer: Tokenizer, seed: int) -> LlamaForCausalLM:
+def new_model(shape: ModelShape, recipe: TrainingRecipe, tokenizer: Tokenizer, seed: int) -> LlamaForCausalLM:
     """A Llama with tied embeddings and small initial weights."""
     torch.manual_seed(seed)
     end = end_token(tokenizer)
@@ -113,7 +113,7 @@ def origin(name: str, out: Path) -> dict[str, Any] | None:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
-def load_trained(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
+def load_trained(recipe: TrainingRecipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
     """A member as its newest checkpoint has it, or as it was adopted; in evaluation mode, not to be trained.
 
     A variant is the target with its adapter merged.
@@ -139,7 +139,7 @@ def load_trained(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) -> 
     return model
 
 
-def _load_variant(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
+def _load_variant(recipe: TrainingRecipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
     model = load_trained(recipe, "target", tokenizer, out)
     if (out / name / "checkpoint.pt").exists():
         load_adapter(recipe, name, model, out).merge(model)
@@ -150,7 +150,7 @@ def _load_variant(recipe: Recipe, name: str, tokenizer: Tokenizer, out: Path) ->
     return model
 
 
-def load_adapter(recipe: Recipe, name: str, target: LlamaForCausalLM, out: Path) -> Adapter:
+def load_adapter(recipe: TrainingRecipe, name: str, target: LlamaForCausalLM, out: Path) -> Adapter:
     """A variant's factors as its newest checkpoint has them, not attached to ``target``."""
     path = out / name / "checkpoint.pt"
     adapter = Adapter(target, recipe.variants[name], recipe.seed).requires_grad_(False)
@@ -163,7 +163,7 @@ def _missing(out: Path, name: str, stage: str) -> ModelError:
     return ModelError(f"{out} holds no {name}; allowed is a folder in which `cospec train {stage}` ran.")
 
 
-def train_target(recipe: Recipe, data: Path, out: Path, compiled: bool = False) -> Trainer:
+def train_target(recipe: TrainingRecipe, data: Path, out: Path, compiled: bool = False) -> Trainer:
     """Train the target on the corpus by next-token prediction, from random weights or from where ``go_on`` says."""
     tokenizer, corpus = prepare(recipe, data, out)
     schedule, before = recipe.target_schedule, origin("target", out)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from cospec.draws import derive
-from cospec.params import SamplingParams
+from cospec.core.rng import derive_seed
+from cospec.sampling_params import SamplingParams
 from cospec.training.corpus import end_token, save_array
 from cospec.training.progress import bars
 
@@ -32,7 +32,7 @@ def engine_writer(folder: Path) -> Writer:
 
     def write(prompts: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
         params = [
-            SamplingParams(temperature=temperature, max_tokens=length, seed=derive(seed, index))
+            SamplingParams(temperature=temperature, max_tokens=length, seed=derive_seed(seed, index))
             for index in range(len(prompts))
         ]
         return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
@@ -41,7 +41,7 @@ def engine_writer(folder: Path) -> Writer:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptSampler:
     """Openings in token streams.
 
     Attributes:
@@ -57,7 +57,7 @@ class Prompts:
     end: int
 
     @classmethod
-    def build(cls, streams: dict[str, np.ndarray], weights: dict[str, float], tokenizer: Tokenizer) -> Prompts:
+    def build(cls, streams: dict[str, np.ndarray], weights: dict[str, float], tokenizer: Tokenizer) -> PromptSampler:
         """Find the openings; a line begins behind every token that ends in a line feed."""
         end = end_token(tokenizer)
         feeds = [id for id in range(tokenizer.get_vocab_size()) if tokenizer.decode([id]).endswith("\n")]
@@ -85,7 +85,7 @@ class Prompts:
         return drawn
 
 
-def write_stream(writer: Writer, prompts: Prompts, folder: Path, plan: WritingPlan) -> np.ndarray:
+def write_stream(writer: Writer, prompts: PromptSampler, folder: Path, plan: WritingPlan) -> np.ndarray:
     """Have ``plan.tokens`` tokens written and return them, prompts included, as one ``uint16`` stream.
 
     Every batch is a file in ``folder``, so that an interrupted run goes on where it stopped.
@@ -115,7 +115,7 @@ class WritingPlan:
     length: int = 192
 
 
-def _write_batch(writer: Writer, prompts: Prompts, plan: WritingPlan, number: int) -> np.ndarray:
+def _write_batch(writer: Writer, prompts: PromptSampler, plan: WritingPlan, number: int) -> np.ndarray:
     asked = prompts.draw(plan.rows, (plan.seed, 3, number))
     temperature = plan.temperatures[number % len(plan.temperatures)]
     answers = writer(asked, plan.length, temperature, plan.seed * 100_003 + number)

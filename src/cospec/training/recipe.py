@@ -23,7 +23,7 @@ class ModelShape(Options):
     num_key_value_heads: int = Field(gt=0)
 
 
-class Schedule(Options):
+class TrainingSchedule(Options):
     """Learning-rate and batch plan; lengths are in tokens. A resumed run may raise or lower ``tokens``."""
 
     tokens: int = Field(gt=0)
@@ -64,17 +64,17 @@ class HeadsPlan(Options):
     """Medusa heads on the target: how many, and how they are trained."""
 
     count: int = Field(default=4, ge=1, le=16)
-    schedule: Schedule
+    schedule: TrainingSchedule
 
 
 class Specialists(Options):
     """One drafter per domain of the recipe's mixture, of the generic drafter's shape and starting from its weights."""
 
-    schedule: Schedule
+    schedule: TrainingSchedule
     distillation: Distillation = Distillation()
 
 
-class Variant(Options):
+class VariantConfig(Options):
     """The target gone on with another mixture, as a low-rank adapter.
 
     Attributes:
@@ -86,10 +86,10 @@ class Variant(Options):
     mixture: dict[str, float]
     rank: int = Field(default=16, gt=0)
     alpha: int = Field(default=32, gt=0)
-    schedule: Schedule
+    schedule: TrainingSchedule
 
 
-class Recipe(Options):
+class TrainingRecipe(Options):
     """One family: a tokenizer, a target, its drafter, a specialist per domain, variants of the target by name."""
 
     name: str
@@ -98,12 +98,12 @@ class Recipe(Options):
     context: int = Field(gt=0)
     mixture: dict[str, float]
     target: ModelShape
-    target_schedule: Schedule
+    target_schedule: TrainingSchedule
     drafter: ModelShape
-    drafter_schedule: Schedule
+    drafter_schedule: TrainingSchedule
     distillation: Distillation = Distillation()
     specialists: Specialists | None = None
-    variants: dict[str, Variant] = Field(default_factory=dict)
+    variants: dict[str, VariantConfig] = Field(default_factory=dict)
     heads: HeadsPlan | None = None
 
     @property
@@ -117,14 +117,14 @@ class Recipe(Options):
         if member in self.variants:
             return f"{self.name}:target gone on with another mixture, a LoRA adapter"
         if member == "target":
-            return "target, whose law outputs follow"
+            return "target, whose distribution outputs follow"
         return f"drafter of {self.name}:target" + ("" if member == "drafter" else f" for {member}")
 
     def shape(self, member: str) -> ModelShape:
         """Of any member: every one but the target and its variants is a drafter."""
         return self.target if member == "target" or member in self.variants else self.drafter
 
-    def schedule(self, member: str) -> Schedule:
+    def schedule(self, member: str) -> TrainingSchedule:
         """By which a member was trained."""
         if member in self.variants:
             return self.variants[member].schedule
@@ -133,7 +133,7 @@ class Recipe(Options):
         return self.target_schedule if member == "target" else self.drafter_schedule
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> TrainingRecipe:
     """A shipped recipe by name, or any YAML file by path.
 
     Raises:
@@ -151,7 +151,7 @@ def load_recipe(name: str) -> Recipe:
         raise InvalidInput("recipe", words(f"{name}, which is not YAML"), "a YAML file") from None
     if not isinstance(given, dict):
         raise InvalidInput("recipe", words(f"{name}, which holds no object"), "a YAML file that holds one object")
-    return parse(Recipe, _tuples(given), "recipe.")
+    return parse(TrainingRecipe, _tuples(given), "recipe.")
 
 
 def _tuples(value: Any) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cospec.errors import ModelError
 from cospec.training.progress import bars
-from cospec.training.recipe import Schedule
+from cospec.training.recipe import TrainingSchedule
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 Batches = Callable[[int], np.ndarray]
@@ -32,7 +32,7 @@ def next_token_loss(model: nn.Module, rows: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
-def rate(step_tokens: int, schedule: Schedule) -> float:
+def rate(step_tokens: int, schedule: TrainingSchedule) -> float:
     """The share of the peak learning rate: a linear warm-up, a plateau, a linear fall to zero."""
     done = min(1.0, step_tokens / schedule.tokens)
     rising = done / schedule.warmup if schedule.warmup else 1.0
@@ -63,7 +63,9 @@ class Trainer:
         batches: maps a step number to its rows, so that a resumed run sees what an unbroken one would have seen.
     """
 
-    def __init__(self, model: nn.Module, schedule: Schedule, loss: Loss, batches: Batches, folder: Path) -> None:
+    def __init__(
+        self, model: nn.Module, schedule: TrainingSchedule, loss: Loss, batches: Batches, folder: Path
+    ) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model = model.to(self.device)
         self.schedule, self.loss, self.batches, self.folder = schedule, loss, batches, folder

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from cospec.errors import InvalidInput
 from cospec.training.corpus import Corpus
 from cospec.training.family import load_trained, prepare
-from cospec.training.lowrank import Adapter
-from cospec.training.recipe import Recipe, Variant
+from cospec.training.low_rank import Adapter
+from cospec.training.recipe import TrainingRecipe, VariantConfig
 from cospec.training.trainer import Trainer, next_token_loss
 
 
-def train_variants(recipe: Recipe, data: Path, out: Path, names: Sequence[str] = ()) -> dict[str, Trainer]:
+def train_variants(recipe: TrainingRecipe, data: Path, out: Path, names: Sequence[str] = ()) -> dict[str, Trainer]:
     """Train the recipe's variants of the target in ``out``. Resumes from what ``out`` holds.
 
     Args:
@@ -50,7 +50,7 @@ def train_variants(recipe: Recipe, data: Path, out: Path, names: Sequence[str] =
     return trainers
 
 
-def _batch(corpus: Corpus, variant: Variant, seed: int, step: int) -> np.ndarray:
+def _batch(corpus: Corpus, variant: VariantConfig, seed: int, step: int) -> np.ndarray:
     # The third number keeps these windows apart from those that the target itself was trained on.
     schedule = variant.schedule
     return corpus.windows(variant.mixture, schedule.rows, schedule.sequence, (seed, 4, step))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cospec.bench.accept import Tally, as_runs, ratio, summarise
-from cospec.bench.watch import watched
+from cospec.bench.policy_recorder import watched
+from cospec.core.engine import Engine
+from cospec.core.types import Commit
 from cospec.drafters.synthetic import SyntheticDrafter
-from cospec.engine.engine import Engine
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.types import Commit
+from cospec.sampling_params import SamplingParams
 from harness.toys import make_request, run_all, toy_engine
 
 V = 7

@@ -7,14 +7,14 @@ import socket
 
 import pytest
 
-from cospec.arrivals import AtOnce, by_rate
 from cospec.bench.client import Endpoint
 from cospec.bench.load import Recording
 from cospec.bench.metrics import Selection, latency
-from cospec.bench.serve import Stage, Watch, Workload, record, report
+from cospec.bench.serve import ServeObserver, Stage, Workload, record, report
 from cospec.bench.timing import Params, Prompt, Timing
-from cospec.bench.tokens import TokenCounter
+from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput
+from cospec.simulation.arrivals import AtOnce, by_rate
 from unit.bench.stub_server import Script, StubServer
 
 STREAM: Script = ((0.05, "a"), (0.04, "bcde"), (0.03, "fgh"), (0.04, "i"))
@@ -101,7 +101,7 @@ def test_a_sweep_ends_with_the_server() -> None:
     seen: list[Timing] = []
     with StubServer({"p": STREAM}, die_after=1) as server:
         stages = tuple(Stage(by_rate(rate), (Prompt("r", "p"),) * 8, 1) for rate in (50.0, 100.0))
-        watch = Watch(begun.append, seen.append)
+        watch = ServeObserver(begun.append, seen.append)
         _, found = asyncio.run(record(Endpoint(server.url), Workload(stages, Params(), 0), watch))
     assert (
         len(found) == 1
@@ -117,7 +117,7 @@ def test_cancelling_keeps_what_was_measured() -> None:
         first = asyncio.Event()
         stage = Stage(AtOnce(), (Prompt("r", "p"), Prompt("s", "slow")))
         workload = Workload((stage,), Params(), 0)
-        watch = Watch(done=lambda timing: first.set())
+        watch = ServeObserver(done=lambda timing: first.set())
         task = asyncio.create_task(record(Endpoint(url), workload, watch))
         await first.wait()
         task.cancel()

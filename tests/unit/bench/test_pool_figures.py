@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from cospec.stats import RequestStats
+from cospec.core.stats import RequestStats
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from cospec.bench import report
-from cospec.bench.counters import Load, SpeculationCounters, from_engine, from_prometheus
+from cospec.bench.counters import LoadSample, SpeculationCounters, from_engine, from_prometheus
 from cospec.bench.metrics import Selection
 from cospec.bench.plots import PLOTS, all_plots
 from cospec.bench.results import by_load, figures
@@ -34,7 +34,7 @@ def result() -> dict[str, Any]:
     counters = SpeculationCounters(10, 40, 25, (9, 8, 5, 3), 20, 30)
     timings = [timing("a", "code"), timing("b", "math"), timing("c", "math", error="x", error_kind="timeout")]
     base = figures(timings, 1.0, Selection(goodput={"ttft": 200.0}), counters)
-    loads = [Load(0, 0, 0, SpeculationCounters()), Load(1, 4, 0, counters)]
+    loads = [LoadSample(0, 0, 0, SpeculationCounters()), LoadSample(1, 4, 0, counters)]
     runs = [
         {"label": f"<{rate}>", "request_rate": rate, "saturated": rate > 1, "batch": rate, **base} for rate in (1, 2)
     ]
@@ -86,7 +86,7 @@ vllm:num_requests_running 2
 vllm:num_requests_waiting 1
 """
     load = from_prometheus(page, 1.5)
-    assert load == Load(1.5, 2, 1, from_engine(engine))
+    assert load == LoadSample(1.5, 2, 1, from_engine(engine))
     assert from_prometheus("# TYPE other gauge\nother 1\n") is None
     assert load.counters - load.counters == SpeculationCounters(0, 0, 0, (0, 0), 0, 0)
 

@@ -8,20 +8,20 @@ import pytest
 import torch
 import transformers
 
-from cospec.bench.roofline import Cost, Device, bandwidth, cost_of, figures, flop_rate
-from cospec.stats import RoundStats, RoundTimes
+from cospec.bench.roofline import Device, StepCost, bandwidth, cost_of, figures, flop_rate
+from cospec.core.stats import StepStats, StepTimes
 
 
-def stats(sequences: int, batched: int, context: int, committed: int, target: float, total: float) -> RoundStats:
-    return RoundStats(
+def stats(sequences: int, batched: int, context: int, committed: int, target: float, total: float) -> StepStats:
+    return StepStats(
         step=0, sequences=sequences, batched_tokens=batched, context_tokens=context, depth=0,
-        proposed=batched - sequences, accepted=0, committed=committed, times=RoundTimes(0.0, target), total=total,
+        proposed=batched - sequences, accepted=0, committed=committed, times=StepTimes(0.0, target), total=total,
     )  # fmt: skip
 
 
 def test_shares_are_the_least_time_over_the_measured() -> None:
     """Weights of 80 bytes and 2 rounds with 10 tokens of cache: 180 bytes at 100 bytes/s take 1.8 s of 3.6."""
-    cost, device = Cost(weight_bytes=80.0, cache_bytes=1.0, operations=10.0), Device(100.0, 1e6)
+    cost, device = StepCost(weight_bytes=80.0, cache_bytes=1.0, operations=10.0), Device(100.0, 1e6)
     found = figures(cost, [stats(1, 4, 10, 2, 1.8, 2.0), stats(1, 4, 10, 4, 1.8, 2.0)], device)
     assert found["tokens"] == 6
     assert found["megabytes_per_token"] == pytest.approx(180 / 6 / 1e6)
@@ -32,7 +32,7 @@ def test_shares_are_the_least_time_over_the_measured() -> None:
 
 
 def test_arithmetic_binds_where_it_takes_longer() -> None:
-    cost = Cost(weight_bytes=1.0, cache_bytes=0.0, operations=100.0)
+    cost = StepCost(weight_bytes=1.0, cache_bytes=0.0, operations=100.0)
     found = figures(cost, [stats(1, 5, 0, 5, 10.0, 10.0)], Device(1e9, 100.0))
     assert found["floor_ms_per_token"] == pytest.approx(1000.0)
     assert found["share_of_target"] == pytest.approx(0.5)
@@ -49,7 +49,7 @@ def test_an_embedding_that_is_no_output_layer_is_not_read(tmp_path: Path, tied: 
     every = sum(parameter.numel() for parameter in model.parameters())
     read = every if tied else every - 80
     found = cost_of(str(tmp_path))
-    assert found == Cost(4.0 * read, 2.0 * 2 * 1 * 4 * 4, 2.0 * read)
+    assert found == StepCost(4.0 * read, 2.0 * 2 * 1 * 4 * 4, 2.0 * read)
     assert cost_of(str(tmp_path), "bfloat16").weight_bytes == 2.0 * read
     assert cost_of(str(tmp_path), quantization="int8").weight_bytes == read
 

@@ -7,9 +7,9 @@ import heapq
 import numpy as np
 import pytest
 
-from cospec.arrivals import ByRate, Trace
 from cospec.bench.saturation import detect
 from cospec.bench.timing import Chunk, Timing
+from cospec.simulation.arrivals import ByRate, Trace
 
 
 def served(arrivals: list[float], seconds: float, workers: int, seed: int = 0) -> list[Timing]:

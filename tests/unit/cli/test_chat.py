@@ -10,9 +10,9 @@ import pytest
 from typer.testing import Result
 
 from cospec.cli.chat import Pieces
-from cospec.engine.tokens import Tokens
-from cospec.params import SamplingParams
-from cospec.types import Event
+from cospec.core.types import Event
+from cospec.sampling_params import SamplingParams
+from cospec.text.tokenizer import TextTokenizer
 from server.fake_engine import FakeEngine, FakeLLM
 
 Command = Callable[..., Result]
@@ -90,7 +90,7 @@ def event(text: str, tokens: list[int], sources: list[str]) -> Event:
 def test_pieces_follow_their_tokens(tokenizer_folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    tokens = Tokens(AutoTokenizer.from_pretrained(tokenizer_folder), FakeEngine.max_model_len, 300)
+    tokens = TextTokenizer(AutoTokenizer.from_pretrained(tokenizer_folder), FakeEngine.max_model_len, 300)
     pieces = Pieces(tokens)
     a, b, *e = tokens.encode("abé")
     assert pieces.split(event("ab", [a, b], ["small", "target"])) == [("a", "small"), ("b", "target")]

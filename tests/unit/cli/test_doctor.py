@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cospec import native
 from cospec.cli import diagnosis
 from cospec.llm import LLM
+from cospec.native import library
 
 Command = Callable[..., Result]
 
@@ -38,7 +38,7 @@ def test_the_plan_is_what_the_engine_takes(cospec_command: Command, bytes: int) 
 def test_the_smoke_test_compares_kernels_and_drafts(cospec_command: Command) -> None:
     code, found = examined(cospec_command)
     texts = found["smoke_test"]["texts"]
-    assert set(texts) == {"torch", "drafted"} | ({"native"} if native.available() else set())
+    assert set(texts) == {"torch", "drafted"} | ({"native"} if library.available() else set())
     assert len(set(texts.values())) == 1 and texts["torch"].strip()
     assert code == 0
 
@@ -52,8 +52,8 @@ def test_texts_that_differ_are_a_problem(cospec_command: Command, monkeypatch: p
 
 
 def test_missing_kernels_and_few_processors(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "available", lambda: False)
-    monkeypatch.setattr(native, "why_not", lambda: "the native kernels were not built")
+    monkeypatch.setattr(library, "available", lambda: False)
+    monkeypatch.setattr(library, "why_not", lambda: "the native kernels were not built")
     monkeypatch.setattr(diagnosis, "cores", lambda: 2)
     code, found = examined(cospec_command, "--no-smoke-test")
     assert (code, found["kernels"]["native"], found["kernels"]["isa"]) == (0, False, None)
@@ -62,16 +62,16 @@ def test_missing_kernels_and_few_processors(cospec_command: Command, monkeypatch
     assert "2 processors only" in said
 
 
-@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+@pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
 def test_instruction_set_without_bfloat16(cospec_command: Command) -> None:
-    before = native.isa()
-    native.set_isa("avx2" if "avx2" in diagnosis.kernels(None)["available"] else "base")
+    before = library.isa()
+    library.set_isa("avx2" if "avx2" in diagnosis.kernels(None)["available"] else "base")
     try:
-        used = native.isa()
+        used = library.isa()
         _, found = examined(cospec_command, "--no-smoke-test")
-        assert found["kernels"]["isa"] == native.isa() == used
+        assert found["kernels"]["isa"] == library.isa() == used
     finally:
-        native.set_isa(before)
+        library.set_isa(before)
     assert before in found["kernels"]["available"]
     assert any(used in reason and "emulate" in reason for reason in found["slow"])
 

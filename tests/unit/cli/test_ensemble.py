@@ -14,18 +14,27 @@ from server.fake_engine import FakeLLM
 
 Command = Callable[..., Result]
 
-LAW = '{"blend": "weighted", "weights": [0.6, 0.4]}'
+LAW = '{"method": "weighted", "weights": [0.6, 0.4]}'
 
 
 def test_generate_takes_several_models(llm: type[FakeLLM], cospec_command: Command, tmp_path: Path) -> None:
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
     prompts.write_text(json.dumps({"prompt": "abc"}) + "\n")
-    arguments = ["--model", "a", "--model", "b", "--law", LAW, "--collaboration", '{"proposal": "naive", "gamma": 3}']
+    arguments = [
+        "--model",
+        "a",
+        "--model",
+        "b",
+        "--ensemble",
+        LAW,
+        "--collaboration",
+        '{"proposal": "naive", "gamma": 3}',
+    ]
     result = cospec_command("generate", "--prompts", prompts, "--output", output, *arguments)
     assert result.exit_code == 0, result.output
     config = llm.made[0].engine.config
     assert (config.models, config.model, config.served_model_name) == (["a", "b"], "a", "a+b")
-    assert config.law == json.loads(LAW)
+    assert config.ensemble == json.loads(LAW)
     assert (config.collaboration.proposal, config.collaboration.gamma) == ("naive", 3)
 
 
@@ -35,8 +44,8 @@ def test_serve_takes_several_models(
 ) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr("cospec.cli.serve.start", given.update)
-    assert cospec_command("serve", *arguments, "--law", LAW).exit_code == 0
-    assert given == {"models": ["a", "b"], "law": LAW}
+    assert cospec_command("serve", *arguments, "--ensemble", LAW).exit_code == 0
+    assert given == {"models": ["a", "b"], "ensemble": LAW}
 
 
 def test_serve_takes_one_model(cospec_command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cospec.cli.jobs import ResultFile
-from cospec.types import Event
+from cospec.cli.batch_io import ResultFile
+from cospec.core.types import Event
 from server.fake_engine import FakeLLM
 
 Command = Callable[..., Result]
@@ -40,10 +40,10 @@ def test_rows(llm: type[FakeLLM], cospec_command: Command, files: Files) -> None
     assert result.exit_code == 0, result.output
     rows = read_lines(output)
     assert set(rows) == {"a", 2}
-    assert set(rows["a"]) == {"id", "text", "token_ids", "finish_reason", "stats", "law"}
+    assert set(rows["a"]) == {"id", "text", "token_ids", "finish_reason", "stats", "distribution"}
     assert (rows["a"]["text"], rows[2]["text"]) == ("xyxy", "abca")
     assert len(rows["a"]["token_ids"]) == 4
-    assert (rows["a"]["finish_reason"], rows["a"]["law"]) == ("length", "target")
+    assert (rows["a"]["finish_reason"], rows["a"]["distribution"]) == ("length", "target")
     assert rows["a"]["stats"]["mean_acceptance_length"] == 2.0
     assert rows["a"]["stats"]["accepted_by_drafter"] == {"fake": 2}
 

@@ -12,7 +12,7 @@ from typer.testing import Result
 import cospec.config
 from cospec.cli.main import app
 from cospec.config import EngineConfig
-from cospec.params import SamplingParams
+from cospec.sampling_params import SamplingParams
 from cospec.server.settings import ServerSettings
 
 Command = Callable[..., Result]

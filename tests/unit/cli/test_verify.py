@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from cospec.bench.verify import ladder
-from cospec.bench.verify.checks import Check
+from cospec.verify import suite
+from cospec.verify.checks import Check
 
 Command = Callable[..., Result]
 
@@ -30,8 +30,8 @@ def climbing(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         told.update(model=model, speculative=speculative, quick=quick, options=options)
         return told
 
-    monkeypatch.setattr(ladder, "subject_of", subject_of)
-    monkeypatch.setattr(ladder, "climb", lambda subject: iter(subject["checks"]))
+    monkeypatch.setattr(suite, "context_of_llm", subject_of)
+    monkeypatch.setattr(suite, "run_checks", lambda subject: iter(subject["checks"]))
     return told
 
 
@@ -48,7 +48,7 @@ def test_all_passed(cospec_command: Command, climbing: dict[str, Any], tmp_path:
     assert "a near-tie" in result.output
     found = json.loads(to.read_text())
     assert found["passed"] is True
-    assert [check["rung"] for check in found["checks"]] == ["enumeration", "greedy identity"]
+    assert [check["check_group"] for check in found["checks"]] == ["enumeration", "greedy identity"]
     assert found["checks"][1]["notes"] == ["prompt 0, token 3: a near-tie"]
 
 

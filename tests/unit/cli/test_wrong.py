@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from cospec.bench.verify import ladder
 from cospec.profiling import measure
 from cospec.simulation import run as simulation
+from cospec.verify import suite
 
 Command = Callable[..., Result]
 
@@ -24,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def work(*arguments: object, **options: object) -> None:
         raise AssertionError("the work began")
 
-    for module, name in ((ladder, "subject_of"), (measure, "measure_forwards"), (simulation, "simulate")):
+    for module, name in ((suite, "context_of_llm"), (measure, "measure_forwards"), (simulation, "simulate")):
         monkeypatch.setattr(module, name, work)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from cospec.batches import TokenBatch
+from cospec.core.model_io import TokenBatch
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.sampling import History, target_probs_of
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
-from cospec.draws import Draws, Purpose
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.sampling import History, law
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.sampling_params import SamplingParams
 from harness.toys import with_pool
 
 V = 5
@@ -27,9 +27,9 @@ def model() -> ToyModel:
     return with_pool(ToyModel(V, order=3, seed=4), 256, 4)
 
 
-def fresh(context: Context, depth: int) -> Draft:
+def fresh(context: DraftContext, depth: int) -> Draft:
     """What a drafter that never saw the sequence before proposes."""
-    (draft,) = ModelDrafter(model()).propose([context], [Budget(depth, depth)])
+    (draft,) = ModelDrafter(model()).propose([context], [DraftBudget(depth, depth)])
     return draft
 
 
@@ -41,13 +41,13 @@ def same(found: Draft, wanted: Draft) -> bool:
     return np.array_equal(found.q, wanted.q)
 
 
-def step(drafter: ModelDrafter, contexts: Sequence[Context], depth: int) -> list[Draft]:
-    return drafter.propose(contexts, [Budget(depth, depth)] * len(contexts))
+def step(drafter: ModelDrafter, contexts: Sequence[DraftContext], depth: int) -> list[Draft]:
+    return drafter.propose(contexts, [DraftBudget(depth, depth)] * len(contexts))
 
 
-@pytest.mark.parametrize("noise", [Purpose.DRAFT, Purpose.TARGET])
+@pytest.mark.parametrize("stream_kind", [StreamKind.DRAFT, StreamKind.TARGET])
 @pytest.mark.parametrize("params", [GREEDY, DRAWN])
-def test_it_catches_up_after_anything(params: SamplingParams, noise: Purpose) -> None:
+def test_it_catches_up_after_anything(params: SamplingParams, stream_kind: StreamKind) -> None:
     """Rejections at every place, bonus tokens, rounds it was not asked in, commits of several tokens."""
     chance = np.random.default_rng(3)
     own = model()
@@ -56,7 +56,7 @@ def test_it_catches_up_after_anything(params: SamplingParams, noise: Purpose) ->
     for _ in range(25):
         asked = [id for id in texts if chance.random() < 0.7]
         depth = int(chance.integers(1, 5))
-        contexts = [Context(id, texts[id], 3, params, 9, noise) for id in asked]
+        contexts = [DraftContext(id, texts[id], 3, params, 9, stream_kind) for id in asked]
         drafts = {draft.id: draft for draft in step(drafter, contexts, depth)}
         for context in contexts:
             assert same(drafts[context.id], fresh(context, depth))
@@ -84,23 +84,23 @@ def test_it_feeds_each_token_once() -> None:
         return forward(batch)
 
     with patch.object(drafter.model, "forward", counted):
-        (draft,) = step(drafter, [Context("s", text, 4, GREEDY, 0, Purpose.DRAFT)], 3)
+        (draft,) = step(drafter, [DraftContext("s", text, 4, GREEDY, 0, StreamKind.DRAFT)], 3)
         assert fed == [4, 1, 1]
         text += [*draft.tokens, 4]  # all accepted: the last draft token and the bonus are new to it
         drafter.commit([Commit("s", 4, tuple(text[4:]), (0, 1, 2), 7)])
         fed.clear()
-        (draft,) = step(drafter, [Context("s", text, 4, GREEDY, 0, Purpose.DRAFT)], 2)
+        (draft,) = step(drafter, [DraftContext("s", text, 4, GREEDY, 0, StreamKind.DRAFT)], 2)
         assert fed == [2, 1]
         text.append((draft.tokens[0] + 1) % V)  # rejected at once
         drafter.commit([Commit("s", 8, tuple(text[8:]), (), 8)])
         fed.clear()
-        step(drafter, [Context("s", text, 4, GREEDY, 0, Purpose.DRAFT)], 1)
+        step(drafter, [DraftContext("s", text, 4, GREEDY, 0, StreamKind.DRAFT)], 1)
         assert fed == [1]
 
 
 def test_long_backlogs_are_fed_in_pieces() -> None:
     text = [n % V for n in range(50)]
-    context = Context("s", text, 50, DRAWN, 3, Purpose.DRAFT)
+    context = DraftContext("s", text, 50, DRAWN, 3, StreamKind.DRAFT)
     wanted = fresh(context, 3)
     drafter = ModelDrafter(model())
     sizes: list[int] = []
@@ -110,7 +110,7 @@ def test_long_backlogs_are_fed_in_pieces() -> None:
         sizes.extend(len(segment.tokens) for segment in batch.segments)
         return forward(batch)
 
-    with patch("cospec.drafters.following.CATCH_UP_TOKENS", 16), patch.object(drafter.model, "forward", counted):
+    with patch("cospec.drafters.draft_kv_cache.CATCH_UP_TOKENS", 16), patch.object(drafter.model, "forward", counted):
         (found,) = step(drafter, [context], 3)
     assert same(found, wanted)
     assert max(sizes) <= 16
@@ -118,24 +118,24 @@ def test_long_backlogs_are_fed_in_pieces() -> None:
 
 def test_q_is_what_the_tokens_were_drawn_from() -> None:
     text = [0, 1, 2, 2]
-    context = Context("s", text, 2, DRAWN, 77, Purpose.DRAFT)
+    context = DraftContext("s", text, 2, DRAWN, 77, StreamKind.DRAFT)
     (draft,) = step(ModelDrafter(model()), [context], 4)
     assert draft.q is not None
     for node, token in enumerate(draft.tokens):
         before = list(draft.tokens[:node])
-        q = law(model().logits([*text, *before])[None], DRAWN, History(text, 2, [before]))[0]
+        q = target_probs_of(model().logits([*text, *before])[None], DRAWN, History(text, 2, [before]))[0]
         assert draft.q[node] == pytest.approx(q, abs=1e-14)
-        assert token == Draws(77, 4).token(q, 4 + node, Purpose.DRAFT)
+        assert token == RandomStreams(77, 4).token(q, 4 + node, StreamKind.DRAFT)
 
 
 def test_under_match_it_races_with_the_targets_noise_and_reports_no_q() -> None:
-    context = Context("s", [0, 1], 2, SamplingParams(), 5, Purpose.TARGET)
+    context = DraftContext("s", [0, 1], 2, SamplingParams(), 5, StreamKind.TARGET)
     (draft,) = step(ModelDrafter(model()), [context], 3)
     assert draft.q is None
     text = [0, 1]
     for position in range(2, 5):
-        p = law(model().logits(text)[None], SamplingParams(), History(text, 2, [[]]))[0]
-        text.append(Draws(5, 0).token(p, position, Purpose.TARGET))
+        p = target_probs_of(model().logits(text)[None], SamplingParams(), History(text, 2, [[]]))[0]
+        text.append(RandomStreams(5, 0).token(p, position, StreamKind.TARGET))
     assert draft.tokens == tuple(text[2:])
 
 
@@ -144,13 +144,13 @@ def test_it_stays_inside_its_own_context() -> None:
     small.max_len = 6
     drafter = ModelDrafter(small)
     for known, wanted in ((3, 3), (4, 2), (5, 1), (6, 0), (9, 0)):
-        context = Context(f"s{known}", [1] * known, 1, GREEDY, 0, Purpose.DRAFT)
+        context = DraftContext(f"s{known}", [1] * known, 1, GREEDY, 0, StreamKind.DRAFT)
         assert [len(draft) for draft in step(drafter, [context], 3)] == ([wanted] if wanted else [])
 
 
 def test_without_room_it_leaves_a_sequence_out_and_draws_nothing_from_the_others() -> None:
     drafter = ModelDrafter(with_pool(ToyModel(V, order=3, seed=4), 4, 4))
-    contexts = [Context(id, [0, 1, 2, 3, 4, n, 1], 3, GREEDY, 0, Purpose.DRAFT) for n, id in enumerate("abc")]
+    contexts = [DraftContext(id, [0, 1, 2, 3, 4, n, 1], 3, GREEDY, 0, StreamKind.DRAFT) for n, id in enumerate("abc")]
     drafts = step(drafter, contexts, 3)
     assert [draft.id for draft in drafts] == ["a"]
     drafter.free(["a"])

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
+from cospec.core.rng import StreamKind
+from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.ngram import NgramDrafter, NgramOptions
-from cospec.draws import Purpose
 from cospec.errors import InvalidInput
 from cospec.options import parse
-from cospec.params import SamplingParams
-from cospec.types import Budget, Context
+from cospec.sampling_params import SamplingParams
 
 
-def context(tokens: list[int], id: str = "s") -> Context:
-    return Context(id, tokens, 1, SamplingParams(), 0, Purpose.DRAFT)
+def context(tokens: list[int], id: str = "s") -> DraftContext:
+    return DraftContext(id, tokens, 1, SamplingParams(), 0, StreamKind.DRAFT)
 
 
 def searched(tokens: list[int], shortest: int, longest: int, depth: int) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ def test_the_longest_suffix_and_its_latest_occurrence(shortest: int, longest: in
         tokens += [chance.randrange(words) for _ in range(chance.choice([1, 1, 2, 5]))]
         if chance.random() < 0.6:
             depth = chance.randrange(0, 6)
-            found = drafter.propose([context(tokens)], [Budget(depth, depth)])
+            found = drafter.propose([context(tokens)], [DraftBudget(depth, depth)])
             wanted = searched(tokens, shortest, longest, depth)
             assert [draft.tokens for draft in found] == ([wanted] if wanted else [])
             for draft in found:
@@ -55,13 +55,13 @@ def test_the_longest_suffix_and_its_latest_occurrence(shortest: int, longest: in
 
 
 def test_periodic_text_is_drafted_as_far_as_asked() -> None:
-    (draft,) = NgramDrafter(1, 3).propose([context([9, 1, 2, 1, 2, 1, 2])], [Budget(7, 7)])
+    (draft,) = NgramDrafter(1, 3).propose([context([9, 1, 2, 1, 2, 1, 2])], [DraftBudget(7, 7)])
     assert draft.tokens == (1, 2, 1, 2, 1, 2, 1)
 
 
 def test_sequences_do_not_see_each_other() -> None:
     drafter = NgramDrafter(1, 2)
-    budgets = [Budget(3, 3)] * 2
+    budgets = [DraftBudget(3, 3)] * 2
     found = drafter.propose([context([1, 2, 1], "a"), context([3, 4, 5], "b")], budgets)
     assert [(draft.id, draft.tokens) for draft in found] == [("a", (2, 1, 2))]
     drafter.free(["a", "unknown"])

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from cospec.core.rng import StreamKind
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, FinishReason
 from cospec.drafters.suffix import LONGEST, ROOT, SharedResponses, SuffixAutomaton, SuffixDrafter
-from cospec.draws import Purpose
-from cospec.params import SamplingParams
-from cospec.types import Budget, Commit, Context, Draft, Finish
+from cospec.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -69,13 +69,13 @@ def test_matches_are_the_longest_suffixes(seed: int) -> None:
     assert found.length == max(n for n in range(21) if n == 0 or occurrences([text], other[20 - n :]))
 
 
-def draft(drafter: SuffixDrafter, tokens: list[int], budget: Budget, id: str = "s") -> Draft | None:
-    found = drafter.propose([Context(id, tokens, len(tokens), GREEDY, 0, Purpose.TARGET)], [budget])
+def draft(drafter: SuffixDrafter, tokens: list[int], budget: DraftBudget, id: str = "s") -> Draft | None:
+    found = drafter.propose([DraftContext(id, tokens, len(tokens), GREEDY, 0, StreamKind.TARGET)], [budget])
     return found[0] if found else None
 
 
 def test_it_goes_on_as_the_longest_match_did() -> None:
-    found = draft(SuffixDrafter(), [5, 1, 2, 3, 4, 9, 2, 7, 7, 1, 2], Budget(4, 4))
+    found = draft(SuffixDrafter(), [5, 1, 2, 3, 4, 9, 2, 7, 7, 1, 2], DraftBudget(4, 4))
     assert found is not None
     assert found.tokens == (3, 4, 9, 2)
     assert found.parents == (-1, 0, 1, 2)
@@ -87,15 +87,15 @@ def test_it_goes_on_as_the_longest_match_did() -> None:
 
 def test_a_chain_follows_the_most_frequent_and_a_tree_all() -> None:
     text = [1, 2, 0, 1, 3, 0, 1, 3, 4, 1]
-    chain = draft(SuffixDrafter(), text, Budget(1, 1))
+    chain = draft(SuffixDrafter(), text, DraftBudget(1, 1))
     assert chain is not None
     assert chain.tokens == (3,)
-    tree = draft(SuffixDrafter(), text, Budget(2, 5))
+    tree = draft(SuffixDrafter(), text, DraftBudget(2, 5))
     assert tree is not None
     assert [tree.tokens[n] for n in range(len(tree)) if tree.parents[n] == -1] == [3, 2]
     assert tree.confidence is not None
     assert tree.confidence[:1] == pytest.approx([2 / 3 * 1 / 2])
-    narrow = draft(SuffixDrafter(), text, Budget(2, 5, widths=(1, 2)))
+    narrow = draft(SuffixDrafter(), text, DraftBudget(2, 5, widths=(1, 2)))
     assert narrow is not None
     assert [narrow.tokens[n] for n in range(len(narrow)) if narrow.parents[n] == -1] == [3]
 
@@ -103,24 +103,24 @@ def test_a_chain_follows_the_most_frequent_and_a_tree_all() -> None:
 def test_the_likeliest_nodes_come_first_within_the_budget() -> None:
     chance = random.Random(3)
     text = [chance.randrange(3) for _ in range(200)]
-    whole, part = draft(SuffixDrafter(), text, Budget(3, 60)), draft(SuffixDrafter(), text, Budget(3, 7))
+    whole, part = draft(SuffixDrafter(), text, DraftBudget(3, 60)), draft(SuffixDrafter(), text, DraftBudget(3, 7))
     assert whole is not None
     assert part is not None
     assert part.tokens == whole.tokens[:7]
     assert part.depth <= 3
-    assert draft(SuffixDrafter(), text, Budget(3, 7, threshold=0.9)) is None
+    assert draft(SuffixDrafter(), text, DraftBudget(3, 7, threshold=0.9)) is None
 
 
 def test_ended_responses_help_later_requests() -> None:
     drafter = SuffixDrafter()
     text = [1, 2, 3]
-    assert draft(drafter, text, Budget(2, 2), "a") is None
-    drafter.commit([Commit("a", 3, (4, 5, 6, 7), (), 6, finish=Finish.STOP)])
+    assert draft(drafter, text, DraftBudget(2, 2), "a") is None
+    drafter.commit([Commit("a", 3, (4, 5, 6, 7), (), 6, finish=FinishReason.STOP)])
     drafter.free(["a"])
-    found = draft(drafter, [9, 8, 4, 5], Budget(2, 2), "b")
+    found = draft(drafter, [9, 8, 4, 5], DraftBudget(2, 2), "b")
     assert found is not None
     assert found.tokens == (6, 7)
-    assert draft(drafter, [9, 8, 1, 2], Budget(2, 2), "c") is None, "prompts are not shared"
+    assert draft(drafter, [9, 8, 1, 2], DraftBudget(2, 2), "c") is None, "prompts are not shared"
 
 
 def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
@@ -133,7 +133,7 @@ def test_memory_is_bounded_and_the_oldest_goes_first() -> None:
     shared.add(range(10_000, 10_100))
     assert shared.size <= 60
     none = SuffixDrafter(memory=0)
-    draft(none, [1, 2], Budget(1, 1), "a")
-    none.commit([Commit("a", 2, (3, 4), (), 3, finish=Finish.STOP)])
+    draft(none, [1, 2], DraftBudget(1, 1), "a")
+    none.commit([Commit("a", 2, (3, 4), (), 3, finish=FinishReason.STOP)])
     none.free(["a"])
-    assert draft(none, [3], Budget(1, 1), "b") is None
+    assert draft(none, [3], DraftBudget(1, 1), "b") is None

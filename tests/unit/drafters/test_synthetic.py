@@ -7,21 +7,21 @@ from typing import Any, cast
 
 import pytest
 
+from cospec.core.engine import Engine
+from cospec.core.types import Speculation
 from cospec.drafters.synthetic import SyntheticDrafter, SyntheticOptions
-from cospec.engine.engine import Engine
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.options import parse
-from cospec.params import SamplingParams
-from cospec.types import Speculation
+from cospec.sampling_params import SamplingParams
 from harness.toys import make_request, run_all, tokens_of, toy_engine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=60)
 V = 7
 
 
-def engine(rates: list[float], k: int = 3, rule: str = "auto") -> Engine:
-    return toy_engine(ToyModel(V, order=3, seed=1), SyntheticDrafter(rates, 0.0, V), rule, k)
+def engine(rates: list[float], k: int = 3, acceptance_method: str = "auto") -> Engine:
+    return toy_engine(ToyModel(V, order=3, seed=1), SyntheticDrafter(rates, 0.0, V), acceptance_method, k)
 
 
 def twice(made: Engine, params: SamplingParams, count: int = 12) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -75,12 +75,15 @@ def test_rates_that_are_not_asked_for_would_be_seen() -> None:
 
 
 def test_other_rules_and_other_seeds_are_not_guessed() -> None:
-    for rule, seeds in (("block", (3, 3)), ("match", (3, 4))):
+    for acceptance_method, seeds in (("block", (3, 3)), ("match", (3, 4))):
         made = engine([1.0])
         for turn, seed in enumerate(seeds):
             params = SamplingParams(temperature=1.0, seed=seed, max_tokens=20)
-            run_all(made, [make_request(str(turn), (1, 2), params, speculation=Speculation(rule=rule))])
-        assert made.metrics().drafts == {}, rule
+            run_all(
+                made,
+                [make_request(str(turn), (1, 2), params, speculation=Speculation(acceptance_method=acceptance_method))],
+            )
+        assert made.metrics().drafts == {}, acceptance_method
 
 
 def test_an_aborted_output_is_not_remembered() -> None:

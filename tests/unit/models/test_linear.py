@@ -10,8 +10,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from cospec.errors import InvalidInput
-from cospec.models import native
 from cospec.models.linear import LINEAR, HalfEmbedding, choose_linear, replace_linears, round_int8
+from cospec.native import operators
 
 CPU = torch.device("cpu")
 
@@ -36,8 +36,8 @@ class Tiny(nn.Module):
 
 
 def need(backend: str) -> None:
-    if backend == "native" and not native.available():
-        pytest.skip(native.why_not())
+    if backend == "native" and not operators.available():
+        pytest.skip(operators.why_not())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 7, 40])
@@ -105,7 +105,7 @@ def test_half_embedding_gives_float_rows() -> None:
 
 
 def test_auto_is_the_first_usable() -> None:
-    assert choose_linear("auto", CPU) == ("native" if native.available() else "mkldnn")
+    assert choose_linear("auto", CPU) == ("native" if operators.available() else "mkldnn")
     assert choose_linear("torch", CPU) == "torch"
     assert choose_linear("auto", torch.device("cuda")) == "torch"
 

@@ -10,12 +10,12 @@ import torch
 import transformers
 from torch import Tensor
 
-from cospec.batches import Segment, TokenBatch
+from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import ModelError
-from cospec.models import native
-from cospec.models.cache import KVCache, LayerShape
+from cospec.models.block_manager import BlockPool
+from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.llama import FusedLlama, TorchRunner, read_weights, why_not
-from cospec.models.pages import PagePool
+from cospec.native import operators
 
 VOCAB = 101
 COMMON: dict[str, Any] = {
@@ -58,8 +58,8 @@ def load(family: str) -> Any:
 def cache_for(model: Any, page_size: int = 8) -> KVCache:
     config = model.config
     shape = LayerShape(config.num_key_value_heads, model.model.layers[0].self_attn.head_dim)
-    pool = PagePool(64, page_size)
-    assert pool.reserve("gap", 3 * page_size)  # so that page 0 belongs to somebody else
+    pool = BlockPool(64, page_size)
+    assert pool.allocate("gap", 3 * page_size)  # so that page 0 belongs to somebody else
     return KVCache([shape] * config.num_hidden_layers, pool, torch.float32, torch.device("cpu"))
 
 
@@ -76,21 +76,21 @@ class Session:
     def __init__(self, fused: FusedLlama, cache: KVCache) -> None:
         self.fused, self.cache = fused, cache
 
-    def __call__(self, *segments: Segment) -> Tensor:
+    def __call__(self, *segments: SequenceSlice) -> Tensor:
         for segment in segments:
-            assert self.cache.pages.reserve(segment.id, segment.start + len(segment.tokens))
+            assert self.cache.pages.allocate(segment.id, segment.start + len(segment.tokens))
         return self.fused.logits(self.cache.pack(TokenBatch(segments)), self.cache.layers)
 
 
 RUNNERS = [
     pytest.param(
-        "native", marks=pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+        "native", marks=pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
     ),
     "torch",
 ]
 
 
-def session(model: Any, runner: str, kind: native.Kind = "fp32", page_size: int = 8) -> Session:
+def session(model: Any, runner: str, kind: operators.Kind = "fp32", page_size: int = 8) -> Session:
     cache = cache_for(model, page_size)
     if runner == "native":
         return Session(FusedLlama.from_hf(model, cache, kind), cache)
@@ -115,11 +115,11 @@ def test_equals_transformers(family: str, runner: str) -> None:
     run = session(model, runner)
     a, b, c = tokens(60, 1), tokens(30, 2), tokens(25, 3)
     nodes = tokens(len(TREE), 4)
-    run(Segment("a", 0, a[:30], logits_from=30), Segment("b", 0, b[:29], logits_from=29))
+    run(SequenceSlice("a", 0, a[:30], logits_from=30), SequenceSlice("b", 0, b[:29], logits_from=29))
     got = run(
-        Segment("a", 30, a[30:], logits_from=10),  # the second chunk of a prompt
-        Segment("b", 29, b[29:] + nodes, parents=TREE),  # one known token and a tree
-        Segment("c", 0, c, logits_from=24),  # a new prompt
+        SequenceSlice("a", 30, a[30:], logits_from=10),  # the second chunk of a prompt
+        SequenceSlice("b", 29, b[29:] + nodes, parents=TREE),  # one known token and a tree
+        SequenceSlice("c", 0, c, logits_from=24),  # a new prompt
     )
     expected = [plain(model, a)[40:], plain(model, b)[29:]]
     for node in range(len(TREE)):
@@ -130,7 +130,7 @@ def test_equals_transformers(family: str, runner: str) -> None:
         expected.append(plain(model, (*b, *reversed(path)))[-1:])
     expected.append(plain(model, c)[24:])
     assert difference(got, torch.cat(expected)) < 1e-4
-    decoded = run(Segment("c", 25, (7,)), Segment("a", 60, (8, 9), parents=(-1,)))
+    decoded = run(SequenceSlice("c", 25, (7,)), SequenceSlice("a", 60, (8, 9), parents=(-1,)))
     assert difference(decoded[:1], plain(model, (*c, 7))[-1:]) < 1e-4
     assert difference(decoded[1:], plain(model, (*a, 8, 9))[-2:]) < 1e-4
 
@@ -140,34 +140,34 @@ def test_rows_without_logits_still_fill_the_cache(runner: str) -> None:
     model = load("llama")
     run = session(model, runner)
     prompt = tokens(12, 5)
-    assert run(Segment("a", 0, prompt[:11], logits_from=11)).shape == (0, VOCAB)
-    assert difference(run(Segment("a", 11, prompt[11:])), plain(model, prompt)[-1:]) < 1e-4
+    assert run(SequenceSlice("a", 0, prompt[:11], logits_from=11)).shape == (0, VOCAB)
+    assert difference(run(SequenceSlice("a", 11, prompt[11:])), plain(model, prompt)[-1:]) < 1e-4
 
 
-@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+@pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
 @pytest.mark.parametrize("family", ["llama", "mistral window", "qwen3"])
 def test_native_rows_are_bit_identical_in_every_batch(family: str) -> None:
     model = load(family)
     prompt, other = tokens(70, 6), tokens(40, 7)
-    whole = session(model, "native")(Segment("a", 0, prompt))
+    whole = session(model, "native")(SequenceSlice("a", 0, prompt))
     run = session(model, "native", page_size=16)
-    mixed = [run(Segment("x", 0, other), Segment("a", 0, prompt[:33], logits_from=0))[40:]]
-    mixed += [run(Segment("a", 33 + i, prompt[33 + i : 34 + i])) for i in range(20)]
-    mixed += [run(Segment("y", 0, other[:9]), Segment("a", 53, prompt[53:58], parents=(-1, 0, 1, 2)))[9:]]
-    threads = native.threads()
-    native.set_threads(3 - threads if threads < 3 else 1)
-    mixed += [run(Segment("a", 58, prompt[58:]))]
-    native.set_threads(threads)
+    mixed = [run(SequenceSlice("x", 0, other), SequenceSlice("a", 0, prompt[:33], logits_from=0))[40:]]
+    mixed += [run(SequenceSlice("a", 33 + i, prompt[33 + i : 34 + i])) for i in range(20)]
+    mixed += [run(SequenceSlice("y", 0, other[:9]), SequenceSlice("a", 53, prompt[53:58], parents=(-1, 0, 1, 2)))[9:]]
+    threads = operators.threads()
+    operators.set_threads(3 - threads if threads < 3 else 1)
+    mixed += [run(SequenceSlice("a", 58, prompt[58:]))]
+    operators.set_threads(threads)
     assert torch.equal(torch.cat(mixed), whole)
 
 
-@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+@pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
 @pytest.mark.parametrize("kind", ["bf16", "int8"])
-def test_weights_of_fewer_bits_mean_the_same_in_both(kind: native.Kind) -> None:
+def test_weights_of_fewer_bits_mean_the_same_in_both(kind: operators.Kind) -> None:
     model = load("qwen3")
     if kind == "bf16":  # else the tables of the embedding differ
         model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.bfloat16().float()
-    prompt = Segment("a", 0, tokens(20, 8))
+    prompt = SequenceSlice("a", 0, tokens(20, 8))
     results = [session(model, runner, kind)(prompt) for runner in ("native", "torch")]
     changed = float((results[0] - plain(model, prompt.tokens)).abs().mean())
     assert changed > 1e-3

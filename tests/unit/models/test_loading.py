@@ -14,16 +14,17 @@ import pytest
 import torch
 import transformers
 
-from cospec.batches import Segment, TokenBatch
-from cospec.engine.build import eos_ids
-from cospec.engine.drafters import same_tokens
+from cospec.core.assembly import eos_ids
+from cospec.core.drafter_builder import same_tokens
+from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import CospecError, ModelError
-from cospec.models import folder as folders
-from cospec.models import hf, loading, native
-from cospec.models.cache import KVCache
+from cospec.models import checkpoint as folders
+from cospec.models import hf, loading
+from cospec.models.block_manager import BlockPool
+from cospec.models.kv_cache import KVCache
 from cospec.models.llama import read_weights
 from cospec.models.loading import LoadOptions, load_model, load_tokenizer, resolve
-from cospec.models.pages import PagePool
+from cospec.native import operators
 from harness.tiny import in_bfloat16
 
 PROMPT = (5, 9, 2, 40, 7, 3, 11)
@@ -70,8 +71,8 @@ def saved(tmp_path: Path) -> Path:
 
 
 def run(model: Any, prompt: tuple[int, ...] = PROMPT) -> torch.Tensor:
-    assert model.pages.reserve("a", len(prompt))
-    logits: torch.Tensor = model.forward(TokenBatch((Segment("a", 0, prompt),)))
+    assert model.pages.allocate("a", len(prompt))
+    logits: torch.Tensor = model.forward(TokenBatch((SequenceSlice("a", 0, prompt),)))
     return logits
 
 
@@ -99,8 +100,8 @@ def test_saved_model_runs_as_the_plain_one(saved: Path) -> None:
 
 @pytest.mark.parametrize("linear", ["torch", "mkldnn", "native"])
 def test_bfloat16_file_keeps_its_weights_and_sums_in_float32(tmp_path: Path, linear: str) -> None:
-    if linear == "native" and not native.available():
-        pytest.skip(native.why_not())
+    if linear == "native" and not operators.available():
+        pytest.skip(operators.why_not())
     tiny().bfloat16().save_pretrained(tmp_path)
     model = load_model(str(tmp_path), replace(BY_HF, linear_backend=linear))
     wanted = plain(in_bfloat16(tiny()))
@@ -309,7 +310,7 @@ def test_layers_that_mix_rows_are_found() -> None:
     shapes = hf.probe(model)
 
     def empty() -> KVCache:
-        return KVCache(shapes, PagePool(4, 8), torch.float32, torch.device("cpu"), by_head=True)
+        return KVCache(shapes, BlockPool(4, 8), torch.float32, torch.device("cpu"), by_head=True)
 
     hf.check_packing(model, empty(), "sdpa")
     model.model.layers[0].mlp = _Shift(model.model.layers[0].mlp)
@@ -348,7 +349,7 @@ def test_float16_on_request_rounds_the_weights_whoever_runs_them(saved: Path, fu
     assert float((found - plain(tiny())).abs().max()) > 1e-5
 
 
-@pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+@pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
 def test_native_forward_reads_stored_weights(tmp_path: Path, stored: torch.dtype) -> None:
     """No float32 copy of the model in between, and the same results as through one."""

@@ -11,18 +11,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cospec import native
-from cospec.batches import Pick, Rolled, Segment, TokenBatch
+from cospec.core.interfaces import Model
+from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
+from cospec.core.rng import RandomStreams, StreamKind, exponential_sample
+from cospec.core.sampling import softmax
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
-from cospec.draws import Draws, Purpose, race
 from cospec.models.loading import LoadOptions, load_model
-from cospec.params import SamplingParams
-from cospec.protocols import Model
-from cospec.sampling import softmax
-from cospec.types import Budget, Commit, Context, Draft
+from cospec.native import library
+from cospec.sampling_params import SamplingParams
 from harness.methods import override
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=native.why_not() or "native kernels")
+pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,15 @@ def model(folder: Path, rolls: bool) -> Model:
     return made
 
 
-def contexts(noise: Purpose, *temperatures: float) -> list[Context]:
+def contexts(stream_kind: StreamKind, *temperatures: float) -> list[DraftContext]:
     return [
-        Context(
-            f"s{i}", [(i * 7 + j * j) % 300 for j in range(5 + 9 * i)], 5, SamplingParams(temperature=t), 40 + i, noise
+        DraftContext(
+            f"s{i}",
+            [(i * 7 + j * j) % 300 for j in range(5 + 9 * i)],
+            5,
+            SamplingParams(temperature=t),
+            40 + i,
+            stream_kind,
         )
         for i, t in enumerate(temperatures)
     ]
@@ -66,15 +71,15 @@ def same(first: list[Draft], second: list[Draft]) -> bool:
     return [plain(draft) for draft in first] == [plain(draft) for draft in second]
 
 
-@pytest.mark.parametrize("noise", [Purpose.TARGET, Purpose.DRAFT])
+@pytest.mark.parametrize("stream_kind", [StreamKind.TARGET, StreamKind.DRAFT])
 @pytest.mark.parametrize("temperatures", [(0.0,), (0.7,), (0.0, 0.8, 1.3), (1.0, 0.0)])
 @pytest.mark.parametrize(("depth", "confident"), [(1, False), (4, False), (4, True), (17, True)])
 def test_a_rollout_is_stepping_in_one_call(
-    folder: Path, noise: Purpose, temperatures: tuple[float, ...], depth: int, confident: bool
+    folder: Path, stream_kind: StreamKind, temperatures: tuple[float, ...], depth: int, confident: bool
 ) -> None:
     drafters = [ModelDrafter(model(folder, rolls)) for rolls in (True, False)]
-    asked = contexts(noise, *temperatures)
-    budgets = [Budget(depth=depth, max_nodes=depth, confident=confident)] * len(asked)
+    asked = contexts(stream_kind, *temperatures)
+    budgets = [DraftBudget(depth=depth, max_nodes=depth, confident=confident)] * len(asked)
     rolled, stepped = (drafter.propose(asked, budgets) for drafter in drafters)
     assert same(rolled, stepped) and [len(draft) for draft in rolled] == [depth] * len(asked)
     for kept in (2, 0, depth):  # what is accepted decides what the cache holds when the next draft begins
@@ -91,20 +96,22 @@ def test_a_rollout_is_stepping_in_one_call(
         assert same(rolled, stepped)
 
 
-@pytest.mark.parametrize("noise", [Purpose.TARGET, Purpose.DRAFT])
+@pytest.mark.parametrize("stream_kind", [StreamKind.TARGET, StreamKind.DRAFT])
 @pytest.mark.parametrize("depths", [(1, 4, 2), (5, 5, 1), (3, 1, 6)])
-def test_chains_of_different_lengths_roll_together(folder: Path, noise: Purpose, depths: tuple[int, ...]) -> None:
+def test_chains_of_different_lengths_roll_together(
+    folder: Path, stream_kind: StreamKind, depths: tuple[int, ...]
+) -> None:
     made = model(folder, True)
     calls: list[int] = []
     original = made.rollout
 
-    def counted(batch: TokenBatch, picks: Sequence[Pick]) -> Rolled | None:
+    def counted(batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
         calls.append(len(picks))
         return original(batch, picks)
 
     override(made, rollout=counted)
-    asked = contexts(noise, 0.0, 0.8, 1.3)
-    budgets = [Budget(depth=depth, max_nodes=depth, confident=True) for depth in depths]
+    asked = contexts(stream_kind, 0.0, 0.8, 1.3)
+    budgets = [DraftBudget(depth=depth, max_nodes=depth, confident=True) for depth in depths]
     rolled, stepped = (
         sorted(ModelDrafter(each).propose(asked, budgets), key=lambda draft: draft.id)
         for each in (made, model(folder, False))
@@ -115,38 +122,38 @@ def test_chains_of_different_lengths_roll_together(folder: Path, noise: Purpose,
 
 def test_confidences_are_the_largest_probabilities_and_come_when_they_are_asked_for(folder: Path) -> None:
     """Known before a token is drawn; of a greedy request at temperature 1."""
-    drafter, asked = ModelDrafter(model(folder, True)), contexts(Purpose.DRAFT, 0.0, 0.8)
-    greedy, drawn = drafter.propose(asked, [Budget(3, 3, confident=True)] * 2)
+    drafter, asked = ModelDrafter(model(folder, True)), contexts(StreamKind.DRAFT, 0.0, 0.8)
+    greedy, drawn = drafter.propose(asked, [DraftBudget(3, 3, confident=True)] * 2)
     assert drawn.q is not None and drawn.confidence is not None
     assert drawn.confidence.tolist() == drawn.q.max(-1).tolist()
     (whole,) = ModelDrafter(model(folder, False)).propose(
-        [replace(asked[0], sampling=SamplingParams(temperature=1.0))], [Budget(1, 1)]
+        [replace(asked[0], sampling=SamplingParams(temperature=1.0))], [DraftBudget(1, 1)]
     )
     assert whole.q is not None and greedy.confidence is not None
     assert greedy.confidence[0] == whole.q[0].max() > 0
     drafter.free([context.id for context in asked])
-    greedy, _ = drafter.propose(asked, [Budget(3, 3)] * 2)
+    greedy, _ = drafter.propose(asked, [DraftBudget(3, 3)] * 2)
     assert greedy.confidence is None
 
 
 def test_a_rollout_ends_at_the_context_s_end(folder: Path) -> None:
     drafter = ModelDrafter(model(folder, True))
-    (context,) = contexts(Purpose.TARGET, 0.0)
+    (context,) = contexts(StreamKind.TARGET, 0.0)
     tokens = list(range(61))
-    long = Context(context.id, tokens, 5, context.sampling, context.seed, context.noise)
-    (draft,) = drafter.propose([long], [Budget(depth=8, max_nodes=8)])
+    long = DraftContext(context.id, tokens, 5, context.sampling, context.seed, context.stream_kind)
+    (draft,) = drafter.propose([long], [DraftBudget(depth=8, max_nodes=8)])
     assert len(draft) == 3
 
 
 def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = model(folder, True)
     drafter = ModelDrafter(made)
-    asked = contexts(Purpose.DRAFT, 0.0, 0.9)
-    budgets = [Budget(depth=3, max_nodes=3)] * 2
+    asked = contexts(StreamKind.DRAFT, 0.0, 0.9)
+    budgets = [DraftBudget(depth=3, max_nodes=3)] * 2
     whole = drafter.propose(asked, budgets)
     original = made.rollout
 
-    def odd(*arguments: Any) -> Rolled:
+    def odd(*arguments: Any) -> RolloutOutput:
         rolled = original(*arguments)
         assert rolled is not None
         rolled.tokens[0][0] = rolled.tokens[1][2] = -1
@@ -167,11 +174,11 @@ def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int)
     known = {f"s{n}": tuple((5 * n + 3 * i) % 300 for i in range(4 + count)) for n, count in enumerate(backlogs)}
     for made in (rolls, steps):
         for id, tokens in known.items():
-            assert made.pages.attach(id, tokens) == 0 and made.pages.reserve(id, len(tokens) + depth)
-            made.forward(TokenBatch((Segment(id, 0, tokens[:4], (), 4),)))
-    segments = [Segment(id, 4, tokens[4:], (), len(tokens) - 5) for id, tokens in known.items()]
-    streams = [Draws(n, 20).stream(len(tokens), Purpose.DRAFT) for n, tokens in enumerate(known.values())]
-    picks = [Pick(t, stream, depth, logits=True) for t, stream in zip(temperatures, streams, strict=True)]
+            assert made.pages.match_prefix(id, tokens) == 0 and made.pages.allocate(id, len(tokens) + depth)
+            made.forward(TokenBatch((SequenceSlice(id, 0, tokens[:4], (), 4),)))
+    segments = [SequenceSlice(id, 4, tokens[4:], (), len(tokens) - 5) for id, tokens in known.items()]
+    streams = [RandomStreams(n, 20).stream(len(tokens), StreamKind.DRAFT) for n, tokens in enumerate(known.values())]
+    picks = [RolloutParams(t, stream, depth, logits=True) for t, stream in zip(temperatures, streams, strict=True)]
     rolled = rolls.rollout(TokenBatch(tuple(segments)), picks)
     assert rolled is not None and rolled.logits is not None and rolled.q is not None
     assert rolled.logits.shape == (depth, 3, 300)
@@ -184,8 +191,8 @@ def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int)
                 q = softmax(logits[n : n + 1], [t])
                 assert rolled.q[n, step].tobytes() == q.tobytes()
                 position = len(known[f"s{n}"]) + step
-                (token,) = race(q, [Draws(n, 20).stream(position, Purpose.DRAFT)])
+                (token,) = exponential_sample(q, [RandomStreams(n, 20).stream(position, StreamKind.DRAFT)])
             assert rolled.tokens[n][step] == token
-            segments[n] = Segment(segments[n].id, segments[n].start + len(segments[n].tokens), (token,))
-    plain = rolls.rollout(TokenBatch(tuple(segments)), [Pick(0.0, stream, 1) for stream in streams])
+            segments[n] = SequenceSlice(segments[n].id, segments[n].start + len(segments[n].tokens), (token,))
+    plain = rolls.rollout(TokenBatch(tuple(segments)), [RolloutParams(0.0, stream, 1) for stream in streams])
     assert plain is not None and plain.logits is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cospec.core.types import BatchState, Draft
 from cospec.policies.confidence import Confidence, ConfidenceOptions, cut
-from cospec.policies.setting import PolicySetting
-from cospec.types import Draft, Load
-from harness.rounds import CPU, World, sequences, steady
+from cospec.policies.context import PolicyContext
+from harness.execution import CPU, World, sequences, steady
 
 
 def draft(confidence: list[float], parents: tuple[int, ...] | None = None) -> Draft:
@@ -47,15 +47,15 @@ def test_drafts_without_confidence_stay() -> None:
 
 
 def made() -> Confidence:
-    return Confidence.build(ConfidenceOptions(threshold=0.25), PolicySetting(costs=CPU))
+    return Confidence.build(ConfidenceOptions(threshold=0.25), PolicyContext(costs=CPU))
 
 
 def test_drafts_are_asked_for_to_a_threshold() -> None:
     policy = made()
     World(CPU, steady(0.8, 0.8), 2).play(policy, 50)
-    for budget in policy.plan(Load(sequences(2))):
+    for budget in policy.plan(BatchState(sequences(2))):
         assert (budget.depth, budget.threshold) == (8, 0.25)
-    assert sum(budget.max_nodes for budget in policy.plan(Load(sequences(8), tokens=14))) <= 6
+    assert sum(budget.max_nodes for budget in policy.plan(BatchState(sequences(8), tokens=14))) <= 6
 
 
 def test_the_load_decides_how_much_is_verified() -> None:
@@ -63,7 +63,7 @@ def test_the_load_decides_how_much_is_verified() -> None:
     for count in (1, 32):
         policy = made()
         World(CPU, steady(*[0.9] * count), count).play(policy, 100)
-        policy.plan(Load(sequences(count)))
+        policy.plan(BatchState(sequences(count)))
         kept[count] = sum(len(one) for one in policy.trim([draft([0.7] * 8)]))
     assert kept[1] > kept[32]
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cospec.plugins import Policy
-from cospec.policies.choice import Choice
-from cospec.policies.collaboration import Casting, Collaboration, Freedom
-from cospec.policies.setting import PolicySetting
+from cospec.core.plugins import Policy
+from cospec.core.stats import ModelCall, StepStats, StepTimes
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Speculation
+from cospec.ensemble.proposer_policy import FixedSchedule, GoodputProposerPolicy, ScheduleOptions
+from cospec.policies.context import PolicyContext
+from cospec.policies.per_request import PolicyRouter
 from cospec.registry import POLICIES
-from cospec.stats import Call, RoundStats, RoundTimes
-from cospec.types import Budget, Commit, Draft, Load, Speculation
-from harness.rounds import CPU, World, sequences
+from harness.execution import CPU, World, sequences
 
 ROUNDS = 300
 
@@ -26,22 +25,22 @@ class Scraped(Policy):
 
     def __init__(self, policy: Policy, scrape: bool) -> None:
         self._policy, self._scrape = policy, scrape
-        self.plans: list[list[Budget]] = []
+        self.plans: list[list[DraftBudget]] = []
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         self._read()
         self.plans.append(list(self._policy.plan(load)))
         self._read()
         return self.plans[-1]
 
     @property
-    def lasts(self) -> int:
-        return getattr(self._policy, "lasts", 1)
+    def horizon(self) -> int:
+        return getattr(self._policy, "horizon", 1)
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
         return self._policy.trim(drafts)
 
-    def observe(self, stats: RoundStats, commits: Seq[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         self._policy.observe(stats, commits)
         self._read()
 
@@ -64,7 +63,7 @@ def changing(step: int) -> np.ndarray:
 
 def built(name: str) -> Policy:
     cls = POLICIES.load(name)
-    policy: Policy = cls.build(cls.Options(), PolicySetting(costs=CPU))
+    policy: Policy = cls.build(cls.Options(), PolicyContext(costs=CPU))
     return policy
 
 
@@ -73,7 +72,7 @@ def test_metrics_change_no_decision(name: str) -> None:
     plain, scraped = (Scraped(built(name), scrape) for scrape in (False, True))
     rounds = ROUNDS // 3 if name == "milp" else ROUNDS
     for policy in (plain, scraped):
-        World(CPU, changing, 3, noise=0.1, burst=4).play(policy, rounds)
+        World(CPU, changing, 3, stream_kind=0.1, burst=4).play(policy, rounds)
     assert scraped.plans == plain.plans
     learns = POLICIES.load(name).learns
     assert (len({str(plan) for plan in plain.plans}) > 1) == learns, "there was something to decide"
@@ -82,16 +81,16 @@ def test_metrics_change_no_decision(name: str) -> None:
 class OneAsksForSlope(Scraped):
     """The first request asks for another policy than the others have."""
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         first, *others = load.ready
         asking = replace(first.request, speculation=Speculation(policy="slope"))
         return super().plan(replace(load, ready=[replace(first, request=asking), *others]))
 
 
 def test_metrics_change_no_decision_where_a_request_chooses_its_policy() -> None:
-    plain, scraped = (OneAsksForSlope(Choice(built("goodput"), built), scrape) for scrape in (False, True))
+    plain, scraped = (OneAsksForSlope(PolicyRouter(built("goodput"), built), scrape) for scrape in (False, True))
     for policy in (plain, scraped):
-        World(CPU, changing, 3, noise=0.1).play(policy, ROUNDS)
+        World(CPU, changing, 3, stream_kind=0.1).play(policy, ROUNDS)
     assert scraped.plans == plain.plans
     first, second = ({plan[place].depth for plan in plain.plans} for place in (0, 1))
     assert len(first) > 1 and len(second) > 1
@@ -100,22 +99,24 @@ def test_metrics_change_no_decision_where_a_request_chooses_its_policy() -> None
 def test_metrics_change_no_casting_of_several_models() -> None:
     castings = []
     for scrape in (False, True):
-        policy = Collaboration(Casting((1, 1), (0, 1)), range(2), Freedom(lengths=True, proposer=True))
+        policy = GoodputProposerPolicy(
+            FixedSchedule((1, 1), (0, 1)), range(2), ScheduleOptions(lengths=True, proposer=True)
+        )
         chance, found = np.random.default_rng(0), []
         for step in range(ROUNDS):
             if scrape:
                 assert policy.gauges() == policy.gauges() and policy.costs == policy.costs
-            budgets = policy.plan(Load(sequences(2)))
-            found.append((policy.casting, budgets))
+            budgets = policy.plan(BatchState(sequences(2)))
+            found.append((policy.proposer_schedule, budgets))
             for model in range(2):
                 seconds = (1.0, 0.2)[model] * float(chance.uniform(1.0, 1.2))
-                call = Call(2 * int(chance.integers(1, 4)), 2)
+                call = ModelCall(2 * int(chance.integers(1, 4)), 2)
                 policy.timed(model, call, seconds)
                 policy.turned(model, call, seconds)
                 policy.judged(model, bool(chance.random() < (0.9, 0.5)[model]))
             policy.ran(2, 0.01)
-            times = RoundTimes(0.2, 1.0)
-            policy.observe(RoundStats(step, 2, 2, 0, 0, 0, 0, 5, times, float(chance.uniform(1.2, 1.5))), [])
+            times = StepTimes(0.2, 1.0)
+            policy.observe(StepStats(step, 2, 2, 0, 0, 0, 0, 5, times, float(chance.uniform(1.2, 1.5))), [])
         castings.append(found)
     assert castings[0] == castings[1]
-    assert len({casting for casting, _ in castings[0]}) > 1
+    assert len({proposer_schedule for proposer_schedule, _ in castings[0]}) > 1

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cospec.policies.fixed import Fixed
-from cospec.policies.round_cost import Costs
+from cospec.policies.latency.step import LatencyModels
 from cospec.policies.slope import Slope, SlopeOptions, trend
-from harness.rounds import CPU, FLAT, Rates, World, steady
+from harness.execution import CPU, FLAT, Rates, World, steady
 
 LONGEST = 8
 ROUNDS = 6000
@@ -26,7 +26,7 @@ class PapersRule(Slope):
         self._before, self._since = self._since, []
 
 
-def best(world_rates: Rates, costs: Costs, count: int) -> int:
+def best(world_rates: Rates, costs: LatencyModels, count: int) -> int:
     """The fixed length with the most tokens per second."""
     found = [World(costs, world_rates, count).play(Fixed(k), 200) for k in range(1, LONGEST + 1)]
     return 1 + int(np.argmax(found))
@@ -48,7 +48,7 @@ def late(world: World) -> float:
 @pytest.mark.parametrize("start", [1, 4, 8])
 def test_within_one_of_the_best_from_any_start(case: str, start: int) -> None:
     costs, rates, count = CASES[case]
-    world = World(costs, rates, count, seed=start, noise=0.03)
+    world = World(costs, rates, count, seed=start, stream_kind=0.03)
     world.play(Slope(SlopeOptions(start=start), LONGEST), ROUNDS)
     assert abs(late(world) - best(rates, costs, count)) <= 1
 
@@ -57,7 +57,10 @@ def test_within_one_of_the_best_from_any_start(case: str, start: int) -> None:
 def test_the_workload_changes(before: str, after: float) -> None:
     costs, rates, count = CASES[before]
     policy = Slope(SlopeOptions(), LONGEST)
-    first, then = World(costs, rates, count, noise=0.03), World(costs, steady(*[after] * count), count, noise=0.03)
+    first, then = (
+        World(costs, rates, count, stream_kind=0.03),
+        World(costs, steady(*[after] * count), count, stream_kind=0.03),
+    )
     first.play(policy, ROUNDS)
     then.play(policy, ROUNDS, ROUNDS)
     assert abs(late(first) - best(rates, costs, count)) <= 1
@@ -68,12 +71,12 @@ def test_the_papers_rule_runs_away() -> None:
     """Every rise subtracts, also one that a subtraction caused: it runs down to 1 again and again."""
     costs, rates, count = CASES["long"]
     near = {}
-    for rule in (PapersRule, Slope):
-        world = World(costs, rates, count, noise=0.03)
-        world.play(rule(SlopeOptions(start=4), LONGEST), ROUNDS)
+    for acceptance_method in (PapersRule, Slope):
+        world = World(costs, rates, count, stream_kind=0.03)
+        world.play(acceptance_method(SlopeOptions(start=4), LONGEST), ROUNDS)
         found = np.array(world.lengths)[ROUNDS // 3 :, 0]
-        near[rule] = float((abs(found - best(rates, costs, count)) <= 1).mean())
-        assert (found.min() == 1) == (rule is PapersRule)
+        near[acceptance_method] = float((abs(found - best(rates, costs, count)) <= 1).mean())
+        assert (found.min() == 1) == (acceptance_method is PapersRule)
     assert near[PapersRule] < 0.5 < 0.9 < near[Slope]
 
 

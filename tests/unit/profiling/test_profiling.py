@@ -13,35 +13,35 @@ from typing import cast
 import pytest
 import torch
 
-from cospec import native
-from cospec.batches import TokenBatch
+from cospec.core.interfaces import Model
+from cospec.core.model_io import TokenBatch
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import ModelError
-from cospec.models.pages import PagePool
+from cospec.models.block_manager import BlockPool
 from cospec.models.toy import ToyModel
-from cospec.policies.cost import ForwardCost, Sample, fit
-from cospec.policies.round_cost import Costs
+from cospec.native import library
+from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
+from cospec.policies.latency.step import LatencyModels
 from cospec.profiling import start, store
-from cospec.profiling.measure import Grid, measure_forwards, measure_rounds, measure_steps
+from cospec.profiling.measure import Grid, measure_forwards, measure_multi_steps, measure_steps
 from cospec.profiling.report import Profile, plot
-from cospec.protocols import Model
 from harness.toys import with_pool
 
-TRUE = ForwardCost(context=2e-7, slopes=(2e-5, 1.5e-4), knees=(32.0,), sequence=2e-5, fixed=1.2e-3)
+TRUE = ForwardLatency(context=2e-7, slopes=(2e-5, 1.5e-4), knees=(32.0,), sequence=2e-5, fixed=1.2e-3)
 SMALL = Grid(contexts=(8, 32, 64), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 4), chunks=(16,))
 
 
 class Timed:
     """A model whose forwards move a clock by what ``cost`` says, and now and then by much more."""
 
-    def __init__(self, pages: int = 2000, cost: ForwardCost = TRUE) -> None:
+    def __init__(self, pages: int = 2000, cost: ForwardLatency = TRUE) -> None:
         self.cost, self.points = cost, list[int]()
         self.toy = with_pool(ToyModel(5, seed=1), pages, 4)
         self.name, self.vocab_size, self.max_len = "timed", 5, 512
         self.now, self.calls = 0.0, 0
 
     @property
-    def pages(self) -> PagePool:
+    def pages(self) -> BlockPool:
         return self.toy.pages
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
@@ -86,7 +86,7 @@ def test_time_and_room_bound_a_measurement() -> None:
 def test_steps_of_the_kernels_are_found() -> None:
     """One more row may cost as much as many others; points a power of two apart make a slope of that."""
     grid = replace(SMALL, rows=(3, 5, 6, 7, 8))
-    model = Timed(cost=ForwardCost(1e-7, (2e-5, 6e-4, 5e-5), (6.0, 7.0), 1e-5, 1e-3))
+    model = Timed(cost=ForwardLatency(1e-7, (2e-5, 6e-4, 5e-5), (6.0, 7.0), 1e-5, 1e-3))
     samples = measure_forwards(cast(Model, model), grid, 60.0, model.clock)
     alone = {sample.tokens: sample.seconds for sample in samples if sample.sequences == 1 and sample.context == 8}
     assert set(range(1, 9)) <= set(alone)
@@ -120,7 +120,7 @@ def test_forwards_and_drafts_by_turns() -> None:
     """Every point is a round: forwards of all rows, drafts of one token fewer for each sequence."""
     target, drafter = with_pool(ToyModel(5, seed=1), 2000, 4), ModelDrafter(with_pool(ToyModel(5, seed=2), 2000, 4))
     grid = Grid((8, 32), (1, 4), (1, 3), (16,))
-    forwards, drafts = measure_rounds(target, drafter, grid, 5.0)
+    forwards, drafts = measure_multi_steps(target, drafter, grid, 5.0)
     assert {(s.context, s.tokens, s.sequences) for s in forwards} == {
         *((c * n, t * n, n) for c in (8, 32) for n in (1, 4) for t in (1, 3)),
         (8, 16, 1),
@@ -134,10 +134,12 @@ def test_a_slope_for_every_doubling_is_kept(tmp_path: Path, monkeypatch: pytest.
     """Rows that are free up to 4, dear up to 16, cheaper after that: two knees cannot say where drafts stop paying."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    true = ForwardCost(slopes=(1e-5, 2e-4, 5e-4, 3e-4, 1e-4), knees=(4.0, 8.0, 16.0, 32.0), sequence=1e-5, fixed=1e-3)
+    true = ForwardLatency(
+        slopes=(1e-5, 2e-4, 5e-4, 3e-4, 1e-4), knees=(4.0, 8.0, 16.0, 32.0), sequence=1e-5, fixed=1e-3
+    )
     points = [(c, t, n) for c in (64, 256) for n in (1, 2, 4, 8, 16) for t in (1, 2, 3, 5)]
-    forwards = [Sample(c * n, t * n, n, true.seconds(c * n, t * n, n)) for c, t, n in points]
-    monkeypatch.setattr(start, "measure_rounds", lambda *_: (forwards, forwards))
+    forwards = [LatencySample(c * n, t * n, n, true.seconds(c * n, t * n, n)) for c, t, n in points]
+    monkeypatch.setattr(start, "measure_multi_steps", lambda *_: (forwards, forwards))
     found = start.costs_at_start(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)), tmp_path, {}, "small").target
     assert found is not None
     assert found.errors(forwards).max() < 0.05
@@ -175,16 +177,18 @@ def test_an_engine_measures_once(
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     asked: list[str] = []
 
-    def measured(wrong: float) -> list[Sample]:
+    def measured(wrong: float) -> list[LatencySample]:
         points = [(c, t) for c in (0, 100) for t in (1, 2, 4, 8, 16)]
-        return [Sample(c, t, 1, TRUE.seconds(c, t, 1) * (wrong if n % 2 else 1)) for n, (c, t) in enumerate(points)]
+        return [
+            LatencySample(c, t, 1, TRUE.seconds(c, t, 1) * (wrong if n % 2 else 1)) for n, (c, t) in enumerate(points)
+        ]
 
-    def begin(wrong: float = 1.0) -> Costs:
-        def rounds(*_: object) -> tuple[list[Sample], list[Sample]]:
+    def begin(wrong: float = 1.0) -> LatencyModels:
+        def rounds(*_: object) -> tuple[list[LatencySample], list[LatencySample]]:
             asked.append("rounds")
             return measured(1.0), measured(wrong)
 
-        monkeypatch.setattr(start, "measure_rounds", rounds)
+        monkeypatch.setattr(start, "measure_multi_steps", rounds)
         return start.costs_at_start(target, drafter, tmp_path, {"device": "cpu"}, "small")
 
     target = ToyModel(5, seed=1)
@@ -197,7 +201,7 @@ def test_an_engine_measures_once(
     assert len(asked) == 2, "what was measured badly is measured again"
     assert begin() == first
     assert len(asked) == 2
-    monkeypatch.setattr(native, "build", lambda: "other kernels")
+    monkeypatch.setattr(library, "build", lambda: "other kernels")
     begin()
     assert len(asked) == 3, "other kernels take other times"
 
@@ -215,11 +219,11 @@ def test_an_engine_measures_what_it_has(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_plot_and_the_json(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    samples = [Sample(c, t, 1, TRUE.seconds(c, t, 1)) for c in (0, 100) for t in (1, 2, 4, 8, 16, 64)]
+    samples = [LatencySample(c, t, 1, TRUE.seconds(c, t, 1)) for c in (0, 100) for t in (1, 2, 4, 8, 16, 64)]
     profile = Profile.of("timed", samples)
     plot([profile, profile], tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     stored = json.loads(json.dumps(profile.to_json()))
-    assert ForwardCost.from_json(stored["fit"]) == profile.fitted
+    assert ForwardLatency.from_json(stored["fit"]) == profile.fitted
     assert stored["held_out"]["points"] == 4
     assert len(stored["samples"]) == 12

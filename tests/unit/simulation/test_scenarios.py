@@ -59,7 +59,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "variants.0.num_speculative_tokens is -1",
     ),
     ({"variants": [{"name": "x", "policy": "best"}]}, "speculative_config.policy is 'best'"),
-    ({"variants": [{"name": "x", "round": "pipe"}]}, "speculative_config.round is 'pipe'"),
+    ({"variants": [{"name": "x", "execution_mode": "pipe"}]}, "speculative_config.execution_mode is 'pipe'"),
 ]
 
 

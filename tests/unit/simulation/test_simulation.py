@@ -12,7 +12,7 @@ import pytest
 from cospec.cli.main import app
 from cospec.errors import InvalidInput
 from cospec.options import parse
-from cospec.simulation.clock import Beside, VirtualClock
+from cospec.simulation.clock import SimulatedExecutor, VirtualClock
 from cospec.simulation.run import World, run, simulate
 from cospec.simulation.scenario import Scenario
 from cospec.simulation.workload import jobs
@@ -36,10 +36,10 @@ def only(**changes: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("round", ["sequential", "pipelined", "draft-ahead"])
+@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead"])
 @pytest.mark.parametrize("policy", ["off", "fixed", "goodput", "slope", "oracle", "random"])
-def test_every_policy_runs_under_every_round_and_again_the_same(policy: str, round: str) -> None:
-    variants = [{"name": "v", "policy": policy, "round": round}]
+def test_every_policy_runs_under_every_round_and_again_the_same(policy: str, execution_mode: str) -> None:
+    variants = [{"name": "v", "policy": policy, "execution_mode": execution_mode}]
     found = only(variants=variants)
     assert found == only(variants=variants)
     assert found != only(variants=variants, seed=1)
@@ -55,8 +55,8 @@ def test_requests_are_conserved(kind: str, replicas: int) -> None:
     arrivals = {"kind": kind, "rates": [15] if kind == "open" else [1], "concurrency": [6], "segments": segments}
     found = only(arrivals=arrivals, target={**TARGET, "replicas": replicas}, requests=60)
     assert found["requests"] == 60
-    law = found["requests_per_second"] * found["latency"]["mean"]
-    assert found["mean_in_system"] == pytest.approx(law, rel=1e-3)
+    distribution = found["requests_per_second"] * found["latency"]["mean"]
+    assert found["mean_in_system"] == pytest.approx(distribution, rel=1e-3)
 
 
 def test_without_speculation_times_are_the_sums_of_rounds() -> None:
@@ -109,17 +109,19 @@ def test_pipelined_gains_what_the_paper_promises() -> None:
         "domains": domains, "arrivals": {"kind": "closed", "concurrency": [32]}, "requests": 128,
     }  # fmt: skip
     speed = {}
-    for round in ("sequential", "pipelined"):
-        found = only(**world, variants=[{"name": round, "num_speculative_tokens": 4, "round": round}])
-        speed[round] = found["throughput"]
-        assert (found["overlap"] > 1.3) == (round == "pipelined")
+    for execution_mode in ("sequential", "pipelined"):
+        found = only(
+            **world, variants=[{"name": execution_mode, "num_speculative_tokens": 4, "execution_mode": execution_mode}]
+        )
+        speed[execution_mode] = found["throughput"]
+        assert (found["overlap"] > 1.3) == (execution_mode == "pipelined")
     assert speed["pipelined"] > 1.3 * speed["sequential"]
 
 
 def test_more_drafter_nodes_and_stages_help_where_they_are_short() -> None:
     busy = {"kind": "closed", "concurrency": [32]}
     slow = {"cost": {"slopes": [1e-3], "fixed": 0.001}}
-    variants = [{"name": "p", "num_speculative_tokens": 4, "round": "pipelined"}]
+    variants = [{"name": "p", "num_speculative_tokens": 4, "execution_mode": "pipelined"}]
     one, four = (
         only(arrivals=busy, drafting={**slow, "nodes": nodes}, variants=variants)["throughput"] for nodes in (1, 4)
     )
@@ -155,15 +157,15 @@ def test_a_handle_works_beside_the_clock() -> None:
         def free(self, ids: Any) -> None: ...
 
     clock = VirtualClock()
-    handle = Beside(Half(), clock, nodes=2)
-    first, second, third = (handle.submit("propose", [], []) for _ in range(3))
+    executor = SimulatedExecutor(Half(), clock, nodes=2)
+    first, second, third = (executor.submit("propose", [], []) for _ in range(3))
     assert not first.done() and clock.now == 0
     assert first.result() == ["done"] and clock.now == 0.5
     assert second.done() and not third.done(), "two nodes work at once, the third batch waits for one"
     with pytest.raises(TimeoutError):
         third.result(0.2)
     assert clock.now == pytest.approx(0.7)
-    assert third.result(1.0) == ["done"] and clock.now == 1.0 and handle.busy == 1.5
+    assert third.result(1.0) == ["done"] and clock.now == 1.0 and executor.busy == 1.5
 
 
 def test_work_takes_its_time_by_the_pace_and_waiting_does_not() -> None:
@@ -202,7 +204,7 @@ def test_no_cache_page_is_lost() -> None:
     ("changes", "field"),
     [
         ({"requests": 0}, "requests"),
-        ({"variants": [{"name": "v", "round": "sideways"}]}, "speculative_config.round"),
+        ({"variants": [{"name": "v", "execution_mode": "sideways"}]}, "speculative_config.execution_mode"),
         ({"variants": [{"name": "v", "policy": "sideways"}]}, "speculative_config.policy"),
         ({"arrivals": {"kind": "segments"}}, "arrivals"),
         ({"pace": [{"seconds": 1.0, "factor": 0}]}, "pace.0.factor"),

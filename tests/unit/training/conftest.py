@@ -10,7 +10,14 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.training.corpus import DOMAINS, Corpus, encode, split
-from cospec.training.recipe import Distillation, ModelShape, Recipe, Schedule, Specialists, Variant
+from cospec.training.recipe import (
+    Distillation,
+    ModelShape,
+    Specialists,
+    TrainingRecipe,
+    TrainingSchedule,
+    VariantConfig,
+)
 from cospec.training.tokenizer import train_tokenizer
 
 TEXTS = {
@@ -29,12 +36,12 @@ def one_thread() -> None:
 
 
 @pytest.fixture
-def recipe() -> Recipe:
-    schedule = Schedule(tokens=4_000, batch_tokens=256, sequence=32, matrix_lr=0.02, other_lr=0.01)
+def recipe() -> TrainingRecipe:
+    schedule = TrainingSchedule(tokens=4_000, batch_tokens=256, sequence=32, matrix_lr=0.02, other_lr=0.01)
     shape = ModelShape(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
     )
-    return Recipe(
+    return TrainingRecipe(
         name="tiny",
         seed=3,
         vocab_size=300,
@@ -48,12 +55,12 @@ def recipe() -> Recipe:
         specialists=Specialists(
             schedule=schedule, distillation=Distillation(corpus_tokens=600, written_tokens=300, written_share=0.5)
         ),
-        variants={"target-prose": Variant(mixture={"prose": 1.0}, rank=4, alpha=8, schedule=schedule)},
+        variants={"target-prose": VariantConfig(mixture={"prose": 1.0}, rank=4, alpha=8, schedule=schedule)},
     )
 
 
 @pytest.fixture
-def runs(tmp_path: Path, recipe: Recipe) -> Path:
+def runs(tmp_path: Path, recipe: TrainingRecipe) -> Path:
     """A folder as ``cospec train tokenizer`` leaves it."""
     folder = tmp_path / "runs"
     tokenizer = train_tokenizer(

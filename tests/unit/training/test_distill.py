@@ -9,19 +9,14 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.training.corpus import Corpus, end_token
-from cospec.training.course import draw_lessons
-from cospec.training.distill import (
-    DistillationLoss,
-    divergence,
-    low_rank_embedding,
-    train_drafter,
-)
+from cospec.training.distill import DistillationLoss, divergence, low_rank_embedding, train_drafter
+from cospec.training.distill_data import draw_batches
 from cospec.training.evaluate import agreements, heldout_loss
 from cospec.training.export import save_model
 from cospec.training.family import load_trained, new_model, train_target
-from cospec.training.generate import Prompts, WritingPlan, engine_writer, write_stream
-from cospec.training.lessons import fingerprint, read
-from cospec.training.recipe import Distillation, Recipe
+from cospec.training.generate import PromptSampler, WritingPlan, engine_writer, write_stream
+from cospec.training.recipe import Distillation, TrainingRecipe
+from cospec.training.teacher_cache import fingerprint, read
 
 
 def test_divergence_is_the_sum_over_tokens() -> None:
@@ -51,17 +46,17 @@ def test_the_low_rank_embedding_is_the_best_one() -> None:
 
 def test_every_lesson_is_seen_once_per_epoch() -> None:
     def pool(step: int) -> np.ndarray:
-        return draw_lessons(step, rows=4, share=0.5, pools=(6, 4), seed=1)
+        return draw_batches(step, rows=4, share=0.5, pools=(6, 4), seed=1)
 
     drawn = np.stack([pool(step) for step in range(6)])
     corpus, written = drawn[drawn < 6], drawn[drawn >= 6]
     assert sorted(corpus[:6]) == sorted(corpus[6:12]) == list(range(6))
     assert sorted(written[:4]) == sorted(written[4:8]) == sorted(written[8:12]) == list(range(6, 10))
     assert np.array_equal(drawn[3], pool(3))
-    assert set(draw_lessons(0, rows=4, share=0.5, pools=(6, 0), seed=1)) <= set(range(6))
+    assert set(draw_batches(0, rows=4, share=0.5, pools=(6, 0), seed=1)) <= set(range(6))
 
 
-def test_the_drafter_comes_nearer_to_its_target(recipe: Recipe, runs: Path, tokenizer: Tokenizer) -> None:
+def test_the_drafter_comes_nearer_to_its_target(recipe: TrainingRecipe, runs: Path, tokenizer: Tokenizer) -> None:
     longer = recipe.target_schedule.model_copy(update={"tokens": 8_000})
     recipe = recipe.model_copy(update={"target_schedule": longer, "drafter_schedule": longer})
     train_target(recipe, runs, runs)
@@ -78,7 +73,7 @@ def test_the_drafter_comes_nearer_to_its_target(recipe: Recipe, runs: Path, toke
     assert loss(trainer.model, numbers) < 0.6 * loss(fresh, numbers)
 
 
-def test_an_interrupted_distillation_ends_as_an_unbroken_one(recipe: Recipe, runs: Path) -> None:
+def test_an_interrupted_distillation_ends_as_an_unbroken_one(recipe: TrainingRecipe, runs: Path) -> None:
     train_target(recipe, runs, runs)
     whole = train_drafter(recipe, runs, runs)
     for path in (runs / "drafter").iterdir():
@@ -98,7 +93,7 @@ def test_an_interrupted_distillation_ends_as_an_unbroken_one(recipe: Recipe, run
 
 
 def test_the_target_reads_on_where_it_stopped(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
 ) -> None:
     target = new_model(recipe.target, recipe, tokenizer, 1).eval()
     windows = corpus.windows(recipe.mixture, 6, 16, (0,))
@@ -115,7 +110,7 @@ def test_the_target_reads_on_where_it_stopped(
 
 
 def test_new_windows_are_read_from_the_start_after_an_interruption_too(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between laying out the new states and reading the first of them: the old count must not be believed."""
     target = new_model(recipe.target, recipe, tokenizer, 0)
@@ -133,7 +128,7 @@ def test_new_windows_are_read_from_the_start_after_an_interruption_too(
 
 
 def test_lessons_give_the_logits_of_the_target(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
 ) -> None:
     target = new_model(recipe.target, recipe, tokenizer, 1).eval()
     lessons = read(target, corpus.windows(recipe.mixture, 3, 16, (0,)), tmp_path)
@@ -144,8 +139,10 @@ def test_lessons_give_the_logits_of_the_target(
     assert float(loss(other, torch.arange(3)).detach()) > 1e-3
 
 
-def test_writing_goes_on_where_it_stopped(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path) -> None:
-    prompts = Prompts.build(corpus.train, recipe.mixture, tokenizer)
+def test_writing_goes_on_where_it_stopped(
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+) -> None:
+    prompts = PromptSampler.build(corpus.train, recipe.mixture, tokenizer)
     calls: list[tuple[float, int]] = []
 
     def writer(asked: list[list[int]], length: int, temperature: float, seed: int) -> list[list[int]]:
@@ -162,9 +159,9 @@ def test_writing_goes_on_where_it_stopped(recipe: Recipe, tokenizer: Tokenizer, 
 
 
 def test_prompts_have_one_length_and_begin_where_text_begins(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus
 ) -> None:
-    prompts = Prompts.build(corpus.train, {"math": 1.0}, tokenizer)
+    prompts = PromptSampler.build(corpus.train, {"math": 1.0}, tokenizer)
     drawn = prompts.draw(30, (1, 2))
     assert drawn == prompts.draw(30, (1, 2))
     assert len({len(prompt) for prompt in drawn}) == 1 and len(drawn[0]) >= 32
@@ -173,7 +170,9 @@ def test_prompts_have_one_length_and_begin_where_text_begins(
     assert len({text[0] for text in texts}) == 2
 
 
-def test_the_engine_s_writer_ends_at_the_end_token(recipe: Recipe, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_the_engine_s_writer_ends_at_the_end_token(
+    recipe: TrainingRecipe, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     model = new_model(recipe.target, recipe, tokenizer, 1).eval()
     end, prompts = end_token(tokenizer), [[1, 2, 3], [4, 5, 6]]
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -186,7 +185,7 @@ def test_the_engine_s_writer_ends_at_the_end_token(recipe: Recipe, tokenizer: To
     assert greedy[0] == int(model.bfloat16().float()(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
 
 
-def test_the_fingerprint_knows_every_weight(recipe: Recipe, tokenizer: Tokenizer) -> None:
+def test_the_fingerprint_knows_every_weight(recipe: TrainingRecipe, tokenizer: Tokenizer) -> None:
     model = new_model(recipe.target, recipe, tokenizer, 1)
     before = fingerprint(model)
     assert fingerprint(new_model(recipe.target, recipe, tokenizer, 1)) == before
@@ -196,7 +195,7 @@ def test_the_fingerprint_knows_every_weight(recipe: Recipe, tokenizer: Tokenizer
 
 
 @torch.no_grad()
-def test_agreement_is_counted_where_the_target_wrote(recipe: Recipe, tokenizer: Tokenizer) -> None:
+def test_agreement_is_counted_where_the_target_wrote(recipe: TrainingRecipe, tokenizer: Tokenizer) -> None:
     target, other = (new_model(recipe.target, recipe, tokenizer, seed).eval() for seed in (1, 2))
     documents = [([5, 6, 7], [8, 9]), ([1, 2], []), ([3], [4, 5, 6])]
     found = agreements({"same": target, "other": other}, target, documents)
@@ -210,7 +209,7 @@ def test_agreement_is_counted_where_the_target_wrote(recipe: Recipe, tokenizer: 
 
 
 def test_heldout_loss_of_an_untrained_model_is_that_of_guessing(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus
 ) -> None:
     model = new_model(recipe.target, recipe, tokenizer, 1).eval()
     loss = heldout_loss(model, tokenizer, corpus.heldout["math"], 32)

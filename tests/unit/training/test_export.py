@@ -15,11 +15,11 @@ from cospec.training import export as exporting
 from cospec.training.distill import train_drafter, train_specialists
 from cospec.training.export import export, measure
 from cospec.training.family import adopt, load_tokenizer, load_trained, train_target
-from cospec.training.recipe import Recipe
+from cospec.training.recipe import TrainingRecipe
 from cospec.training.variants import train_variants
 
 
-def test_export_writes_what_transformers_loads(recipe: Recipe, runs: Path, tmp_path: Path) -> None:
+def test_export_writes_what_transformers_loads(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> None:
     train_target(recipe, runs, runs)
     folder = export(recipe, runs, tmp_path / "zoo")
     weights = load_file(folder / "target" / "model.safetensors")
@@ -41,7 +41,9 @@ def test_export_writes_what_transformers_loads(recipe: Recipe, runs: Path, tmp_p
     assert "| target |" in (folder / "README.md").read_text()
 
 
-def test_measure_fills_the_card(recipe: Recipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_fills_the_card(
+    recipe: TrainingRecipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(exporting, "SAMPLES", {"math": "Question: What"})
     train_target(recipe, runs, runs)
     train_drafter(recipe, runs, runs)
@@ -70,7 +72,7 @@ def test_measure_fills_the_card(recipe: Recipe, runs: Path, tmp_path: Path, monk
 
 
 def test_what_was_adopted_keeps_its_weights_and_figures(
-    recipe: Recipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "SAMPLES", {"math": "Question: What"})
     train_target(recipe, runs, runs)
@@ -95,7 +97,7 @@ def test_what_was_adopted_keeps_its_weights_and_figures(
 
 
 def test_a_family_that_is_too_large_is_refused(
-    recipe: Recipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_target(recipe, runs, runs)
     monkeypatch.setattr(exporting, "LIMIT", 1000)
@@ -111,8 +113,8 @@ def test_a_family_that_is_too_large_is_refused(
         (["export", "--out", "nowhere"], "out is 'nowhere'"),
         (["evaluate", "--out", ".", "--to", "nowhere"], "cospec train export"),
         (["drafters", "--from", "nowhere"], "from is 'nowhere'"),
-        (["drafters", "--data", ".", "--domain", "law"], "domain is 'law'"),
-        (["variants", "--data", ".", "--name", "law"], "name is 'law'"),
+        (["drafters", "--data", ".", "--domain", "distribution"], "domain is 'law'"),
+        (["variants", "--data", ".", "--name", "distribution"], "name is 'law'"),
     ],
 )
 def test_bad_arguments_get_one_sentence(
@@ -125,7 +127,7 @@ def test_bad_arguments_get_one_sentence(
 
 
 def test_the_commands_run_one_after_another(
-    recipe: Recipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "SAMPLES", {})
     path = tmp_path / "tiny.yaml"

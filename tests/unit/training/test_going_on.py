@@ -17,14 +17,14 @@ from cospec.training import export as exporting
 from cospec.training.distill import train_drafter
 from cospec.training.export import export
 from cospec.training.family import adopt, go_on, load_tokenizer, load_trained, origin, train_target
-from cospec.training.recipe import Recipe
+from cospec.training.recipe import TrainingRecipe
 from cospec.training.variants import train_variants
 
 FULL = 16 * 256  # tokens of a schedule, in whole batches
 
 
 @pytest.fixture
-def family(recipe: Recipe, runs: Path, tmp_path: Path) -> Path:
+def family(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> Path:
     """Exported, with a variant and a note, but without what its training left."""
     train_target(recipe, runs, runs)
     train_drafter(recipe, runs, runs)
@@ -40,7 +40,7 @@ def later(family: Path, runs: Path, tmp_path: Path) -> Path:
     return out
 
 
-def weights(recipe: Recipe, name: str, out: Path) -> Mapping[str, torch.Tensor]:
+def weights(recipe: TrainingRecipe, name: str, out: Path) -> Mapping[str, torch.Tensor]:
     model: Any = load_trained(recipe, name, load_tokenizer(out / "tokenizer"), out)
     found: Mapping[str, torch.Tensor] = model.state_dict()
     return found
@@ -50,7 +50,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def test_a_target_goes_on_from_exported_weights(recipe: Recipe, runs: Path, later: Path) -> None:
+def test_a_target_goes_on_from_exported_weights(recipe: TrainingRecipe, runs: Path, later: Path) -> None:
     go_on("target", later)
     assert origin("target", later) is not None and origin("drafter", later) is None
     trainer = train_target(recipe, runs, later)
@@ -60,7 +60,7 @@ def test_a_target_goes_on_from_exported_weights(recipe: Recipe, runs: Path, late
     assert first[:3] != second[:3]
 
 
-def test_it_sees_the_windows_behind_those_that_it_has_seen(recipe: Recipe, runs: Path, later: Path) -> None:
+def test_it_sees_the_windows_behind_those_that_it_has_seen(recipe: TrainingRecipe, runs: Path, later: Path) -> None:
     longer = recipe.model_copy(
         update={"target_schedule": recipe.target_schedule.model_copy(update={"tokens": 2 * FULL})}
     )
@@ -69,7 +69,9 @@ def test_it_sees_the_windows_behind_those_that_it_has_seen(recipe: Recipe, runs:
     assert (ahead.batches(0) == whole.batches(16)).all() and (ahead.batches(0) != whole.batches(0)).any()
 
 
-def test_an_interrupted_one_ends_as_an_unbroken_one(recipe: Recipe, runs: Path, later: Path, tmp_path: Path) -> None:
+def test_an_interrupted_one_ends_as_an_unbroken_one(
+    recipe: TrainingRecipe, runs: Path, later: Path, tmp_path: Path
+) -> None:
     flat = recipe.target_schedule.model_copy(update={"warmup": 0.0, "decay": 0.0})
     whole, half = (
         recipe.model_copy(update={"target_schedule": flat.model_copy(update={"tokens": tokens})})
@@ -88,7 +90,7 @@ def test_an_interrupted_one_ends_as_an_unbroken_one(recipe: Recipe, runs: Path, 
         assert torch.equal(tensor, broken.model.state_dict()[name]), name
 
 
-def test_the_card_tells_both_parts(recipe: Recipe, runs: Path, later: Path, tmp_path: Path) -> None:
+def test_the_card_tells_both_parts(recipe: TrainingRecipe, runs: Path, later: Path, tmp_path: Path) -> None:
     go_on("target", later)
     train_target(recipe, runs, later)
     folder = export(recipe, later, tmp_path / "second")
@@ -105,7 +107,9 @@ def test_the_card_tells_both_parts(recipe: Recipe, runs: Path, later: Path, tmp_
     assert (members["target"]["tokens"], members["target"]["before"]["tokens"]) == (3 * FULL, 2 * FULL)
 
 
-def test_adapters_for_the_old_target_are_left_behind(recipe: Recipe, runs: Path, family: Path, later: Path) -> None:
+def test_adapters_for_the_old_target_are_left_behind(
+    recipe: TrainingRecipe, runs: Path, family: Path, later: Path
+) -> None:
     export(recipe, later, family)
     assert (family / "target-prose" / "adapter_config.json").exists(), "as long as the target is the same"
     go_on("target", later)
@@ -115,7 +119,7 @@ def test_adapters_for_the_old_target_are_left_behind(recipe: Recipe, runs: Path,
     assert not (family / "target-prose").exists() and (family / "drafter").exists()
 
 
-def test_a_drafter_goes_on_too(recipe: Recipe, runs: Path, later: Path) -> None:
+def test_a_drafter_goes_on_too(recipe: TrainingRecipe, runs: Path, later: Path) -> None:
     go_on("drafter", later)
     before = weights(recipe, "drafter", later)
     one = recipe.model_copy(update={"drafter_schedule": recipe.drafter_schedule.model_copy(update={"tokens": 256})})
@@ -124,7 +128,7 @@ def test_a_drafter_goes_on_too(recipe: Recipe, runs: Path, later: Path) -> None:
         assert float((tensor - before[name]).abs().max()) < 0.05, f"{name} is one step away"
 
 
-def test_what_cannot_be_gone_on_from_is_named(recipe: Recipe, runs: Path, later: Path, family: Path) -> None:
+def test_what_cannot_be_gone_on_from_is_named(recipe: TrainingRecipe, runs: Path, later: Path, family: Path) -> None:
     with pytest.raises(ModelError, match="holds no code to go on from"):
         go_on("code", later)
     (later / "tokenizer" / "tokenizer.json").write_text("{}")
@@ -139,7 +143,7 @@ def test_what_cannot_be_gone_on_from_is_named(recipe: Recipe, runs: Path, later:
 
 
 def test_all_stages_go_on_by_one_command(
-    recipe: Recipe, family: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, family: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "SAMPLES", {})
     small = recipe.model_dump(mode="json") | {"specialists": None}

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cospec.errors import InvalidInput
-from cospec.training.recipe import Schedule, load_recipe
+from cospec.training.recipe import TrainingSchedule, load_recipe
 from cospec.training.trainer import rate
 
 
@@ -47,7 +47,7 @@ def test_an_unknown_recipe_is_answered_with_the_known_ones() -> None:
 
 
 def test_the_rate_rises_stays_and_falls() -> None:
-    schedule = Schedule(tokens=1000, warmup=0.1, decay=0.4)
+    schedule = TrainingSchedule(tokens=1000, warmup=0.1, decay=0.4)
     shares = [rate(done, schedule) for done in range(0, 1001, 50)]
     assert shares[0] == 0 and shares[1] == pytest.approx(0.5)
     assert shares[2:13] == pytest.approx([1.0] * 11)
@@ -56,5 +56,5 @@ def test_the_rate_rises_stays_and_falls() -> None:
 
 
 def test_the_rate_without_warm_up_or_decay_is_the_peak() -> None:
-    schedule = Schedule(tokens=1000, warmup=0, decay=0)
+    schedule = TrainingSchedule(tokens=1000, warmup=0, decay=0)
     assert [rate(done, schedule) for done in (1, 500, 1000, 2000)] == [1, 1, 1, 1]

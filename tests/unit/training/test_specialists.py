@@ -10,11 +10,11 @@ from cospec.errors import InvalidInput, ModelError
 from cospec.training.distill import DistillationLoss, train_drafter, train_specialists
 from cospec.training.export import export
 from cospec.training.family import adopt, load_trained, prepare, train_target
-from cospec.training.recipe import Recipe
+from cospec.training.recipe import TrainingRecipe
 
 
 @pytest.fixture
-def family(recipe: Recipe, runs: Path, tmp_path: Path) -> Path:
+def family(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> Path:
     """An exported target and drafter, as they ship."""
     longer = recipe.target_schedule.model_copy(update={"tokens": 8_000})
     recipe = recipe.model_copy(update={"target_schedule": longer})
@@ -24,7 +24,7 @@ def family(recipe: Recipe, runs: Path, tmp_path: Path) -> Path:
 
 
 def test_a_specialist_goes_on_from_the_adopted_drafter(
-    recipe: Recipe, family: Path, runs: Path, tokenizer: Tokenizer, tmp_path: Path
+    recipe: TrainingRecipe, family: Path, runs: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     out = tmp_path / "later"
     adopt(family, out)
@@ -43,7 +43,7 @@ def test_a_specialist_goes_on_from_the_adopted_drafter(
             assert own < 0.9 * trainer.loss(other, numbers)
 
 
-def test_an_interrupted_specialist_ends_as_an_unbroken_one(recipe: Recipe, family: Path, runs: Path) -> None:
+def test_an_interrupted_specialist_ends_as_an_unbroken_one(recipe: TrainingRecipe, family: Path, runs: Path) -> None:
     assert recipe.specialists is not None
     flat = recipe.specialists.schedule.model_copy(update={"warmup": 0.0, "decay": 0.0})
     whole, half = (
@@ -66,9 +66,9 @@ def test_an_interrupted_specialist_ends_as_an_unbroken_one(recipe: Recipe, famil
         assert torch.equal(tensor, broken.model.state_dict()[name]), name
 
 
-def test_what_cannot_be_specialised_is_named(recipe: Recipe, runs: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_specialised_is_named(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="domain is 'law'"):
-        train_specialists(recipe, runs, runs, ["law"])
+        train_specialists(recipe, runs, runs, ["distribution"])
     with pytest.raises(InvalidInput, match=r"recipe\.specialists is missing"):
         train_specialists(recipe.model_copy(update={"specialists": None}), runs, runs)
     with pytest.raises(ModelError, match="holds no target"):

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 from cospec.errors import ModelError
 from cospec.training.corpus import Corpus
 from cospec.training.family import load_trained, new_model, train_target
-from cospec.training.recipe import Recipe, Schedule
+from cospec.training.recipe import TrainingRecipe, TrainingSchedule
 from cospec.training.trainer import Trainer, next_token_loss
 
 
-def _trainer(recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, folder: Path) -> Trainer:
+def _trainer(recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, folder: Path) -> Trainer:
     schedule = recipe.target_schedule
 
     def batches(step: int) -> np.ndarray:
@@ -48,7 +48,7 @@ def _interrupt(trainer: Trainer, at: int) -> None:
         trainer.run(save_every=0.0)
 
 
-def test_the_loss_falls(recipe: Recipe, runs: Path) -> None:
+def test_the_loss_falls(recipe: TrainingRecipe, runs: Path) -> None:
     trainer = train_target(recipe, runs, runs)
     losses = _losses(runs / "target")
     assert trainer.step == len(losses) == 16
@@ -57,7 +57,7 @@ def test_the_loss_falls(recipe: Recipe, runs: Path) -> None:
 
 
 def test_an_interrupted_run_ends_as_an_unbroken_one(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
 ) -> None:
     whole = _trainer(recipe, tokenizer, corpus, tmp_path / "whole")
     whole.run()
@@ -71,7 +71,7 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(
 
 
 def test_steps_after_the_last_checkpoint_leave_the_log(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
 ) -> None:
     _interrupt(_trainer(recipe, tokenizer, corpus, tmp_path), at=5)
     with (tmp_path / "log.jsonl").open("a") as log:
@@ -82,7 +82,7 @@ def test_steps_after_the_last_checkpoint_leave_the_log(
 
 
 def test_a_torn_write_leaves_the_old_checkpoint(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = _trainer(recipe, tokenizer, corpus, tmp_path)
     _interrupt(trainer, at=3)
@@ -101,7 +101,7 @@ def test_a_torn_write_leaves_the_old_checkpoint(
 
 
 def test_a_loss_that_is_no_number_ends_the_run(
-    recipe: Recipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
+    recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
 ) -> None:
     trainer = _trainer(recipe, tokenizer, corpus, tmp_path)
     plain = trainer.loss
@@ -112,9 +112,9 @@ def test_a_loss_that_is_no_number_ends_the_run(
     assert again.step == 3 and all(p.isfinite().all() for p in again.model.parameters())
 
 
-def test_a_resumed_run_may_end_elsewhere(recipe: Recipe, runs: Path) -> None:
-    def until(tokens: int) -> Recipe:
-        schedule: Schedule = recipe.target_schedule.model_copy(update={"tokens": tokens})
+def test_a_resumed_run_may_end_elsewhere(recipe: TrainingRecipe, runs: Path) -> None:
+    def until(tokens: int) -> TrainingRecipe:
+        schedule: TrainingSchedule = recipe.target_schedule.model_copy(update={"tokens": tokens})
         return recipe.model_copy(update={"target_schedule": schedule})
 
     assert train_target(until(1_024), runs, runs).step == 4
@@ -122,7 +122,7 @@ def test_a_resumed_run_may_end_elsewhere(recipe: Recipe, runs: Path) -> None:
     assert train_target(until(1_024), runs, runs).step == 8
 
 
-def test_a_checkpoint_of_another_shape_is_refused(recipe: Recipe, runs: Path, tokenizer: Tokenizer) -> None:
+def test_a_checkpoint_of_another_shape_is_refused(recipe: TrainingRecipe, runs: Path, tokenizer: Tokenizer) -> None:
     short = recipe.model_copy(update={"target_schedule": recipe.target_schedule.model_copy(update={"tokens": 256})})
     train_target(short, runs, runs)
     wider = short.model_copy(update={"target": short.target.model_copy(update={"hidden_size": 48})})

@@ -8,20 +8,22 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from cospec.batches import Segment, TokenBatch
+from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.loading import LoadOptions, load_model
 from cospec.training.corpus import Corpus
 from cospec.training.evaluate import heldout_loss
 from cospec.training.export import export
 from cospec.training.family import load_adapter, load_trained, train_target
-from cospec.training.recipe import Recipe
+from cospec.training.recipe import TrainingRecipe
 from cospec.training.variants import train_variants
 
 NAME = "target-prose"
 
 
-def test_a_variant_knows_its_domain_better(recipe: Recipe, runs: Path, tokenizer: Tokenizer, corpus: Corpus) -> None:
+def test_a_variant_knows_its_domain_better(
+    recipe: TrainingRecipe, runs: Path, tokenizer: Tokenizer, corpus: Corpus
+) -> None:
     train_target(recipe, runs, runs)
     before = load_trained(recipe, "target", tokenizer, runs)
     assert list(train_variants(recipe, runs, runs)) == [NAME]
@@ -32,7 +34,7 @@ def test_a_variant_knows_its_domain_better(recipe: Recipe, runs: Path, tokenizer
     assert now < was - 0.1
 
 
-def test_attached_factors_compute_what_merged_ones_do(recipe: Recipe, runs: Path, tokenizer: Tokenizer) -> None:
+def test_attached_factors_compute_what_merged_ones_do(recipe: TrainingRecipe, runs: Path, tokenizer: Tokenizer) -> None:
     train_target(recipe, runs, runs)
     train_variants(recipe, runs, runs)
     attached = load_trained(recipe, "target", tokenizer, runs)
@@ -44,7 +46,7 @@ def test_attached_factors_compute_what_merged_ones_do(recipe: Recipe, runs: Path
     assert not torch.allclose(plain, merged, atol=1e-2)
 
 
-def test_an_interrupted_variant_ends_as_an_unbroken_one(recipe: Recipe, runs: Path) -> None:
+def test_an_interrupted_variant_ends_as_an_unbroken_one(recipe: TrainingRecipe, runs: Path) -> None:
     train_target(recipe, runs, runs)
     flat = recipe.variants[NAME].schedule.model_copy(update={"warmup": 0.0, "decay": 0.0})
     half, whole = (
@@ -70,7 +72,7 @@ def test_an_interrupted_variant_ends_as_an_unbroken_one(recipe: Recipe, runs: Pa
 
 
 def test_an_exported_variant_is_an_adapter_on_the_target(
-    recipe: Recipe, runs: Path, tokenizer: Tokenizer, tmp_path: Path
+    recipe: TrainingRecipe, runs: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     train_target(recipe, runs, runs)
     train_variants(recipe, runs, runs)
@@ -81,14 +83,14 @@ def test_an_exported_variant_is_an_adapter_on_the_target(
     assert len(tensors) == 2 * 7 * recipe.target.num_hidden_layers
     prompt = tuple(range(5, 15))
     loaded = load_model(str(folder / NAME), LoadOptions(device="cpu", dtype="float32"))
-    assert loaded.pages.reserve("a", len(prompt))
-    logits = loaded.forward(TokenBatch((Segment("a", 0, prompt),)))
+    assert loaded.pages.allocate("a", len(prompt))
+    logits = loaded.forward(TokenBatch((SequenceSlice("a", 0, prompt),)))
     expected = load_trained(recipe, NAME, tokenizer, runs)(torch.tensor([prompt])).logits[0]
     target = load_trained(recipe, "target", tokenizer, runs)(torch.tensor([prompt])).logits[0]
     assert (logits - expected).abs().max() < 0.3 * (expected - target).abs().max()
 
 
-def test_what_is_no_variant_is_named(recipe: Recipe, runs: Path, tokenizer: Tokenizer) -> None:
+def test_what_is_no_variant_is_named(recipe: TrainingRecipe, runs: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidInput, match="name is 'other'"):
         train_variants(recipe, runs, runs, ["other"])
     train_target(recipe, runs, runs)

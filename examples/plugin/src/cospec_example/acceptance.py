@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cospec.draws import Draws, Purpose
-from cospec.plugins import Rule
-from cospec.types import Draft, Scores, Verdict
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.types import Draft, TargetProbs, VerifyResult
 
 SHARE = 0.3  # of the likeliest token's probability
 
 
-class Threshold(Rule):
+class Threshold(AcceptanceMethod):
     """A token is kept when its probability is at least ``SHARE`` of the largest.
 
     Greedy requests have a law with one token, so their output is exact. Other outputs follow another distribution than
@@ -20,15 +20,15 @@ class Threshold(Rule):
 
     name: ClassVar[str] = "threshold"  # the name of the entry point
     exact: ClassVar[bool] = False
-    reads_law: ClassVar[bool] = True  # ``scores.law`` is there for greedy requests too
+    needs_probs: ClassVar[bool] = True  # ``scores.law`` is there for greedy requests too
     trees: ClassVar[bool] = False  # chains only
-    noise: ClassVar[Purpose] = Purpose.TARGET  # drafters draw with the target's own numbers
+    stream_kind: ClassVar[StreamKind] = StreamKind.TARGET  # drafters draw with the target's own numbers
 
-    def judge(self, draft: Draft, scores: Scores, draws: Draws) -> Verdict:
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """The first token that is not kept ends the chain; the law gives the token in its place."""
-        law = scores.distribution
+        distribution = scores.distribution
         kept = 0
-        while kept < len(draft) and law[kept, draft.tokens[kept]] >= SHARE * law[kept].max():
+        while kept < len(draft) and distribution[kept, draft.tokens[kept]] >= SHARE * distribution[kept].max():
             kept += 1
         token = scores.draw(kept, draft.base_len + kept, draws)
-        return Verdict(tuple(range(kept)), token, bonus=kept == len(draft))
+        return VerifyResult(tuple(range(kept)), token, bonus=kept == len(draft))

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from cospec.native import Recipe
+from cospec.native.library import NativeBlend
 from cospec.options import Options
 
 
@@ -30,7 +30,7 @@ class Product:
 
     def __init__(self, count: int, power: float | None) -> None:
         self.members = tuple(range(count))
-        self.recipe: Recipe | None = None  # the native library does not have this blend
+        self.recipe: NativeBlend | None = None  # the native library does not have this blend
         self.name = "product" if power is None else f"product(power={power:g})"
         self._power = 1 / count if power is None else power
 

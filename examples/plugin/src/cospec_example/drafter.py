@@ -13,10 +13,10 @@ from typing import ClassVar
 from pydantic import Field
 from tokenizers import Tokenizer
 
+from cospec.core.interfaces import DrafterBuildContext
+from cospec.core.plugins import Drafter
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.options import Options
-from cospec.plugins import Drafter
-from cospec.protocols import Host
-from cospec.types import Budget, Commit, Context, Draft, Offer
 
 MARKS = frozenset(".,;:!?")
 
@@ -43,7 +43,7 @@ class PhraseDrafter(Drafter):
     drafts_ahead = True  # assumed tokens are continued like committed tokens
     reads_states = False
     learns = False  # drafts read their own sequence only
-    offer = Offer(free=True, chains=True)  # a proposal costs next to nothing, and is a chain
+    capabilities = DrafterCapabilities(free=True, chains=True)  # a proposal costs next to nothing, and is a chain
     Options: ClassVar[type[PhraseOptions]] = PhraseOptions
 
     def __init__(self, marks: frozenset[int] = frozenset(), longest: int = 4, name: str = "phrases") -> None:
@@ -51,11 +51,11 @@ class PhraseDrafter(Drafter):
         self._marks, self._longest = marks, longest
 
     @classmethod
-    def build(cls, options: PhraseOptions, host: Host) -> PhraseDrafter:
+    def build(cls, options: PhraseOptions, host: DrafterBuildContext) -> PhraseDrafter:
         """Read the marks from the target's tokenizer; a target without a tokenizer has none."""
         return cls(_marks(host.target_path), options.longest)
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """A chain for each context whose key occurred before."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):

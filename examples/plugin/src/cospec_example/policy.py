@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from cospec.core.plugins import Policy
+from cospec.core.stats import StepStats
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.plugins import Policy
-from cospec.policies.setting import PolicySetting
-from cospec.stats import RoundStats
-from cospec.types import Budget, Commit, Draft, Load
+from cospec.policies.context import PolicyContext
 
 
 class TwoLengthsOptions(Options):
@@ -32,19 +32,19 @@ class TwoLengths(Policy):
     """Chains whose length depends on the number of output tokens alone."""
 
     Options: ClassVar[type[TwoLengthsOptions]] = TwoLengthsOptions
-    reads_costs: ClassVar[bool] = False  # no time model is needed
+    needs_latency: ClassVar[bool] = False  # no time model is needed
     learns: ClassVar[bool] = False  # plans read the length of the output alone
     keeps_drafts: ClassVar[bool] = True  # ``trim`` cuts nothing
 
     def __init__(self, first: int, later: int, after: int) -> None:
-        self._first, self._later, self._after = Budget(first, first), Budget(later, later), after
+        self._first, self._later, self._after = DraftBudget(first, first), DraftBudget(later, later), after
 
     @classmethod
-    def build(cls, options: TwoLengthsOptions, setting: PolicySetting) -> TwoLengths:
+    def build(cls, options: TwoLengthsOptions, setting: PolicyContext) -> TwoLengths:
         """With the lengths of the configuration."""
         return cls(options.first, setting.length if options.later is None else options.later, options.after)
 
-    def plan(self, load: Load) -> list[Budget]:
+    def plan(self, load: BatchState) -> list[DraftBudget]:
         """A budget for each sequence, by the length of the output so far."""
         return [self._first if sequence.output_len < self._after else self._later for sequence in load.ready]
 
@@ -52,7 +52,7 @@ class TwoLengths(Policy):
         """All of every draft."""
         return drafts
 
-    def observe(self, stats: RoundStats, commits: Sequence[Commit]) -> None:
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """Nothing to learn."""
 
     def learn(self) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import Field
 
+from cospec.core.interfaces import DrafterBuildContext
+from cospec.core.plugins import Drafter
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.options import Options, parse
-from cospec.plugins import Drafter
-from cospec.protocols import Host
 from cospec.registry import DRAFTERS
 
 WHERE = "speculative_config.drafters"
@@ -47,7 +47,7 @@ class Named:
     drafter: Drafter
 
 
-def build_drafters(options: PoolOptions, host: Host) -> list[Named]:
+def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> list[Named]:
     """All drafters of the pool.
 
     Raises:
@@ -62,7 +62,7 @@ def build_drafters(options: PoolOptions, host: Host) -> list[Named]:
         if name in RESERVED or name in (each.name for each in built):
             raise InvalidInput(f"{WHERE}[{number}].name", name, "a name that nothing else has")
         try:
-            built.append(Named(name, _build(given, host)))
+            built.append(Named(name, _build(given, build_context)))
         except InvalidInput as error:
             raise error.within(called(number, name)) from None
         except ModelError as error:
@@ -83,10 +83,10 @@ def check_distributions(drafters: list[Named], combiner: str) -> None:
             raise InvalidInput(f"{WHERE}[{number}]", words(f"{each.name!r}, which draws its drafts by itself"), allowed)
 
 
-def _build(given: Mapping[str, Any], host: Host) -> Drafter:
+def _build(given: Mapping[str, Any], build_context: DrafterBuildContext) -> Drafter:
     own = {key: value for key, value in given.items() if key not in ("name", "method")}
     cls = DRAFTERS.load(_method(given, "method"))
-    drafter: Drafter = cls.build(parse(cls.Options, own), host)
+    drafter: Drafter = cls.build(parse(cls.Options, own), build_context)
     return drafter
 
 

@@ -7,8 +7,7 @@ or led token by token; the combiner makes one draft per sequence; what was commi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
@@ -16,27 +15,33 @@ from typing import ClassVar
 
 import numpy as np
 
-from cospec.drafters.combiners.job import Combiner
-from cospec.drafters.combiners.session import Session
-from cospec.drafters.pool.board import straight
-from cospec.drafters.pool.compiled import Compiled
-from cospec.drafters.pool.member import Member
+from cospec.core.interfaces import Clock, DrafterBuildContext, Future
+from cospec.core.plugins import Drafter
+from cospec.core.rng import StreamKind
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.drafters.pool.combiners.combine import Combiner
+from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
-from cospec.drafters.pool.readable import Readable, Staff
-from cospec.drafters.pool.record import Given, Knowledge, Record, Seat, Work
-from cospec.drafters.routing.choice import Routing
-from cospec.drafters.routing.standing import Standing
-from cospec.draws import Purpose
-from cospec.plugins import Drafter
-from cospec.protocols import Clock, Future, Host
+from cospec.drafters.pool.reference import PoolConfig, ReferencePool
+from cospec.drafters.pool.routing.selection import Routing
+from cospec.drafters.pool.routing.weights import DrafterWeights
+from cospec.drafters.pool.state import (
+    DraftTask,
+    Given,
+    PoolImplementation,
+    PoolRequestState,
+    PoolStats,
+)
+from cospec.native.pool import NativePool
+from cospec.native.pool_buffers import straight
 from cospec.registry import COMBINERS, ROUTINGS
-from cospec.types import Budget, Commit, Context, Draft, Offer
 
 LOOK_AGAIN = 16  # rounds between the first two looks; the time doubles
 
 
 @dataclass(frozen=True, slots=True)
-class PoolSetting:
+class PoolContext:
     """Where a pool works.
 
     Attributes:
@@ -65,7 +70,7 @@ class PoolSeconds:
 class PoolDrafter(Drafter):
     """Any number of drafters of any kind, each with a name that its tokens carry.
 
-    ``noises`` says which rules may judge its drafts, see ``combiners.job.Combiner``; sequences that are judged by
+    ``stream_kinds`` says which rules may judge its drafts, see ``combiners.job.Combiner``; sequences that are judged by
     another rule get no draft.
     """
 
@@ -75,26 +80,26 @@ class PoolDrafter(Drafter):
     reads_states = False  # unless a member does
     is_pool = True
     names: tuple[str, ...]
-    noises: frozenset[Purpose]
+    stream_kinds: frozenset[StreamKind]
     Options: ClassVar[type[PoolOptions]] = PoolOptions
 
-    def __init__(self, members: Seq[Member], combiner: Combiner, routing: Routing, setting: PoolSetting) -> None:
+    def __init__(self, members: Sequence[Member], combiner: Combiner, routing: Routing, setting: PoolContext) -> None:
         self.name = "pool"
         self.members, self.combiner, self.routing, self.setting = tuple(members), combiner, routing, setting
         self.names = tuple(member.name for member in self.members)
-        self.noises = combiner.noises
+        self.stream_kinds = combiner.stream_kinds
         self.reads_states = any(member.drafter.reads_states for member in self.members)
         priced = sum(not member.free for member in self.members)
-        self.offer = Offer(
+        self.capabilities = DrafterCapabilities(
             free=priced == 0, trees=combiner.branches, chains=not combiner.branches, members=max(1, priced)
         )
-        self.knowledge = Knowledge(len(self.members))
+        self.pool_stats = PoolStats(len(self.members))
         self.seconds = PoolSeconds()
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
         own = [number for number, each in enumerate(self.members) if each.stepper is None]
         self._askable = sorted(own, key=lambda number: not self.members[number].later)
-        self.records: dict[str, Record] = {}  # what the pool knows of each request, by id
-        staff = Staff(
+        self.records: dict[str, PoolRequestState] = {}  # what the pool knows of each request, by id
+        pool_config = PoolConfig(
             self.names,
             combiner,
             routing,
@@ -103,33 +108,35 @@ class PoolDrafter(Drafter):
             frozenset(self._steppers),
             combiner.gathers and routing.weighs,
         )
-        self.work: Work = (Compiled if Compiled.can(staff) else Readable)(staff, self.knowledge)
+        self.work: PoolImplementation = (NativePool if NativePool.can(pool_config) else ReferencePool)(
+            pool_config, self.pool_stats
+        )
 
     @classmethod
-    def build(cls, options: PoolOptions, host: Host) -> PoolDrafter:
+    def build(cls, options: PoolOptions, build_context: DrafterBuildContext) -> PoolDrafter:
         """Build every drafter; errors name the one that they are about."""
         combiner, routing = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)()
-        drafters = build_drafters(options, host)
-        if Purpose.DRAFT in combiner.noises:
+        drafters = build_drafters(options, build_context)
+        if StreamKind.DRAFT in combiner.stream_kinds:
             check_distributions(drafters, options.combiner)
         clock = time.monotonic
         members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
-        return cls(members, combiner, routing, PoolSetting(host.target.vocab_size, clock, options.at_most))
+        return cls(members, combiner, routing, PoolContext(build_context.target.vocab_size, clock, options.at_most))
 
-    def propose(self, contexts: Seq[Context], budgets: Seq[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """One combined draft for each context that any of its drafters has something for."""
         started, before = self.setting.clock(), self._inside()
         for member in self.members:
             member.begin_round()
-        seats, due = self._seats(contexts, budgets)
+        draft_tasks, due = self._seats(contexts, budgets)
         if due:
             self._look(due)
         drafts: list[Draft] = []
         reading = 0.0
-        if seats:
-            given = self._ask(seats, self.work.choose(seats))
-            session = Session(self._steppers, self.members, self.setting.vocab_size, self.setting.clock)
-            drafts = self.work.combine(seats, given, session)
+        if draft_tasks:
+            given = self._ask(draft_tasks, self.work.choose(draft_tasks))
+            session = LockstepSession(self._steppers, self.members, self.setting.vocab_size, self.setting.clock)
+            drafts = self.work.combine(draft_tasks, given, session)
             reading = session.reading
         self._forget_lost()
         inside = self._inside() - before + reading
@@ -137,10 +144,10 @@ class PoolDrafter(Drafter):
         self.seconds.own += self.setting.clock() - started - inside
         return drafts
 
-    def commit(self, commits: Seq[Commit]) -> None:
+    def commit(self, commits: Sequence[Commit]) -> None:
         """Tell every drafter, and learn how right each one was."""
         started, records = self.setting.clock(), self.records
-        telling, finished = list[tuple[Record, Commit]](), list[Record]()
+        telling, finished = list[tuple[PoolRequestState, Commit]](), list[PoolRequestState]()
         for commit in commits:
             record = records.get(commit.id)
             if record is None:
@@ -155,13 +162,13 @@ class PoolDrafter(Drafter):
         if telling:
             self.work.learn(telling)
         for record in finished:
-            self.knowledge.prior.learn(record.standing)
+            self.pool_stats.prior.learn(record.standing)
         self.seconds.own += self.setting.clock() - started
         for member in self.members:
             member.commit(commits)
         self._forget_lost()
 
-    def free(self, ids: Seq[str]) -> None:
+    def free(self, ids: Sequence[str]) -> None:
         """Forget sequences, here and in every drafter."""
         for id in ids:
             self.records.pop(id, None)
@@ -170,8 +177,8 @@ class PoolDrafter(Drafter):
 
     def weights(self) -> Mapping[str, float]:
         """The mean weight of each drafter over the present requests; what a new one starts with when there are none."""
-        standings = [record.standing for record in list(self.records.values())] or [Standing(len(self.members))]
-        mean = np.mean([standing.weights(self.knowledge.prior) for standing in standings], axis=0)
+        standings = [record.standing for record in list(self.records.values())] or [DrafterWeights(len(self.members))]
+        mean = np.mean([standing.weights(self.pool_stats.prior) for standing in standings], axis=0)
         return dict(zip(self.names, mean.tolist(), strict=True))
 
     def left_out(self) -> Mapping[str, int]:
@@ -182,37 +189,46 @@ class PoolDrafter(Drafter):
         """Seconds spent in drafters so far."""
         return sum([member.seconds for member in self.members])
 
-    def _seats(self, contexts: Seq[Context], budgets: Seq[Budget]) -> tuple[list[Seat], list[Context]]:
+    def _seats(
+        self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]
+    ) -> tuple[list[DraftTask], list[DraftContext]]:
         """The sequences that somebody can and may work for, and those that drafters are to look at first."""
-        seats, due, looks, noises = list[Seat](), list[Context](), self.routing.looks, tuple(self.noises)
+        draft_tasks, due, looks, stream_kinds = (
+            list[DraftTask](),
+            list[DraftContext](),
+            self.routing.looks,
+            tuple(self.stream_kinds),
+        )
         most = self.setting.at_most
         present = sum([1 << number for number, member in enumerate(self.members) if not member.rest])
         for context, budget in zip(contexts, budgets, strict=True):
             able = present if context.drafters is None else present & self._bits(context.drafters)
-            if not able or budget.depth < 1 or budget.max_nodes < 1 or context.noise not in noises:
+            if not able or budget.depth < 1 or budget.max_nodes < 1 or context.stream_kind not in stream_kinds:
                 continue
             record = self.records.get(context.id)
             if record is None:
-                record = self.records[context.id] = Record.of(context, len(self.members))
+                record = self.records[context.id] = PoolRequestState.of(context, len(self.members))
             standing = record.standing
             if looks and standing.rounds >= standing.look_at:
                 standing.look_at += LOOK_AGAIN + standing.look_at
                 due.append(context)
             standing.rounds += 1
             record.base = len(context.tokens)
-            seats.append(Seat(context, budget, record, able, most if budget.drafters is None else budget.drafters))
-        return seats, due
+            draft_tasks.append(
+                DraftTask(context, budget, record, able, most if budget.drafters is None else budget.drafters)
+            )
+        return draft_tasks, due
 
-    def _bits(self, names: Seq[str]) -> int:
+    def _bits(self, names: Sequence[str]) -> int:
         return sum([1 << number for number, name in enumerate(self.names) if name in names])
 
-    def _look(self, due: Seq[Context]) -> None:
+    def _look(self, due: Sequence[DraftContext]) -> None:
         """Have drafters that can look at known tokens do so."""
         looks = [{} if member.rest else member.look(due) for member in self.members]
         for context in due:
             self.records[context.id].standing.look([own.get(context.id) for own in looks])
 
-    def _ask(self, seats: Seq[Seat], depths: Seq[Seq[int]]) -> list[Given]:
+    def _ask(self, draft_tasks: Sequence[DraftTask], depths: Sequence[Sequence[int]]) -> list[Given]:
         """Whole drafts; each drafter is asked once for all of its sequences, ``depths[M][R]`` far.
 
         Those that answer later are asked first.
@@ -220,13 +236,13 @@ class PoolDrafter(Drafter):
         asked = [number for number in self._askable if any(depths[number])]
         if not asked:
             return []
-        contexts, parts, latest = list[Context](), list[tuple[Budget, ...]](), None
-        for context, budget, *_ in seats:
+        contexts, parts, latest = list[DraftContext](), list[tuple[DraftBudget, ...]](), None
+        for context, budget, *_ in draft_tasks:
             if budget is not latest:  # neighbours mostly have the same one
                 latest, part = budget, _parts_of(budget, self.combiner.branches, self.combiner.confident)
             contexts.append(context)
             parts.append(part)
-        started, futures, found = self.setting.clock(), dict[int, Future | None](), dict[int, Seq[Draft]]()
+        started, futures, found = self.setting.clock(), dict[int, Future | None](), dict[int, Sequence[Draft]]()
         for number in asked:
             member, own = self.members[number], depths[number]
             taking = list(compress(contexts, own))
@@ -238,15 +254,19 @@ class PoolDrafter(Drafter):
         for number, future in futures.items():
             if future is not None:
                 found[number] = self.members[number].collect(future, started)
-        return self._taken(seats, found)
+        return self._taken(draft_tasks, found)
 
-    def _taken(self, seats: Seq[Seat], found: Mapping[int, Seq[Draft]]) -> list[Given]:
+    def _taken(self, draft_tasks: Sequence[DraftTask], found: Mapping[int, Sequence[Draft]]) -> list[Given]:
         """All but those that are stale or of a shape that the combiner cannot use."""
-        rows, branches, given = {seat.context.id: row for row, seat in enumerate(seats)}, self.combiner.branches, []
+        rows, branches, given = (
+            {draft_task.context.id: row for row, draft_task in enumerate(draft_tasks)},
+            self.combiner.branches,
+            [],
+        )
         for number in sorted(found):
             for draft in found[number]:
                 row = rows.get(draft.id)
-                if row is None or not draft.tokens or draft.base_len != seats[row].record.base:
+                if row is None or not draft.tokens or draft.base_len != draft_tasks[row].record.base:
                     continue
                 if branches or draft.parents == straight(len(draft.tokens)):
                     given.append((row, number, draft))
@@ -261,7 +281,7 @@ class PoolDrafter(Drafter):
 
 
 @lru_cache(1024)
-def _parts_of(budget: Budget, branches: bool, confident: bool) -> tuple[Budget, ...]:
+def _parts_of(budget: DraftBudget, branches: bool, confident: bool) -> tuple[DraftBudget, ...]:
     """What a drafter is asked for, by depth: a tree where the policy says how to branch and the combiner takes one."""
     most = min(budget.depth, budget.max_nodes)
     depths = range(most + 1)
@@ -269,4 +289,4 @@ def _parts_of(budget: Budget, branches: bool, confident: bool) -> tuple[Budget, 
     if branches and budget.widths:
         shapes = [(budget.depth, budget.max_nodes, budget.widths) for _ in depths]
     confident = budget.confident or confident
-    return tuple([Budget(*shape, threshold=budget.threshold, confident=confident) for shape in shapes])
+    return tuple([DraftBudget(*shape, threshold=budget.threshold, confident=confident) for shape in shapes])

@@ -9,21 +9,26 @@ import numpy as np
 import pytest
 import torch
 
-from cospec.drafters.combiners.fuse import Fusion
-from cospec.drafters.combiners.growing import Growing
-from cospec.drafters.combiners.job import DraftSlate, Guess, Job, StepSlate
-from cospec.drafters.combiners.leading import Line
-from cospec.drafters.combiners.reading import distributions
-from cospec.drafters.combiners.session import Session
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.sampling import History, target_probs_of
+from cospec.core.tree import path_to
+from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
-from cospec.drafters.routing.choice import Judged
-from cospec.draws import Draws, Purpose
+from cospec.drafters.pool.candidates import distributions
+from cospec.drafters.pool.combiners.combine import (
+    Candidate,
+    CombineTask,
+    DraftCandidates,
+    StepCandidates,
+)
+from cospec.drafters.pool.combiners.fuse import Fusion
+from cospec.drafters.pool.lockstep import LockstepPath
+from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.routing.selection import Feedback
+from cospec.drafters.pool.tree_builder import TreeBuilder
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
 from cospec.registry import COMBINERS
-from cospec.sampling import History, law
-from cospec.tree import path_to
-from cospec.types import Budget, Context, Draft
+from cospec.sampling_params import SamplingParams
 from harness.pools import Ticks, pool_of, toy_drafters
 
 GREEDY = SamplingParams(temperature=0)
@@ -40,13 +45,13 @@ def as_told(member: int, raw: float, rank: int = 0) -> float:
     return raw
 
 
-def job(drafts: Mapping[int, Draft], weights: list[float], budget: Budget | None = None) -> Job:
-    context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
-    return Job(context, budget or Budget(3, 8), weights, (), as_told, dict(drafts))
+def job(drafts: Mapping[int, Draft], weights: list[float], budget: DraftBudget | None = None) -> CombineTask:
+    context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
+    return CombineTask(context, budget or DraftBudget(3, 8), weights, (), as_told, dict(drafts))
 
 
-def combined(name: str, made: Job) -> Draft | None:
-    session = Session({}, (), 10, Ticks())
+def combined(name: str, made: CombineTask) -> Draft | None:
+    session = LockstepSession({}, (), 10, Ticks())
     drafts = COMBINERS.load(name)().combine([made], session, NAMES)
     return drafts[0] if drafts else None
 
@@ -65,11 +70,11 @@ def test_union_merges_what_is_equal_and_keeps_every_path() -> None:
 
 def test_union_cuts_by_weight_times_confidence() -> None:
     sure, unsure = chain(5, 6, confidence=[0.9, 0.9]), chain(7, 8, confidence=[0.2, 0.9])
-    made = job({0: sure, 1: unsure}, [0.5, 0.5], Budget(2, 2))
+    made = job({0: sure, 1: unsure}, [0.5, 0.5], DraftBudget(2, 2))
     draft = combined("union", made)
     assert draft is not None
     assert draft.tokens == (5, 6)
-    heavy = combined("union", job({0: sure, 1: unsure}, [0.05, 0.95], Budget(2, 2)))
+    heavy = combined("union", job({0: sure, 1: unsure}, [0.05, 0.95], DraftBudget(2, 2)))
     assert heavy is not None
     assert heavy.tokens == (7, 8)
 
@@ -98,10 +103,12 @@ def test_fuse_puts_the_most_confident_token_on_the_spine_and_the_others_beside_i
 
 
 def test_fuse_puts_the_next_best_token_of_whoever_wins_beside_the_spine_and_nobody_else_s() -> None:
-    context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
-    line = Line(Job(context, Budget(1, 8), [0.5, 0.5], (0, 1), lambda member, raw, rank=0: raw / (1 + rank)))
-    line.hear(0, Guess(5, 0.6, second=(6, 0.3)))
-    line.hear(1, Guess(7, 0.5, second=(8, 0.4)))
+    context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
+    line = LockstepPath(
+        CombineTask(context, DraftBudget(1, 8), [0.5, 0.5], (0, 1), lambda member, raw, rank=0: raw / (1 + rank))
+    )
+    line.hear(0, Candidate(5, 0.6, second=(6, 0.3)))
+    line.hear(1, Candidate(7, 0.5, second=(8, 0.4)))
     fusion = Fusion(line)
     fusion.advance()
     draft = fusion.finish(NAMES)
@@ -114,14 +121,14 @@ def test_fuse_puts_the_next_best_token_of_whoever_wins_beside_the_spine_and_nobo
 def test_fuse_keeps_to_its_nodes_by_path_probability() -> None:
     drafts = {0: chain(5, 6, 4, confidence=[0.9, 0.9, 0.05]), 1: chain(7, confidence=[0.5])}
     for nodes, wanted in ((1, {(5,)}), (2, {(5,), (5, 6)}), (3, {(5,), (5, 6), (7,)})):
-        draft = combined("fuse", job(drafts, [0.5, 0.5], Budget(3, nodes)))
+        draft = combined("fuse", job(drafts, [0.5, 0.5], DraftBudget(3, nodes)))
         assert draft is not None
         assert paths(draft) == wanted
 
 
 def test_a_threshold_ends_a_spine() -> None:
     drafts = {0: chain(5, 6, 7, confidence=[0.9, 0.5, 0.9])}
-    draft = combined("fuse", job(drafts, [1.0], Budget(3, 8, threshold=0.5)))
+    draft = combined("fuse", job(drafts, [1.0], DraftBudget(3, 8, threshold=0.5)))
     assert draft is not None
     assert draft.tokens == (5,)
 
@@ -135,14 +142,14 @@ def test_mix_takes_the_token_with_most_weight() -> None:
 
 
 def test_a_drafter_without_numbers_at_a_place_is_not_compared_behind_it() -> None:
-    context = Context("s", [0, 1, 2, 3], 2, GREEDY, 0, Purpose.TARGET)
-    line = Line(Job(context, Budget(4, 4), [1.0], (0,), as_told))
-    line.hear(0, Guess(5, 0.5))
+    context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
+    line = LockstepPath(CombineTask(context, DraftBudget(4, 4), [1.0], (0,), as_told))
+    line.hear(0, Candidate(5, 0.5))
     line.advance(5, 0.5)
     line.advance(6, 0.5)
-    line.hear(0, Guess(7, 0.5))
-    assert [voice.guess.token for voice in line.voices] == [7], "it is heard all the same"
-    assert line.job.slates[0].judge([5, 6, 7]) == Judged(1.0, 1, 1, [(0.5, 1.0)])
+    line.hear(0, Candidate(7, 0.5))
+    assert [candidate.guess.token for candidate in line.candidates] == [7], "it is heard all the same"
+    assert line.job.slates[0].verify([5, 6, 7]) == Feedback(1.0, 1, 1, [(0.5, 1.0)])
 
 
 def test_a_vote_ends_where_the_last_voter_does() -> None:
@@ -150,7 +157,7 @@ def test_a_vote_ends_where_the_last_voter_does() -> None:
     assert draft is not None
     assert draft.tokens == (1, 2, 3)
     assert draft.drafters == ("a", "a", "b")
-    short = combined("vote", job({0: chain(1, 2, 3, confidence=[0.9, 0.8, 0.7])}, [1.0], Budget(2, 2)))
+    short = combined("vote", job({0: chain(1, 2, 3, confidence=[0.9, 0.8, 0.7])}, [1.0], DraftBudget(2, 2)))
     assert short is not None and short.confidence is not None
     assert short.tokens == (1, 2)
     assert short.confidence.tolist() == [0.9, 0.8]
@@ -165,12 +172,12 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
     """Against the drafters' own distributions, mixed by hand with the weights that the pool had."""
     pool = pool_of(toy_drafters(3), "mix", "all")
     params, tokens = SamplingParams(temperature=0.7, top_p=0.9), [0, 1, 0, 1, 0]
-    context = Context("s", tokens, 2, params, 9, Purpose.DRAFT)
-    (draft,) = pool.propose([context], [Budget(2, 2)])
+    context = DraftContext("s", tokens, 2, params, 9, StreamKind.DRAFT)
+    (draft,) = pool.propose([context], [DraftBudget(2, 2)])
     assert draft.q is not None
-    assert draft.tokens[0] == Draws(9, 5).token(draft.q[0], 5, Purpose.DRAFT)
+    assert draft.tokens[0] == RandomStreams(9, 5).token(draft.q[0], 5, StreamKind.DRAFT)
     models = [cast(Any, pool.members[n].drafter).model for n in (0, 1)]
-    rows = [law(model.logits(tokens)[None], params, History(tokens, 2, [[]]))[0] for model in models]
+    rows = [target_probs_of(model.logits(tokens)[None], params, History(tokens, 2, [[]]))[0] for model in models]
     copied = np.eye(3)[1]  # what followed 0 1 0 before
     shares = np.array([rows[0].max(), rows[1].max(), 0.5])  # equal weights, and confidences that nobody has checked
     wanted = shares @ np.stack([*rows, copied]) / shares.sum()
@@ -180,14 +187,17 @@ def test_a_mixture_is_what_its_tokens_were_drawn_from() -> None:
 def test_a_drafter_says_what_it_would_draw_itself() -> None:
     """The law of a greedy request is a point mass; what would be drawn is known where it tells how right one was."""
     logits, params = torch.tensor([[0.1, 0.3, 0.2]]), SamplingParams(temperature=0.7)
-    wanted = law(logits.double(), params, History([0], 1, [[]]))[0]
-    for noise, token in ((Purpose.TARGET, Draws(9, 1).token(wanted, 1, Purpose.TARGET)), (Purpose.DRAFT, -1)):
-        (guess,) = distributions(logits, [Context("s", [0], 1, params, 9, noise)], [[]])
+    wanted = target_probs_of(logits.double(), params, History([0], 1, [[]]))[0]
+    for stream_kind, token in (
+        (StreamKind.TARGET, RandomStreams(9, 1).token(wanted, 1, StreamKind.TARGET)),
+        (StreamKind.DRAFT, -1),
+    ):
+        (guess,) = distributions(logits, [DraftContext("s", [0], 1, params, 9, stream_kind)], [[]])
         assert guess is not None and guess.q is not None
         assert (guess.token, guess.confidence) == (token, guess.q.max())
         assert guess.q == pytest.approx(wanted)
         assert guess.value(2) == (float(guess.q[2]) if token < 0 else float(token == 2))
-    greedy = Context("s", [0], 1, SamplingParams(temperature=0), 9, Purpose.TARGET)
+    greedy = DraftContext("s", [0], 1, SamplingParams(temperature=0), 9, StreamKind.TARGET)
     (guess,) = distributions(logits, [greedy], [[]])
     assert guess is not None and guess.q is None
     assert (guess.token, guess.chance(1), guess.chance(2)) == (1, 1.0, 0.0)
@@ -200,14 +210,14 @@ def test_a_greedy_mixture_is_a_vote() -> None:
     for member in pool.members:
         model, row = cast(Any, member.drafter).model, rows[member.name]
         model.forward = lambda batch, row=row: torch.tensor([row] * len(batch.segments), dtype=torch.float64)
-    context = Context("s", [0, 1], 1, SamplingParams(temperature=0), 9, Purpose.TARGET)
-    (draft,) = pool.propose([context], [Budget(2, 2)])
+    context = DraftContext("s", [0, 1], 1, SamplingParams(temperature=0), 9, StreamKind.TARGET)
+    (draft,) = pool.propose([context], [DraftBudget(2, 2)])
     assert draft.tokens == (2, 2)
     assert draft.drafters == ("b", "b")
 
 
 def test_a_growing_tree_never_keeps_a_node_without_its_parent() -> None:
-    tree = Growing()
+    tree = TreeBuilder()
     first = tree.put(-1, 1, 0, 0.1, 0.1)
     second = tree.put(first, 2, 0, 0.9, 0.9)  # a score above its parent's, as rounding may make it
     third = tree.put(-1, 3, 1, 0.5, 0.5)
@@ -219,12 +229,12 @@ def test_a_growing_tree_never_keeps_a_node_without_its_parent() -> None:
 
 
 def test_slates_tell_what_each_drafter_got_right() -> None:
-    whole = DraftSlate(chain(5, 6, 7, confidence=[0.9, 0.8, 0.7]))
-    assert whole.judge([5, 6, 1]) == Judged(2, 3, 3, [(0.9, 1.0), (0.8, 1.0), (0.7, 0.0)])
-    assert whole.judge([1]) == Judged(0, 1, 3, [(0.9, 0.0)])
+    whole = DraftCandidates(chain(5, 6, 7, confidence=[0.9, 0.8, 0.7]))
+    assert whole.verify([5, 6, 1]) == Feedback(2, 3, 3, [(0.9, 1.0), (0.8, 1.0), (0.7, 0.0)])
+    assert whole.verify([1]) == Feedback(0, 1, 3, [(0.9, 0.0)])
     q = np.array([0.1, 0.2, 0.7])
-    drawn = StepSlate([2, 0], [Guess(1, 0.6), Guess(2, 0.7, q)])
-    assert drawn.judge([2, 1]) == Judged(0.0, 2, 2, [(0.6, 0.0), (0.7, 0.0)]), "its own token was another one"
-    led = StepSlate([2, 0], [Guess(1, 0.6), Guess(-1, 0.7, q)])
-    assert led.judge([2, 1]) == Judged(0.2, 2, 2, [(0.6, 0.0), (0.7, 0.2)])
-    assert led.judge([0, 1]) == Judged(0.0, 1, 2, [(0.6, 0.0)])
+    drawn = StepCandidates([2, 0], [Candidate(1, 0.6), Candidate(2, 0.7, q)])
+    assert drawn.verify([2, 1]) == Feedback(0.0, 2, 2, [(0.6, 0.0), (0.7, 0.0)]), "its own token was another one"
+    led = StepCandidates([2, 0], [Candidate(1, 0.6), Candidate(-1, 0.7, q)])
+    assert led.verify([2, 1]) == Feedback(0.2, 2, 2, [(0.6, 0.0), (0.7, 0.2)])
+    assert led.verify([0, 1]) == Feedback(0.0, 1, 2, [(0.6, 0.0)])

@@ -10,17 +10,17 @@ import pytest
 
 import cospec
 from cospec.config import EngineConfig
+from cospec.core.interfaces import Model, VocabMapping
+from cospec.core.rng import StreamKind
+from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.pool.options import Named, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
-from cospec.drafters.vocabulary import SharedVocabulary
-from cospec.draws import Purpose
+from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import CospecError, InvalidInput, ModelError
-from cospec.models.folder import resolve
+from cospec.models.checkpoint import resolve
 from cospec.models.toy import ToyModel
 from cospec.options import parse
-from cospec.params import SamplingParams
-from cospec.protocols import Model, Vocabulary
-from cospec.types import Budget, Context
+from cospec.sampling_params import SamplingParams
 from harness.pools import toy_drafters
 
 V = 5
@@ -39,8 +39,8 @@ class Host:
             raise InvalidInput("speculative_config.model", name, "a model that exists")
         return ToyModel(V, seed=2)
 
-    def load_translated(self, name: str) -> tuple[Model, Vocabulary]:
-        return self.load_drafter(name), SharedVocabulary()
+    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+        return self.load_drafter(name), SharedVocab()
 
 
 def build(**given: Any) -> PoolDrafter:
@@ -134,7 +134,9 @@ def test_at_most_bounds_the_drafters() -> None:
     pool = build(at_most=1, drafters=[{"name": f"m{n}", "method": "draft_model", "model": "toy"} for n in range(3)])
     assert pool.setting.at_most == 1
     for count, wanted in ((None, 1), (2, 2)):
-        pool.propose([Context(f"s{count}", [1, 2, 3], 1, GREEDY, 0, Purpose.TARGET)], [Budget(2, 8, drafters=count)])
+        pool.propose(
+            [DraftContext(f"s{count}", [1, 2, 3], 1, GREEDY, 0, StreamKind.TARGET)], [DraftBudget(2, 8, drafters=count)]
+        )
         assert (pool.records[f"s{count}"].standing.idle == 0).sum() == wanted
 
 

@@ -13,24 +13,24 @@ import torch
 from torch import Tensor
 
 import cospec
-from cospec.batches import TokenBatch
-from cospec.drafters.looking import LOOKBACK
+from cospec.core.interfaces import Executor
+from cospec.core.model_io import TokenBatch
+from cospec.core.plugins import Drafter
+from cospec.core.rng import StreamKind
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Speculation
 from cospec.drafters.model import ModelDrafter
-from cospec.drafters.pool.compiled import Compiled
-from cospec.drafters.pool.member import Member
+from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolDrafter
-from cospec.drafters.pool.readable import Readable
-from cospec.drafters.stepping import ModelStepper
-from cospec.draws import Purpose
+from cospec.drafters.pool.reference import ReferencePool
+from cospec.drafters.prompt_scoring import LOOKBACK
+from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.params import SamplingParams
-from cospec.plugins import Drafter
-from cospec.protocols import Handle
+from cospec.native.pool import NativePool
 from cospec.registry import COMBINERS
-from cospec.rounds.handles import Here
+from cospec.runtime.executors import InlineExecutor
+from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import families
-from cospec.types import Budget, Commit, Context, Draft, Speculation
 from harness.methods import override
 from harness.pools import Ticks, pool_engine, pool_of, toy_drafters
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine
@@ -43,8 +43,8 @@ def target() -> ToyModel:
     return ToyModel(V, order=2, seed=1, sharpness=2.0)
 
 
-def context(tokens: Sequence[int], id: str = "s", **more: Any) -> Context:
-    return Context(id, tokens, 1, GREEDY, 0, Purpose.TARGET, **more)
+def context(tokens: Sequence[int], id: str = "s", **more: Any) -> DraftContext:
+    return DraftContext(id, tokens, 1, GREEDY, 0, StreamKind.TARGET, **more)
 
 
 class Failing(ScriptedDrafter):
@@ -55,7 +55,7 @@ class Failing(ScriptedDrafter):
         self.clock, self.fails, self.takes = clock, set(fails), takes
         self.calls, self.freed = 0, list[str]()
 
-    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         self.calls += 1
         self.clock.now += self.takes
         if self.calls in self.fails:
@@ -70,7 +70,7 @@ def rounds(pool: PoolDrafter, count: int) -> list[set[str]]:
     """Who is in the draft, round by round."""
     tokens, found = [3, 4, 3, 4], []
     for _ in range(count):
-        drafts = pool.propose([context(tokens)], [Budget(3, 8)])
+        drafts = pool.propose([context(tokens)], [DraftBudget(3, 8)])
         found.append({name for draft in drafts for name in draft.drafters})
         pool.commit([Commit("s", len(tokens), (3,), (), len(tokens))])
         tokens.append(3)
@@ -101,16 +101,16 @@ def test_a_late_drafter_is_left_out_of_the_rounds_after() -> None:
 class Elsewhere(ScriptedDrafter):
     """Its calls run in a handle."""
 
-    def __init__(self, tokens: Sequence[int], handle: Callable[[Drafter], Handle]) -> None:
+    def __init__(self, tokens: Sequence[int], handle: Callable[[Drafter], Executor]) -> None:
         super().__init__(tokens)
         self._handle = handle(self)
 
     @property
-    def handle(self) -> Handle:
+    def handle(self) -> Executor:
         return self._handle
 
 
-class Waiting(Here):
+class Waiting(InlineExecutor):
     """Answers when it is told to."""
 
     ready = True
@@ -137,7 +137,7 @@ def test_failing_or_late_drafter_rests_and_returns(combiner: str, late: bool, mo
     llm = cospec.LLM("zoo", spec | {"deadline": 1.0}, threads=1)
     params = SamplingParams(temperature=0, max_tokens=72, ignore_eos=True)
     wanted = llm.generate(["def add(a, b):"], params, Speculation(enabled=False))
-    pool = llm.engine.round.crew.drafter
+    pool = llm.engine.execution_mode.components.drafter
     assert isinstance(pool, PoolDrafter)
     member, clock, failed = pool.members[1], Ticks(), [0]
     member.clock = clock
@@ -187,12 +187,12 @@ class Promise(Future[list[Draft]]):
 def test_waiting_for_an_answer_is_no_work_of_the_pool_s_own() -> None:
     clock = Ticks()
 
-    class Away(Here):
+    class Away(InlineExecutor):
         def submit(self, method: str, *args: Any) -> Future[Any]:
             return Promise(clock)
 
     pool = pool_of({"away": Elsewhere([1], Away)}, "union", "all", V, clock)
-    pool.propose([context([1, 2])], [Budget(2, 2)])
+    pool.propose([context([1, 2])], [DraftBudget(2, 2)])
     assert (pool.seconds.drafters, pool.seconds.own) == (0.5, 0.0)
 
 
@@ -227,7 +227,7 @@ def test_drafter_that_breaks_in_lock_step() -> None:
 def test_a_request_may_choose_its_drafters() -> None:
     drafters = {"four": ScriptedDrafter([4, 4]), "zero": ScriptedDrafter([0, 0])}
     pool = pool_of(drafters, "union", "all", V)
-    (draft,) = pool.propose([context([1, 2], drafters=("zero",))], [Budget(2, 8)])
+    (draft,) = pool.propose([context([1, 2], drafters=("zero",))], [DraftBudget(2, 8)])
     assert set(draft.drafters) == {"zero"}
     engine = pool_engine(target(), pool)
     request = make_request("r", (1, 2), GREEDY)
@@ -245,7 +245,7 @@ def test_the_policy_says_how_many_take_part() -> None:
     for combiner in COMBINERS:
         pool = pool_of(models, combiner, "all", V)
         for count in (1, 2, 4):
-            pool.propose([context([1, 2, 3], f"s{count}")], [Budget(2, 8, drafters=count)])
+            pool.propose([context([1, 2, 3], f"s{count}")], [DraftBudget(2, 8, drafters=count)])
             assert (pool.records[f"s{count}"].standing.idle == 0).sum() == count, combiner
 
 
@@ -273,7 +273,7 @@ def test_weights_follow_the_accepted_drafter(monkeypatch: pytest.MonkeyPatch) ->
         assert within > 0.65, combiner
         assert fresh > 0.525, combiner
     # Weights that do not learn from guesses stay where they were, so what is asked above is not theirs by chance.
-    for work in (Compiled, Readable):
+    for work in (NativePool, ReferencePool):
         monkeypatch.setattr(work, "learn", lambda *_: None)
     for combiner in ("fuse", "mix"):
         within, fresh = weights_of_the_right_one(combiner)
@@ -285,7 +285,7 @@ def test_weights_follow_the_accepted_drafter(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_drafter_looks_at_known_tokens_and_has_caught_up(led: bool) -> None:
     """How likely it finds each of the latest ones, by hand; afterwards it drafts as if it had been asked all along."""
     model = target()
-    drafter: ModelStepper | ModelDrafter = ModelStepper(model) if led else ModelDrafter(model)
+    drafter: ModelStepwiseDrafter | ModelDrafter = ModelStepwiseDrafter(model) if led else ModelDrafter(model)
     tokens = [0, 1, 4, 2, 2, 3]
     for _ in range(2):
         found = drafter.look([context(tokens)])["s"]
@@ -295,12 +295,12 @@ def test_a_drafter_looks_at_known_tokens_and_has_caught_up(led: bool) -> None:
         assert found.chance == pytest.approx(sum(wanted[-LOOKBACK:]))
         tokens += [1, 3, 0] * 15
     tokens = tokens[:-45]
-    if isinstance(drafter, ModelStepper):
+    if isinstance(drafter, ModelStepwiseDrafter):
         opening = drafter.open([context(tokens)], [1])
         assert opening is not None
         assert opening.logits[0].tolist() == model.logits(tokens).tolist()
     else:
-        (draft,) = drafter.propose([context(tokens)], [Budget(1, 1)])
+        (draft,) = drafter.propose([context(tokens)], [DraftBudget(1, 1)])
         assert draft.tokens == (int(model.logits(tokens).argmax()),)
 
 
@@ -326,13 +326,13 @@ def test_hedge_scores_the_prompt_first() -> None:
         for routing, wanted in (("hedge", {"right"}), ("all", {"wrong", "right"})):
             pool = pool_of(drafters, combiner, routing, V)
             asked = asked_by(pool)
-            pool.propose([context(tokens)], [Budget(2, 2)])
+            pool.propose([context(tokens)], [DraftBudget(2, 2)])
             assert {name for name, depth in zip(pool.names, asked[0], strict=True) if depth} == wanted, combiner
 
 
 def test_a_led_model_continues_from_what_it_is_fed() -> None:
     model = target()
-    stepper, tokens = ModelStepper(model), [0, 1, 2]
+    stepper, tokens = ModelStepwiseDrafter(model), [0, 1, 2]
     stepper.open([context(tokens)], [3])
     assert stepper.feed(["s"], [4])[0].tolist() == model.logits([*tokens, 4]).tolist()
     assert stepper.feed(["s"], [2])[0].tolist() == model.logits([*tokens, 4, 2]).tolist()

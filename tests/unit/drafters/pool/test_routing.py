@@ -9,39 +9,39 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cospec.core.rng import StreamKind
+from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration
-from cospec.drafters.combiners.union import Union
-from cospec.drafters.pool.compiled import Compiled
-from cospec.drafters.pool.readable import Readable, Staff, allot
-from cospec.drafters.pool.record import EDGE, Knowledge, Trust
-from cospec.drafters.routing.choice import Choice, Judged
-from cospec.drafters.routing.explore import EPSILON, Explore
-from cospec.drafters.routing.hedge import PATIENCE, Hedge
-from cospec.drafters.routing.standing import Prior, Standing
-from cospec.draws import Purpose
-from cospec.params import SamplingParams
+from cospec.drafters.pool.combiners.union import Union
+from cospec.drafters.pool.reference import PoolConfig, ReferencePool, allot
+from cospec.drafters.pool.routing.explore import EPSILON, Explore
+from cospec.drafters.pool.routing.hedge import PATIENCE, Hedge
+from cospec.drafters.pool.routing.selection import Feedback, RoutingInput
+from cospec.drafters.pool.routing.weights import DrafterWeights, WeightPrior
+from cospec.drafters.pool.state import EDGE, PoolStats, StatsCalibration
+from cospec.native.pool import NativePool
 from cospec.registry import ROUTINGS
-from cospec.types import Budget, Context
+from cospec.sampling_params import SamplingParams
 from harness.pools import pool_of
 from harness.toys import ScriptedDrafter
 
-PRIOR = Prior(3)
+PRIOR = WeightPrior(3)
 
 
-def standing(rates: tuple[float, ...], seen: float = 40.0) -> Standing:
-    made = Standing(len(rates))
+def standing(rates: tuple[float, ...], seen: float = 40.0) -> DrafterWeights:
+    made = DrafterWeights(len(rates))
     made.took_part(range(len(rates)))
     for member, rate in enumerate(rates):
         made.saw(member, rate * seen, seen)
     return made
 
 
-def choice(weights: list[float], count: int | None = None, seed: int = 0, silent: Sequence[int] = ()) -> Choice:
-    return Choice(tuple(range(len(weights))), count, weights, seed, 7, frozenset(silent))
+def choice(weights: list[float], count: int | None = None, seed: int = 0, silent: Sequence[int] = ()) -> RoutingInput:
+    return RoutingInput(tuple(range(len(weights))), count, weights, seed, 7, frozenset(silent))
 
 
 def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
-    assert Standing(3).weights(PRIOR) == pytest.approx([1 / 3] * 3)
+    assert DrafterWeights(3).weights(PRIOR) == pytest.approx([1 / 3] * 3)
     weights = standing((0.8, 0.5, 0.2)).weights(PRIOR)
     assert weights[0] > 0.9
     assert weights[0] > weights[1] > weights[2] > 0
@@ -50,7 +50,7 @@ def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
 
 def test_who_was_not_asked_loses_nothing_and_evidence_fades() -> None:
     made = standing((0.8, 0.5, 0.5))
-    asked = Standing(3)
+    asked = DrafterWeights(3)
     asked.saw(0, 32, 40)
     assert asked.weights(PRIOR)[1:] == pytest.approx(made.weights(PRIOR)[1:])
     before = made.weights(PRIOR)[0]
@@ -62,7 +62,7 @@ def test_weights_find_the_best_in_hindsight() -> None:
     """Regret: after a few hundred tokens the best of three holds nearly all weight, whichever it is."""
     chance = np.random.default_rng(0)
     for best in range(3):
-        made, rates = Standing(3), [0.5, 0.5, 0.5]
+        made, rates = DrafterWeights(3), [0.5, 0.5, 0.5]
         rates[best] = 0.75
         share = []
         for _ in range(100):
@@ -74,13 +74,13 @@ def test_weights_find_the_best_in_hindsight() -> None:
 
 
 def test_a_new_request_starts_with_what_others_taught() -> None:
-    prior = Prior(3)
+    prior = WeightPrior(3)
     for _ in range(20):
         prior.learn(standing((0.9, 0.3, 0.5)))
-    weights = Standing(3).weights(prior)
+    weights = DrafterWeights(3).weights(prior)
     assert weights[0] > weights[2] > weights[1]
-    unseen = Prior(3)
-    unseen.learn(Standing(3))
+    unseen = WeightPrior(3)
+    unseen.learn(DrafterWeights(3))
     assert unseen.rates == pytest.approx([0.5] * 3)
 
 
@@ -93,27 +93,27 @@ def test_hedge_takes_the_heaviest() -> None:
 
 def test_hedge_hears_those_that_cannot_look_first_and_again() -> None:
     hedge, made = Hedge(), standing((0.8, 0.5, 0.2))
-    assert hedge.route(Standing(3), choice([0.9, 0.07, 0.03], silent=[1, 2])) == [0, 1, 2]
+    assert hedge.route(DrafterWeights(3), choice([0.9, 0.07, 0.03], silent=[1, 2])) == [0, 1, 2]
     assert hedge.route(made, choice([0.9, 0.07, 0.03], silent=[2])) == [0]
     made.idle[1] = made.idle[2] = PATIENCE
     assert hedge.route(made, choice([0.9, 0.07, 0.03], silent=[2])) == [0, 2]
     assert hedge.route(made, choice([0.9, 0.07, 0.03], count=1, silent=[2])) == [2]
 
 
-@pytest.mark.parametrize("made", [Compiled, Readable])
+@pytest.mark.parametrize("made", [NativePool, ReferencePool])
 def test_who_cannot_look_drafts_in_the_first_round_of_a_request_and_after_some_more(made: type) -> None:
     """One takes part at a time, and the other one is better by all that is known."""
     pool = pool_of({name: ScriptedDrafter([1, 2, 3]) for name in "ab"}, "vote", "hedge", 5)
-    pool.knowledge.prior.numbers[0] = 0.95, 0.05
-    staff = replace(pool.work.staff, free=0, silent=frozenset({1}))
-    pool.work = made(staff, pool.knowledge)
-    context = Context("s", [0, 4], 1, SamplingParams(temperature=0), 0, Purpose.TARGET)
-    drafted = [pool.propose([context], [Budget(3, 3, drafters=1)])[0].drafters for _ in range(2 * PATIENCE + 3)]
+    pool.pool_stats.prior.numbers[0] = 0.95, 0.05
+    pool_config = replace(pool.work.pool_config, free=0, silent=frozenset({1}))
+    pool.work = made(pool_config, pool.pool_stats)
+    context = DraftContext("s", [0, 4], 1, SamplingParams(temperature=0), 0, StreamKind.TARGET)
+    drafted = [pool.propose([context], [DraftBudget(3, 3, drafters=1)])[0].drafters for _ in range(2 * PATIENCE + 3)]
     assert [place for place, own in enumerate(drafted) if own[0] == "b"] == [0, PATIENCE + 1, 2 * PATIENCE + 2]
 
 
 def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
-    made = Standing(3)
+    made = DrafterWeights(3)
     made.look([(16.0, 32), (8.0, 32), None])
     weights = made.weights(PRIOR)
     assert weights[0] > 0.45
@@ -122,9 +122,9 @@ def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
     for _ in range(3):
         made.look([(4.0, 32), (16.0, 32), None])
     assert made.weights(PRIOR)[1] > 0.45 > 0.01 > made.weights(PRIOR)[0], "what was found later counts for more"
-    late = Standing(2)
+    late = DrafterWeights(2)
     late.look([(16.0, 32), (8.0, 16)])
-    assert late.weights(Prior(2)) == pytest.approx([0.5, 0.5]), "means are compared"
+    assert late.weights(WeightPrior(2)) == pytest.approx([0.5, 0.5]), "means are compared"
 
 
 def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
@@ -142,9 +142,9 @@ def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
 
 
 def test_explore_scores_follow_equation_2_within_its_bounds() -> None:
-    explore, made = Explore(), Standing(2)
+    explore, made = Explore(), DrafterWeights(2)
     for _ in range(50):
-        explore.learn(made, {0: Judged(3, 3, 3, [(1.0, 1.0)] * 3), 1: Judged(0, 1, 1, [(0.9, 0.0)])})
+        explore.learn(made, {0: Feedback(3, 3, 3, [(1.0, 1.0)] * 3), 1: Feedback(0, 1, 1, [(0.9, 0.0)])})
     assert made.scores[0] == pytest.approx((1 - EPSILON) ** 2 / ((1 - EPSILON) ** 2 + EPSILON**2), abs=1e-3)
     assert made.scores[1] == pytest.approx(0.9 * EPSILON / (0.9 * EPSILON + 0.1 * (1 - EPSILON)), abs=1e-3)
 
@@ -154,7 +154,7 @@ def test_a_routing_chooses_among_the_able_and_never_nobody(name: str) -> None:
     routing, made = ROUTINGS.load(name)(), standing((0.2, 0.5, 0.6, 0.3))
     assert routing.name == name
     for count in (None, 1, 2, 4, 9):
-        given = Choice((1, 3), count, [0.25] * 4, 1, 3)
+        given = RoutingInput((1, 3), count, [0.25] * 4, 1, 3)
         chosen = routing.route(made, given)
         assert chosen
         assert set(chosen) <= {1, 3}
@@ -176,22 +176,22 @@ def test_confidence_becomes_the_observed_acceptance() -> None:
 
 
 def test_trust_is_between_its_bounds_and_moves_with_the_odds() -> None:
-    trust = Trust(Knowledge(2), True, [1.0, 3.0])
+    trust = StatsCalibration(PoolStats(2), True, [1.0, 3.0])
     assert trust(0, 0.5) == pytest.approx(0.5)
     assert trust(1, 0.5) == pytest.approx(0.75)
     assert trust(0, 1.0) == pytest.approx(1 - EDGE)
     assert trust(0, 0.0) == pytest.approx(EDGE)
-    trust.knowledge.calibration(True, 1, 0).learn([(0.5, 0.0)] * 100)
+    trust.pool_stats.calibration(True, 1, 0).learn([(0.5, 0.0)] * 100)
     assert trust(0, 0.5, 1) < 0.05, "next best guesses have a calibration of their own"
     assert trust(0, 0.5) == pytest.approx(0.5)
 
 
-def shares(weights: list[float], nodes: int, novelty: float = 1.0, **staff: Any) -> list[int]:
+def shares(weights: list[float], nodes: int, novelty: float = 1.0, **pool_config: Any) -> list[int]:
     names = tuple("abcd"[: len(weights)])
-    knowledge = Knowledge(len(weights))
-    knowledge.novelty[:] = novelty
-    trust = Trust(knowledge, True, [1.0] * len(weights))
-    return allot(Staff(names, Union(), Hedge(), allots=True, **staff), Budget(4, nodes), weights, trust)
+    pool_stats = PoolStats(len(weights))
+    pool_stats.novelty[:] = novelty
+    trust = StatsCalibration(pool_stats, True, [1.0] * len(weights))
+    return allot(PoolConfig(names, Union(), Hedge(), allots=True, **pool_config), DraftBudget(4, nodes), weights, trust)
 
 
 def test_nodes_go_to_the_tokens_that_are_worth_most() -> None:
@@ -210,12 +210,12 @@ def test_nodes_go_to_the_tokens_that_are_worth_most() -> None:
 def test_a_pool_learns_how_much_its_drafters_have_in_common() -> None:
     """Two that always say the same, and two that never do; only ``union`` under a routing by weight asks."""
     for second, wanted in (([1, 2, 3], 0.5), ([2, 1, 3], 1.0)):
-        for made in (Compiled, Readable):
+        for made in (NativePool, ReferencePool):
             pool = pool_of({"a": ScriptedDrafter([1, 2, 3]), "b": ScriptedDrafter(second)}, "union", "hedge", 5)
-            pool.work = made(pool.work.staff, pool.knowledge)
+            pool.work = made(pool.work.pool_config, pool.pool_stats)
             for member in pool.members:
                 member.free = False
             for n in range(200):
                 sampling = SamplingParams(temperature=0)
-                pool.propose([Context(f"s{n}", [0, 4], 1, sampling, 0, Purpose.TARGET)], [Budget(3, 6)])
-            assert pool.knowledge.novelty.tolist() == pytest.approx([1.0, wanted], abs=0.01)
+                pool.propose([DraftContext(f"s{n}", [0, 4], 1, sampling, 0, StreamKind.TARGET)], [DraftBudget(3, 6)])
+            assert pool.pool_stats.novelty.tolist() == pytest.approx([1.0, wanted], abs=0.01)

@@ -1,0 +1,1 @@
+"""Acceptance methods: which draft tokens stay, and which token follows them."""

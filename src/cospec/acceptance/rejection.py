@@ -1,0 +1,36 @@
+"""Judge each draft token by itself: speculative sampling (Leviathan et al. 2023; Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from cospec.acceptance.residual import residual
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.types import Draft, TargetProbs, VerifyResult
+
+
+class Rejection(AcceptanceMethod):
+    """Accept x with probability min(1, r(x) / q(x)); replace a rejected one by a draw from norm(max(0, r - q)).
+
+    A draft without q is a point mass: r(x) is the acceptance probability. Spec section 3; chains only.
+    """
+
+    name: ClassVar[str] = "rejection"
+    exact: ClassVar[bool] = True
+    needs_probs: ClassVar[bool] = True
+    trees: ClassVar[bool] = False
+    stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
+    native_id: ClassVar[int | None] = 1
+
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        """Test the chain from the front; stop at the first rejection."""
+        probs, n = scores.distribution, len(draft)
+        uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
+        for node, token in enumerate(draft.tokens):
+            drawn_with = 1.0 if draft.q is None else draft.q[node, token]
+            # Strictly less: a token of probability zero is never kept, whatever the draw.
+            if not uniforms[node] * drawn_with < probs[node, token]:
+                recovered = draws.token(residual(probs[node], draft, node), draft.base_len + node, StreamKind.RECOVER)
+                return VerifyResult(tuple(range(node)), recovered, bonus=False)
+        return VerifyResult(tuple(range(n)), scores.draw(n, draft.base_len + n, draws), bonus=True)

@@ -1,0 +1,296 @@
+"""transformers' own ways of decoding, in this process and on the same weights, as systems that can be compared.
+
+``transformers`` is ``generate``; ``transformers-assisted`` gives it a drafter, ``transformers-lookup`` lets it look up
+the prompt; both take one prompt at a time, so several run one after the other. ``transformers-continuous`` is its
+continuous batching. All of it runs on the CPU in float32, as the engine computes there too.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from cospec.bench.counters import SpeculationCounters
+from cospec.bench.hf_reference import load_plain
+from cospec.bench.timing import Chunk, Params, Prompt, Timing
+from cospec.models.hf_logging import hf_logging_off
+from cospec.models.loading import load_tokenizer, resolve, weights_dtype
+from cospec.options import Options, parse
+
+Ids = list[list[int]]
+
+
+class PeerOptions(Options):
+    """``dtype`` is of weights and arithmetic; ``auto`` keeps the file's."""
+
+    model: str
+    dtype: str = "auto"
+    threads: int | None = Field(default=None, ge=1, le=64)
+
+
+class AssistedOptions(PeerOptions):
+    """``assistant`` drafts; how many tokens is transformers' own business unless it is said."""
+
+    assistant: str = "zoo:drafter"
+    num_assistant_tokens: int | None = Field(default=None, ge=1)
+
+
+class LookupOptions(PeerOptions):
+    """In transformers' names."""
+
+    prompt_lookup_num_tokens: int = Field(default=10, ge=1)
+    max_matching_ngram_size: int = Field(default=2, ge=1)
+
+
+class ContinuousOptions(PeerOptions):
+    """Of the paged cache; in transformers' names."""
+
+    num_blocks: int = Field(default=64, ge=1)
+    page_size: int = Field(default=256, ge=1)
+    max_batch_tokens: int = Field(default=1024, ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One output: its tokens, and when each was there, on the machine's monotonic clock."""
+
+    tokens: list[int]
+    times: list[float]
+    error: str | None = None
+
+
+Decode = Callable[[Any, Ids, dict[str, Any]], list[Written]]
+"""A model, prompts and settings of generation to one output per prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of decoding, as an entry of ``SYSTEMS``.
+
+    Attributes:
+        prepare: from options to the decoding and what stays loaded for it.
+    """
+
+    options: type[PeerOptions]
+    prepare: Callable[[Any], Decode]
+
+    def build(self, name: str, options: Mapping[str, Any]) -> Peer:
+        """See ``systems.Buildable``."""
+        return Peer(name, parse(self.options, options, f"system {name}."), self.prepare)
+
+
+class Peer:
+    """A model of transformers, and one way of decoding with it."""
+
+    def __init__(self, name: str, options: PeerOptions, prepare: Callable[[Any], Decode]) -> None:
+        self.name = name
+        self._options, self._prepare = options, prepare
+        self._loaded: tuple[Any, Any, Decode, Any] | None = None
+
+    def start(self) -> None:
+        """See ``systems.System``."""
+        from transformers import GenerationConfig
+
+        if self._options.threads is not None:
+            torch.set_num_threads(self._options.threads)
+        folder = resolve(self._options.model)
+        model = _load(self._options.model, self._options.dtype)
+        eos = None
+        if (folder / "generation_config.json").exists():
+            eos = GenerationConfig.from_pretrained(folder).eos_token_id
+        tokenizer = load_tokenizer(folder)
+        self._loaded = model, tokenizer, self._prepare(self._options), eos or tokenizer.eos_token_id
+
+    def run(self, prompts: Sequence[Prompt], params: Params) -> list[Timing]:
+        """See ``systems.System``."""
+        assert self._loaded is not None, "start comes before run"
+        model, tokenizer, decode, eos = self._loaded
+        ids = [list(tokenizer.encode(prompt.text)) for prompt in prompts]
+        settings: dict[str, Any] = {"max_new_tokens": params.max_tokens, "do_sample": params.temperature > 0}
+        if params.temperature > 0:
+            settings |= {"temperature": params.temperature, "top_k": 0}
+        settings["eos_token_id"] = None if params.ignore_eos else eos
+        if params.seed is not None:
+            torch.manual_seed(params.seed)
+        started = time.monotonic()
+        with torch.no_grad(), hf_logging_off():
+            outputs = decode(model, ids, settings)
+        end = time.monotonic() - started
+        return [
+            Timing(
+                id=prompt.id,
+                arrival=0.0,
+                sent=0.0,
+                end=max((at - started for at in output.times), default=end),
+                chunks=chunks_of(tokenizer, output, started),
+                category=prompt.category,
+                prompt_tokens=len(own),
+                reported_tokens=len(output.tokens),
+                finish_reason="stop" if len(output.tokens) < params.max_tokens else "length",
+                error=output.error,
+                error_kind=None if output.error is None else "engine",
+            )
+            for prompt, own, output in zip(prompts, ids, outputs, strict=True)
+        ]
+
+    def counters(self) -> SpeculationCounters | None:
+        """transformers counts nothing."""
+        return None
+
+    def stop(self) -> None:
+        """See ``systems.System``."""
+        if self._loaded is not None:
+            self._loaded[0].destroy_cached_continuous_batching_manager()
+        self._loaded = None
+        gc.collect()
+
+
+class _Stamps:
+    """What ``generate`` calls a streamer: notes when tokens came. The first call brings the prompt."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._begun = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Tokens of one step: ``[batch]`` from plain decoding, ``[n]`` of a single prompt from assisted."""
+        if self._begun:
+            self.times.extend([time.monotonic()] * value.shape[-1])
+        self._begun = True
+
+    def end(self) -> None:
+        """Nothing more comes."""
+
+
+def _plain(options: PeerOptions) -> Decode:
+    """One padded batch."""
+
+    def decode(model: Any, ids: Ids, settings: dict[str, Any]) -> list[Written]:
+        longest = max(map(len, ids))
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in ids])
+        rows = torch.tensor([[0] * (longest - len(row)) + row for row in ids])
+        stamps = _Stamps()
+        found = model.generate(rows, attention_mask=mask, streamer=stamps, generation_config=_config(settings))
+        steps = found.shape[1] - longest
+        times = stamps.times[:: len(ids)]
+        return [
+            cut_at_eos(row, times, settings["eos_token_id"]) for row in found[:, longest : longest + steps].tolist()
+        ]
+
+    return decode
+
+
+def _one_by_one(extra: Mapping[str, Any]) -> Decode:
+    """Each prompt by itself, with more arguments for ``generate``."""
+
+    def decode(model: Any, ids: Ids, settings: dict[str, Any]) -> list[Written]:
+        written = []
+        for row in ids:
+            stamps = _Stamps()
+            own = torch.tensor([row])
+            found = model.generate(
+                own,
+                attention_mask=torch.ones_like(own),
+                streamer=stamps,
+                generation_config=_config(settings),
+                **extra,
+            )
+            written.append(cut_at_eos(found[0, len(row) :].tolist(), stamps.times, settings["eos_token_id"]))
+        return written
+
+    return decode
+
+
+def _assisted(options: AssistedOptions) -> Decode:
+    assistant = _load(options.assistant, options.dtype)
+    if options.num_assistant_tokens is not None:
+        assistant.generation_config.num_assistant_tokens = options.num_assistant_tokens
+        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    return _one_by_one({"assistant_model": assistant})
+
+
+def _lookup(options: LookupOptions) -> Decode:
+    keys = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
+    return _one_by_one({key: getattr(options, key) for key in keys})
+
+
+def _continuous(options: ContinuousOptions) -> Decode:
+    """All prompts through transformers' scheduler and paged cache."""
+    from transformers import ContinuousBatchingConfig
+
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # failures are told by the results
+    keys = ("num_blocks", "page_size", "max_batch_tokens")
+    cache = ContinuousBatchingConfig(
+        **{key: getattr(options, key) for key in keys}, use_cuda_graph=False, use_async_batching=False
+    )
+
+    before: dict[str, Any] = {}  # the settings that its manager, which is kept from batch to batch, was made for
+
+    def decode(model: Any, ids: Ids, settings: dict[str, Any]) -> list[Written]:
+        if settings != before:
+            model.destroy_cached_continuous_batching_manager()
+            before.clear()
+            before.update(settings)
+        eos = -1 if settings["eos_token_id"] is None else settings["eos_token_id"]
+        config = _config({**settings, "eos_token_id": eos})
+        found = model.generate_batch(
+            ids,
+            generation_config=config,
+            continuous_batching_config=cache,
+            record_timestamps=True,
+            persistent_manager=True,
+        )
+        if len(found) < len(ids):
+            return [Written([], [], "continuous batching lost requests of this batch")] * len(ids)
+        shift = time.monotonic() - time.perf_counter()  # its clock to ours
+        return [
+            Written(list(one.generated_tokens), [at + shift for at in one.timestamps or ()], one.error)
+            for one in found.values()
+        ]
+
+    return decode
+
+
+def _config(settings: Mapping[str, Any]) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(**{**settings, "pad_token_id": 0})
+
+
+def _load(name: str, dtype: str) -> Any:
+    folder = resolve(name)
+    return load_plain(folder, weights_dtype(folder, dtype))
+
+
+def cut_at_eos(tokens: list[int], times: list[float], eos: int | list[int] | None) -> Written:
+    """The tokens up to the first that ends the output, that one included."""
+    ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
+    count = next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
+    return Written(tokens[:count], times[:count])
+
+
+def chunks_of(tokenizer: Any, output: Written, started: float) -> tuple[Chunk, ...]:
+    """What became readable, and when; a character whose bytes come in several tokens waits for the last."""
+    chunks, shown = [], ""
+    for place, at in enumerate(output.times, start=1):
+        last = place == len(output.times)
+        if not last and output.times[place] == at:
+            continue  # these came together
+        text = tokenizer.decode(output.tokens[: len(output.tokens) if last else place], skip_special_tokens=True)
+        if (last or not text.endswith("\ufffd")) and len(text) > len(shown):
+            chunks.append(Chunk(at - started, text[len(shown) :]))
+            shown = text
+    return tuple(chunks)
+
+
+GENERATE = Way(PeerOptions, _plain)
+ASSISTED = Way(AssistedOptions, _assisted)
+LOOKUP = Way(LookupOptions, _lookup)
+CONTINUOUS = Way(ContinuousOptions, _continuous)

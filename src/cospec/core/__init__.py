@@ -1,0 +1,1 @@
+"""The engine: types, interfaces, scheduler, verifier, output processor."""

@@ -1,0 +1,328 @@
+"""From a configuration to the parts of an engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cospec.acceptance.methods import AcceptanceMethods
+from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
+from cospec.core.drafter_builder import (
+    EngineHost,
+    build_drafter,
+    executor_of,
+    same_tokens,
+    share_cores,
+)
+from cospec.core.engine import EngineComponents
+from cospec.core.interfaces import Executor, Model, StepContext
+from cospec.core.output_processor import OutputProcessor
+from cospec.core.plugins import Drafter
+from cospec.core.policy_builder import build_policy, check_policy
+from cospec.core.scheduler import Scheduler, SchedulerLimits
+from cospec.core.types import DrafterCapabilities
+from cospec.core.verifier import TargetVerifier
+from cospec.drafters.pool.options import called
+from cospec.ensemble.assembly import assemble_ensemble, blend_options_of, check_speculation
+from cospec.ensemble.blends.build import build_blend
+from cospec.ensemble.blends.single import Single
+from cospec.ensemble.ensemble import LoadedModels, distinct
+from cospec.errors import InvalidInput, ModelError, words
+from cospec.metrics.summary import drafting, summarize
+from cospec.models.checkpoint import in_zoo, read_object
+from cospec.models.loading import (
+    LoadOptions,
+    cache_budget,
+    load_model,
+    load_tokenizer,
+    memory_plan,
+    resolve,
+)
+from cospec.models.lora import base_folder
+from cospec.models.memory import MemoryPlan
+from cospec.native import library
+from cospec.native.multi_step import LONGEST, NativeMultiStep
+from cospec.policies.latency.step import LatencyModels
+from cospec.profiling.start import costs_at_start
+from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, POLICIES, import_plugins
+from cospec.text.input_processor import InputProcessor
+
+log = logging.getLogger(__name__)
+
+DEFAULT_METHOD = "suffix"  # of models without a drafter of their own
+DEFAULT_HEADS = {"zoo": "zoo:heads", "zoo:target": "zoo:heads"}
+
+
+def default_drafter(model: str) -> str | None:
+    """The family's generic drafter for each of its targets: the one that is shipped whole and the adapters on it.
+
+    Raises:
+        ModelError: the zoo has no such member.
+    """
+    if not in_zoo(model):
+        return None
+    return "zoo:drafter" if base_folder(resolve(model)) == resolve("zoo") else None
+
+
+def build_components(config: EngineConfig) -> EngineComponents:
+    """Load and connect everything that ``config`` names, and log what it is. Raises ``CospecError`` in one sentence."""
+    parts, drafts = _build(config)
+    paths = parts.model_paths or (() if parts.model_path is None else (parts.model_path,))
+    tokens = (parts.scheduler.pages.capacity, parts.resolver.max_len)
+    for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
+        log.info("%s", line)
+    return parts
+
+
+def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
+    """The parts, and in words who drafts."""
+    import_plugins(config.plugins)
+    share_cores(config)
+    library.use_instruction_set(config.instruction_set)
+    if config.models is not None or config.ensemble is not None:
+        return _ensemble_parts(config)
+    path = resolve(config.model)
+    options = load_options(config)
+    speculative = resolve_speculation(config)
+    _check(speculative)
+    options = replace(
+        options, budget=cache_budget([str(path), *_drafting(speculative, config.model, options)], options)
+    )
+    target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
+    tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
+    host = EngineHost(target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options)
+    drafter = build_drafter(speculative, host, config)
+    costs = _costs(target, drafter, path, speculative, config)
+    text = TextInfo(tokenizer, path, eos_ids(base_folder(path), tokenizer))
+    return assemble(target, drafter, speculative, config, text, costs), drafting(speculative, host.default_drafter)
+
+
+def memory_plan_of(config: EngineConfig) -> tuple[MemoryPlan, str]:
+    """The memory plan of one model with its drafter, and in words who drafts; no weights are loaded.
+
+    Raises:
+        CospecError: the model cannot be served here, in one sentence.
+    """
+    options, speculative = load_options(config), resolve_speculation(config)
+    _check(speculative)
+    names = [str(resolve(config.model)), *_drafting(speculative, config.model, options)]
+    return memory_plan(names, options), drafting(speculative, default_drafter(config.model))
+
+
+def _costs(
+    target: Model, drafter: Drafter | None, path: Path, speculative: SpeculativeConfig, config: EngineConfig
+) -> LatencyModels:
+    """Time models for a policy that decides by them; where nothing is measured it learns from its rounds."""
+    policy = POLICIES.load(speculative.policy_name)
+    if drafter is None or not config.measure_at_start or not policy.needs_latency:
+        return LatencyModels()
+    names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set")
+    how = {name: getattr(config, name) for name in names}
+    drafts = f"{speculative.method} {sorted(speculative.options.items())}"
+    match = ACCEPTANCE_METHODS.load("match")()
+    burst = NativeMultiStep.of(target, lambda _: match, drafter, policy.keeps_drafts)
+    return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
+
+
+def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
+    """Load and connect several models that speak as one; a law for a single model is over it and its own drafter."""
+    own = default_drafter(config.model)
+    given = config.models or [config.model, *([own] if own else [])]
+    if len(given) < 2:
+        raise InvalidInput("models", words(", ".join(given)), "two models or more")
+    build_blend(blend_options_of(config), len(given))
+    speculative = _as_drafter(config.speculative_config or SpeculativeConfig())
+    _check(speculative)
+    check_speculation(speculative, config.collaboration)
+    if _reads_states(speculative):
+        raise InvalidInput("speculative_config.method", speculative.method, "a drafter without the target's states")
+    paths, options = [resolve(name) for name in given], replace(load_options(config), max_model_len=None)
+    for name, path in zip(given, paths, strict=True):
+        if not same_tokens(path, paths[0]):
+            raise InvalidInput("models", words(f"{name}, whose tokens differ"), f"models with the tokens of {given[0]}")
+    options = replace(
+        options, budget=cache_budget([*map(str, paths), *_drafting(speculative, given[0], options)], options)
+    )
+    cast = LoadedModels(tuple(load_model(str(path), options) for path in paths), distinct(given))
+    tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
+    host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
+    text = TextInfo(tokenizer, paths[0], eos_ids(base_folder(paths[0]), tokenizer))
+    drafter = build_drafter(speculative, host, config)
+    chosen = config.model_copy(update={"speculative_config": speculative})
+    members = f"the models draft for each other ({config.collaboration.proposal})"
+    drafts = members if drafter is None else drafting(speculative, host.default_drafter)
+    return replace(assemble_ensemble(cast, drafter, chosen, text), model_paths=tuple(paths)), drafts
+
+
+@dataclass(frozen=True, slots=True)
+class TextInfo:
+    """What an engine knows of its model's text: the tokenizer, the folder it came from, the end-of-sequence ids."""
+
+    tokenizer: Any = None
+    path: Path | None = None
+    eos: frozenset[int] = frozenset()
+
+
+def assemble(
+    target: Model,
+    drafter: Drafter | None,
+    speculative: SpeculativeConfig,
+    config: EngineConfig,
+    text: TextInfo,
+    costs: LatencyModels = LatencyModels(),
+) -> EngineComponents:
+    """Parts around models that are loaded already; tests and simulations enter here."""
+    acceptance_methods = AcceptanceMethods()
+    policy = build_policy(speculative, drafter, time.monotonic, costs)
+    max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
+    blend = Single()
+    verifier = TargetVerifier(target, blend, acceptance_methods)
+    chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
+    burst = NativeMultiStep.of(target, verifier.acceptance_method, drafter, chosen.keeps_drafts)
+    limits = SchedulerLimits(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        max_len,
+        acceptance_methods.chains_only,
+        rounds=1 if burst is None else LONGEST,
+        drafts_as_one=burst is not None and burst.drafts,
+    )
+    scheduler = Scheduler(target.pages, policy, limits)
+    backend = getattr(text.tokenizer, "backend_tokenizer", None)
+    executor = executor_of(drafter, speculative.drafter_executor, target.device)
+    order = EXECUTION_MODES.load(speculative.execution_mode if drafter is not None else "sequential")
+    tries_rounds = order.learns and executor is not None and executor.parallel  # by what was accepted
+    return EngineComponents(
+        model=target,
+        scheduler=scheduler,
+        execution_mode=order(StepContext(drafter, verifier, policy, time.monotonic, executor, burst=burst)),
+        committer=OutputProcessor(backend, blend.name, text.eos, relaxed=acceptance_methods.relaxed),
+        resolver=InputProcessor(
+            target.vocab_size,
+            max_len,
+            text.eos,
+            speculative.acceptance_method,
+            LONGEST_DRAFT,
+            drafter is not None,
+            frozenset(speculative.request_may_choose),
+            stream_kinds=drafter.stream_kinds if drafter else None,
+            drafters=drafter.names if drafter else None,
+            sampled_method="recursive"
+            if speculative.branches(drafter.capabilities if drafter else DrafterCapabilities())
+            else "block",
+            learns=drafter is not None and (drafter.learns or chosen.learns or tries_rounds),
+        ),
+        distribution=blend.name,
+        tokenizer=text.tokenizer,
+        model_path=text.path,
+        weights=drafter.weights if drafter else dict,
+        closers=_closers(executor),
+        burst=burst,
+    )
+
+
+def _closers(executor: Executor | None) -> tuple[Callable[[], None], ...]:
+    return () if executor is None else (executor.close,)
+
+
+def load_options(config: EngineConfig) -> LoadOptions:
+    """The part of the configuration that says how weights are held and run."""
+    return LoadOptions(
+        device=config.device,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        linear_backend=config.linear_backend,
+        attention_backend=config.attention_backend,
+        max_model_len=config.max_model_len,
+        cache_bytes=config.kv_cache_memory_bytes,
+        prefix_caching=config.enable_prefix_caching,
+        max_num_seqs=config.max_num_seqs,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        instruction_set=config.instruction_set,
+    )
+
+
+def resolve_speculation(config: EngineConfig) -> SpeculativeConfig:
+    """What is configured, with the method that is meant where none is named.
+
+    A zoo target comes with its drafter. Any other model copies from prompt and outputs, which takes no model; the
+    policy drafts only as far as a draft pays.
+    """
+    given = _as_drafter(config.speculative_config or SpeculativeConfig())
+    if "method" in given.model_fields_set:
+        return given
+    return given.model_copy(update={"method": "draft_model" if default_drafter(config.model) else DEFAULT_METHOD})
+
+
+def _as_drafter(given: SpeculativeConfig) -> SpeculativeConfig:
+    """Who names a model and no method means it as a drafter."""
+    meant = "model" in given.options and "method" not in given.model_fields_set
+    return given.model_copy(update={"method": "draft_model"}) if meant else given
+
+
+def _check(speculative: SpeculativeConfig) -> None:
+    """Refuse unknown names before any weight is read."""
+    DRAFTERS.check(speculative.method, "off")
+    ACCEPTANCE_METHODS.check(speculative.acceptance_method, "auto")
+    EXECUTION_MODES.check(speculative.execution_mode)
+    check_policy(speculative)
+    if speculative.drafter_cores and speculative.drafter_executor != "process":
+        allowed = "absent unless drafting is 'process'"
+        raise InvalidInput("speculative_config.drafter_cores", list(speculative.drafter_cores), allowed)
+    if speculative.method == "off" and speculative.options:
+        key = next(iter(speculative.options))
+        raise InvalidInput(f"key speculative_config.{key}", speculative.options[key], "left out when method is 'off'")
+
+
+def _methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """How errors call it, method and options of the drafter and of a pool's members; what is no method is left out."""
+    if speculative.method == "off" or speculative.policy == "off":
+        return []
+    fields = DRAFTERS.load(speculative.method).Options.model_fields
+    members = speculative.options.get("drafters", fields["drafters"].default if "drafters" in fields else None)
+    found: list[tuple[str, str, Mapping[str, Any]]] = [("", speculative.method, speculative.options)]
+    for number, member in enumerate(members if isinstance(members, list) else []):
+        method = member.get("method") if isinstance(member, dict) else None
+        if isinstance(method, str) and DRAFTERS.knows(method):
+            found.append((f"{called(number, member.get('name', method))}: ", method, member))
+    return found
+
+
+def _reads_states(speculative: SpeculativeConfig) -> bool:
+    """Whether a drafter, or a member of a pool of them, reads the target's hidden states."""
+    return any(DRAFTERS.load(method).reads_states for _, method, _ in _methods(speculative))
+
+
+def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions) -> list[str]:
+    """The models that will draft, each with a KV cache of its own.
+
+    Raises:
+        ModelError: one is not there or cannot be read; the sentence says which drafter of a pool wants it.
+    """
+    found = []
+    for where, method, own in _methods(speculative):
+        name = own.get("model") or default_drafter(target)
+        if DRAFTERS.load(method).has_kv_cache and isinstance(name, str):
+            try:
+                found.append(str(resolve(name)))
+                cache_budget(found[-1:], options)  # first alone, so that it is known whose an error is
+            except ModelError as error:
+                raise ModelError(f"{where}{error}") from None
+    return found
+
+
+def eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an output: of generation_config.json, of config.json, of the tokenizer."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = path / name
+        if file.exists():
+            value = read_object(file).get("eos_token_id")
+            found.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.add(tokenizer.eos_token_id)
+    return frozenset(found)

@@ -1,0 +1,174 @@
+"""From a configuration to a drafter: in this process, or in one of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.interfaces import Executor, Model, TargetInfo, VocabMapping
+from cospec.core.plugins import Drafter
+from cospec.drafters.vocab_mapping import MappedVocab, SharedVocab
+from cospec.errors import InvalidInput, words
+from cospec.models.checkpoint import read_object
+from cospec.models.loading import LoadOptions, load_model, resolve
+from cospec.native import library
+from cospec.options import parse
+from cospec.registry import DRAFTERS, import_plugins
+from cospec.runtime.affinity import keep_to, others
+from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.executors import ThreadExecutor
+from cospec.runtime.process_executor import ProcessExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """A target that is in another process."""
+
+    vocab_size: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHost:
+    """What drafters may ask of the engine while they are built."""
+
+    target: TargetInfo
+    target_path: Path
+    default_drafter: str | None
+    default_heads: str | None
+    options: LoadOptions
+
+    def load_drafter(self, name: str) -> Model:
+        """A model that shares the target's vocabulary.
+
+        Raises:
+            InvalidInput: it has another one, so its token ids would mean other words.
+        """
+        model, path = self._load(name)
+        if not self._same(model, path):
+            given = words(f"{name}, whose vocabulary of {model.vocab_size} tokens is not the target's")
+            allowed = f"a drafter with the target's vocabulary of {self.target.vocab_size} tokens"
+            raise InvalidInput("speculative_config.model", given, allowed)
+        return model
+
+    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+        """A model with any vocabulary, and what that is to the target's.
+
+        Raises:
+            InvalidInput: it has another vocabulary and no tokenizer, or shares no token with the target.
+        """
+        model, path = self._load(name)
+        if self._same(model, path):
+            return model, SharedVocab()
+        files = [folder / "tokenizer.json" for folder in (self.target_path, path)]
+        missing = next((file for file in files if not file.exists()), None)
+        if missing is not None:
+            given = words(f"{name}, whose vocabulary is not the target's, while {missing} is missing")
+            allowed = "a drafter with the target's vocabulary, or two models with their tokenizers"
+            raise InvalidInput("speculative_config.model", given, allowed)
+        target, own = (Tokenizer.from_file(str(file)) for file in files)
+        return model, MappedVocab(target, own, self.target.vocab_size, model.vocab_size)
+
+    def _load(self, name: str) -> tuple[Model, Path]:
+        path = resolve(name)
+        return load_model(str(path), replace(self.options, max_model_len=None)), path
+
+    def _same(self, model: Model, path: Path) -> bool:
+        return model.vocab_size == self.target.vocab_size and same_tokens(path, self.target_path)
+
+
+def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, config: EngineConfig) -> Drafter | None:
+    """The configured drafter, where it is configured to work; None where nothing is drafted.
+
+    Raises:
+        CospecError: it cannot be built, in one sentence.
+    """
+    if speculative.method == "off" or speculative.policy == "off":
+        return None
+    if speculative.drafter_executor != "process":
+        return _build(speculative, build_context)
+    cores = speculative.drafter_cores
+    elsewhere = replace(build_context, target=TargetFacts(build_context.target.vocab_size, build_context.target.device))
+    threads = len(cores) or config.threads
+    return DrafterProxy(ProcessExecutor(partial(_build_alone, speculative, elsewhere, threads, config.plugins), cores))
+
+
+def executor_of(drafter: Drafter | None, drafter_executor: str, device: torch.device) -> Executor | None:
+    """How rounds that draft beside verification reach the drafter; None: in their own thread.
+
+    Args:
+        device: of the target. On CUDA a thread's work goes into a stream of its own, so that it need not wait for the
+            target's.
+    """
+    if drafter is None or drafter_executor == "inline":
+        return None
+    if drafter.executor is not None:
+        return drafter.executor
+    if device.type == "cuda":
+        return ThreadExecutor(drafter, parallel=True, around=partial(torch.cuda.stream, torch.cuda.Stream(device)))
+    return ThreadExecutor(drafter)
+
+
+def share_cores(config: EngineConfig) -> None:
+    """Set the threads of this process, and leave the drafter's processors to it where it has some."""
+    cores = config.speculative_config.drafter_cores if config.speculative_config else ()
+    if not cores:
+        set_threads(config.threads)
+        return
+    left = others(cores)
+    keep_to(left)
+    set_threads(config.threads or len(left))
+
+
+def set_threads(threads: int | None) -> None:
+    """Run models on so many threads; None leaves them all."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+        if library.available():
+            library.set_threads(threads)
+
+
+def same_tokens(first: Path, second: Path) -> bool:
+    """Whether two model folders give the same ids to the same words; folders without a tokenizer are not compared."""
+    files = [folder / "tokenizer.json" for folder in (first, second)]
+    if not all(file.exists() for file in files):
+        return True
+    vocabularies = [read_object(file).get("model", {}).get("vocab") for file in files]
+    return bool(vocabularies[0] == vocabularies[1])
+
+
+def _build_alone(
+    speculative: SpeculativeConfig, build_context: EngineHost, threads: int | None, plugins: tuple[str, ...]
+) -> Drafter:
+    """In the drafter's own process."""
+    set_threads(threads)
+    library.use_instruction_set(build_context.options.instruction_set)
+    import_plugins(plugins)
+    return _build(speculative, build_context)
+
+
+def _build(speculative: SpeculativeConfig, build_context: EngineHost) -> Drafter:
+    cls = DRAFTERS.load(speculative.method)
+    common = {
+        key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
+    }
+    check_keys(speculative, cls)
+    given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
+    options = parse(cls.Options, given, "speculative_config.")
+    drafter: Drafter = cls.build(options, build_context)
+    return drafter
+
+
+def check_keys(speculative: SpeculativeConfig, cls: type[Any]) -> None:
+    """Refuse a key that neither the method nor every configuration has; the sentence names all of both."""
+    own = {name: field.alias or name for name, field in cls.Options.model_fields.items()}
+    known = sorted({*own.values(), *SpeculativeConfig.model_fields} - {"options"})
+    for key, value in speculative.options.items():
+        if key not in own and key not in known:
+            raise InvalidInput(f"key speculative_config.{key}", value, "one of " + ", ".join(known))

@@ -1,0 +1,382 @@
+"""The interfaces of models, blends, rounds and handles; ``plugins`` has those of drafters, policies and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
+from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
+from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
+from cospec.core.types import (
+    Commit,
+    Draft,
+    DraftContext,
+    RequestState,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepOutput,
+)
+from cospec.native.library import NativeBlend
+from cospec.options import Options as PluginOptions
+
+Clock = Callable[[], float]
+"""Seconds from an arbitrary start, never backwards: the machine's own clock, or a simulation's."""
+
+
+class BlockManager(Protocol):
+    """The accounting of one model's KV cache; no tensors. The scheduler admits and preempts by it."""
+
+    @property
+    def usage(self) -> float:
+        """Share of the cache in use by sequences, 0 to 1."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in all."""
+
+    def match_prefix(self, id: str, tokens: Sequence[int]) -> int:
+        """Open a sequence and reuse cached pages of its prefix; returns how many tokens are already there."""
+
+    def allocate(self, id: str, length: int) -> bool:
+        """Make room for ``length`` tokens in all; False, with nothing changed, when there is none."""
+
+    def cache_blocks(self, id: str, tokens: Sequence[int], computed: int) -> None:
+        """Offer the full pages of ``tokens[:computed]``, computed and committed, for reuse by other sequences."""
+
+    def free(self, id: str) -> None:
+        """Give back a sequence's pages. Unknown ids are ignored."""
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when a page is leaked, shared by mistake or counted wrongly."""
+
+
+class Direct(Protocol):
+    """A forward in native code that lays its batches out itself, on the cache that it was built for.
+
+    Attributes:
+        names: what the native library calls the model and its cache.
+        vocab_size: columns of the logits.
+    """
+
+    names: tuple[int, int]
+    vocab_size: int
+
+    def pages(self, id: str) -> tuple[int, int]:
+        """Where the pages of a sequence stand, and how many."""
+
+    def score(self, batch: TokenBatch) -> Tensor | None:
+        """Float32 logits ``[R, V]``; None where something is amiss with the batch, and nothing was done."""
+
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+        """Choose and feed tokens of each segment, see ``Model.rollout``; None as above."""
+
+
+class Model(Protocol):
+    """A causal language model that scores packed batches against its own KV cache."""
+
+    name: str
+    vocab_size: int
+    max_len: int  # tokens of one sequence
+    dtype: torch.dtype
+    device: torch.device  # of its logits and states
+    states: Tensor | None  # [R, hidden], what the latest forward's logits were read from; None unless loaded to tell
+
+    @property
+    def pages(self) -> BlockManager: ...
+
+    @property
+    def direct(self) -> Direct | None:
+        """The whole forward in native code; None where the model has none, or where the states are read."""
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """Logits ``[R, V]`` for the rows that the segments ask for, in order; writes the cache behind ``start``.
+
+        Room must have been reserved through ``pages``. What lies behind ``start`` is overwritten: a rollback is free.
+        """
+
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+        """Score the batch, then choose and feed tokens of each segment one by one, the last one unfed.
+
+        The picks say how many; the longest come first. Every segment asks for its last row and has room for all that
+        the first one feeds. None, with nothing done, where the model has no such loop and the caller has to step.
+        """
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep accepted nodes: moves their cache entries together when a path is not a prefix of its tree."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
+class VocabMapping(Protocol):
+    """What a drafter's tokens are to the target's."""
+
+    same: bool  # ids and rows are the target's own
+    rows: int  # how many last rows of logits ``behind`` wants of a sequence, fewer where it has fewer tokens
+
+    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+        """The sequence in the drafter's ids, and how many of the leading ones are unchanged: those that it was told
+        the last time, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
+
+    def settled(self, context: DraftContext) -> int:
+        """How many leading tokens of a sequence that was read will never be read otherwise."""
+
+    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+        """Rows ``[S, V]`` over the target's ids behind ``texts [S]``, from the last rows of each, text after text."""
+
+    def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Draft tokens in the drafter's ids."""
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """Rows over the drafter's ids to rows ``[R, V]`` over the target's, minus infinity where it has no token."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
+class TargetInfo(Protocol):
+    """What drafters know of the target without being beside it; a ``Model`` is one."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+
+
+class DrafterBuildContext(Protocol):
+    """What the engine offers to a drafter that is being built."""
+
+    @property
+    def target(self) -> TargetInfo:
+        """What the drafts are for."""
+
+    target_path: Path | None  # the folder of its weights, when it has one
+    default_drafter: str | None  # the drafter that belongs to the target, when it has one
+    default_heads: str | None  # the heads that belong to the target, when it has some
+
+    def load_drafter(self, name: str) -> Model:
+        """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
+
+    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+        """A model with any vocabulary, and what that is to the target's; ``InvalidInput`` where they share nothing."""
+
+
+class Blend(Protocol):
+    """Joins the logits of ``count`` models into those of the law, row by row. Pure. ``cls.build(options, count)``."""
+
+    name: str  # as responses declare it
+    members: tuple[int, ...]  # the models whose logits the law reads
+    recipe: NativeBlend | None  # the same for the native library, bit by bit; None: it has no such blend
+
+    def combine(self, logits: Sequence[Tensor]) -> Tensor:
+        """``[R, V]`` per member, in their order, to ``[R, V]``; only differences within a row count."""
+
+
+class BlendFactory(Protocol):
+    """What the table of blends holds: a class of blends, or a function that takes the place of the class."""
+
+    Options: ClassVar[type[PluginOptions]]
+
+    def build(self, options: Any, count: int) -> Blend:
+        """The blend of ``count`` models."""
+
+
+class Verifier(Protocol):
+    """Scores drafts with the target and applies each request's rule; the engine's verifier."""
+
+    def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
+        """The rule that this sequence's request is judged by."""
+
+    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
+        """One outcome per entry, in order; entries without a draft are computed all the same."""
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep what was accepted in the caches of the models that judge."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
+class Future(Protocol):
+    """A result that may still be on its way; ``concurrent.futures.Future`` is one."""
+
+    def done(self) -> bool:
+        """Whether ``result`` comes without waiting."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for it.
+
+        Raises:
+            TimeoutError: it did not come within ``timeout`` seconds.
+            DrafterLost: it never will.
+        """
+
+
+class Executor(Protocol):
+    """A drafter that works somewhere: in this thread, another one, another process or another machine.
+
+    What is submitted is done in the order of submission.
+    """
+
+    parallel: bool  # whether overlapping is worth a try: the target's own threads and locks are not in its way
+    busy: float  # seconds that it has worked so far, as far as it is known here
+
+    @property
+    def present(self) -> bool:
+        """Whether it can be asked now; what is asked of one that cannot is lost at once."""
+
+    def submit(self, method: str, *args: Any) -> Future:
+        """Have ``propose``, ``commit`` or ``free`` called."""
+
+    def close(self) -> None:
+        """End the thread or process that it works in; it is asked for nothing any more."""
+
+
+class ProposerSchedule(Protocol):
+    """Who proposes how much in a collaborative round, and whose turn comes when."""
+
+    @property
+    def gammas(self) -> tuple[int, ...]:
+        """Tokens of a proposal, per model."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Models in the order of their turns; the first is the default proposer."""
+
+    @property
+    def alternate(self) -> bool:
+        """Whether scorers go on proposing; otherwise only the default proposer proposes."""
+
+    @property
+    def proposes(self) -> bool:
+        """Whether anybody does."""
+
+
+class ProposerPolicy(Protocol):
+    """Chooses the casting, by what it is told of a collaborative round."""
+
+    @property
+    def proposer_schedule(self) -> ProposerSchedule:
+        """For the next turn."""
+
+    def timed(self, model: int, call: ModelCall, seconds: float) -> None:
+        """A call of the model took so long."""
+
+    def turned(self, model: int, call: ModelCall, seconds: float) -> None:
+        """A turn of the model took so long, with all that came with it; ``call`` adds its calls up."""
+
+    def ran(self, turns: int, seconds: float) -> None:
+        """A round took so long outside of its turns, of which it had so many."""
+
+    def judged(self, author: int, accepted: bool) -> None:
+        """A proposal of the model was judged."""
+
+
+DraftToVerify = tuple[ScheduledRequest, Draft | None]
+
+
+class Ensemble(Protocol):
+    """Several models that speak as one: they score, the blend joins what they say, each request's rule judges."""
+
+    @property
+    def models(self) -> Sequence[Model]:
+        """In the order of the configuration."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the models, each once."""
+
+    @property
+    def policy(self) -> ProposerPolicy:
+        """Who proposes."""
+
+    def line(self, sequence: RequestState) -> Any:
+        """What the models have computed of a sequence: a ``rounds.lines.Line``."""
+
+    def blend(self, sequence: RequestState) -> Blend:
+        """The blend that the sequence's request is written by."""
+
+    def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
+        """The rule that the sequence's request is judged by."""
+
+    def decide(
+        self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], queues: Sequence[Tensor]
+    ) -> list[StepOutput]:
+        """One outcome per case, by ``queues [R, V]`` of every member of the blend.
+
+        The last ``counts[i]`` rows of a case are those that its draft is judged by; a case has no other rows unless it
+        is the only one. A blend that cannot be computed gives outcomes with an error.
+        """
+
+    def working(self) -> AbstractContextManager[None]:
+        """What a round is run in."""
+
+    def at_once(self, score: Callable[[int], None]) -> None:
+        """Have all models score at the same time, where that is how they are run; otherwise do nothing."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
+class MultiStepRunner(Protocol):
+    """Runs rounds from draft to verdict as one call, where nothing between the steps has to be decided."""
+
+    wakeup_fd: int  # a file descriptor; once it can be read no further round is begun. Less than 0: none
+
+    def run(self, plan: SchedulerOutput) -> tuple[list[StepOutput], StepTimes] | None:
+        """Outcomes of up to ``plan.rounds`` rounds, until a sequence may have ended; None: run it step by step."""
+
+    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput] | None:
+        """What ``Verifier.verify`` does, for drafts that somebody else made; None, with nothing done, as above."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """Who works in a round.
+
+    Attributes:
+        handle: the same drafter, for rounds that draft beside verification; None: it works in the round's own thread.
+        members: for rounds in which several models speak as one.
+        burst: does what drafter and judge do by turns, in fewer steps; None: nothing does.
+    """
+
+    drafter: Drafter | None
+    verifier: Verifier
+    policy: Policy
+    clock: Clock
+    executor: Executor | None = None
+    members: Ensemble | None = None
+    burst: MultiStepRunner | None = None
+
+
+class ExecutionMode(Protocol):
+    """The only place that orders drafting against verification; built from a ``StepContext``."""
+
+    components: StepContext
+    learns: ClassVar[bool]  # whether the order follows what earlier drafts gained, where drafter and target can overlap
+    times: StepTimes  # of the latest run
+    info: ExecutionInfo
+
+    def __init__(self, components: StepContext) -> None: ...
+
+    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
+        """Outcomes of the entries that were verified, in order; entries left out come again with a later plan."""
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Tell everybody in the crew what the sequences gained."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Tell everybody in the crew which sequences are gone. Unknown ids are ignored."""
+
+    def close(self) -> None:
+        """Let the drafter come to rest; nothing that it was asked for is used."""

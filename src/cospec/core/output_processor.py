@@ -1,0 +1,254 @@
+"""The only writer of a Sequence: appends what was accepted, ends outputs, and trims everything at the same token."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tokenizers import Tokenizer
+
+from cospec.core.interfaces import Clock
+from cospec.core.stats import RequestStats
+from cospec.core.types import Commit, Event, FinishReason, Request, RequestState, StepOutput
+from cospec.errors import failure
+from cospec.text.detokenizer import IncrementalDetokenizer
+
+TOKEN_SOURCES = ("target", "bonus")  # sources that are no drafters
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """Where an output ends: after ``count`` of the new tokens, and why."""
+
+    count: int
+    finish: FinishReason
+    reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class _Output:
+    """One output as it is written.
+
+    Attributes:
+        most: known tokens at which it ends.
+        sources: see ``Event.sources``, of the tokens that no event told of yet.
+        told: known tokens that events told of, or that are the prompt's.
+    """
+
+    text: IncrementalDetokenizer
+    stops: frozenset[int]
+    most: float
+    told: int
+    sources: list[str] = field(default_factory=list)
+
+
+_Tell = tuple[RequestState, _Output, str | int | None, str | None]
+"""What an event is made of: who wrote, the output, the reason why it ended, the error."""
+
+
+class OutputProcessor:
+    """Turns outcomes into commits and events.
+
+    Args:
+        law: what every response declares about its distribution.
+        relaxed: names of the rules that do not follow it exactly, which a response declares as well.
+        eos: end-of-sequence ids, which are no stop *reason* of the user's.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        distribution: str,
+        eos: frozenset[int] = frozenset(),
+        clock: Clock = time.monotonic,
+        relaxed: Container[str] = frozenset(),
+    ) -> None:
+        self._tokenizer, self._ensemble, self._eos, self._clock = tokenizer, distribution, eos, clock
+        self._relaxed = relaxed
+        self._outputs: dict[str, _Output] = {}
+
+    def commit(self, outcomes: Sequence[StepOutput]) -> tuple[list[Commit], list[Event]]:
+        """One commit per outcome, in order, and an event for each sequence that a user should hear of now.
+
+        Outcomes may be those of several rounds; an event then tells of all that its sequence wrote in them.
+        """
+        commits, told = list[Commit](), dict[str, _Tell]()
+        now = self._clock()
+        for outcome in outcomes:
+            try:
+                commit, tell = self._commit(outcome, now)
+            except Exception as error:  # a text that cannot be written ends its own request
+                commit, tell = self._break(outcome.entry.sequence, error, now)
+            commits.append(commit)
+            if tell is not None:
+                told[commit.id] = tell
+        events = []
+        for id, tell in told.items():
+            try:
+                events.append(self._event(*tell))
+            except Exception as error:
+                _, tell = self._break(tell[0], error, now)
+                events.append(self._event(*tell))
+                last = max(place for place, commit in enumerate(commits) if commit.id == id)
+                commits[last] = replace(commits[last], finish=FinishReason.ERROR)
+        for event in events:
+            if event.finish is not None:
+                self.forget(event.id)
+        return commits, events
+
+    def forget(self, id: str) -> None:
+        """Drop what is held for a sequence that ended or was aborted."""
+        self._outputs.pop(id, None)
+
+    def _commit(self, outcome: StepOutput, now: float) -> tuple[Commit, _Tell | None]:
+        entry, draft, verdict = outcome.entry, outcome.draft, outcome.verdict
+        sequence = entry.sequence
+        if sequence.finish is not None:  # an earlier round of the same call has ended it
+            return Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed), None
+        request, stats, tokens = sequence.request, sequence.stats, sequence.tokens
+        stats.target_calls += 1
+        if outcome.model_calls:
+            _add(stats.model_calls, outcome.model_calls)
+        if outcome.prompt_logprobs:
+            sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
+        if outcome.error is not None:
+            return self._fail(sequence, outcome.error, now)
+        base = len(tokens)
+        if verdict is None:
+            sequence.computed += entry.tokens
+            return Commit(request.id, base, (), (), sequence.computed), None
+        output = self._outputs.get(request.id) or self._open(sequence)
+        path = verdict.path
+        new = [draft.tokens[node] for node in path] if draft is not None else []
+        if verdict.token is not None:
+            new.append(verdict.token)
+        ending = self._ending(sequence, new, output)
+        if ending is not None:
+            new, path, sequence.finish = new[: ending.count], path[: ending.count], ending.finish
+        tokens += new
+        sequence.computed = base + min(len(path), len(new) - 1)
+        if outcome.logprobs:
+            sequence.logprobs.extend(outcome.logprobs[: len(new)])
+        nodes, rejected = 0, False
+        if draft is not None:
+            nodes = len(draft.tokens)
+            judged = not verdict.bonus and len(path) == len(verdict.path)
+            rejected = judged and len(path) < len(new)
+            _count(stats, nodes, len(path), judged)
+            output.sources += [draft.drafters[node] for node in path]
+        if len(path) < len(new):
+            output.sources.append("bonus" if verdict.bonus else "target")
+        if stats.ttft is None or ending is not None:
+            _note_times(sequence, now)
+        tell: _Tell | None = None
+        if request.streams or ending is not None:
+            tell = sequence, output, None if ending is None else ending.reason, None
+        return Commit(
+            request.id, base, tuple(new), path, sequence.computed, nodes, sequence.finish, rejected, outcome.state
+        ), tell
+
+    def _open(self, sequence: RequestState) -> _Output:
+        params, prompt = sequence.request.sampling, sequence.request.prompt
+        most = float("inf") if params.max_tokens is None else len(prompt) + params.max_tokens
+        text, committed = IncrementalDetokenizer(self._tokenizer, params, prompt), sequence.request.committed
+        text.resume(committed, params.min_tokens)
+        output = _Output(text, frozenset(params.stop_token_ids), most, len(prompt) + len(committed))
+        self._outputs[sequence.request.id] = output
+        return output
+
+    def _ending(self, sequence: RequestState, new: Sequence[int], output: _Output) -> _Ending | None:
+        """Read the new tokens; None where none of them ends the output."""
+        text, base = output.text, len(sequence.tokens)
+        if base + len(new) < output.most and not text.stops and output.stops.isdisjoint(new):
+            text.take(new)
+            return None
+        params, written = sequence.request.sampling, sequence.output_len
+        for count, token in enumerate(new, start=1):
+            may_stop = written + count >= params.min_tokens
+            if may_stop and token in output.stops:
+                return _Ending(count, FinishReason.STOP, None if token in self._eos else token)
+            found = text.push(token, may_stop)
+            if found is not None:
+                return _Ending(count, FinishReason.STOP, found)
+            if base + count >= output.most:
+                return _Ending(count, FinishReason.LENGTH)
+        return None
+
+    def _event(self, sequence: RequestState, output: _Output, reason: str | int | None, error: str | None) -> Event:
+        """All that was written since the last event."""
+        request, finish, start = sequence.request, sequence.finish, output.told
+        written = start - len(request.prompt)
+        wants_prompt = request.sampling.prompt_logprobs is not None and not written and error is None
+        fresh = written - len(request.committed)  # an earlier process delivered the log-probabilities before
+        text = output.text.release(finish is not None)  # first, because a tokenizer may raise
+        sources, stats = tuple(output.sources), sequence.stats
+        for name in sources:
+            stats.tokens_by_source[name] = stats.tokens_by_source.get(name, 0) + 1
+            if name not in TOKEN_SOURCES:
+                stats.accepted_by_drafter[name] = stats.accepted_by_drafter.get(name, 0) + 1
+        output.sources.clear()
+        output.told = len(sequence.tokens)
+        return Event(
+            id=request.id,
+            parent=request.parent,
+            index=request.index,
+            text=text,
+            tokens=tuple(sequence.tokens[start:]),
+            sources=sources,
+            logprobs=tuple(sequence.logprobs[fresh:]) if sequence.logprobs else (),
+            prompt_logprobs=(None, *sequence.prompt_logprobs) if wants_prompt else None,
+            finish=finish,
+            stop_reason=reason,
+            stats=replace(stats) if finish is not None else None,
+            error=error,
+            distribution=self._distribution_of(request),
+        )
+
+    def _distribution_of(self, request: Request) -> str:
+        """What the request's tokens follow; a rule that is not exact stands around it."""
+        distribution, chosen = request.distribution or self._ensemble, request.speculation
+        return (
+            f"{chosen.acceptance_method}({distribution})"
+            if chosen.enabled and chosen.acceptance_method in self._relaxed
+            else distribution
+        )
+
+    def _break(self, sequence: RequestState, error: Exception, now: float) -> tuple[Commit, _Tell]:
+        """The end of an output whose text cannot be written; the event has its tokens and no more text."""
+        log.error("the text of request %s could not be written", sequence.id, exc_info=error)
+        old = self._outputs.get(sequence.id)
+        text = IncrementalDetokenizer(None, sequence.request.sampling, ())
+        told = sequence.prompt_len if old is None else old.told
+        self._outputs[sequence.id] = _Output(text, frozenset(), 0, told, [] if old is None else old.sources)
+        return self._fail(sequence, failure(error), now)
+
+    def _fail(self, sequence: RequestState, error: str, now: float) -> tuple[Commit, _Tell]:
+        """The end of an output that gets no new token."""
+        sequence.finish = FinishReason.ERROR
+        _note_times(sequence, now)
+        commit = Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed, 0, FinishReason.ERROR)
+        return commit, (sequence, self._outputs.get(sequence.id) or self._open(sequence), None, error)
+
+
+def _note_times(sequence: RequestState, now: float) -> None:
+    age = now - sequence.request.arrival
+    if sequence.stats.ttft is None:
+        sequence.stats.ttft = age
+    if sequence.finish is not None:
+        sequence.stats.e2e = age
+
+
+def _count(stats: RequestStats, drafted: int, accepted: int, rejected: bool) -> None:
+    stats.drafts += 1
+    stats.drafted += drafted
+    stats.accepted += accepted
+    stats.rejections += rejected
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count

@@ -1,0 +1,239 @@
+"""The base classes of drafters, policies and acceptance rules: what each declares, and what each does.
+
+A plug-in inherits its base class, declares every attribute that has no default here, and overrides the defaults that
+differ. The engine reads these attributes and never asks for a class or a name. Calls are synchronous and batched.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.stats import StepStats
+from cospec.core.types import (
+    BatchState,
+    Commit,
+    Draft,
+    DraftBudget,
+    DraftContext,
+    DrafterCapabilities,
+    TargetProbs,
+    TokenScores,
+    VerifyResult,
+)
+from cospec.options import Options as PluginOptions
+
+if TYPE_CHECKING:  # policies and rules import no torch
+    from torch import Tensor
+
+    from cospec.core.interfaces import Executor, Model
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a stepper says behind the committed tokens.
+
+    Attributes:
+        ids: the sequences that it has room for, in the order they were given.
+        logits: ``[len(ids), V]``.
+    """
+
+    ids: tuple[str, ...]
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLease:
+    """What somebody needs who leads a model in the native library: ``LockstepMember`` in ``csrc/led.cpp``.
+
+    Attributes:
+        names: what the library calls the model and its cache.
+        segments, ids: what is to be fed first, as the library lays it out.
+    """
+
+    names: tuple[int, int]
+    segments: array[int]
+    ids: array[int]
+
+
+class StepwiseDrafter(Protocol):
+    """A drafter that can be led token by token."""
+
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening | None:
+        """Catch up on the committed tokens and make room for ``depths`` more; None when there is room for nobody."""
+
+    def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
+        """Logits ``[len(ids), V]`` behind one more token of each of the sequences, which were opened before."""
+
+    def lease(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> CacheLease | None:
+        """Make room as ``open`` does, for somebody who feeds the model himself; None where that has to be done here."""
+
+    def release_lease(self, contexts: Sequence[DraftContext], fed: Sequence[Sequence[int]]) -> None:
+        """These tokens of each lent sequence were fed behind the known ones."""
+
+    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        """The probability of the latest known tokens, by sequence. Sequences without room are left out."""
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep of what was fed the part that was committed. Unknown ids are ignored."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+
+class DraftCache(Protocol):
+    """A drafter's model and its KV cache, for native code that runs the model."""
+
+    @property
+    def model(self) -> Model: ...
+
+    def lease(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
+        """Make room for ``ahead`` tokens behind the known ones.
+
+        Returns how many known tokens the cache holds, all but the last at most; None where there is no room.
+        """
+
+    def release_lease(self, id: str, fed: int) -> None:
+        """So many known tokens are in the cache by now, those that came to be since among them."""
+
+
+class Drafter(ABC):
+    """Proposes tokens. A drafter leaves out sequences that it cannot draft for.
+
+    Attributes:
+        name: written on the tokens of each draft; each instance sets it.
+        Options: the drafter's own keys of ``speculative_config``.
+        build: ``build(options, host)`` makes a drafter, see ``protocols.DrafterBuildContext``.
+        samples: True: draws tokens from a q; False: chooses them (point mass).
+        drafts_ahead: continues contexts whose last tokens are assumed (draft-ahead).
+        reads_states: commits have to carry the target's hidden states.
+        learns: drafts of one request depend on what other requests wrote.
+        offer: what a policy can ask for, and what a proposal costs.
+        noises: streams of the rules that may judge the drafts; None: of every rule.
+        names: names of a pool's drafters; None: the drafter is no pool.
+        looks: ``look`` scores known tokens.
+        keeps_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
+        is_pool: consists of other drafters; a pool takes no pool as a member.
+    """
+
+    name: str
+    Options: ClassVar[type[PluginOptions]]
+    build: ClassVar[Callable[..., Any]]
+    samples: bool
+    drafts_ahead: bool
+    reads_states: bool
+    learns: bool
+    capabilities: DrafterCapabilities = DrafterCapabilities()
+    stream_kinds: frozenset[StreamKind] | None = None
+    names: tuple[str, ...] | None = None
+    looks: bool = False
+    has_kv_cache: bool = False
+    is_pool: bool = False
+
+    @abstractmethod
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        """One draft for each context that the drafter can continue, with the nodes and the depth of its budget."""
+
+    @abstractmethod
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Learn what was accepted. Called for every sequence, also for sequences without a draft."""
+
+    @abstractmethod
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+
+    @property
+    def handle(self) -> Executor | None:
+        """Runs the drafter's calls elsewhere; None: the drafter works in the thread that calls it."""
+        return None
+
+    @property
+    def draft_kv_cache(self) -> DraftCache | None:
+        """The drafter's model and KV cache, for native code that runs the model; None: ``propose`` alone drafts."""
+        return None
+
+    def stepper(self) -> StepwiseDrafter | None:
+        """A new stepper that drafts token by token instead of ``propose``; None: the drafter has no such stepper."""
+        return None
+
+    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        """The probability of the latest known tokens, by sequence; called where ``looks`` is True."""
+        return {}
+
+    def weights(self) -> Mapping[str, float]:
+        """The weight of each drafter of a pool, by name; empty for other drafters. Changes nothing."""
+        return {}
+
+
+class Policy(ABC):
+    """Chooses how long the drafts are, and for which sequences. No torch.
+
+    Attributes:
+        Options: keys of ``speculative_config.policy_options``.
+        build: ``build(options, setting)`` makes a policy, see ``policies.setting``.
+        reads_costs: decides by time models, which the engine measures at its start.
+        learns: plans depend on what requests wrote.
+        keeps_drafts: ``trim`` returns drafts unchanged.
+    """
+
+    Options: ClassVar[type[PluginOptions]]
+    build: ClassVar[Callable[..., Any]]
+    needs_latency: ClassVar[bool]
+    learns: ClassVar[bool]
+    keeps_drafts: ClassVar[bool] = False
+
+    @property
+    def horizon(self) -> int:
+        """Rounds of the same sequences that the latest plan holds for."""
+        return 1
+
+    @abstractmethod
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        """A budget for each of ``load.ready``, in order."""
+
+    @abstractmethod
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """The part of the drafts that is worth verifying, by what was known before the cut tokens were drawn."""
+
+    @abstractmethod
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
+        """Note a finished round. A policy may put off learning from the round."""
+
+    def learn(self) -> None:  # noqa: B027 - most policies have nothing to put off
+        """Learn from all rounds that were observed. The engine calls this while no request waits."""
+
+    @abstractmethod
+    def gauges(self) -> Mapping[str, float]:
+        """Figures for the metrics, by name, as far as was learned. Changes no state."""
+
+
+class AcceptanceMethod(ABC):
+    """Decides which draft tokens are accepted. Pure: the same arguments give the same verdict.
+
+    Attributes:
+        name: as tables, configurations and responses name the rule.
+        exact: outputs follow the target's distribution.
+        reads_law: needs ``TargetProbs.law`` for greedy requests too.
+        trees: judges trees; False: chains only.
+        noise: the stream that drafters draw with under the rule.
+        native_id: the rule's number in ``csrc/judge.cpp``; None: the rule runs in Python.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[bool]
+    needs_probs: ClassVar[bool]
+    trees: ClassVar[bool]
+    stream_kind: ClassVar[StreamKind]
+    native_id: ClassVar[int | None] = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.native_id = vars(cls).get("native_id")  # a subclass may judge differently than its base class
+
+    @abstractmethod
+    def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+        """``scores`` has one row more than the draft has nodes; the draft has at least one node."""

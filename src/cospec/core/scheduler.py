@@ -1,0 +1,216 @@
+"""Who computes how many tokens in the next round. No I/O, no torch.
+
+First come, first served, over one queue ordered by age: a priority class is worth ``AGEING_SECONDS`` of waiting, so
+every request becomes the most urgent one in time. Known tokens are computed in pieces that fit the round's token
+budget (chunked prefill). When the KV cache is full, the youngest running sequence gives its pages back and waits; its
+tokens stay known and are computed again later (preemption by recomputation).
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from cospec.core.interfaces import BlockManager
+from cospec.core.plugins import Policy
+from cospec.core.tree import level_nodes
+from cospec.core.types import (
+    BatchState,
+    Commit,
+    DraftBudget,
+    RequestState,
+    RequestStatus,
+    ScheduledRequest,
+    SchedulerOutput,
+)
+
+AGEING_SECONDS = 10.0
+NO_DRAFT = DraftBudget()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of a round: sequences at once, tokens computed, and tokens of one sequence.
+
+    Attributes:
+        chain_rules: names of the rules that judge chains only, whose requests get no trees.
+        rounds: that may be run as one at most.
+        drafts_as_one: whether rounds with drafts may be run as one, too.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_len: int
+    chain_methods: Container[str] = frozenset()
+    rounds: int = 1
+    drafts_as_one: bool = True
+
+
+def urgency(sequence: RequestState) -> tuple[float, str, int]:
+    """Sort key: arrival, set back by priority; outputs of one request stay together in their order."""
+    request = sequence.request
+    return request.arrival + request.priority * AGEING_SECONDS, request.parent, request.index
+
+
+class Scheduler:
+    """Holds every unfinished sequence; the only one that admits, preempts and reserves target cache."""
+
+    def __init__(self, pages: BlockManager, policy: Policy, limits: SchedulerLimits) -> None:
+        self.pages, self.policy, self.limits = pages, policy, limits
+        self.waiting: list[RequestState] = []
+        self.running: list[RequestState] = []
+        self.preempted = 0
+        self._step = 0
+
+    def add(self, sequence: RequestState) -> None:
+        """Queue a new sequence."""
+        insort(self.waiting, sequence, key=urgency)
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Drop sequences wherever they stand, and their cache."""
+        gone = set(ids)
+        self.waiting = [sequence for sequence in self.waiting if sequence.id not in gone]
+        self.running = [sequence for sequence in self.running if sequence.id not in gone]
+        for id in gone:
+            self.pages.free(id)
+
+    def finish_step(self, commits: Sequence[Commit], sequences: Sequence[RequestState]) -> list[RequestState]:
+        """After a round: offer computed prefixes for reuse; those that ended are marked, and returned."""
+        ended = []
+        for commit, sequence in zip(commits, sequences, strict=True):
+            self.pages.cache_blocks(commit.id, sequence.tokens, sequence.computed)
+            if commit.finish is not None:
+                sequence.status = RequestStatus.FINISHED
+                ended.append(sequence)
+        return ended
+
+    def plan(self) -> SchedulerOutput:
+        """Share out the round's tokens: running sequences by age, then as many waiting ones as fit."""
+        entries: list[ScheduledRequest] = []
+        left, preempted = self.limits.max_num_batched_tokens, self.preempted
+        budgets = self._budgets()
+        for sequence in tuple(self.running):
+            if left > 0 and sequence.status is RequestStatus.RUNNING:
+                entry = self._fit(sequence, left, budgets.get(sequence.id, NO_DRAFT))
+                if entry is not None:
+                    entries.append(entry)
+                    left -= entry.tokens + entry.budget.max_nodes
+        if self.waiting and preempted == self.preempted:  # otherwise what was just taken from one would go to another
+            entries += self._admit(left)
+        self._step += 1
+        return SchedulerOutput(self._step - 1, tuple(entries), self._rounds(entries) if self.limits.rounds > 1 else 1)
+
+    def _budgets(self) -> dict[str, DraftBudget]:
+        """Draft budgets of the sequences that have one token left to compute, within what each may still write."""
+        ready, behind = [], 0
+        for sequence in self.running:
+            left = len(sequence.tokens) - sequence.computed
+            if left > 1:
+                behind += left
+            elif sequence.request.speculation.enabled:
+                ready.append(sequence)
+        if not ready:
+            return {}
+        coming = sum(len(s.tokens) for s in self.waiting[: self.limits.max_num_seqs - len(self.running)])
+        tokens = self.limits.max_num_batched_tokens
+        room = int(self.pages.capacity * (1.0 - self.pages.usage))
+        load = BatchState(ready, min(behind + coming, tokens), len(self.waiting), tokens, room)
+        budgets = {}
+        for sequence, budget in zip(ready, self.policy.plan(load), strict=True):
+            asked = sequence.request.speculation.length
+            if asked is not None:
+                budget = _as_asked(budget, asked)
+            room = _room(sequence, self.limits.max_len) - 1  # the round's own token takes the last place
+            depth = min(budget.depth, room)
+            if depth > 0:
+                chain = budget.is_chain or sequence.request.speculation.acceptance_method in self.limits.chain_methods
+                widths = () if chain else budget.widths[:depth]
+                most = depth if chain else level_nodes(widths, depth) if widths else budget.max_nodes
+                nodes = min(budget.max_nodes, most)
+                if (depth, nodes, widths) != (budget.depth, budget.max_nodes, budget.widths):
+                    budget = replace(budget, depth=depth, max_nodes=nodes, widths=widths)
+                budgets[sequence.id] = budget
+            elif budget.release:
+                budgets[sequence.id] = budget
+        return budgets
+
+    def _rounds(self, entries: Sequence[ScheduledRequest]) -> int:
+        """How many rounds may be run as one: where nobody waits, and everybody has room for all."""
+        rounds = min(self.limits.rounds, self.policy.horizon)
+        if rounds == 1 or self.waiting or len(entries) < len(self.running):
+            return 1
+        for entry in entries:
+            if entry.tokens > 1 or entry.sequence.request.sampling.stop:
+                return 1
+            if entry.budget.depth and not self.limits.drafts_as_one:
+                return 1
+        return rounds if all([self._has_room(entry, rounds) for entry in entries]) else 1
+
+    def _has_room(self, entry: ScheduledRequest, rounds: int) -> bool:
+        """Make room for so many rounds, or all that the sequence may still write."""
+        sequence = entry.sequence
+        more = min(rounds * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
+        return self.pages.allocate(sequence.id, len(sequence.tokens) + more)
+
+    def _fit(self, sequence: RequestState, left: int, budget: DraftBudget) -> ScheduledRequest | None:
+        """This sequence's share, after making room for it; None when it had to give way itself."""
+        tokens = min(len(sequence.tokens) - sequence.computed, left)
+        end = sequence.computed + tokens
+        if budget.max_nodes <= left - tokens and self.pages.allocate(sequence.id, end + budget.max_nodes):
+            return ScheduledRequest(sequence, tokens, budget)
+        while not self.pages.allocate(sequence.id, end):
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return None
+        return ScheduledRequest(sequence, tokens, NO_DRAFT)
+
+    def _preempt(self, sequence: RequestState) -> None:
+        self.running.remove(sequence)
+        self.pages.free(sequence.id)
+        sequence.status, sequence.computed = RequestStatus.WAITING, 0
+        sequence.stats.preemptions += 1
+        self.preempted += 1
+        insort(self.waiting, sequence, key=urgency)
+
+    def _prompt_is_coming(self, sequence: RequestState) -> bool:
+        """Whether another output of the same request computes the prompt now, and none has done so yet."""
+        parent = sequence.request.parent
+        elders = [other for other in self.running if other.request.parent == parent != ""]
+        return bool(elders) and all(other.computed < other.prompt_len - 1 for other in elders)
+
+    def _admit(self, left: int) -> list[ScheduledRequest]:
+        """Start waiting sequences in order while tokens, places and cache for all their known tokens are there."""
+        entries = []
+        while self.waiting and left > 0 and len(self.running) < self.limits.max_num_seqs:
+            sequence = self.waiting[0]
+            if self._prompt_is_coming(sequence):
+                break
+            wants_rows = sequence.request.sampling.prompt_logprobs is not None
+            computed = self.pages.match_prefix(sequence.id, () if wants_rows else sequence.tokens)
+            if not self.pages.allocate(sequence.id, len(sequence.tokens)):
+                self.pages.free(sequence.id)
+                break
+            self.waiting.pop(0)
+            insort(self.running, sequence, key=urgency)
+            sequence.status, sequence.computed = RequestStatus.RUNNING, computed
+            cached = min(computed, sequence.prompt_len)
+            sequence.stats.cached_prompt_tokens = max(sequence.stats.cached_prompt_tokens, cached)
+            tokens = min(len(sequence.tokens) - computed, left)
+            entries.append(ScheduledRequest(sequence, tokens, NO_DRAFT))
+            left -= tokens
+        return entries
+
+
+def _as_asked(budget: DraftBudget, depth: int) -> DraftBudget:
+    """The policy's budget at the depth that a request asks for: a chain of that length, a tree of the same shape."""
+    nodes = depth if budget.is_chain else max(budget.max_nodes, depth)
+    return DraftBudget(depth, nodes, budget.widths, budget.drafters)
+
+
+def _room(sequence: RequestState, max_len: int) -> int:
+    """Tokens that the sequence may still write."""
+    most = sequence.request.sampling.max_tokens
+    allowed = max_len - sequence.prompt_len if most is None else most
+    return min(allowed - sequence.output_len, max_len - len(sequence.tokens))

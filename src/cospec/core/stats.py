@@ -1,0 +1,128 @@
+"""What is counted: of a token, of a request, of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one position before any processor: the token's own, and the likeliest ``(id, logprob)``."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counters of one request; written by the committer, copied into the last event."""
+
+    target_calls: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rejections: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    accepted_by_drafter: dict[str, int] = field(default_factory=dict)
+    tokens_by_source: dict[str, int] = field(default_factory=dict)  # committed tokens, see ``Event.sources``
+    model_calls: dict[str, int] = field(default_factory=dict)  # of each model, where several speak as one
+    ttft: float | None = None  # seconds from arrival to the first token
+    e2e: float | None = None  # seconds from arrival to the end
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / drafts: the mean tokens that a verified draft gave, its recovered or bonus token included."""
+        return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
+
+
+def total(parts: Sequence[RequestStats]) -> RequestStats:
+    """The counts of several requests together; their earliest first token and their latest end."""
+    found = RequestStats()
+    for name in (each.name for each in fields(RequestStats)):
+        values = [getattr(part, name) for part in parts]
+        if isinstance(getattr(found, name), int):
+            setattr(found, name, sum(values))
+        elif isinstance(sums := getattr(found, name), dict):
+            for key, count in (item for counts in values for item in counts.items()):
+                sums[key] = sums.get(key, 0) + count
+    found.ttft = min((part.ttft for part in parts if part.ttft is not None), default=None)
+    found.e2e = max((part.e2e for part in parts if part.e2e is not None), default=None)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One call of a model: a pass over ``rows`` tokens of ``sequences``, and as many more over one token of each as
+    make ``passes``."""
+
+    rows: int
+    sequences: int
+    passes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds that a round, or several that were run as one, spent proposing and verifying.
+
+    Attributes:
+        each: the same for each of several rounds, in their order; empty for one round.
+    """
+
+    draft: float = 0.0
+    target: float = 0.0
+    each: tuple[tuple[float, float], ...] = ()
+
+    @classmethod
+    def of(cls, each: tuple[tuple[float, float], ...]) -> StepTimes:
+        """Of rounds that were run as one."""
+        if len(each) == 1:
+            return cls(*each[0])
+        return cls(sum([draft for draft, _ in each]), sum([target for _, target in each]), each)
+
+    @property
+    def rounds(self) -> int:
+        """How many were run as one."""
+        return max(1, len(self.each))
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionInfo:
+    """Which order of drafting and verification is at work, and why."""
+
+    name: str
+    reason: str = "as configured"
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one round did and took, or several that were run as one; times in seconds, sums over all of them.
+
+    Attributes:
+        batched_tokens: tokens that the target computed, drafts included.
+        context_tokens: tokens that stood in the target's cache for the round's sequences before it.
+        depth: the longest draft, in tokens: how often the drafter stepped.
+        drafts: how many sequences had one.
+        planning: seconds before any model was called.
+    """
+
+    step: int
+    sequences: int
+    batched_tokens: int
+    context_tokens: int
+    depth: int
+    proposed: int
+    accepted: int
+    committed: int
+    times: StepTimes
+    total: float
+    drafts: int = 0
+    planning: float = 0.0
+
+    @property
+    def working(self) -> float:
+        """Seconds after planning."""
+        return self.total - self.planning

@@ -1,0 +1,361 @@
+"""The things that flow through the engine. Frozen unless said.
+
+Words: a *target* is the model (or blend) whose law the output follows; a *drafter* proposes a *draft*, a token tree
+for one sequence; a *round* proposes, scores, judges and commits for a batch. A *known* token is one that is committed;
+a *computed* one has its keys and values in the target's cache. Computed tokens chase known tokens: there is no prefill
+mode and no decode mode.
+
+Life of one round::
+
+    Scheduler  -> Plan    which sequences, how many tokens each, what budget for drafting
+    Drafter    -> Draft   tokens [N], parents [N], the q they were drawn from
+    Verifier   -> Scores  the law after each node, then a Verdict: the accepted path and the next token
+    Committer  -> Commit  what the sequence gained; broadcast to every model; and an Event for the user
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import Any, NamedTuple
+
+from cospec.core.rng import Floats, RandomStreams, StreamKind
+from cospec.core.stats import RequestStats, TokenLogprobs
+from cospec.core.tree import depths, is_chain
+from cospec.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why an output ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What one request chose of how it is speculated for; None means what the engine is configured to do."""
+
+    enabled: bool = True
+    length: int | None = None
+    acceptance_method: str | None = None
+    policy: str | None = None
+    drafters: tuple[str, ...] | None = None  # of a pool, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One output to be written. A call with ``n`` outputs makes ``n`` requests that share ``parent``."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int  # always set: drawn at random where the user gave none
+    arrival: float = 0.0  # seconds, monotonic clock
+    parent: str = ""
+    index: int = 0
+    speculation: Speculation = Speculation()
+    priority: int = 0  # smaller goes first
+    ensemble: Mapping[str, Any] | None = None  # a blend of its own, where several models speak as one
+    distribution: str = ""  # what its events declare; filled when the request is resolved
+    streams: bool = True  # an event for every step that wrote something; otherwise one for all, at the end
+    committed: tuple[int, ...] = ()  # output that an engine process wrote and delivered before it ended
+
+
+class RequestStatus(Enum):
+    """Where a sequence stands in the scheduler."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One request in the engine. Mutable: ``tokens``, ``computed``, ``stats``, ``finish`` and ``logprobs`` are written
+    by the committer alone, ``status`` and ``computed`` on admission and preemption by the scheduler.
+
+    Invariant between rounds: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
+    """
+
+    request: Request
+    tokens: list[int]  # prompt, then output
+    computed: int = 0
+    status: RequestStatus = RequestStatus.WAITING
+    finish: FinishReason | None = None
+    stats: RequestStats = field(default_factory=RequestStats)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """All that a drafter sees of a sequence. ``tokens`` is the live list: read it, never keep or write it."""
+
+    id: str
+    tokens: Sequence[int]
+    prompt_len: int
+    sampling: SamplingParams
+    seed: int
+    stream_kind: StreamKind  # which stream the drafter draws its tokens with; the rule says
+    assumed: int = 0  # how many of the last tokens are a draft that is being verified, and may not come to be
+    drafters: tuple[str, ...] | None = None  # which of a pool may take part; None is all
+
+    @property
+    def committed(self) -> int:
+        """How many of ``tokens`` stay whatever happens; no more may be learned from or offered for reuse."""
+        return len(self.tokens) - self.assumed
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """How far to speculate for one sequence in one round. ``depth`` 0 means no draft, and costs nothing.
+
+    Attributes:
+        depth: tokens of the longest path.
+        max_nodes: tokens in all, those of side branches included; more than ``depth`` asks for a tree.
+        widths: children per node at each level; empty leaves the shape of a tree to the drafter.
+        drafters: how many members of a pool take part; None leaves it to the pool.
+        threshold: drafting stops where the product of the confidences falls below it; 0 never stops.
+        confident: the draft is to say how sure it is of its nodes, though that takes some time.
+        release: the drafter forgets the sequence, whose cache is worth more to others (prefill disabling).
+    """
+
+    depth: int = 0
+    max_nodes: int = 0
+    widths: tuple[int, ...] = ()
+    drafters: int | None = None
+    threshold: float = 0.0
+    confident: bool = False
+    release: bool = False
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the draft is to have one node per level."""
+        return not self.widths and self.max_nodes <= self.depth
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCapabilities:
+    """What a drafter can be asked for and what that costs, as data that policies plan with.
+
+    Attributes:
+        free: a proposal costs next to nothing, however long: look-ups.
+        at_once: all levels come from one pass, however deep: heads.
+        trees: follows ``DraftBudget.widths``.
+        chains: has one node per level whatever it is asked for.
+        members: drafters of a pool that may take part.
+    """
+
+    free: bool = False
+    single_pass: bool = False
+    trees: bool = False
+    chains: bool = False
+    members: int = 1
+
+
+class TokenScores(NamedTuple):
+    """The latest known tokens of a sequence under a drafter: the sum of their probabilities, and their number."""
+
+    chance: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """What a policy sees before a round.
+
+    Attributes:
+        ready: sequences that write in this round and may be drafted for, oldest first.
+        catching_up: known tokens of other running or admissible sequences that this round may compute.
+        waiting: requests that have not started.
+        tokens: most tokens that the round may compute in all.
+        room: tokens that still fit the target's cache.
+    """
+
+    ready: Sequence[RequestState]
+    catching_up: int = 0
+    waiting: int = 0
+    tokens: int = 2048
+    room: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One sequence's share of a round: compute ``tokens`` known tokens, then up to ``budget.max_nodes`` drafts."""
+
+    sequence: RequestState
+    tokens: int
+    budget: DraftBudget
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether all known tokens are computed by this round, so that it yields a new token."""
+        return self.sequence.computed + self.tokens == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """What a round does. ``step`` counts plans from 0; ``rounds`` like this one may be run before the next plan."""
+
+    step: int
+    entries: tuple[ScheduledRequest, ...]
+    rounds: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A token tree proposed for one sequence; a chain is a tree.
+
+    Attributes:
+        base_len: committed tokens that the draft continues; a draft whose base is not the sequence's is stale.
+        tokens: ``[N]``, in an order where parents come first.
+        parents: ``[N]``, index of the parent node, -1 for the root (the last committed token).
+        drafters: ``[N]``, who proposed each node.
+        q: ``[N, V]``, the distribution each token was *drawn from*; None when chosen deterministically (point mass).
+        confidence: ``[N]``, the drafter's estimate that a node is accepted when its parent was, 0 to 1; None where
+            the drafter has none. Known before the token was drawn, so that a draft may be cut by it under every rule.
+    """
+
+    id: str
+    base_len: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    drafters: tuple[str, ...]
+    q: Floats | None = None
+    confidence: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return is_chain(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path."""
+        return len(self) if self.is_chain else max(depths(self.parents))
+
+
+@dataclass(frozen=True, slots=True)
+class TargetProbs:
+    """What the target says about one draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
+
+    The last row is missing where the law behind a chain's last node is not known.
+
+    Attributes:
+        chosen: ``[N + 1]``, each row's token under a greedy law, which is a point mass; None for other laws.
+        law: ``[N + 1, V]``; filled by the verifier for laws that are not greedy, and for rules that read it.
+    """
+
+    chosen: tuple[int, ...] | None = None
+    probs: Floats | None = None
+
+    @property
+    def distribution(self) -> Floats:
+        """The law, for rules that declare ``needs_probs``."""
+        assert self.probs is not None, "the verifier fills the law for every rule that reads it"
+        return self.probs
+
+    def draw(self, row: int, position: int, draws: RandomStreams) -> int | None:
+        """The token that stands at ``position`` if the sequence is what ``row`` follows.
+
+        None where there is no such row: a blend whose models have not all looked behind the last node has no law there.
+        """
+        if self.chosen is not None:
+            return self.chosen[row] if row < len(self.chosen) else None
+        if row >= len(self.distribution):
+            return None
+        return draws.token(self.distribution[row], position, StreamKind.TARGET)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """What a rule decided: the accepted nodes from the root down, and the token after them.
+
+    ``token`` is None where all of a chain was accepted and there is no law behind it.
+    """
+
+    path: tuple[int, ...]
+    token: int | None
+    bonus: bool  # the token follows a whole accepted path; False: it replaces a rejected one, or there was no draft
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One entry of a plan after its round. ``verdict`` is None when known tokens remain to be computed."""
+
+    entry: ScheduledRequest
+    draft: Draft | None
+    verdict: VerifyResult | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the verdict's tokens, when the request asks for them
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions behind those computed before
+    error: str | None = None  # why this sequence cannot go on, in one sentence
+    state: object = None  # ``Tensor [H]``: the hidden state that the verdict's token was read from, where models tell
+    model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several speak as one
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one sequence gained in a round; broadcast to the target, the drafters and the policy.
+
+    Attributes:
+        base_len: known tokens before.
+        tokens: the accepted tokens and the one after them, trimmed at the end of the output.
+        path: accepted node indices, trimmed alike; the cache keeps these nodes and drops the others.
+        computed: tokens of the sequence in the target's cache from now on.
+        drafted: nodes that were verified.
+        rejected: a draft token was judged and not kept, so ``len(path)`` is where the draft failed, not where it ended.
+        state: see ``StepOutput.state``.
+    """
+
+    id: str
+    base_len: int
+    tokens: tuple[int, ...]
+    path: tuple[int, ...]
+    computed: int
+    drafted: int = 0
+    finish: FinishReason | None = None
+    rejected: bool = False
+    state: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A piece of one output, as a stream delivers it; all of it where nobody reads along.
+
+    Attributes:
+        text: what became readable; stop strings and incomplete characters are held back.
+        sources: ``[len(tokens)]``, who produced each token: a drafter's name, ``target`` or ``bonus``.
+        stats: filled on the last event.
+    """
+
+    id: str
+    parent: str
+    index: int
+    text: str
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    stats: RequestStats | None = None
+    error: str | None = None
+    distribution: str = "target"

@@ -1,0 +1,190 @@
+"""Scores drafts with the target and judges them: one packed forward for every sequence of the round."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cospec.acceptance import reference
+from cospec.acceptance.reference import VerifiedDraft, VerifyTask
+from cospec.core.interfaces import Blend, Model
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.sampling import logprobs
+from cospec.core.stats import TokenLogprobs
+from cospec.core.types import (
+    Commit,
+    Draft,
+    RequestState,
+    ScheduledRequest,
+    StepOutput,
+    VerifyResult,
+)
+from cospec.errors import failure
+from cospec.native import library
+from cospec.native.library import NativeBlend, Source
+from cospec.native.verifier import NativeVerifier
+
+log = logging.getLogger(__name__)
+
+
+class TargetVerifier:
+    """The law of the output is ``blend`` of the target's logits, after each request's processors.
+
+    Args:
+        rules: by name; a request's ``speculation.acceptance_method`` picks one.
+    """
+
+    def __init__(self, model: Model, blend: Blend, acceptance_methods: Mapping[str, AcceptanceMethod]) -> None:
+        self.model, self.blend, self.acceptance_methods = model, blend, acceptance_methods
+        self._compiled = NativeVerifier()
+
+    def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
+        """The rule that the request resolved to when it was added."""
+        name = sequence.request.speculation.acceptance_method
+        assert name is not None, "requests are resolved before they are scheduled"
+        return self.acceptance_methods[name]
+
+    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
+        """Score and judge."""
+        tasks, segments = self.lay_out(entries, drafts)
+        return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
+
+    def lay_out(
+        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
+    ) -> tuple[list[VerifyTask], list[SequenceSlice]]:
+        """What is to be scored, and what of that is judged.
+
+        A stale draft, or one of a shape that its request's rule cannot judge, is left out.
+        """
+        tasks: list[VerifyTask] = []
+        segments: list[SequenceSlice] = []
+        row = 0
+        for entry in entries:
+            draft = self._usable(entry, drafts.get(entry.sequence.request.id)) if drafts else None
+            segment, count = _segment(entry, draft)
+            segments.append(segment)
+            last = row + len(segment.tokens) - segment.logits_from
+            tasks.append(VerifyTask(entry, draft, row, last, count))
+            row = last
+        return tasks, segments
+
+    def decide(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[StepOutput]:
+        """Judge by logits of the law, ``[R, V]``: one outcome per task, in order. Nothing is scored."""
+        verdicts = self._compiled.verify(tasks, self.acceptance_method, logits)
+        if verdicts is None:
+            verdicts = reference.verify_drafts(
+                tasks, [self.acceptance_method(task.entry.sequence) for task in tasks], logits
+            )
+        return [self._outcome(task, verdict, logits) for task, verdict in zip(tasks, verdicts, strict=True)]
+
+    def decide_natively(
+        self, tasks: Sequence[VerifyTask], recipe: NativeBlend, queues: Sequence[Tensor]
+    ) -> list[StepOutput] | None:
+        """Judge by a blend of ``queues [R, V]`` that is computed where verdicts look; None where that cannot be."""
+        if not all(map(library.reads, queues)) or not all(map(_only_judged, tasks)):
+            return None
+        verdicts = self._compiled.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
+        if verdicts is None:
+            return None
+        return [self._outcome(task, verdict, queues[0]) for task, verdict in zip(tasks, verdicts, strict=True)]
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep accepted nodes in the target's cache."""
+        self.model.commit(commits)
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        self._compiled.free(ids)
+        self.model.free(ids)
+
+    def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:
+        """The draft, if it continues the sequence as it stands and the request's rule can judge it."""
+        if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
+            return None
+        if not can_be_verified(draft, self.model.vocab_size):
+            return None
+        return draft if self.acceptance_method(entry.sequence).trees or draft.is_chain else None
+
+    def _outcome(self, task: VerifyTask, verdict: VerifiedDraft, logits: Tensor) -> StepOutput:
+        if isinstance(verdict, str):
+            return StepOutput(task.entry, task.draft, None, error=verdict)
+        try:
+            return self._told(task, verdict, logits)
+        except Exception as error:  # the neighbours' outcomes do not depend on this request
+            log.exception("the outcome of request %s could not be made", task.entry.sequence.id)
+            return StepOutput(task.entry, task.draft, None, error=failure(error))
+
+    def _told(self, task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> StepOutput:
+        """The outcome of a verdict, with the log-probabilities that the request asks for."""
+        entry, draft = task.entry, task.draft
+        params = entry.sequence.request.sampling
+        prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
+        if not task.count:
+            return StepOutput(entry, None, None, prompt_logprobs=prompt)
+        own = () if params.logprobs is None else _logprobs(task, verdict, logits)
+        state = None
+        if self.model.states is not None:
+            state = self.model.states[task.judged.start + 1 + verdict.path[-1] if verdict.path else task.judged.start]
+        return StepOutput(entry, draft, verdict, own, prompt, state=state)
+
+
+def can_be_verified(draft: Draft, vocab_size: int) -> bool:
+    """Whether a draft has nodes, all in the vocabulary, each drawn with a probability above 0."""
+    if not draft.tokens or min(draft.tokens) < 0 or max(draft.tokens) >= vocab_size:
+        return False
+    return draft.q is None or all([draft.q[node, token] > 0.0 for node, token in enumerate(draft.tokens)])
+
+
+def _only_judged(task: VerifyTask) -> bool:
+    """Whether nothing is asked of the law's logits but a verdict."""
+    params = task.entry.sequence.request.sampling
+    return not params.edits_logits and params.logprobs is None and not _wants_prompt_rows(task.entry.sequence)
+
+
+def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
+    """What is computed of a sequence, and how many rows at the end are judged by."""
+    sequence, n = entry.sequence, entry.tokens
+    start, known = sequence.computed, sequence.tokens
+    ends = start + n == len(known)
+    first_row = n - 1 if ends else n
+    if sequence.request.sampling.prompt_logprobs is not None and _wants_prompt_rows(sequence):
+        first_row = 0
+    tokens = tuple(known[start : start + n])
+    if draft is None:
+        return SequenceSlice(sequence.request.id, start, tokens, (), first_row), 1 if ends else 0
+    count = 1 + len(draft.tokens)
+    return SequenceSlice(sequence.request.id, start, tokens + draft.tokens, draft.parents, first_row), count
+
+
+def _wants_prompt_rows(sequence: RequestState) -> bool:
+    wanted = sequence.request.sampling.prompt_logprobs is not None
+    return wanted and sequence.computed < sequence.prompt_len - 1
+
+
+def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+    """Of the prompt tokens that follow the positions computed in this round and have none yet."""
+    sequence = task.entry.sequence
+    if not _wants_prompt_rows(sequence):
+        return ()
+    offset = sequence.computed + 1  # the position that the first row speaks of
+    first = max(offset, len(sequence.prompt_logprobs) + 1)
+    behind = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
+    if behind <= first:
+        return ()
+    rows = logits[task.first + first - offset : task.first + behind - offset]
+    return logprobs(rows, sequence.tokens[first:behind], sequence.request.sampling.prompt_logprobs or 0)
+
+
+def _logprobs(task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+    """Of the accepted tokens and the one after them, where the request asks for them."""
+    wanted = task.entry.sequence.request.sampling.logprobs
+    if wanted is None:
+        return ()
+    tokens = [task.draft.tokens[node] for node in verdict.path] if task.draft else []
+    tokens += [] if verdict.token is None else [verdict.token]
+    rows = torch.tensor([0, *(node + 1 for node in verdict.path)][: len(tokens)], device=logits.device)
+    return logprobs(logits[rows + task.judged.start], tokens, wanted)

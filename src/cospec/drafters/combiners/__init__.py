@@ -1,1 +1,0 @@
-"""How the drafts of several drafters become one: one combiner a file."""

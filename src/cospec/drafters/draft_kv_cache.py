@@ -1,0 +1,175 @@
+"""Keeps a drafter's cache on the tokens that the target commits.
+
+Whatever is known of a sequence and not in the cache (the prompt, the recovered or bonus token, what was committed while
+the drafter was not asked) is its backlog, fed at the front of the next proposal. Draft tokens lie behind the known ones
+until the commit says which of them came to be: those stay, moved together where they are a path of a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from cospec.core.interfaces import Model, VocabMapping
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.types import Commit, DraftBudget, DraftContext
+from cospec.drafters.dynamic_tree import room
+
+CATCH_UP_TOKENS = 2048  # fed in one forward; longer backlogs are fed in pieces so that memory stays bounded
+
+
+@dataclass(slots=True)
+class UncommittedDraft:
+    """What lies in the cache behind the committed tokens: tokens in the target's ids and the tree that they form."""
+
+    base: int  # committed tokens before
+    start: int  # cache entries before
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that became ``tokens``, from the front on."""
+        path: list[int] = []
+        for token in tokens:
+            above = path[-1] if path else -1
+            found = (n for n, at in enumerate(self.parents) if at == above and self.tokens[n] == token)
+            node = next(found, None)
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+
+@dataclass(slots=True)
+class _CachedRequest:
+    """How far one sequence is: its known tokens in the drafter's ids, how many of them the cache holds."""
+
+    own: Sequence[int] = ()
+    fed: int = 0
+    ahead: UncommittedDraft | None = field(default=None)
+
+
+class DraftKVCache:
+    """The cache of one model and the sequences in it."""
+
+    def __init__(self, model: Model, vocabulary: VocabMapping) -> None:
+        self.model, self.vocabulary = model, vocabulary
+        self._places: dict[str, _CachedRequest] = {}
+
+    def open(self, context: DraftContext, budget: DraftBudget) -> DraftBudget | None:
+        """Make room for a draft: the budget as far as the model's context allows it, None when there is no room."""
+        read = self.vocabulary.read(context)
+        if read is None:
+            return None
+        own, agreed = read
+        depth = min(budget.depth, budget.max_nodes, self.model.max_len - len(own))
+        if depth < 1:
+            return None
+        nodes = depth if budget.is_chain else budget.max_nodes
+        place = self._places.get(context.id)
+        if place is None:
+            attached = self.model.pages.match_prefix(context.id, own[: len(own) - context.assumed])
+            place = self._places[context.id] = _CachedRequest(fed=attached)
+        fitting = budget
+        if (depth, nodes) != (budget.depth, budget.max_nodes):
+            fitting = replace(budget, depth=depth, max_nodes=nodes)
+        if not self.model.pages.allocate(context.id, len(own) + room(fitting)):
+            self.free([context.id])  # no room: this sequence goes without drafts until there is
+            return None
+        place.own, place.fed = own, min(place.fed, agreed)
+        return fitting
+
+    def lease(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
+        """For somebody who feeds the model himself: room for ``ahead`` tokens behind the known ones.
+
+        Returns how many of them the cache holds, all but the last at most; None where there is no room.
+        """
+        known, pages = len(tokens), self.model.pages
+        place = self._places.get(id)
+        if place is None:
+            place = self._places[id] = _CachedRequest(fed=pages.match_prefix(id, tokens))
+        if known + ahead > self.model.max_len or not pages.allocate(id, known + ahead):
+            return None
+        place.own, place.fed, place.ahead = tokens, min(place.fed, known - 1), None
+        pages.cache_blocks(id, tokens, place.fed)
+        return place.fed
+
+    def release_lease(self, id: str, fed: int) -> None:
+        """So many known tokens are in the cache by now, those that came to be since among them."""
+        self._places[id].fed = fed
+
+    def stretch(self, id: str, nodes: int) -> bool:
+        """Make room for so many nodes behind the known tokens of an opened sequence; False where there is none."""
+        length = self.known(id) + nodes
+        return length <= self.model.max_len and self.model.pages.allocate(id, length)
+
+    def known(self, id: str) -> int:
+        """Cache entries of an opened sequence's known tokens."""
+        return len(self._places[id].own)
+
+    def behind(self, contexts: Sequence[DraftContext]) -> Tensor:
+        """Feed the backlog; rows ``[S, V]`` over the target's ids behind the known tokens."""
+        logits = self.model.forward(self.backlog(contexts))
+        return self.vocabulary.behind([self._places[context.id].own for context in contexts], logits)
+
+    def backlog(self, contexts: Sequence[DraftContext]) -> TokenBatch:
+        """Every known token that is not in the cache, as one batch that asks for the rows that ``behind`` wants."""
+        segments: list[SequenceSlice] = []
+        for context in contexts:
+            place = self._places[context.id]
+            rows, known = min(self.vocabulary.rows, len(place.own)), len(place.own)
+            start = min(place.fed, known - rows)
+            while known - start > CATCH_UP_TOKENS:
+                piece = tuple(place.own[start : start + CATCH_UP_TOKENS])
+                self.model.forward(TokenBatch((SequenceSlice(context.id, start, piece, logits_from=len(piece)),)))
+                start += CATCH_UP_TOKENS
+            tokens = tuple(place.own[start:known])
+            segments.append(SequenceSlice(context.id, start, tokens, logits_from=len(tokens) - rows))
+        return TokenBatch(tuple(segments))
+
+    def keep(self, context: DraftContext, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """The backlog was fed, and these nodes behind it; assumed tokens count as draft tokens before them."""
+        place, assumed = self._places[context.id], context.assumed
+        place.fed = len(place.own) - assumed
+        self.model.pages.cache_blocks(context.id, place.own, min(place.fed, self.vocabulary.settled(context)))
+        shifted = [*range(-1, assumed - 1), *(parent + assumed for parent in parents)]
+        place.ahead = UncommittedDraft(
+            context.committed, place.fed, [*context.tokens[context.committed :], *tokens], shifted
+        )
+
+    def extend(self, id: str, token: int) -> int:
+        """One more token is fed behind those kept, which form a chain; returns its cache entry."""
+        place = self._places[id]
+        assert place.ahead is not None, "extended before anything was kept"
+        ahead = place.ahead
+        place.ahead = UncommittedDraft(
+            ahead.base, ahead.start, [*ahead.tokens, token], [*ahead.parents, len(ahead.tokens) - 1]
+        )
+        return ahead.start + len(ahead.tokens)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep what was fed and turned out committed; the rest is overwritten by the next proposal."""
+        moved = []
+        for commit in commits:
+            place = self._places.get(commit.id)
+            ahead = place.ahead if place else None
+            if place is None or ahead is None:
+                continue
+            place.ahead = None
+            if ahead.base != commit.base_len:
+                continue
+            path = ahead.path(commit.tokens)
+            place.fed = ahead.start + len(path)
+            if path != list(range(len(path))):
+                moved.append(Commit(commit.id, ahead.start, commit.tokens[: len(path)], tuple(path), place.fed))
+        if moved:
+            self.model.commit(moved)
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences and give back their cache."""
+        for id in ids:
+            self._places.pop(id, None)
+        self.vocabulary.free(ids)
+        self.model.free(ids)

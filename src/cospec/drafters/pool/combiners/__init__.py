@@ -1,0 +1,1 @@
+"""How the drafts of several drafters become one."""

@@ -1,0 +1,102 @@
+"""One shared spine of the most confident tokens, other drafters' tokens as leaves beside it (CoSine 4.2, eq. 4).
+
+The paper continues from the fused token and from each drafter's own, so its branches double at every step. Here all
+drafters continue from the fused token alone; what the others proposed stays as a leaf beside it, and so does the next
+best token of whose token was fused. A whole draft that the spine has left keeps its tail. The tree is cut to the node
+budget by path probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from cospec.core.rng import StreamKind
+from cospec.core.types import Draft
+from cospec.drafters.pool.candidates import top_candidates
+from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
+from cospec.drafters.pool.lockstep import LockstepPath, MemberCandidate, lead
+from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.tree_builder import TreeBuilder
+
+
+@dataclass(slots=True)
+class Fusion:
+    """The tree around one spine."""
+
+    line: LockstepPath
+    tree: TreeBuilder = field(default_factory=TreeBuilder)
+    node: int = -1  # the end of the spine
+    tails: list[tuple[MemberCandidate, int]] = field(default_factory=list)  # whole drafts that were left, at which leaf
+
+    def advance(self) -> None:
+        """The most confident token joins the spine; confidences are calibrated, so that they can be compared."""
+        line, job = self.line, self.line.job
+        heard = [(job.trust(candidate.member, candidate.guess.confidence), candidate) for candidate in line.candidates]
+        chance, best = heard[0]
+        for rival in heard[1:]:
+            if rival[0] > chance or (rival[0] == chance and job.weights[rival[1].member] > job.weights[best.member]):
+                chance, best = rival
+        if line.chance * chance < job.budget.threshold:
+            line.going = False
+            return
+        parent, before = self.node, line.chance
+        self.node = self.tree.put(parent, best.guess.token, best.member, before * chance, chance)
+        for confidence, candidate in heard:
+            if candidate.guess.token != best.guess.token:
+                # Right only where the spine is wrong, so never likelier than that.
+                self._leaf(parent, candidate, min(confidence, 1.0 - chance), before)
+        if best.guess.second is not None:
+            token, raw = best.guess.second
+            confidence = min(job.trust(best.member, raw, 1), 1.0 - chance)
+            self.tree.put(parent, token, best.member, before * confidence, confidence)
+        line.advance(best.guess.token, chance)
+        if self.tree.outranked(self.node) >= job.budget.max_nodes:
+            line.going = False  # what comes behind a node that is cut would be cut too
+
+    def _leaf(self, parent: int, candidate: MemberCandidate, confidence: float, before: float) -> None:
+        leaf = self.tree.put(parent, candidate.guess.token, candidate.member, before * confidence, confidence)
+        if candidate.node is not None:
+            self.tails.append((candidate, leaf))
+
+    def finish(self, names: Sequence[str]) -> Draft | None:
+        """The tree with the tails, cut to the budget."""
+        job = self.line.job
+        for candidate, leaf in self.tails:
+            self._tail(candidate, leaf)
+        return self.tree.draft(job.context, self.tree.best(job.budget.max_nodes), names)
+
+    def _tail(self, candidate: MemberCandidate, leaf: int) -> None:
+        draft, tree, member = self.line.job.drafts[candidate.member], self.tree, candidate.member
+        assert candidate.node is not None, "only whole drafts have tails"
+        place, trusts = {candidate.node: leaf}, self.line.job.trusts(member)
+        for node in range(candidate.node + 1, len(draft)):
+            parent = place.get(draft.parents[node])
+            if parent is not None:
+                score = tree.scores[parent] * trusts[node]
+                place[node] = tree.put(parent, draft.tokens[node], member, score, trusts[node])
+
+
+class Fuse(Combiner):
+    """Spec section 4, ``fuse``."""
+
+    name: ClassVar[str] = "fuse"
+    stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET})
+    steps: ClassVar[bool] = True
+    gathers: ClassVar[bool] = False
+    branches: ClassVar[bool] = True
+    native_id: ClassVar[int | None] = 2
+    confident: ClassVar[bool] = True
+
+    def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
+        """A tree for each job."""
+        fusions = [Fusion(LockstepPath(job)) for job in jobs]
+        lead(fusions, session, top_candidates, _advance)
+        drafts = [fusion.finish(names) for fusion in fusions]
+        return [draft for draft in drafts if draft is not None]
+
+
+def _advance(fusions: Sequence[Fusion]) -> None:
+    for fusion in fusions:
+        fusion.advance()

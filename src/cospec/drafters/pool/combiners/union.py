@@ -1,0 +1,51 @@
+"""All drafts in one tree, verified whole (SpecInfer)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from cospec.core.rng import StreamKind
+from cospec.core.types import Draft
+from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
+from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.tree_builder import TreeBuilder
+
+
+class Union(Combiner):
+    """The nodes that weigh most, by weight times confidence, within the budget. Spec section 4, ``union``."""
+
+    name: ClassVar[str] = "union"
+    stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET})
+    steps: ClassVar[bool] = False
+    gathers: ClassVar[bool] = True
+    branches: ClassVar[bool] = True
+    native_id: ClassVar[int | None] = 0
+    confident: ClassVar[bool] = False
+
+    def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
+        """A tree for each job."""
+        drafts = []
+        for job in jobs:
+            tree = _merged(job)
+            drafts.append(tree.draft(job.context, tree.best(job.budget.max_nodes), names))
+        return [draft for draft in drafts if draft is not None]
+
+
+def _merged(job: CombineTask) -> TreeBuilder:
+    """Every whole draft of the job, the heaviest drafter's first, so that shared nodes are its own.
+
+    A node's score is the sum of weight times path confidence over the drafters whose draft passes through it.
+    """
+    tree = TreeBuilder()
+    for member in sorted(job.drafts, key=lambda each: (-job.weights[each], each)):
+        draft = job.drafts[member]
+        place, share = [-1], [job.weights[member]]  # of the root, then of the draft's nodes
+        for token, parent, confidence in zip(draft.tokens, draft.parents, job.trusts(member), strict=True):
+            node = tree.put(place[parent + 1], token, member, 0.0, confidence)
+            if confidence > tree.confidence[node]:
+                tree.confidence[node] = confidence
+            place.append(node)
+            share.append(share[parent + 1] * confidence)
+            tree.scores[node] += share[-1]
+    return tree

@@ -1,0 +1,61 @@
+"""The path that the weighted majority of drafters goes (Minions section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from cospec.core.rng import StreamKind
+from cospec.core.types import Draft
+from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
+from cospec.drafters.pool.lockstep_session import LockstepSession
+
+
+class Vote(Combiner):
+    """Walks down the heaviest child; only that path is verified, so it costs the target no more than one chain.
+
+    The tree of all drafts need not be built: behind the chosen token stand those drafts that chose it too. Ties go to
+    the heavier drafter's token. The weights are the pool's, which every drafter's agreement with the committed tokens
+    moves, not only that of the one whose path was verified.
+    """
+
+    name: ClassVar[str] = "vote"
+    stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET})
+    steps: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
+    branches: ClassVar[bool] = False
+    native_id: ClassVar[int | None] = 1
+    confident: ClassVar[bool] = False
+
+    def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
+        """A chain for each job."""
+        return [_elected(job, names) for job in jobs if job.drafts]
+
+
+def _elected(job: CombineTask, names: Sequence[str]) -> Draft:
+    weights, most = job.weights, min(job.budget.max_nodes, job.budget.depth)
+    voters = sorted(job.drafts, key=lambda member: (-weights[member], member))
+    texts = {member: job.drafts[member].tokens[:most] for member in voters}
+    trusts = {member: job.trusts(member) for member in voters}
+    tokens: list[int] = []
+    owners: list[str] = []
+    confidence: list[float] = []
+    while len(voters) > 1:
+        place, votes = len(tokens), dict[int, float]()
+        for member in voters:
+            token = texts[member][place]
+            votes[token] = votes.get(token, 0.0) + weights[member]
+        tokens.append(max(votes, key=votes.__getitem__))
+        voters = [member for member in voters if texts[member][place] == tokens[-1]]
+        owners.append(names[voters[0]])
+        confidence.append(max([trusts[member][place] for member in voters]))
+        voters = [member for member in voters if len(texts[member]) > place + 1]
+    for member in voters:  # one that nobody else goes along with any further
+        behind = texts[member][len(tokens) :]
+        confidence += trusts[member][len(tokens) : most]
+        owners += [names[member]] * len(behind)
+        tokens += behind
+    parents = tuple(range(-1, len(tokens) - 1))
+    return Draft(job.context.id, job.base, tuple(tokens), parents, tuple(owners), confidence=np.array(confidence))

@@ -1,0 +1,138 @@
+"""The loop that leads drafters along one shared spine per sequence (CoSine Algorithm 1, lines 15 to 19).
+
+At each position everybody who takes part is heard: drafters that are led, by their logits, and whole drafts as long as
+the spine goes their way. Then the combiner advances every spine by a token, and that token is fed to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypeVar
+
+from torch import Tensor
+
+from cospec.core.tree import children
+from cospec.core.types import DraftContext
+from cospec.drafters.pool.combiners.combine import (
+    Candidate,
+    CombineTask,
+    StepCandidates,
+    confidence_of,
+)
+from cospec.drafters.pool.lockstep_session import LockstepSession
+
+Read = Callable[[Tensor, Sequence[DraftContext], Sequence[Sequence[int]]], list[Candidate | None]]
+
+
+class MemberCandidate(NamedTuple):
+    """One drafter's guess at the position that a spine has come to.
+
+    Attributes:
+        node: of the drafter's whole draft, where it has one.
+    """
+
+    member: int
+    guess: Candidate
+    node: int | None = None
+
+
+@dataclass(slots=True)
+class LockstepPath:
+    """One spine.
+
+    Attributes:
+        spine: the shared tokens.
+        chance: of the spine to be accepted, as the confidences say.
+        voices: heard at the present position.
+        slates: of the drafters that are led.
+        follows: the node of each whole draft that the spine has come to, while it goes that way.
+        depth: of the longest spine.
+    """
+
+    job: CombineTask
+    spine: list[int] = field(default_factory=list)
+    going: bool = True
+    chance: float = 1.0
+    candidates: list[MemberCandidate] = field(default_factory=list)
+    slates: dict[int, StepCandidates] = field(default_factory=dict)
+    follows: dict[int, int] = field(default_factory=dict)
+    depth: int = 0
+
+    def __post_init__(self) -> None:
+        self.follows = dict.fromkeys(sorted(self.job.drafts), -1)
+        self.slates = {member: StepCandidates(self.spine) for member in self.job.steppers}
+        self.job.slates.update(self.slates)
+        self.depth = min(self.job.budget.depth, self.job.budget.max_nodes)
+
+    def hear(self, member: int, guess: Candidate) -> None:
+        """A drafter that is led; what it says is kept for later."""
+        self.candidates.append(MemberCandidate(member, guess))
+        guesses = self.slates[member].guesses
+        if len(guesses) == len(self.spine):  # otherwise it had no numbers at some position before
+            guesses.append(guess)
+
+    def hear_drafts(self) -> None:
+        """The whole drafts that the spine has followed so far."""
+        for member, node in self.follows.items():
+            draft = self.job.drafts[member]
+            for child in children(draft.parents, node):
+                self.candidates.append(
+                    MemberCandidate(member, Candidate(draft.tokens[child], confidence_of(draft, child)), child)
+                )
+
+    def advance(self, token: int, chance: float) -> None:
+        """Go on with ``token``, whose confidence is ``chance``; whole drafts that go elsewhere are left."""
+        self.spine.append(token)
+        self.chance *= chance
+        self.follows = {}
+        for candidate in self.candidates:
+            if candidate.node is not None and candidate.guess.token == token:
+                self.follows.setdefault(candidate.member, candidate.node)
+        self.candidates = []
+        self.going = len(self.spine) < self.depth
+
+
+class PathBuilder(Protocol):
+    """What grows around a spine."""
+
+    @property
+    def line(self) -> LockstepPath:
+        """The spine."""
+
+
+GrowerT = TypeVar("GrowerT", bound=PathBuilder)
+
+
+def lead(
+    growers: Sequence[GrowerT], session: LockstepSession, read: Read, advance: Callable[[Sequence[GrowerT]], None]
+) -> None:
+    """Until no spine is going.
+
+    Args:
+        read: logits to guesses.
+        advance: calls ``LockstepPath.advance`` on each of those it is given, or ends it.
+    """
+    lines = [grower.line for grower in growers]
+    jobs = [line.job for line in lines]
+    taking: dict[int, list[int]] = {}
+    for row, job in enumerate(jobs):
+        for member in job.steppers:
+            taking.setdefault(member, []).append(row)
+    session.open([job.context for job in jobs], [line.depth for line in lines], dict(sorted(taking.items())))
+    while True:
+        for member, (rows, _, logits) in session.stands.items():
+            contexts, paths = [jobs[row].context for row in rows], [lines[row].spine for row in rows]
+            for row, guess in zip(rows, session.timed(read, logits, contexts, paths), strict=True):
+                if guess is not None:
+                    lines[row].hear(member, guess)
+        for line in lines:
+            if line.going:
+                if line.follows:
+                    line.hear_drafts()
+                line.going = bool(line.candidates)
+        advance([grower for grower in growers if grower.line.going])
+        fed = {number: line.spine[-1] for number, line in enumerate(lines) if line.going}
+        if not fed:
+            return
+        session.feed(fed)

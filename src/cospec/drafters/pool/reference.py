@@ -1,0 +1,157 @@
+"""A pool's own work in Python, one sequence after the other: what ``compiled`` has to agree with, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+from cospec.core.types import Commit, Draft, DraftBudget
+from cospec.drafters.pool.combiners.combine import UNKNOWN, Combiner, CombineTask, DraftCandidates
+from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.routing.selection import Routing, RoutingInput
+from cospec.drafters.pool.routing.weights import DrafterWeights, total
+from cospec.drafters.pool.state import (
+    NOVELTY_RATE,
+    DraftTask,
+    Given,
+    PoolRequestState,
+    PoolStats,
+    StatsCalibration,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """Who works in a pool.
+
+    Attributes:
+        names: ``[M]``, of the drafters.
+        free: drafters that cost nothing, so that they always take part, as bits.
+        silent: drafters that cannot look at known tokens.
+        led: drafters that are led token by token.
+        allots: drafters go no deeper than the tree has room for what they say, see ``allot``.
+    """
+
+    names: tuple[str, ...]
+    combiner: Combiner
+    routing: Routing
+    free: int = 0
+    silent: frozenset[int] = frozenset()
+    led: frozenset[int] = frozenset()
+    allots: bool = False
+
+    def route(self, draft_task: DraftTask, weights: Sequence[float]) -> list[float]:
+        """``[M]``: the weights of those that take part for one sequence, as the routing chooses."""
+        able = [member for member in range(len(weights)) if draft_task.able >> member & 1]
+        chosen = [member for member in able if self.free >> member & 1]
+        priced = tuple([member for member in able if not self.free >> member & 1])
+        standing, context = draft_task.record.standing, draft_task.context
+        if priced:
+            choice = RoutingInput(priced, draft_task.most, weights, context.seed, len(context.tokens), self.silent)
+            chosen += choice.heaviest(inf) if self.allots else self.routing.route(standing, choice)
+        standing.took_part(chosen)
+        sum_, shares = total(weights[member] for member in chosen), [0.0] * len(weights)
+        for member in chosen:
+            shares[member] = weights[member] / sum_
+        return shares
+
+
+def allot(pool_config: PoolConfig, budget: DraftBudget, weights: Sequence[float], trust: StatsCalibration) -> list[int]:
+    """``[M]``: how many tokens each drafter drafts, so that the tree's nodes go where they are worth most.
+
+    The ``j``-th token of a drafter is worth its weight times its usual confidence to the power of ``j``, which is what
+    ``union`` keeps nodes by, and which is known before anybody drafts. So the nodes of the budget are given to the most
+    valuable tokens beforehand: the best drafters go deep, others say what they would begin with, and what would be cut
+    is not drafted. Tokens that several drafters have make one node, so there are more of them by the share that was new
+    so far. Who costs nothing goes all the way beside that; who cannot look is heard of, if by one token.
+    """
+    depth, capabilities_of = min(budget.depth, budget.max_nodes), []
+    for member, weight in enumerate(weights):
+        if weight > 0 and not pool_config.free >> member & 1:
+            value, sure = weight, trust(member, UNKNOWN)
+            for _ in range(depth):
+                value *= sure
+                capabilities_of.append((-value, member))
+    given = [0] * len(weights)
+    for _, member in sorted(capabilities_of)[
+        : ceil(budget.max_nodes / float(trust.pool_stats.novelty[int(trust.greedy)]))
+    ]:
+        given[member] += 1
+    for member, weight in enumerate(weights):
+        if weight > 0 and pool_config.free >> member & 1:
+            given[member] = depth
+        elif weight > 0 and member in pool_config.silent:
+            given[member] = max(1, given[member])
+    return given
+
+
+@dataclass(slots=True)
+class ReferencePool:
+    """See ``record.Work``."""
+
+    pool_config: PoolConfig
+    pool_stats: PoolStats
+    _trusts: list[StatsCalibration] = field(default_factory=list)
+    _weights: list[list[float]] = field(default_factory=list)
+
+    def choose(self, draft_tasks: Sequence[DraftTask]) -> list[list[int]]:
+        """See ``record.Work``."""
+        self._trusts, self._weights, depths = [], [], list[list[int]]()
+        for draft_task in draft_tasks:
+            weights, odds = draft_task.record.standing.estimate(self.pool_stats.prior)
+            self._weights.append(self.pool_config.route(draft_task, weights))
+            self._trusts.append(StatsCalibration(self.pool_stats, draft_task.context.sampling.greedy, odds))
+            if self.pool_config.allots:
+                depths.append(allot(self.pool_config, draft_task.budget, self._weights[-1], self._trusts[-1]))
+            else:
+                depths.append(
+                    [min(draft_task.budget.depth, draft_task.budget.max_nodes) * (w > 0) for w in self._weights[-1]]
+                )
+        return [list(own) for own in zip(*depths, strict=True)]
+
+    def combine(
+        self, draft_tasks: Sequence[DraftTask], given: Sequence[Given], session: LockstepSession
+    ) -> list[Draft]:
+        """See ``record.Work``."""
+        jobs, found = [], [dict[int, Draft]() for _ in draft_tasks]
+        for row, member, draft in given:
+            found[row][member] = draft
+        for draft_task, drafts, weights, trust in zip(draft_tasks, found, self._weights, self._trusts, strict=True):
+            led = tuple(member for member in sorted(self.pool_config.led) if weights[member] > 0)
+            job = CombineTask(draft_task.context, draft_task.budget, weights, led, trust, drafts)
+            job.slates.update({member: DraftCandidates(draft) for member, draft in drafts.items()})
+            draft_task.record.said = trust, job.slates
+            jobs.append(job)
+            if self.pool_config.allots and drafts:
+                place = int(draft_task.context.sampling.greedy)
+                novelty = self.pool_stats.novelty
+                novelty[place] += NOVELTY_RATE * (_novelty(drafts.values()) - novelty[place])
+        return self.pool_config.combiner.combine(jobs, session, self.pool_config.names)
+
+    def learn(self, commits: Sequence[tuple[PoolRequestState, Commit]]) -> None:
+        """See ``record.Work``."""
+        for record, commit in commits:
+            (trust, slates), record.said = record.said, None
+            standing: DrafterWeights = record.standing
+            standing.went(len(commit.path))
+            standing.fade(len(commit.tokens))
+            found = {member: slate.verify(commit.tokens) for member, slate in slates.items()}
+            for member, part in found.items():
+                standing.saw(member, part.hits, part.seen)
+                self.pool_stats.calibration(trust.greedy, 0, member).learn(part.lessons)
+                self.pool_stats.calibration(trust.greedy, 1, member).learn(part.seconds)
+            if self.pool_config.routing.learns:
+                self.pool_config.routing.learn(standing, found)
+
+
+def _novelty(drafts: Iterable[Draft]) -> float:
+    """The share of their tokens that stand in no other draft at the same place."""
+    found, told = set[tuple[int, ...]](), 0
+    for draft in drafts:
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        found.update(paths)
+        told += len(paths)
+    return len(found) / told

@@ -1,0 +1,1 @@
+"""Which drafters of a pool draft for a request."""

@@ -1,0 +1,27 @@
+"""Every drafter works for every request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import ClassVar
+
+from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
+from cospec.drafters.pool.routing.weights import DrafterWeights
+
+
+class AllDrafters(Routing):
+    """Routing ``all``: the ablation "no routing" of CoSine section 6.4. A policy's count keeps the heaviest."""
+
+    name: ClassVar[str] = "all"
+    looks: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+    weighs: ClassVar[bool] = False
+    native_id: ClassVar[int | None] = 0
+
+    def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
+        """As many as the policy lets."""
+        return choice.heaviest(inf)
+
+    def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
+        """Nothing to learn."""

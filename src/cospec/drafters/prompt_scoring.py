@@ -1,0 +1,63 @@
+"""What a drafter makes of tokens that are already known, without drafting (2510.20064).
+
+Every drafter has to read the committed tokens when it catches up, so how likely it finds each of them costs little
+more than the logits of those rows. That tells how well it would have drafted while it sat out, and how well it knows
+the prompt before it has drafted anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cospec.core.interfaces import Model
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.rng import Floats
+from cospec.core.sampling import softmax
+from cospec.core.types import DraftBudget, DraftContext, TokenScores
+from cospec.drafters.draft_kv_cache import DraftKVCache
+from cospec.native import library
+
+LOOKBACK = 32  # known tokens that a look is about, at most
+
+
+def look(model: Model, kv_cache: DraftKVCache, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+    """Feed the backlog and read the rows in front of the latest known tokens; the ids are the target's."""
+    fitting = [context for context in contexts if kv_cache.open(context, DraftBudget(1, 1)) is not None]
+    if not fitting:
+        return {}
+    segments: list[SequenceSlice] = []
+    for context, fed in zip(fitting, kv_cache.backlog(fitting).segments, strict=True):
+        known = len(context.tokens)
+        first = max(0, known - 1 - LOOKBACK)
+        start = min(fed.start, first)
+        segments.append(SequenceSlice(context.id, start, tuple(context.tokens[start:]), logits_from=first - start))
+    logits = model.forward(TokenBatch(tuple(segments)))
+    for context in fitting:
+        kv_cache.keep(context, (), ())
+    # The row of each token is the one before it; the last row has none yet, and is asked about token 0.
+    asked = [token for part in segments for token in (*part.tokens[part.logits_from + 1 :], 0)]
+    found, row = {}, 0
+    values = token_probabilities(logits, asked)
+    for part in segments:
+        count = len(part.tokens) - part.logits_from - 1
+        found[part.id] = TokenScores(float(values[row : row + count].sum()), count)
+        row += count + 1
+    return found
+
+
+def token_probabilities(logits: Tensor, tokens: Sequence[int]) -> Floats:
+    """The probability of ``tokens [R]`` behind rows ``[R, V]``, at temperature 1; 0 for a row that is no numbers."""
+    if reads_natively(logits):
+        found = library.probability_rows(logits, tokens)
+    else:
+        found = softmax(logits, [1.0] * len(tokens))[np.arange(len(tokens)), list(tokens)]
+    return np.nan_to_num(found, nan=0.0)
+
+
+def reads_natively(logits: Tensor) -> bool:
+    """Whether the native kernels for guesses and chances take these rows."""
+    return logits.dtype == torch.float32 and logits.device.type == "cpu" and library.available()

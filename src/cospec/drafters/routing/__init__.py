@@ -1,1 +1,0 @@
-"""Which drafters of a pool work for a request: one routing a file."""

@@ -1,0 +1,265 @@
+"""Drafting with another tokenizer than the target's, over the tokens that both spell alike.
+
+A drafter's rows of logits become rows over the target's ids: shared tokens keep their logits, others get none. All that
+follows (penalties, temperature, truncation, drawing) happens in the target's ids, so q is what was drawn from, by
+construction. What the target commits is read as text, which the drafter's tokenizer cuts in its own way. Text grows at
+its end, where a longer piece may now join what were several; so the last words are cut again with every piece of new
+text, and the drafter feeds again from where that made a difference.
+
+The end of a text may lie inside what the drafter would write as one token: behind ``un`` it expects less of ``able``
+than it gave ``unable`` before. So the row behind a text is healed: the last token is taken back, and of all tokens that
+begin as it does each speaks for what it has beyond that, the last token itself for what follows it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from cospec.core.types import DraftContext
+from cospec.drafters.token_bytes import TokenBytes, token_bytes
+from cospec.errors import InvalidInput, words
+
+WINDOW = 8  # tokens at the end of a text that are cut again, and as many more as it takes to begin with a space
+FURTHEST = 64  # but no more than these, in text without spaces
+
+
+class SharedVocab:
+    """The drafter's tokens are the target's. Implements ``protocols.VocabMapping``, as does ``MappedVocab``."""
+
+    same = True
+    rows = 1
+
+    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+        """As it stands."""
+        return context.tokens, len(context.tokens)
+
+    def settled(self, context: DraftContext) -> int:
+        """All of it."""
+        return len(context.tokens)
+
+    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+        """The same."""
+        return logits
+
+    def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The same."""
+        return tuple(tokens)
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """The same."""
+        return logits
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Nothing is kept."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One sequence as the drafter reads it.
+
+    Attributes:
+        own: its tokens; what lies before ``floor`` is never cut again.
+        count: tokens of the target that were read.
+        pending: bytes that are no whole characters yet.
+        told: ``count`` and ``len(own)`` when it was last asked for.
+        stable: leading tokens of ``own`` that have not changed since.
+    """
+
+    own: list[int]
+    floor: int
+    count: int = 0
+    pending: bytes = b""
+    told: tuple[int, int] = (0, 0)
+    stable: int = field(default=0)
+
+
+class MappedVocab:
+    """Two tokenizers joined by the tokens that they spell alike.
+
+    Args:
+        target, own: the target's tokenizer and the drafter's.
+        target_size, own_size: columns of their models' logits.
+
+    Raises:
+        InvalidInput: they share no token.
+    """
+
+    same = False
+    rows = 2
+
+    def __init__(self, target: Tokenizer, own: Tokenizer, target_size: int, own_size: int) -> None:
+        self._tokenizer, self._target_size = own, target_size
+        self._spelled, self._theirs = token_bytes(own), token_bytes(target)
+        ids: dict[TokenBytes, int] = {}
+        for id, word in sorted(self._spelled.items(), reverse=True):
+            if id < own_size and word:
+                ids[word] = id
+        self._own_of: dict[int, int] = {}
+        for id, word in sorted(self._theirs.items()):
+            if id < target_size and word in ids:
+                self._own_of[id] = ids.pop(word)  # once only: two ids of one word would share its probability twice
+        if not self._own_of:
+            given = words("a drafter none of whose tokens is one of the target's")
+            raise InvalidInput("speculative_config.model", given, "a drafter that shares some tokens with the target")
+        self._columns = (torch.tensor(list(self._own_of)), torch.tensor(list(self._own_of.values())))
+        begun = own.encode("").ids
+        self._begin = begun if len(begun) == 1 else []
+        self._readings: dict[str, _Reading] = {}
+        texts = ((word, id) for id, word in self._spelled.items() if isinstance(word, bytes) and word and id < own_size)
+        self._sorted = sorted(texts)
+        self._by_word = {self._theirs[id]: id for id in self._own_of}
+        self._longer: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def shared(self) -> dict[int, int]:
+        """The target's ids to the drafter's."""
+        return self._own_of
+
+    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+        """Read the new tokens; see ``VocabMapping``. Assumed tokens are not read, as they may have to be unread."""
+        if context.assumed:
+            return None
+        reading = self._readings.get(context.id)
+        if reading is None:
+            reading = self._readings[context.id] = _Reading(list(self._begin), len(self._begin))
+        for token in context.tokens[reading.count :]:
+            word = self._theirs.get(token, b"")
+            if isinstance(word, bytes):
+                reading.pending += word
+            else:
+                self._cut(reading, whole=True)
+                self._note(reading, len(reading.own), [self._own_of[token]] if token in self._own_of else [])
+                reading.floor = len(reading.own)
+        reading.count = len(context.tokens)
+        self._cut(reading)
+        if reading.pending or not reading.own:
+            return None
+        return reading.own, self._agreed(reading, context.tokens)
+
+    def settled(self, context: DraftContext) -> int:
+        """What lies before the last special token: any tail of a text may yet be cut otherwise."""
+        return self._readings[context.id].floor
+
+    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+        """Heal the end of each text: two rows of ``logits`` become one, where there are two."""
+        healed, first = [], 0
+        for text in texts:
+            rows = logits[first : first + min(self.rows, len(text))]
+            first += len(rows)
+            healed.append(self._healed(text[-1], *rows) if len(rows) == self.rows else self.to_target(rows)[0])
+        return torch.stack(healed)
+
+    def _healed(self, last: int, before: Tensor, after: Tensor) -> Tensor:
+        """Logits ``[V]`` of what follows ``last``, from the rows behind the token before it and behind itself."""
+        longer, rests = self._extensions(last)
+        if not len(longer):
+            return self.to_target(after[None])[0]
+        p = torch.softmax(before.double(), -1)
+        found = p[last] * torch.softmax(self.to_target(after.double()[None])[0], -1)
+        found.index_add_(0, rests.to(found.device), p[longer.to(p.device)])
+        return found.log().to(after.dtype)
+
+    def _extensions(self, last: int) -> tuple[Tensor, Tensor]:
+        """The drafter's tokens that begin as ``last`` does, and the target's that are what they have beyond it."""
+        if last not in self._longer:
+            start, pairs = self._bytes(last), []
+            at = bisect_right(self._sorted, (start, self._target_size + len(self._spelled)))
+            while start and at < len(self._sorted) and self._sorted[at][0].startswith(start):
+                word, id = self._sorted[at]
+                rest = self._by_word.get(word[len(start) :])
+                if rest is not None and word != start:
+                    pairs.append((id, rest))
+                at += 1
+            self._longer[last] = torch.tensor([p[0] for p in pairs]), torch.tensor([p[1] for p in pairs])
+        return self._longer[last]
+
+    def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """See ``VocabMapping``."""
+        return tuple(self._own_of[token] for token in tokens)
+
+    def to_target(self, logits: Tensor) -> Tensor:
+        """See ``VocabMapping``."""
+        theirs, own = (column.to(logits.device) for column in self._columns)
+        result = logits.new_full((len(logits), self._target_size), -torch.inf)
+        result[:, theirs] = logits[:, own]
+        return result
+
+    def free(self, ids: Sequence[str]) -> None:
+        """See ``VocabMapping``."""
+        for id in ids:
+            self._readings.pop(id, None)
+
+    def _agreed(self, reading: _Reading, tokens: Sequence[int]) -> int:
+        count, known = reading.told
+        agreed = min(reading.stable, known)
+        if agreed == known:
+            for token in tokens[count:]:
+                if agreed == len(reading.own) or self._own_of.get(token) != reading.own[agreed]:
+                    break
+                agreed += 1
+        reading.told, reading.stable = (len(tokens), len(reading.own)), len(reading.own)
+        return agreed
+
+    def _cut(self, reading: _Reading, whole: bool = False) -> None:
+        """Cut the pending text, and the last words before it, into tokens; an unfinished character waits."""
+        if not reading.pending:
+            return
+        start = self._boundary(reading)
+        text = _decoded(self._text(reading, start) + reading.pending, whole)
+        if text is None:
+            return
+        ids = self._encoded(text)
+        if ids is None:  # a tokenizer that treats the start of a text in its own way
+            start = reading.floor
+            text = _decoded(self._text(reading, start) + reading.pending, whole=True) or ""
+            ids = self._encoded(text) or self._tokenizer.encode(text, add_special_tokens=False).ids
+        self._note(reading, start, ids)
+        reading.pending = b""
+
+    def _note(self, reading: _Reading, start: int, ids: Sequence[int]) -> None:
+        """``own[start:]`` becomes ``ids``."""
+        before = reading.own[start:]
+        same = next(
+            (n for n, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids))
+        )
+        if same < len(before):
+            reading.stable = min(reading.stable, start + same)
+        reading.own[start:] = ids
+
+    def _boundary(self, reading: _Reading) -> int:
+        """Where to begin to cut again: at a space, so that the pieces before it stay as they are."""
+        least = max(reading.floor, len(reading.own) - FURTHEST)
+        start = max(reading.floor, len(reading.own) - WINDOW)
+        while start > least and not self._bytes(reading.own[start]).startswith((b" ", b"\n")):
+            start -= 1
+        return start
+
+    def _encoded(self, text: str) -> list[int] | None:
+        """The drafter's tokens of ``text``; None when they do not spell it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        spelled = b"".join(map(self._bytes, ids))
+        if spelled == b" " + text.encode() and self._bytes(ids[0]) == b" ":
+            return ids[1:]  # a space that the tokenizer puts before every text
+        return ids if spelled == text.encode() else None
+
+    def _text(self, reading: _Reading, start: int) -> bytes:
+        return b"".join(map(self._bytes, reading.own[start:]))
+
+    def _bytes(self, id: int) -> bytes:
+        word = self._spelled.get(id, b"")
+        return word if isinstance(word, bytes) else b""
+
+
+def _decoded(data: bytes, whole: bool) -> str | None:
+    """UTF-8 to text; None when the last character is not there yet, unless nothing more will come."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        unfinished = error.reason == "unexpected end of data"
+        return None if unfinished and not whole else data.decode(errors="replace")

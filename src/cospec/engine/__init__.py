@@ -1,1 +1,0 @@
-"""The loop: plan, propose, score, judge, commit, emit."""

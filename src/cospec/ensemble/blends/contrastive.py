@@ -1,0 +1,65 @@
+"""Contrastive decoding: what a strong model says beyond a weak one (CoS eq. 5; Li et al. 2023, 2210.15097)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from cospec.core.sampling import log_softmax
+from cospec.ensemble.blends.recipes import blended
+from cospec.errors import InvalidInput, words
+from cospec.native.library import PLAIN, NativeBlend
+from cospec.options import Options
+
+
+class ContrastiveOptions(Options):
+    """Attributes:
+    mu: how much of the weak model's logits is taken away.
+    plausibility: tokens less likely to the strong model than this share of its likeliest one are ruled out; 0 keeps
+        all.
+    """
+
+    mu: float = Field(default=0.1, ge=0, le=10, allow_inf_nan=False)
+    plausibility: float = Field(default=0.0, ge=0, le=1)
+
+
+class Contrastive:
+    """``softmax(l_0 - mu l_1)``: the first model is the strong one."""
+
+    Options: ClassVar[type[ContrastiveOptions]] = ContrastiveOptions
+
+    def __init__(self, mu: float = 0.1, plausibility: float = 0.0) -> None:
+        more = f", plausibility={plausibility:g}" if plausibility else ""
+        self.name = f"contrastive(mu={mu:g}{more})"
+        self.members = (0, 1) if mu else (0,)
+        self._mu, self._plausibility = mu, plausibility
+        least = math.log(plausibility) if plausibility else -math.inf
+        plain = not mu and not plausibility
+        self.recipe = PLAIN if plain else NativeBlend("linear", (1.0, -mu)[: len(self.members)], least)
+
+    @classmethod
+    def build(cls, options: ContrastiveOptions, count: int) -> Contrastive:
+        """Raises ``InvalidInput`` unless there are two models."""
+        if count != 2:
+            raise InvalidInput(
+                "ensemble.method", words(f"contrastive with {count} models"), "contrastive with two models"
+            )
+        return cls(options.mu, options.plausibility)
+
+    def combine(self, logits: Sequence[Tensor]) -> Tensor:
+        """Log-probabilities ``[R, V]`` in double precision; tokens that are ruled out are minus infinity."""
+        if not self._mu and not self._plausibility:
+            return logits[0]
+        if (found := blended(logits, self.recipe)) is not None:
+            return found
+        strong = logits[0].double()
+        result = strong - self._mu * logits[1].double() if len(logits) > 1 else strong.clone()
+        if self._plausibility:
+            least = strong.amax(-1, keepdim=True) + self.recipe.least
+            result.masked_fill_(strong < least, -torch.inf)
+        return log_softmax(result)

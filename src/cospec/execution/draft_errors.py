@@ -1,0 +1,47 @@
+"""Asks a drafter for drafts, so that an error over one request ends that request alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cospec.core.types import Draft, DraftBudget, DraftContext, ScheduledRequest, StepOutput
+from cospec.errors import failure
+
+Call = Callable[..., Any]
+"""Calls a method of the drafter, by its name, with arguments, and waits for the result."""
+
+log = logging.getLogger(__name__)
+
+
+def propose_one_by_one(
+    call: Call, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]
+) -> tuple[list[Draft], dict[str, str]]:
+    """Repeat a batch that raised, one request at a time: drafts, and a sentence for each request that raises again.
+
+    The drafter forgets the batch first, because an error leaves its state unknown. The repeated draws are the same
+    draws, and no draft of the first call was used, so no number serves twice.
+    """
+    call("free", [context.id for context in contexts])
+    drafts, failures = list[Draft](), dict[str, str]()
+    for context, budget in zip(contexts, budgets, strict=True):
+        try:
+            drafts += call("propose", [context], [budget])
+        except Exception as error:  # the other requests are drafted for all the same
+            log.exception("request %s could not be drafted for", context.id)
+            failures[context.id] = failure(error)
+            call("free", [context.id])
+    return drafts, failures
+
+
+def with_failures(
+    entries: Sequence[ScheduledRequest], outcomes: Sequence[StepOutput], failures: Mapping[str, str]
+) -> list[StepOutput]:
+    """The outcomes in the order of their entries, with an error for each entry whose drafting failed."""
+    found = {outcome.entry.sequence.id: outcome for outcome in outcomes}
+    for entry in entries:
+        id = entry.sequence.id
+        if id in failures:
+            found[id] = StepOutput(entry, None, None, error=failures[id])
+    return [found[entry.sequence.id] for entry in entries]

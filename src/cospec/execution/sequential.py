@@ -1,0 +1,108 @@
+"""Propose, then score and judge, one after the other (spec section 6, ``sequential``)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from cospec.core.interfaces import StepContext
+from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.rng import StreamKind
+from cospec.core.stats import ExecutionInfo, StepTimes
+from cospec.core.types import (
+    Commit,
+    Draft,
+    DraftContext,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepOutput,
+)
+from cospec.execution.draft_errors import propose_one_by_one, with_failures
+
+log = logging.getLogger(__name__)
+
+
+class Sequential:
+    """Drafter and target take turns; each uses all of the machine."""
+
+    learns: ClassVar[bool] = False
+
+    def __init__(self, components: StepContext) -> None:
+        self.components = components
+        self.times, self.info = StepTimes(), ExecutionInfo("sequential")
+
+    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
+        """One outcome per entry, in order; of each round, where several are run as one."""
+        components = self.components
+        done = None if components.burst is None else components.burst.run(plan)
+        if done is not None:
+            found, self.times = done
+            return found
+        started = components.clock()
+        drafts, failures = ({}, {}) if components.drafter is None else self._draft(components.drafter, plan)
+        drafted = components.clock()
+        entries = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
+        outcomes = None if components.burst is None else components.burst.verify(entries, drafts)
+        if outcomes is None:
+            outcomes = components.verifier.verify(entries, drafts) if entries else []
+        self.times = StepTimes(drafted - started, components.clock() - drafted)
+        return with_failures(plan.entries, outcomes, failures) if failures else outcomes
+
+    def _draft(self, drafter: Drafter, plan: SchedulerOutput) -> tuple[dict[str, Draft], dict[str, str]]:
+        """Drafts, and why requests could not be drafted for, by sequence."""
+        released = [entry.sequence.id for entry in plan.entries if entry.budget.release]
+        if released:
+            drafter.free(released)
+        drafting = [entry for entry in plan.entries if entry.budget.depth > 0]
+        if not drafting:
+            return {}, {}
+        contexts = [context_of(entry, self.components.verifier.acceptance_method(entry.sequence)) for entry in drafting]
+        budgets, failures = [entry.budget for entry in drafting], dict[str, str]()
+        try:
+            proposed = drafter.propose(contexts, budgets)
+        except Exception:  # which request raised is not known yet
+
+            def call(method: str, *args: Any) -> Any:
+                return getattr(drafter, method)(*args)
+
+            log.exception("a batch could not be drafted for; its requests are tried one by one")
+            proposed, failures = propose_one_by_one(call, contexts, budgets)
+        return {draft.id: draft for draft in self.components.policy.trim(proposed)}, failures
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Target first, then the drafter."""
+        self.components.verifier.commit(commits)
+        if self.components.drafter is not None:
+            try:
+                self.components.drafter.commit(commits)
+            except Exception:
+                log.exception("the drafter forgets %d requests", len(commits))
+                self.components.drafter.free([commit.id for commit in commits])
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Target first, then the drafter."""
+        self.components.verifier.free(ids)
+        if self.components.burst is not None:
+            self.components.burst.free(ids)
+        if self.components.drafter is not None:
+            self.components.drafter.free(ids)
+
+    def close(self) -> None:
+        """Nothing is at work between two rounds."""
+
+
+def context_of(entry: ScheduledRequest, acceptance_method: AcceptanceMethod) -> DraftContext:
+    """What a drafter sees of a planned sequence."""
+    sequence = entry.sequence
+    request = sequence.request
+    stream_kind: StreamKind = acceptance_method.stream_kind
+    return DraftContext(
+        sequence.id,
+        sequence.tokens,
+        sequence.prompt_len,
+        request.sampling,
+        request.seed,
+        stream_kind,
+        drafters=request.speculation.drafters,
+    )

@@ -1,0 +1,1 @@
+"""Counters and gauges of an engine."""

@@ -1,0 +1,102 @@
+"""What the engine counts, in plain numbers; servers and benchmarks give them their names."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cospec.core.stats import StepStats
+from cospec.core.types import Commit, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """A snapshot. Times are sums in seconds; per-drafter figures are keyed by the drafter's name."""
+
+    requests_running: int = 0
+    requests_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked up
+    prefix_cache_hits: int = 0  # prompt tokens found
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    drafts: dict[str, int] = field(default_factory=dict)
+    draft_tokens: dict[str, int] = field(default_factory=dict)
+    accepted_tokens: dict[str, int] = field(default_factory=dict)
+    accepted_per_pos: dict[str, list[int]] = field(default_factory=dict)
+    target_calls: int = 0
+    rounds: int = 0
+    round_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    requests_finished: dict[str, int] = field(default_factory=dict)
+    round_info: dict[str, str] = field(default_factory=dict)  # the round at work, and the reason
+    drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
+    policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
+
+
+class Counters:
+    """Sums over the life of an engine."""
+
+    def __init__(self) -> None:
+        self.drafts: Counter[str] = Counter()
+        self.draft_tokens: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.per_position: dict[str, Counter[int]] = defaultdict(Counter)
+        self.finished: Counter[str] = Counter()
+        self.prompt_tokens = self.prefix_hits = self.generated = self.rounds = 0
+        self.seconds = self.draft_seconds = self.target_seconds = 0.0
+
+    def observe(self, outcomes: Sequence[StepOutput], commits: Sequence[Commit], stats: StepStats) -> None:
+        """Add one round."""
+        self.rounds += stats.times.rounds
+        self.seconds += stats.total
+        self.draft_seconds += stats.times.draft
+        self.target_seconds += stats.times.target
+        self.generated += stats.committed
+        if stats.drafts:
+            for outcome, commit in zip(outcomes, commits, strict=True):
+                if outcome.draft is not None:
+                    self._judged(outcome.draft.drafters, commit.path)
+
+    def _judged(self, names: Sequence[str], path: Sequence[int]) -> None:
+        for name in set(names):
+            self.drafts[name] += 1
+            self.draft_tokens[name] += names.count(name)
+        for depth, node in enumerate(path):
+            self.accepted[names[node]] += 1
+            self.per_position[names[node]][depth] += 1
+
+    def finish(self, cached: int, prompt: int, reason: str) -> None:
+        """Count an ended request."""
+        self.prompt_tokens += prompt
+        self.prefix_hits += cached
+        self.finished[str(reason)] += 1
+
+    def snapshot(self, running: int, waiting: int, usage: float, preemptions: int) -> EngineMetrics:
+        """These sums beside the engine's present state."""
+        positions = {
+            name: [counts[depth] for depth in range(max(counts) + 1)] for name, counts in self.per_position.items()
+        }
+        return EngineMetrics(
+            requests_running=running,
+            requests_waiting=waiting,
+            kv_cache_usage=usage,
+            num_preemptions=preemptions,
+            prefix_cache_queries=self.prompt_tokens,
+            prefix_cache_hits=self.prefix_hits,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generated,
+            drafts=dict(self.drafts),
+            draft_tokens=dict(self.draft_tokens),
+            accepted_tokens=dict(self.accepted),
+            accepted_per_pos=positions,
+            target_calls=self.rounds,
+            rounds=self.rounds,
+            round_seconds=self.seconds,
+            draft_seconds=self.draft_seconds,
+            target_seconds=self.target_seconds,
+            requests_finished=dict(self.finished),
+        )

@@ -1,0 +1,114 @@
+"""What an engine runs, in lines that a user reads at start: model, numbers, kernels, drafter, KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.models.checkpoint import stored, weight_files
+from cospec.models.linear import choose_linear
+from cospec.models.loading import weights_dtype
+from cospec.models.lora import base_folder
+from cospec.native import library
+from cospec.registry import DRAFTERS
+
+INSTALL_KERNELS = "install g++ or clang++ and install cospec again for the fast ones"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSummary:
+    """The facts of an engine that has been built.
+
+    Attributes:
+        models: name and number of parameters of each model whose distribution the outputs follow.
+        dtype: of the weights.
+        kernels: the CPU kernels in use, or why there are none.
+        drafting: who drafts, by which policy.
+        kv_cache_tokens: tokens that fit into the KV cache.
+        max_model_len: tokens of the longest sequence.
+    """
+
+    models: tuple[tuple[str, int], ...]
+    device: str
+    dtype: str
+    kernels: str
+    drafting: str
+    kv_cache_tokens: int
+    max_model_len: int
+
+    def lines(self) -> list[str]:
+        """One fact a line."""
+        models = ", ".join(f"{name} ({count(parameters)} parameters)" for name, parameters in self.models)
+        return [
+            f"model: {models}",
+            f"device: {self.device}, {self.dtype} weights",
+            f"kernels: {self.kernels}",
+            f"speculation: {self.drafting}",
+            f"KV cache: {self.kv_cache_tokens:,} tokens; a sequence has at most {self.max_model_len:,}",
+        ]
+
+
+def summarize(
+    config: EngineConfig, paths: Sequence[Path], device: torch.device, drafting: str, tokens: tuple[int, int]
+) -> EngineSummary:
+    """The summary of an engine for ``config``.
+
+    Args:
+        paths: folders of the models whose distribution the outputs follow.
+        tokens: of the KV cache, and of the longest sequence.
+    """
+    names = config.models or [config.model]
+    if len(names) < len(paths):
+        names = [path.name for path in paths]
+    dtype = str(weights_dtype(paths[0], config.dtype)).removeprefix("torch.")
+    return EngineSummary(
+        models=tuple((name, parameters(path)) for name, path in zip(names, paths, strict=True)),
+        device=str(device),
+        dtype=config.quantization or dtype,
+        kernels=kernels(config, device),
+        drafting=drafting,
+        kv_cache_tokens=tokens[0],
+        max_model_len=tokens[1],
+    )
+
+
+def parameters(folder: Path) -> int:
+    """How many numbers the weights of the model in ``folder`` hold; an adapter has the size of its base."""
+    return stored(weight_files(base_folder(folder))).elements
+
+
+def kernels(config: EngineConfig, device: torch.device) -> str:
+    """The kernels that models on ``device`` run by, or why the native ones are missing."""
+    if device.type != "cpu":
+        return f"those of torch for {device.type}"
+    back_end = choose_linear(config.linear_backend, device)
+    if back_end == "native":
+        return f"native, {library.isa()}, {library.threads()} threads"
+    by_torch = "oneDNN's, through torch" if back_end == "mkldnn" else "torch's"
+    if not library.available():
+        return f"{by_torch}, since {library.why_not()}; {INSTALL_KERNELS}"
+    return f"{by_torch}, as configured"
+
+
+def drafting(speculative: SpeculativeConfig, model: str | None) -> str:
+    """Who drafts by which policy.
+
+    Args:
+        model: the drafter's model where it is the family's own.
+    """
+    if speculative.method == "off" or speculative.policy_name == "off":
+        return "off"
+    given = speculative.options.get("model", model if DRAFTERS.load(speculative.method).has_kv_cache else None)
+    named = f" {given}" if given else ""
+    length = speculative.num_speculative_tokens
+    far = "" if length == "auto" else f", {length} tokens" if speculative.policy_name == "fixed" else f" up to {length}"
+    return f"{speculative.method}{named}, policy {speculative.policy_name}{far}"
+
+
+def count(number: int) -> str:
+    """A number of parameters in words: 22.4 M, 1.24 B."""
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"

@@ -1,0 +1,162 @@
+"""Attention of a packed batch over KV pages: the back ends.
+
+A back end is prepared once per batch, then called once per layer. It writes the batch's keys and values into the
+layer's pages and returns what each row attends to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cospec.errors import InvalidInput
+from cospec.models.attention.padded_sdpa import Entries, Padded, capped, frame_of, worthwhile
+from cospec.models.input_batch import InputBatch, SequenceSpan
+from cospec.models.kv_cache import LayerBlocks, LayerShape
+from cospec.native import operators
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What a layer asks of its attention.
+
+    Attributes:
+        scale: factor of the products of queries and keys.
+        window: a row attends keys less than this many positions back; None for all.
+        softcap: products pass through ``softcap * tanh(x / softcap)``; None for not.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+LayerAttend = Callable[[Tensor, Tensor, Tensor, LayerBlocks, AttentionShape], Tensor]
+"""``(queries [T, H, D], keys [T, Hkv, D], values [T, Hkv, D], pages, heads) -> [T, H, D]``."""
+
+Attend = Callable[[InputBatch], LayerAttend]
+"""Prepares a back end for one batch."""
+
+
+def _native(batch: InputBatch) -> LayerAttend:
+    """The compiled kernel, which reads the pages where they are (CPU, float32)."""
+
+    def layer(queries: Tensor, keys: Tensor, values: Tensor, pages: LayerBlocks, heads: AttentionShape) -> Tensor:
+        return operators.attention(
+            queries, keys, values, pages.keys, pages.values, batch, heads.scale, heads.window, heads.softcap
+        )
+
+    return layer
+
+
+def _sdpa(batch: InputBatch) -> LayerAttend:
+    """Stock attention on any device: short sequences together, others one after the other."""
+    frame = frame_of(batch.spans)
+    return Padded(batch, frame) if worthwhile(batch.spans, frame, batch.ids.device) else _BySequence(batch)
+
+
+class _BySequence:
+    """Keeps what the layers of one forward share: where to write, and the masks per window."""
+
+    def __init__(self, batch: InputBatch) -> None:
+        self._batch = batch
+        at = batch.write_at.long()
+        self._page = batch.tables[batch.row_segment.long(), at // batch.page_size].long()
+        self._slot = at % batch.page_size
+        self._masks: dict[int | None, list[Tensor | None]] = {}
+        self._scattered = [_scattered(batch, number) for number in range(len(batch.spans))]
+
+    def __call__(
+        self, queries: Tensor, keys: Tensor, values: Tensor, pages: LayerBlocks, heads: AttentionShape
+    ) -> Tensor:
+        pages.keys[self._page, :, self._slot] = keys
+        pages.values[self._page, :, self._slot] = values
+        if heads.window not in self._masks:
+            self._masks[heads.window] = [_mask(self._batch, span, heads.window) for span in self._batch.spans]
+        masks = self._masks[heads.window]
+        product = _plain if heads.softcap is None else _capped
+        result = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for span, scattered, mask in zip(self._batch.spans, self._scattered, masks, strict=True):
+            rows = slice(span.first, span.first + span.rows)
+            k, v = (_view(pages.keys, span), _view(pages.values, span)) if scattered is None else scattered(pages)
+            result[rows] = product(queries[rows].transpose(0, 1), k, v, mask, heads).transpose(0, 1)
+        return result
+
+
+def _scattered(batch: InputBatch, number: int) -> Entries | None:
+    """How to gather the cache entries of one sequence; None when its pages are adjacent."""
+    span, size = batch.spans[number], batch.page_size
+    if span.pages == tuple(range(span.pages[0], span.pages[0] + len(span.pages))):
+        return None
+    entry = torch.arange(span.length, device=batch.tables.device)
+    return Entries(batch.tables[number].long()[entry // size], entry % size)
+
+
+def _view(pages: Tensor, span: SequenceSpan) -> Tensor:
+    """Cache entries ``[Hkv, length, D]`` of a sequence whose pages are adjacent; no copy where heads are outermost."""
+    found = pages.transpose(0, 1)[:, span.pages[0] : span.pages[-1] + 1]
+    return found.flatten(1, 2)[:, : span.length]
+
+
+def _mask(batch: InputBatch, span: SequenceSpan, window: int | None) -> Tensor | None:
+    """Who attends what, bool ``[rows, length]``; None when one row attends all."""
+    rows = slice(span.first, span.first + span.rows)
+    if span.rows == 1 and (window is None or span.length <= window):
+        return None
+    entries = torch.arange(span.length, device=batch.ids.device)
+    visible = batch.visible[rows, None]
+    allowed = entries < visible
+    if span.tree:
+        bit = (entries - visible).clamp(0, 63)
+        allowed |= ((batch.mask[rows, None] >> bit) & 1).bool()
+    if window is not None:
+        position = entries.clone()
+        position[span.start :] = batch.positions[rows]
+        allowed &= batch.positions[rows, None] - position < window
+    return allowed
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: AttentionShape) -> Tensor:
+    """``q [H, n, D]``, ``k`` and ``v`` ``[Hkv, length, D]`` to ``[H, n, D]``."""
+    grouped = q.shape[0] != k.shape[0]
+    return F.scaled_dot_product_attention(
+        q[None], k[None], v[None], attn_mask=mask, scale=heads.scale, enable_gqa=grouped
+    )[0]
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: AttentionShape) -> Tensor:
+    """Like ``_plain``, with soft-capped products."""
+    added = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
+    grouped = q.unflatten(0, (k.shape[0], -1))
+    return capped(grouped, k[:, None], v[:, None], added, heads).flatten(0, 1)
+
+
+ATTENTION: Mapping[str, Attend] = MappingProxyType({"native": _native, "sdpa": _sdpa})
+
+
+def fits_native(shapes: Sequence[LayerShape], page_size: int) -> bool:
+    """Whether the native kernel takes layers and pages of these sizes."""
+    return page_size % 8 == 0 and all(shape.dim % 8 == 0 and shape.dim <= operators.MAX_DIM for shape in shapes)
+
+
+def choose_attention(name: str, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> str:
+    """The back end that ``name`` means for a model on ``device``; ``auto`` is the fastest one at hand.
+
+    Raises:
+        InvalidInput: the back end is unknown, or does not run here.
+    """
+    obstacle = operators.why_not() if device.type == "cpu" else f"native kernels are not for {device.type}"
+    if not obstacle and not fits_native(shapes, page_size):
+        obstacle = f"native attention takes heads and pages of multiples of 8, heads of at most {operators.MAX_DIM}"
+    if name == "auto":
+        return "sdpa" if obstacle else "native"
+    if name == "sdpa" or (name == "native" and not obstacle):
+        return name
+    raise InvalidInput(
+        "attention_backend", name, f"auto or sdpa, since {obstacle}" if obstacle else "auto, native or sdpa"
+    )

@@ -1,0 +1,152 @@
+"""Accounting of a paged KV cache: who holds which pages, which prefixes can be shared. No tensors.
+
+A page holds ``page_size`` positions. A page that is full of committed tokens can be shared: it is known by its tokens
+and by the chain of pages before it, so equal prompts meet in equal chains. Pages that no sequence holds stay findable
+until they are needed again; the least recently used goes first::
+
+    free ──reserve──► held by sequences ──free──► idle (findable)   pages never kept go straight back to free
+      ▲                     ▲                         │
+      └────── evicted ──────┼─────────────────────────┤
+                            └──────── attach ─────────┘
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_ROOT = 0  # the chain of nothing; every chain has a number of its own, so that equal numbers mean equal tokens
+ChainKey = tuple[int, tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What one sequence holds: its pages in order, and the chain numbers of those that are full and kept."""
+
+    pages: array[int] = field(default_factory=lambda: array("i"))  # which native code reads in place
+    chains: list[int] = field(default_factory=list)
+
+
+class BlockPool:
+    """Pages of one model's cache, shared by reference count.
+
+    Args:
+        num_pages: pages in all.
+        page_size: positions per page.
+        prefix_caching: whether full pages are kept for reuse.
+    """
+
+    def __init__(self, num_pages: int, page_size: int = 16, prefix_caching: bool = True) -> None:
+        self.num_pages, self.page_size, self.prefix_caching = num_pages, page_size, prefix_caching
+        self._free: dict[int, None] = dict.fromkeys(range(num_pages))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._references: dict[int, int] = {}
+        self._holdings: dict[str, _Holding] = {}
+        self._page_of: dict[ChainKey, int] = {}
+        self._key_of: dict[int, ChainKey] = {}
+        self._chain_of: dict[ChainKey, int] = {}
+        self._next_chain = _ROOT + 1
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in all."""
+        return self.num_pages * self.page_size
+
+    @property
+    def usage(self) -> float:
+        """Share of the pages that sequences hold."""
+        return len(self._references) / self.num_pages if self.num_pages else 1.0
+
+    def table(self, id: str) -> array[int]:
+        """The pages of a sequence in order, int32. The live array: do not write it."""
+        return self._holdings[id].pages
+
+    def match_prefix(self, id: str, tokens: Sequence[int]) -> int:
+        """Open a sequence; returns how many leading ``tokens`` are in the cache already, at least one less than all."""
+        holding = self._holdings[id] = _Holding()
+        if not self.prefix_caching:
+            return 0
+        chain, size = _ROOT, self.page_size
+        for start in range(0, (len(tokens) - 1) // size * size, size):
+            key = (chain, tuple(tokens[start : start + size]))
+            page = self._page_of.get(key)
+            if page is None:
+                break
+            self._idle.pop(page, None)
+            self._references[page] = self._references.get(page, 0) + 1
+            chain = self._chain_of[key]
+            holding.pages.append(page)
+            holding.chains.append(chain)
+        return len(holding.pages) * size
+
+    def allocate(self, id: str, length: int) -> bool:
+        """Make room for ``length`` tokens of sequence ``id``; False, with nothing changed, when there is none."""
+        holding = self._holdings.get(id)
+        if holding is None:
+            holding = self._holdings[id] = _Holding()
+        missing = -(-length // self.page_size) - len(holding.pages)
+        if missing > len(self._free) + len(self._idle):
+            return False
+        for _ in range(missing):
+            page = self._take(holding.pages[-1] + 1 if holding.pages else None)
+            self._references[page] = 1
+            holding.pages.append(page)
+        return True
+
+    def cache_blocks(self, id: str, tokens: Sequence[int], computed: int) -> None:
+        """Make the full pages of ``tokens[:computed]``, computed and committed, findable by their content."""
+        holding, size = self._holdings[id], self.page_size
+        if not self.prefix_caching:
+            return
+        for index in range(len(holding.chains), computed // size):
+            parent = holding.chains[-1] if holding.chains else _ROOT
+            key = (parent, tuple(tokens[index * size : (index + 1) * size]))
+            chain = self._chain_of.get(key)
+            if chain is None:  # otherwise another sequence computed the same page first; ours stays private
+                chain, page = self._next_chain, holding.pages[index]
+                self._next_chain += 1
+                self._page_of[key], self._key_of[page], self._chain_of[key] = page, key, chain
+            holding.chains.append(chain)
+
+    def free(self, id: str) -> None:
+        """Give back a sequence's pages; the last ones become the first to be evicted. Unknown ids are ignored."""
+        holding = self._holdings.pop(id, None)
+        for page in reversed(holding.pages if holding else ()):
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                del self._references[page]
+                if page in self._key_of:
+                    self._idle[page] = None
+                else:
+                    self._free[page] = None
+
+    def check_integrity(self) -> None:
+        """Raise ``AssertionError`` when a page is leaked, held twice by mistake or findable under a wrong name."""
+        held: dict[int, int] = {}
+        for holding in self._holdings.values():
+            assert len(set(holding.pages)) == len(holding.pages), "a sequence holds a page twice"
+            assert len(holding.chains) <= len(holding.pages), "a sequence keeps more pages than it holds"
+            for page in holding.pages:
+                held[page] = held.get(page, 0) + 1
+        assert held == self._references, "reference counts differ from what sequences hold"
+        groups = (set(self._free), set(self._idle), set(held))
+        assert sum(map(len, groups)) == self.num_pages == len(set.union(*groups)), "a page is leaked or in two places"
+        assert self._page_of == {key: page for page, key in self._key_of.items()}, "the index is not one to one"
+        assert self._page_of.keys() == self._chain_of.keys(), "a chain has no page"
+        assert set(self._idle) <= set(self._key_of), "an idle page cannot be found"
+
+    def _take(self, wanted: int | None) -> int:
+        """A free page, the one behind the sequence's last where possible, so that caches stay contiguous."""
+        if wanted is not None and wanted in self._free:
+            del self._free[wanted]
+            return wanted
+        if self._free:
+            page = next(iter(self._free))
+            del self._free[page]
+            return page
+        page, _ = self._idle.popitem(last=False)
+        key = self._key_of.pop(page)
+        del self._page_of[key], self._chain_of[key]
+        return page

@@ -1,0 +1,170 @@
+"""The packed batch: the tokens of all sequences concatenated, with all that attention needs to keep them apart.
+
+A *row* is one token of the batch. Known tokens and chain drafts attend a prefix of their sequence's cache that ends
+with themselves. The nodes of a branching tree attend the known prefix and their ancestors, told by a word of bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.core.tree import ancestor_bits, depths, is_chain
+from cospec.errors import InvalidInput
+
+Tables = Mapping[str, Sequence[int]] | Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpan:
+    """The rows of one sequence, for back ends that go through the sequences in Python.
+
+    Attributes:
+        first, rows: the rows are ``first .. first + rows - 1``.
+        start: cache index of the first row; the cache holds ``start + rows`` entries once they are written.
+        pages: the pages that hold those entries, in order.
+        tree: whether some rows are nodes of a branching tree.
+    """
+
+    first: int
+    rows: int
+    start: int
+    pages: tuple[int, ...]
+    tree: bool
+
+    @property
+    def length(self) -> int:
+        """Cache entries after this batch."""
+        return self.start + self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """Tensors of a batch with ``T`` rows from ``S`` sequences, ``R`` of which get logits.
+
+    Attributes:
+        ids: int64 ``[T]``.
+        positions: int64 ``[T]``, position in the sequence; of a tree node, by its depth.
+        row_segment: int32 ``[T]``, the sequence of each row.
+        visible: int32 ``[T]``, how many leading cache entries a row attends.
+        mask: int64 ``[T]``; bit ``j`` lets the row attend cache entry ``visible + j``. 0 for causal rows.
+        tables: int32 ``[S, max_pages]``, pages of each sequence; unused entries are 0.
+        starts: int32 ``[S + 1]``, first row of each sequence.
+        write_at: int32 ``[T]``, cache entry that the row's keys and values are written to.
+        logit_rows: int64 ``[R]``.
+        page_size: cache entries per page.
+        spans: ``[S]``, the same on the host.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    row_segment: Tensor
+    visible: Tensor
+    mask: Tensor
+    tables: Tensor
+    starts: Tensor
+    write_at: Tensor
+    logit_rows: Tensor
+    page_size: int
+    spans: tuple[SequenceSpan, ...]
+
+
+class _Rows:
+    """Columns under construction."""
+
+    __slots__ = ("ids", "logit_rows", "mask", "positions", "row_segment", "spans", "visible", "write_at")
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.row_segment: list[int] = []
+        self.visible: list[int] = []
+        self.mask: list[int] = []
+        self.write_at: list[int] = []
+        self.logit_rows: list[int] = []
+        self.spans: list[SequenceSpan] = []
+
+    def add(self, segment: SequenceSlice, pages: tuple[int, ...]) -> None:
+        first, start, count = len(self.ids), segment.start, len(segment.tokens)
+        tree = not is_chain(segment.parents)
+        causal = segment.known if tree else count
+        self.ids += segment.tokens
+        self.positions += range(start, start + causal)
+        self.visible += range(start + 1, start + causal + 1)
+        self.mask += [0] * causal
+        if tree:
+            known = start + causal
+            self.positions += [known - 1 + depth for depth in depths(segment.parents)]
+            self.visible += [known] * (count - causal)
+            self.mask += ancestor_bits(segment.parents)
+        self.write_at += range(start, start + count)
+        self.row_segment += [len(self.spans)] * count
+        self.logit_rows += range(first + segment.logits_from, first + count)
+        self.spans.append(SequenceSpan(first, count, start, pages, tree))
+
+
+def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device, ahead: int = 0) -> InputBatch:
+    """Lay out ``batch`` for one forward pass.
+
+    Args:
+        tables: gives the pages of a sequence by its id.
+        ahead: tokens behind each segment that the page tables must reach as well.
+
+    Raises:
+        ValueError: a sequence has not enough pages reserved, or a parent list is not a tree.
+    """
+    lookup = tables if callable(tables) else tables.__getitem__
+    rows = _Rows()
+    for segment in batch.segments:
+        needed = -(-(segment.start + len(segment.tokens) + ahead) // page_size)
+        pages = tuple(lookup(segment.id)[:needed])
+        if len(pages) < needed:
+            raise ValueError(f"sequence {segment.id} needs {needed} pages and has {len(pages)} reserved")
+        rows.add(segment, pages)
+    spans = rows.spans
+    table = np.zeros((len(spans), max(len(span.pages) for span in spans)), dtype=np.int32)
+    for number, span in enumerate(spans):
+        table[number, : len(span.pages)] = span.pages
+
+    def tensor(values: list[int], dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.array(values, dtype=dtype)).to(device, non_blocking=True)
+
+    return InputBatch(
+        ids=tensor(rows.ids, np.int64),
+        positions=tensor(rows.positions, np.int64),
+        row_segment=tensor(rows.row_segment, np.int32),
+        visible=tensor(rows.visible, np.int32),
+        mask=tensor(rows.mask, np.uint64).view(torch.int64),  # the 64th bit becomes the sign
+        tables=torch.from_numpy(table).to(device, non_blocking=True),
+        starts=tensor([span.first for span in spans] + [len(rows.ids)], np.int32),
+        write_at=tensor(rows.write_at, np.int32),
+        logit_rows=tensor(rows.logit_rows, np.int64),
+        page_size=page_size,
+        spans=tuple(spans),
+    )
+
+
+def check(batch: TokenBatch, vocab_size: int, max_len: int) -> None:
+    """Refuse what would corrupt the cache or read outside a table.
+
+    Raises:
+        InvalidInput: a token id outside the vocabulary, or a sequence longer than the model takes.
+        ValueError: an empty batch or segment, which no caller should send.
+    """
+    if not batch.segments:
+        raise ValueError("a batch needs at least one segment")
+    for segment in batch.segments:
+        tokens = segment.tokens
+        if not tokens or not 0 <= segment.logits_from <= len(tokens) or segment.known < 0 or segment.start < 0:
+            raise ValueError(f"segment of sequence {segment.id} is empty or inconsistent: {segment}")
+        low, high = min(tokens), max(tokens)
+        if low < 0 or high >= vocab_size:
+            raise InvalidInput("token id", low if low < 0 else high, f"0 to {vocab_size - 1}")
+        length = segment.start + segment.known + max(depths(segment.parents), default=0)
+        if length > max_len:
+            raise InvalidInput("sequence length", length, f"at most {max_len} tokens, drafts included")

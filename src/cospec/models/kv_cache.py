@@ -1,0 +1,131 @@
+"""The KV cache: keys and values of all sequences, in pages, outside the model.
+
+A sequence's entry ``i`` lies in page ``table[i // page_size]`` at slot ``i % page_size``. Which page belongs to whom
+is the pool's business; here are the tensors. What lies behind a sequence's computed tokens is simply overwritten, so
+neither the commit nor the rollback of a chain copies anything.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cospec.core.interfaces import BlockManager
+from cospec.core.model_io import TokenBatch
+from cospec.core.types import Commit
+from cospec.models.input_batch import InputBatch, pack
+
+
+class BlockTables(BlockManager, Protocol):
+    """A page pool that tells which pages a sequence has."""
+
+    page_size: int
+    num_pages: int
+
+    def table(self, id: str) -> array[int]:
+        """Pages of a sequence in order, int32.
+
+        Raises:
+            KeyError: the sequence holds none.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Key/value heads of one attention layer and the size of each."""
+
+    heads: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBlocks:
+    """Keys and values of one layer, each ``[pages, heads, page_size, dim]``."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def block_bytes(shapes: Sequence[LayerShape], page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers, keys and values."""
+    return sum(2 * shape.heads * shape.dim for shape in shapes) * page_size * dtype.itemsize
+
+
+class KVCache:
+    """Preallocated keys and values of one model.
+
+    Args:
+        shapes: one per attention layer, in the order of their calls.
+        pages: hands out the pages.
+        by_head: lay a head's pages side by side, so that a run of adjacent pages is one view for stock attention.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        pages: BlockTables,
+        dtype: torch.dtype,
+        device: torch.device,
+        by_head: bool = False,
+    ) -> None:
+        self.pages = pages
+        self.device = device
+
+        def allocate(shape: LayerShape) -> Tensor:
+            if by_head:
+                size = (shape.heads, pages.num_pages, pages.page_size, shape.dim)
+                return torch.zeros(size, dtype=dtype, device=device).transpose(0, 1)
+            return torch.zeros((pages.num_pages, shape.heads, pages.page_size, shape.dim), dtype=dtype, device=device)
+
+        self.layers = tuple(LayerBlocks(allocate(shape), allocate(shape)) for shape in shapes)
+
+    def pack(self, batch: TokenBatch, ahead: int = 0) -> InputBatch:
+        """Lay out ``batch`` against this cache's pages, with page tables that reach ``ahead`` tokens further."""
+        return pack(batch, self.pages.table, self.pages.page_size, self.device, ahead)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Move the entries of accepted nodes together behind the known tokens, where they are not yet.
+
+        Node ``i`` of the sequence's last forward lies at entry ``base_len + i``; an accepted path that is a prefix of
+        the nodes, which that of a chain always is, costs nothing.
+        """
+        sources: list[int] = []
+        targets: list[int] = []
+        for commit in commits:
+            moved = [(node, place) for place, node in enumerate(commit.path) if node != place]
+            if not moved:
+                continue
+            try:
+                table = self.pages.table(commit.id)
+            except KeyError:
+                continue  # finished and freed already
+            sources += self._slots(table, [commit.base_len + node for node, _ in moved])
+            targets += self._slots(table, [commit.base_len + place for _, place in moved])
+        if sources:
+            self._copy(sources, targets)
+
+    def move(self, table: Sequence[int], from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
+        """Copy entries of one sequence to others of it; all are read before any is written."""
+        self._copy(self._slots(table, from_indices), self._slots(table, to_indices))
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Give back the pages of sequences. Unknown ids are ignored."""
+        for id in ids:
+            self.pages.free(id)
+
+    def _slots(self, table: Sequence[int], indices: Sequence[int]) -> list[int]:
+        size = self.pages.page_size
+        return [table[index // size] * size + index % size for index in indices]
+
+    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        size = self.pages.page_size
+        source, target = (torch.tensor(slots, device=self.device) for slots in (sources, targets))
+        from_page, from_slot, to_page, to_slot = source // size, source % size, target // size, target % size
+        for layer in self.layers:
+            for entries in (layer.keys, layer.values):
+                entries[to_page, :, to_slot] = entries[from_page, :, from_slot]

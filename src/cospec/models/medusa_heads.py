@@ -1,0 +1,129 @@
+"""Medusa heads: small layers on a target's last hidden state that guess the tokens behind the next one.
+
+Head ``i`` (from 0) reads the state that the target's own next token is read from and guesses the token ``i + 1`` places
+behind that one: ``logits = E (x + silu(W_i x + b_i))`` with the target's output embedding ``E`` (Cai et al. 2024,
+section 2.1; SmartSpec section 7.2.2). Sharing ``E`` keeps four heads of a 22M target at 1M parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from cospec.errors import ModelError
+from cospec.models.checkpoint import ZOO, weight_files
+from cospec.models.linear import LINEAR, choose_linear
+
+WEIGHTS, FACTS = "heads.safetensors", "heads.json"
+EMBEDDINGS = ("lm_head.weight", "model.embed_tokens.weight")  # where a folder keeps E, the untied one first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MedusaHeads:
+    """Trained heads.
+
+    Attributes:
+        weight: ``[H, hidden, hidden]``; ``bias`` is ``[H, hidden]``.
+        accuracy: ``accuracy[h][r]``, how often the guess of rank ``r`` of head ``h`` was right, measured on text of the
+            target that the heads were not trained on.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    accuracy: tuple[tuple[float, ...], ...]
+
+    def save(self, folder: Path) -> None:
+        """Write bf16 weights and what was measured."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {"weight": self.weight.bfloat16().contiguous(), "bias": self.bias.bfloat16().contiguous()}
+        save_file(tensors, folder / WEIGHTS)
+        (folder / FACTS).write_text(json.dumps({"accuracy": self.accuracy}, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> MedusaHeads:
+        """What ``save`` wrote.
+
+        Raises:
+            ModelError: the folder holds no heads.
+        """
+        try:
+            tensors = load_file(folder / WEIGHTS)
+            facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+            accuracy = tuple(tuple(map(float, row)) for row in facts["accuracy"])
+            return cls(tensors["weight"].float(), tensors["bias"].float(), accuracy)
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            wanted = f"a folder with {WEIGHTS} and {FACTS}, such as `cospec train heads` writes"
+            raise ModelError(f"{folder} holds no heads ({type(error).__name__}); allowed is {wanted}.") from None
+
+
+def resolve_medusa_heads(name: str) -> Path:
+    """The folder of ``zoo:NAME``, or the folder itself."""
+    return ZOO / name.removeprefix("zoo:") if name.startswith("zoo:") else Path(name).expanduser()
+
+
+def output_embedding(folder: Path) -> Tensor:
+    """``E [V, hidden]`` of a model's folder, float32.
+
+    Raises:
+        ModelError: the weights have none under a name that is known.
+    """
+    for wanted in EMBEDDINGS:
+        for file in weight_files(folder):
+            with safe_open(str(file), framework="pt") as tensors:
+                if wanted in tensors.keys():  # noqa: SIM118 - the handle is not a mapping
+                    found: Tensor = tensors.get_tensor(wanted).float()
+                    return found
+    raise ModelError(f"The weights in {folder} have no output embedding; allowed is {' or '.join(EMBEDDINGS)}.")
+
+
+class MedusaModule(nn.Module):
+    """The heads as they are trained; they begin as the target's own output, which is a fair first guess."""
+
+    def __init__(self, count: int, hidden: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(count))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, states: Tensor, head: int) -> Tensor:
+        """``[R, hidden]`` to what ``E`` turns into the logits of one head, ``[R, hidden]``."""
+        inner: Tensor = self.blocks[head](states)
+        return states + F.silu(inner)
+
+    def heads(self, accuracy: Sequence[Sequence[float]]) -> MedusaHeads:
+        """These weights, with what was measured of them."""
+        state = {name: value.detach().cpu().float() for name, value in self.named_parameters()}
+        weight, bias = (
+            torch.stack([state[f"blocks.{n}.{part}"] for n in range(len(self.blocks))]) for part in ("weight", "bias")
+        )
+        return MedusaHeads(weight, bias, tuple(tuple(row) for row in accuracy))
+
+
+class MedusaRunner:
+    """All heads of a batch of states in two products.
+
+    Args:
+        embedding: ``E [V, hidden]``.
+    """
+
+    def __init__(self, heads: MedusaHeads, embedding: Tensor, device: torch.device) -> None:
+        self.count, hidden, _ = heads.weight.shape
+        build = LINEAR[choose_linear("auto", device)]
+        self._blocks = build(heads.weight.flatten(0, 1).to(device), heads.bias.flatten().to(device), "bf16")
+        self._output = build(embedding.to(device), None, "bf16")
+        self._hidden = hidden
+
+    @torch.no_grad()
+    def logits(self, states: Tensor, depth: int) -> Tensor:
+        """``[S, hidden]`` to ``[S, depth, V]`` of the first ``depth`` heads."""
+        inner = F.silu(self._blocks(states)).unflatten(-1, (self.count, self._hidden))[:, :depth]
+        flat: Tensor = self._output((states[:, None] + inner).flatten(0, 1))
+        return flat.view(len(states), depth, -1)

@@ -1,0 +1,99 @@
+"""A language model with a paged KV cache behind the ``Model`` protocol, whoever computes its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cospec.core.interfaces import BlockManager, NativeForward
+from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
+from cospec.core.types import Commit
+from cospec.models.input_batch import InputBatch, check
+from cospec.models.kv_cache import KVCache
+
+Score = Callable[[InputBatch], Tensor]
+"""Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""
+Read = Callable[[InputBatch], tuple[Tensor, Tensor]]
+"""Like ``Score``, with the float32 states ``[R, hidden]``, behind the last norm, that the logits were read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """The ways to run one model's forward pass.
+
+    Attributes:
+        read: set where somebody wants the hidden states of every pass.
+        direct: the shortest way, where there is one.
+    """
+
+    score: Score
+    read: Read | None = None
+    direct: NativeForward | None = None
+
+
+class ModelRunner:
+    """Joins a forward pass and the cache it runs on.
+
+    Args:
+        forwards: the forward pass, on the device of ``cache``, and what else it offers.
+        vocab_size: columns of the logits.
+        max_len: tokens of one sequence.
+    """
+
+    def __init__(self, name: str, forwards: Forwards, cache: KVCache, vocab_size: int, max_len: int) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self.max_len = max_len
+        self.dtype, self.device = cache.layers[0].keys.dtype, cache.layers[0].keys.device
+        self.cache = cache
+        self.pages: BlockManager = cache.pages
+        self.states: Tensor | None = None
+        self._forwards = forwards
+
+    @property
+    def direct(self) -> NativeForward | None:
+        """The shortest way to run the forward; None where there is none, or where somebody reads the states."""
+        return self._forwards.direct if self._forwards.read is None else None
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """Logits ``[R, V]``, float32, see ``Model.forward``.
+
+        Raises:
+            InvalidInput: a token id or a length outside what the model takes.
+            ValueError: no room was reserved.
+        """
+        direct = self.direct
+        logits = None if direct is None else direct.score(batch)
+        return self._scored(batch) if logits is None else logits
+
+    @torch.no_grad()
+    def _scored(self, batch: TokenBatch) -> Tensor:
+        """The long way, which says what is amiss."""
+        check(batch, self.vocab_size, self.max_len)
+        packed = self.cache.pack(batch)
+        if self._forwards.read is None:
+            return self._forwards.score(packed)
+        logits, self.states = self._forwards.read(packed)
+        return logits
+
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+        """Choose and feed tokens of each segment, see ``Model.rollout``."""
+        direct = self._forwards.direct
+        rolled = None if direct is None else direct.rollout(batch, picks)
+        if direct is not None and rolled is None:
+            ahead = picks[0].depth - 1
+            check(batch, self.vocab_size, self.max_len - ahead)
+            self.cache.pack(batch, ahead=ahead)
+            raise ValueError("a batch was refused without a reason")
+        return rolled
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep accepted nodes, see ``KVCache.commit``."""
+        self.cache.commit(commits)
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        self.cache.free(ids)

@@ -1,0 +1,1 @@
+"""The native library: loading, structs, operators, several steps in one call."""

@@ -1,0 +1,300 @@
+"""The compiled library: where it is, why it may not be there, and its kernels over rows of logits.
+
+It is built when the package is installed and there is a C++ compiler; without it everything runs on torch and numpy
+alone. Kernels for whole models are in ``cospec.native.operators``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_double, c_float, c_int, c_int64, c_long, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cospec.errors import InvalidInput, ModelError
+from cospec.native import structs
+from cospec.system import usable_processors
+
+if TYPE_CHECKING:  # decisions that draw random numbers need no torch
+    from torch import Tensor
+
+ISAS = ("base", "avx2", "avx512", "avx512_bf16")
+MAX_THREADS = 64
+
+# Arguments and result of each function of the library; structs go by address.
+SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "cospec_struct_size": ([ctypes.c_char_p], c_long),
+    "cospec_field_offset": ([ctypes.c_char_p, ctypes.c_char_p], c_long),
+    "cospec_isa": ([], ctypes.c_char_p),
+    "cospec_has_isa": ([ctypes.c_char_p], c_int),
+    "cospec_set_isa": ([ctypes.c_char_p], c_int),
+    "cospec_set_threads": ([c_int], None),
+    "cospec_threads": ([], c_int),
+    "cospec_linear_new": ([c_int, c_void_p, c_void_p, c_void_p, c_long, c_long], c_void_p),
+    "cospec_linear_free": ([c_void_p], None),
+    "cospec_linear": ([c_void_p, c_void_p, c_long, c_void_p], None),
+    "cospec_attention": ([c_void_p], None),
+    "cospec_rms_norm": ([c_void_p, c_void_p, c_float, c_long, c_long, c_void_p], None),
+    "cospec_argmax": ([c_void_p, c_long, c_long, POINTER(c_int64)], None),
+    "cospec_softmax": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_softmax64": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_blend": ([c_void_p, c_long, c_void_p], None),
+    "cospec_exponential_sample": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_top_candidates": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
+    "cospec_token_probs": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
+    "cospec_verify": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p], None),
+    "cospec_multi_step": ([c_void_p], c_long),
+}
+
+
+FORMS = {"own": 0, "mixture": 1, "linear": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeBlend:
+    """How the library joins rows of several models' logits.
+
+    Attributes:
+        form: ``mixture`` is ``log sum_m weights[m] softmax(logits[m])``, ``linear`` is
+            ``log softmax(sum_m weights[m] logits[m])``, ``own`` are the first model's logits as they are.
+        weights: one per model.
+        least: of ``linear``, tokens that the first model finds further below its likeliest one are ruled out.
+    """
+
+    form: str = "own"
+    weights: tuple[float, ...] = (1.0,)
+    least: float = -math.inf
+
+
+PLAIN = NativeBlend()
+
+
+class Source(structs.LogitsSourceStruct):
+    """Rows that a law is made of: ``LogitsSourceStruct`` in ``csrc/spec/blend.h``.
+
+    Args:
+        logits: ``[R, V]`` of each model that the recipe has a weight for, float32 on the CPU.
+    """
+
+    def __init__(self, logits: Sequence[Tensor], recipe: NativeBlend = PLAIN) -> None:
+        held, count = [rows.contiguous() for rows in logits], len(logits)
+        self.shape = (len(held[0]), held[0].shape[1])
+        pointers = (c_void_p * count)(*(rows.data_ptr() for rows in held))
+        weights = (c_double * count)(*recipe.weights)
+        self._held, self._pointers, self._weights = held, pointers, weights  # what the library reads
+        super().__init__(
+            ctypes.addressof(pointers), ctypes.addressof(weights), count, self.shape[1], FORMS[recipe.form],
+            recipe.least,
+        )  # fmt: skip
+
+    def turn_to(self, logits: Tensor) -> None:
+        """Read other rows of the same width, where there is one model."""
+        held = logits.contiguous()
+        self._held, self._pointers[0] = [held], held.data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The library, or None and why the library cannot be used."""
+
+    cdll: ctypes.CDLL | None
+    reason: str
+
+
+@cache
+def _load() -> Loaded:
+    return load(Path(__file__).parents[1] / "_native.so")
+
+
+def load(path: Path) -> Loaded:
+    """Load the library at ``path`` and declare its functions."""
+    if not path.exists():
+        return Loaded(None, "the native kernels were not built with this installation; that takes g++ or clang++")
+    try:
+        found = ctypes.CDLL(str(path))
+        for name, (arguments, result) in SIGNATURES.items():
+            function = getattr(found, name)
+            function.argtypes, function.restype = arguments, result
+    except (OSError, AttributeError) as error:
+        return Loaded(None, f"the native kernels cannot be loaded ({error})")
+    difference = structs.mismatch(found)
+    if difference:
+        return Loaded(None, f"the native kernels were built from other sources ({difference}); build them again")
+    found.cospec_set_threads(_default_threads())
+    return Loaded(found, "")
+
+
+def _default_threads() -> int:
+    """``OMP_NUM_THREADS`` where it is set, as for torch; otherwise every processor that this process may use."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked.isdecimal() and int(asked) > 0:
+        return min(int(asked), MAX_THREADS)
+    return min(usable_processors(), MAX_THREADS)
+
+
+def available() -> bool:
+    """Whether the kernels can be used."""
+    return _load().cdll is not None
+
+
+def why_not() -> str:
+    """Why the kernels cannot be used, as a clause without a full stop; empty when they can."""
+    return _load().reason
+
+
+@cache
+def build() -> str:
+    """Tells one build of the library from another, for what is measured with it; empty where there is none."""
+    path = Path(__file__).parents[1] / "_native.so"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+
+
+def cdll() -> ctypes.CDLL:
+    """The loaded library.
+
+    Raises:
+        ModelError: it is not there.
+    """
+    loaded = _load()
+    if loaded.cdll is None:
+        raise ModelError(f"The native back end cannot be used because {loaded.reason}.")
+    return loaded.cdll
+
+
+def set_threads(count: int) -> None:
+    """How many threads the kernels use, 1 to ``MAX_THREADS``."""
+    if not 1 <= count <= MAX_THREADS:
+        raise InvalidInput("threads", count, f"1 to {MAX_THREADS}")
+    cdll().cospec_set_threads(count)
+
+
+def threads() -> int:
+    """How many threads the kernels use."""
+    return int(cdll().cospec_threads())
+
+
+def isa() -> str:
+    """The instruction set in use, one of ``ISAS``."""
+    return str(cdll().cospec_isa().decode())
+
+
+def set_isa(name: str) -> None:
+    """Use a lower instruction set than the best one; for tests and comparisons, results are the same.
+
+    Raises:
+        InvalidInput: the processor or the build does not have it.
+    """
+    if not cdll().cospec_set_isa(name.encode()):
+        raise InvalidInput("instruction_set", name, "auto or one of " + ", ".join(offered()))
+
+
+def use_instruction_set(name: str) -> None:
+    """Use the instruction set that a configuration names; ``auto`` changes nothing.
+
+    Raises:
+        InvalidInput: the processor or the build does not have it, or there are no kernels.
+    """
+    if name == "auto":
+        return
+    if not available():
+        raise InvalidInput("instruction_set", name, f"'auto', as {why_not()}")
+    set_isa(name)
+
+
+def offered() -> tuple[str, ...]:
+    """The instruction sets that this processor and this build have, from the least to the best."""
+    return tuple(name for name in ISAS if cdll().cospec_has_isa(name.encode()))
+
+
+def reads(logits: Tensor) -> bool:
+    """Whether the library is there and can read these rows where they are."""
+    return logits.itemsize == 4 and logits.is_floating_point() and logits.is_cpu and available()
+
+
+def address(numbers: NDArray[Any]) -> int:
+    """Where an array lies; its ``ctypes`` would build an object to say so."""
+    return int(numbers.__array_interface__["data"][0])
+
+
+def argmax_rows(logits: Tensor) -> list[int]:
+    """The index of the largest of each row, float32 ``[R, V]`` on the CPU: the lowest one on ties.
+
+    -1 for a row that holds something that is not a number, or whose largest value is infinite.
+    """
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    result = (c_int64 * rows)()
+    cdll().cospec_argmax(logits.data_ptr(), rows, width, result)
+    return list(result)
+
+
+def softmax_rows(logits: Tensor, temperatures: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The softmax of each row at its own temperature ``[R]``, in double precision.
+
+    Args:
+        logits: ``[R, V]`` on the CPU, of single or double precision.
+    """
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    result = np.empty((rows, width))
+    softmax = cdll().cospec_softmax if logits.itemsize == 4 else cdll().cospec_softmax64
+    softmax(logits.data_ptr(), rows, width, temperatures.ctypes.data, result.ctypes.data)
+    return result
+
+
+def blend_rows(source: Source) -> NDArray[np.float64]:
+    """The joint rows ``[R, V]`` of a blend's logits. Rows of which a model's are no numbers are none."""
+    result = np.empty(source.shape)
+    cdll().cospec_blend(byref(source), len(result), result.ctypes.data)
+    return result
+
+
+def sample_rows(weights: NDArray[np.float64], streams: Sequence[Sequence[int]]) -> list[int]:
+    """For each row of ``weights [R, V]`` the winner of its exponential race, -1 where no weight is positive.
+
+    Args:
+        streams: ``[R, 6]``, the generator's key (two words) and counter (four), as numpy's Philox takes them.
+    """
+    weights = np.ascontiguousarray(weights)
+    rows, width = weights.shape
+    keyed = np.array(streams, dtype=np.uint64)
+    winners = np.empty(rows, dtype=np.int64)
+    cdll().cospec_exponential_sample(weights.ctypes.data, rows, width, keyed.ctypes.data, winners.ctypes.data)
+    found: list[int] = winners.tolist()
+    return found
+
+
+def candidate_rows(
+    logits: Tensor, temperatures: Sequence[float], streams: Sequence[Sequence[int]]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Two tokens for each row of float32 ``[R, V]`` on the CPU and their probabilities, both ``[R][2]``.
+
+    At temperature 0 the likeliest ones, with their probabilities at temperature 1; otherwise the winner of the row's
+    race, and who wins it among the others that are not hopeless. -1 where there is none.
+    """
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    heat, keyed = np.array(temperatures, dtype=np.float64), np.array(streams, dtype=np.uint64)
+    tokens, chances = np.empty((rows, 2), dtype=np.int64), np.empty((rows, 2))
+    cdll().cospec_top_candidates(
+        logits.data_ptr(), rows, width, heat.ctypes.data, keyed.ctypes.data, tokens.ctypes.data, chances.ctypes.data
+    )
+    return tokens.tolist(), chances.tolist()
+
+
+def probability_rows(logits: Tensor, tokens: Sequence[int]) -> NDArray[np.float64]:
+    """The probability of ``tokens [R]`` behind each row of float32 ``[R, V]`` on the CPU, at temperature 1."""
+    logits = logits.contiguous()
+    rows, width = logits.shape
+    asked, chances = np.array(tokens, dtype=np.int64), np.empty(rows)
+    cdll().cospec_token_probs(logits.data_ptr(), rows, width, asked.ctypes.data, chances.ctypes.data)
+    return chances

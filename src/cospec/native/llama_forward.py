@@ -1,0 +1,214 @@
+"""The Llama family's forward as one call into the native kernels: the structs they share, and what fills them."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from array import array
+from collections.abc import Sequence
+from ctypes import POINTER, byref, c_int, c_void_p
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
+from cospec.models.input_batch import InputBatch
+from cospec.models.kv_cache import KVCache, LayerBlocks
+from cospec.models.llama import LayerWeights, LinearWeights, Weights
+from cospec.native import operators
+from cospec.native.library import address
+from cospec.native.operators import Kind, PackedLinear
+from cospec.native.structs import (
+    BatchViewStruct,
+    InputBatchStruct,
+    KVCacheViewStruct,
+    LlamaConfigStruct,
+    LlamaLayerStruct,
+    RolloutStruct,
+)
+
+
+class _Given(BatchViewStruct):
+    """The struct with what it points to."""
+
+    held: tuple[array[int], ...]
+    rows: int  # that get logits
+
+
+class NativeLlama:
+    """The whole forward as one call into the kernels."""
+
+    def __init__(self, weights: Weights, kind: Kind) -> None:
+        self._kept: list[Any] = []  # what the library points to
+        self._vocab_size, self._hidden = weights.embedding.shape
+        self._pointers = c_void_p * len(weights.layers)
+        layers = (LlamaLayerStruct * len(weights.layers))(*(self._layer(layer, kind) for layer in weights.layers))
+        table = weights.embedding.float()
+        half = table.bfloat16()
+        if kind == "bf16" or torch.equal(half.float(), table):  # half the size at no loss
+            table = half
+        spec = LlamaConfigStruct(
+            layers, self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head, kind),
+            self._tensor(weights.frequencies), operators.KINDS["bf16" if table is half else "fp32"],
+            len(layers), self._hidden, weights.heads, weights.kv_heads, weights.dim, weights.layers[0].gate[0].shape[0],
+            weights.eps, weights.scale, weights.rotary_scale,
+        )  # fmt: skip
+        library = operators.cdll()
+        new, free, self._run = library.cospec_llama_new, library.cospec_llama_free, library.cospec_llama_forward
+        new.argtypes, new.restype = [POINTER(LlamaConfigStruct)], c_void_p
+        free.argtypes, free.restype = [c_void_p], None
+        self._run.argtypes, self._run.restype = [c_void_p, POINTER(InputBatchStruct), c_void_p], None
+        self._read = library.cospec_llama_hidden_states
+        self._read.argtypes, self._read.restype = [c_void_p, POINTER(InputBatchStruct), c_void_p, c_void_p], None
+        self._handle: int = new(byref(spec))
+        weakref.finalize(self, free, self._handle)
+
+    def _tensor(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        self._kept.append(tensor.cpu().contiguous())
+        return int(self._kept[-1].data_ptr())
+
+    def _linear(self, affine: LinearWeights, kind: Kind) -> int:
+        self._kept.append(PackedLinear(*affine, kind))
+        return int(self._kept[-1].handle)
+
+    def _layer(self, layer: LayerWeights, kind: Kind) -> LlamaLayerStruct:
+        gate_up: LinearWeights = (_interleave(layer.gate[0], layer.up[0]), None)
+        if layer.gate[1] is not None and layer.up[1] is not None:
+            gate_up = (gate_up[0], _interleave(layer.gate[1], layer.up[1]))
+        norms = (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
+        linears = (layer.qkv, layer.output, gate_up, layer.down)
+        return LlamaLayerStruct(
+            *(self._tensor(norm) for norm in norms), *(self._linear(x, kind) for x in linears), layer.window or 0
+        )
+
+    def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
+        """See ``FusedLlama.logits``."""
+        logits = torch.empty(batch.logit_rows.shape[0], self._vocab_size)
+        k_pages, v_pages = self.pointers(layers)
+        self._run(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr())
+        return logits
+
+    def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
+        """See ``FusedLlama.states``."""
+        rows = batch.logit_rows.shape[0]
+        logits, states = torch.empty(rows, self._vocab_size), torch.empty(rows, self._hidden)
+        k_pages, v_pages = self.pointers(layers)
+        self._read(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr(), states.data_ptr())
+        return logits, states
+
+    def on(self, cache: KVCache, max_len: int) -> CacheBoundForward:
+        """The forward on one cache, laid out in native code."""
+        return CacheBoundForward(self, cache, max_len)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._vocab_size)
+
+    @property
+    def handle(self) -> int:
+        """What the library calls the model."""
+        return self._handle
+
+    def pointers(self, layers: Sequence[LayerBlocks]) -> tuple[Any, Any]:
+        """To the keys and the values of each layer."""
+        keys = self._pointers(*(layer.keys.data_ptr() for layer in layers))
+        return keys, self._pointers(*(layer.values.data_ptr() for layer in layers))
+
+
+class CacheBoundForward:
+    """Implements ``protocols.NativeForward``: a model on its cache, without tensors in between.
+
+    Whatever is laid out here is what ``packed.pack`` lays out, and refused where ``packed.check`` or that would raise.
+    """
+
+    def __init__(self, runner: NativeLlama, cache: KVCache, max_len: int) -> None:
+        self._runner, self._cache = runner, cache  # which the structs below point into
+        self._tables, self.vocab_size = cache.pages.table, runner.vocab_size
+        self._pointers = runner.pointers(cache.layers)
+        self._where = KVCacheViewStruct(
+            *map(ctypes.addressof, self._pointers), cache.pages.page_size, runner.vocab_size, max_len
+        )
+        library = operators.cdll()
+        self._score, self._roll = library.cospec_llama_score, library.cospec_llama_rollout
+        self._score.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
+        self._roll.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
+        self._score.restype = self._roll.restype = c_int
+        self.names = (runner.handle, ctypes.addressof(self._where))  # what the library calls model and cache
+
+    def pages(self, id: str) -> tuple[int, int]:
+        """Where the pages of a sequence stand, and how many."""
+        return self._tables(id).buffer_info()
+
+    def score(self, batch: TokenBatch) -> Tensor | None:
+        """See ``protocols.NativeForward``."""
+        given = self._give(batch)
+        logits = torch.empty(max(given.rows, 0), self.vocab_size)
+        return logits if self._score(*self.names, ctypes.addressof(given), logits.data_ptr()) else None
+
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+        """See ``protocols.NativeForward``."""
+        count, depth = len(picks), picks[0].depth
+        depths = array("q", [pick.depth for pick in picks])
+        temperatures = array("d", [pick.temperature for pick in picks])
+        streams = array("Q", [word for pick in picks for word in pick.stream])
+        tokens = array("q", [-1]) * (count * depth)
+        shape = (count, depth, self.vocab_size)
+        q = np.empty(shape) if any(temperatures) else None
+        confidence = np.empty((count, depth)) if any([pick.confident for pick in picks]) else None
+        logits = None
+        if any([pick.logits for pick in picks]):
+            logits = np.empty((depth, count, self.vocab_size), dtype=np.float32)
+        given = self._give(batch)
+        job = RolloutStruct(
+            _start(temperatures), _start(streams), _start(depths), depth, _address(logits),
+            0 if logits is None else logits[0].size, _address(q), _start(tokens), _address(confidence),
+        )  # fmt: skip
+        if not self._roll(*self.names, ctypes.addressof(given), ctypes.addressof(job)):
+            return None
+        chosen = [tokens[place : place + depth].tolist() for place in range(0, count * depth, depth)]
+        return RolloutOutput(chosen, q, confidence, logits)
+
+    def _give(self, batch: TokenBatch) -> _Given:
+        segments, ids, parents, rows = array("q"), array("q"), array("q"), 0
+        for segment in batch.segments:
+            tokens, table = segment.tokens, self._tables(segment.id)
+            ids.extend(tokens)
+            if segment.parents:
+                parents.extend(segment.parents)
+            at, pages = table.buffer_info()
+            segments.extend((segment.start, len(tokens), len(segment.parents), segment.logits_from, at, pages))
+            rows += len(tokens) - segment.logits_from
+        given = _Given(_start(segments), _start(ids), _start(parents), len(batch.segments))
+        given.held, given.rows = (segments, ids, parents), rows
+        return given
+
+
+def _start(words: array[Any]) -> int:
+    return words.buffer_info()[0]
+
+
+def _address(numbers: NDArray[Any] | None) -> int | None:
+    return None if numbers is None else address(numbers)
+
+
+def _packed(batch: InputBatch, k_pages: Any, v_pages: Any) -> InputBatchStruct:
+    """The batch as the library reads it; it points into ``batch`` and the page lists, which must outlive the call."""
+    tables, wanted = batch.tables, batch.logit_rows
+    return InputBatchStruct(
+        batch.ids.data_ptr(), batch.positions.data_ptr(), batch.row_segment.data_ptr(), batch.visible.data_ptr(),
+        batch.mask.data_ptr(), tables.data_ptr(), batch.starts.data_ptr(), batch.write_at.data_ptr(),
+        wanted.data_ptr(), ctypes.addressof(k_pages), ctypes.addressof(v_pages),
+        batch.ids.shape[0], tables.shape[0], wanted.shape[0], batch.page_size, tables.shape[1],
+    )  # fmt: skip
+
+
+def _interleave(gate: Tensor, up: Tensor) -> Tensor:
+    """Rows in turns of 32 gates and their 32 inputs, zeros behind the last; ``[F, ...]`` twice to ``[2 F', ...]``."""
+    missing = -gate.shape[0] % 32
+    padded = [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]).unflatten(0, (-1, 32)) for x in (gate, up)]
+    return torch.stack(padded, 1).flatten(0, 2)

@@ -1,0 +1,149 @@
+"""Rules as the native library has them: one call draws and judges for all sequences of a round.
+
+What it decides is what ``cospec.acceptance`` decide by the laws of ``cospec.core.sampling``, see
+``csrc/spec/verify.cpp``. It looks at a row only when the verdict depends on it, and the laws never leave it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from cospec.acceptance.match import Match
+from cospec.acceptance.reference import NO_NUMBERS, VerifiedDraft, VerifyTask, edited
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.rng import Floats
+from cospec.core.types import Request, RequestState, VerifyResult
+from cospec.native import library
+from cospec.native.library import Source
+from cospec.native.structs import (
+    AcceptanceParamsStruct,
+    VerifyResultStruct,
+    VerifyTaskStruct,
+    packer,
+    words,
+)
+
+_ROUND, _ASKED = packer(VerifyTaskStruct, without="params"), packer(AcceptanceParamsStruct)
+_VERDICT = words(VerifyResultStruct)
+_WORD = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the library reads of a request: the same in every round."""
+
+    request: Request
+    words: bytes
+    takes_method: bool  # drafts can be judged by the library
+    edits: bool
+
+
+class NativeVerifier:
+    """The library's judge, with what it has read of the requests."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, _Asked] = {}
+        self._source: Source | None = None
+        self._found = array("q")
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        for id in ids:
+            self._asked.pop(id, None)
+
+    def verify(
+        self, tasks: Sequence[VerifyTask], method_of: Callable[[RequestState], AcceptanceMethod], logits: Tensor
+    ) -> list[VerifiedDraft] | None:
+        """See ``judging.judge``; None where the library cannot judge by these logits or has not got all rules."""
+        if not library.reads(logits):
+            return None
+        asked = [self._read(task.entry.sequence, method_of) for task in tasks]
+        raised: dict[str, str] = {}
+        if any([each.edits for each in asked]):
+            logits, raised = edited(tasks, logits)
+        if self._source is None:
+            self._source = Source([logits])
+        else:
+            self._source.turn_to(logits)
+        found = self._judge(tasks, asked, self._source)
+        if found is not None and raised:
+            found = [raised.get(task.entry.sequence.id, one) for task, one in zip(tasks, found, strict=True)]
+        return found
+
+    def verify_by(
+        self, tasks: Sequence[VerifyTask], method_of: Callable[[RequestState], AcceptanceMethod], source: Source
+    ) -> list[VerifiedDraft] | None:
+        """The same by a blend, of which only the rows that verdicts depend on are computed."""
+        return self._judge(tasks, [self._read(task.entry.sequence, method_of) for task in tasks], source)
+
+    def _read(self, sequence: RequestState, method_of: Callable[[RequestState], AcceptanceMethod]) -> _Asked:
+        request = sequence.request
+        asked = self._asked.get(request.id)
+        if asked is None or asked.request is not request:
+            acceptance_method = method_of(sequence)
+            edits = request.sampling.edits_logits
+            asked = self._asked[request.id] = _Asked(
+                request, words_of(request, acceptance_method), takes_method(acceptance_method), edits
+            )
+        return asked
+
+    def _judge(
+        self, tasks: Sequence[VerifyTask], asked: Sequence[_Asked], source: Source
+    ) -> list[VerifiedDraft] | None:
+        cases, nodes = bytearray(), array("q")
+        held: list[Floats] = []  # what cases point to
+        for task, request in zip(tasks, asked, strict=True):
+            draft, place, count, q = task.draft, len(nodes), 0, 0
+            if draft is not None:
+                if not request.takes_method:
+                    return None
+                count = len(draft.tokens)
+                nodes.extend(draft.tokens)
+                nodes.extend(draft.parents)
+                if draft.q is not None:
+                    held.append(np.ascontiguousarray(draft.q, dtype=np.float64))
+                    q = library.address(held[-1])
+            rows = task.first, task.last - task.count, task.count
+            cases += _ROUND.pack(*rows, place, count, q, len(task.entry.sequence.tokens))
+            cases += request.words
+        found, paths = self._found, _VERDICT * len(tasks)
+        missing = paths + len(nodes) - len(found)
+        if missing > 0:
+            found.extend([0] * missing)
+        library.cdll().cospec_verify(
+            ctypes.addressof(source), bytes(cases), len(tasks), nodes.buffer_info()[0], found.buffer_info()[0]
+        )
+        verdicts: list[VerifiedDraft] = []
+        place = 0
+        for task in tasks:
+            length, token, broken = found[place], found[place + 1], found[place + 3]
+            path: tuple[int, ...] = ()
+            if task.draft is not None:
+                path = tuple(found[paths : paths + length])
+                paths += 2 * len(task.draft.tokens)
+            verdicts.append(
+                NO_NUMBERS if broken else VerifyResult(path, None if token < 0 else token, found[place + 2] == 1)
+            )
+            place += _VERDICT
+        return verdicts
+
+
+def takes_method(acceptance_method: AcceptanceMethod) -> bool:
+    """Whether the library can judge drafts by the rule. Without a draft all rules are the same."""
+    return acceptance_method.native_id is not None
+
+
+def words_of(request: Request, acceptance_method: AcceptanceMethod) -> bytes:
+    """``AcceptanceParamsStruct`` in ``csrc/spec/verify.h``; ``match`` stands for a rule that the library has not got."""
+    params, code = (
+        request.sampling,
+        Match.native_id if acceptance_method.native_id is None else acceptance_method.native_id,
+    )
+    temperature = 0.0 if params.greedy else params.temperature
+    return _ASKED.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)

@@ -1,0 +1,1 @@
+"""Speculation lengths by goodput (SmartSpec)."""

@@ -1,0 +1,161 @@
+"""The states of the goodput controller, and the steps from one state to the next.
+
+A ``Decision`` holds until a look at the observations makes a new one. An ``Interruption`` takes its place for a few
+steps: a probe, or a look at other draft lengths. All values are frozen, and no function has side effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cospec.core.types import DraftBudget
+from cospec.policies.goodput.length_optimizer import LengthChoice
+from cospec.policies.latency.forward import Floats
+
+# When to look at the observations. A look learns from them, and may make a new decision.
+LOOK_SECONDS = 0.25  # observed time from one look to the next, at most
+FIRST_WAIT = 4  # steps to the next look after a decision that turned; each quiet look adds as many
+LONGEST_WAIT_MIXED = 64  # steps to the next look, at most, where some requests have drafts and others have none
+LONGEST_WAIT = 256  # the same where all requests have drafts or none has; also the calls that are kept without a plan
+
+# What makes a decision old.
+KEEP = 64  # steps after which a decision is made anew at the next look
+DRIFT = 0.04  # change of the acceptance rates, root mean square over the requests
+OTHER_TOKENS = 16  # change of the known tokens of other requests, beside an eighth of what they were
+RESIZED = 1.5  # factor between the number of requests and the number that the lengths were chosen for
+
+# Exploration.
+OPTIMISTIC_RATE = 0.9  # a probe is considered where such an acceptance rate would make drafts pay
+
+NO_DRAFT = DraftBudget()
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Budgets of requests.
+
+    Attributes:
+        ids: the requests.
+        budgets: one for each request, in order.
+        by_id: the same budgets by request.
+    """
+
+    ids: Sequence[str]
+    budgets: list[DraftBudget]
+    by_id: Mapping[str, DraftBudget]
+
+    @classmethod
+    def of(cls, ids: Sequence[str], budgets: list[DraftBudget]) -> Assignment:
+        """``budgets [n]`` for ``ids [n]``."""
+        return cls(ids, budgets, dict(zip(ids, budgets, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Draft lengths, and what they were chosen for.
+
+    Attributes:
+        assigned: the budgets of the present requests. Requests may come and go while the decision holds.
+        count: the number of requests that the lengths were chosen for.
+        new_request: the budget of a request whose acceptance rate is unknown.
+        by_count: such budgets by the number of requests; all were chosen with the same version of the costs.
+        choice: the optimizer's solution; None before the first decision.
+        rates: ``[n]``, acceptance rates of the requests, or one rate for all.
+        overall_rate: acceptance rate of all requests together.
+        costs_version: of the time model.
+        other_tokens: known tokens of other requests in the step.
+        expires: the step after which the next look makes a new decision.
+    """
+
+    assigned: Assignment = Assignment((), [], {})
+    count: int = 0
+    new_request: DraftBudget = NO_DRAFT
+    by_count: Mapping[int, DraftBudget] = field(default_factory=dict)
+    choice: LengthChoice | None = None
+    rates: Floats | float = 0.0
+    overall_rate: float = 0.0
+    costs_version: int = -1
+    other_tokens: int = 0
+    expires: int = 0
+
+    @property
+    def goodput(self) -> float:
+        """Expected committed tokens per second; 0 before the first decision."""
+        return self.choice.goodput if self.choice else 0.0
+
+    @property
+    def drafts_for(self) -> bool | None:
+        """True: the optimizer drafts for all requests. False: for none. None: for some."""
+        if self.choice is None:
+            return False
+        drafted = self.choice.counts > 0
+        return None if drafted.any() and not drafted.all() else bool(drafted.any())
+
+    @property
+    def drafts(self) -> bool:
+        """Whether any request has a draft, or a new request would have one."""
+        return self.new_request.depth > 0 or any([budget.depth for budget in self.assigned.budgets])
+
+    def resized(self, requests: int) -> bool:
+        """Whether so many requests are far more or far fewer than the lengths were chosen for."""
+        return not requests < RESIZED * self.count < RESIZED**2 * requests
+
+    def fits(self, costs_version: int, other_tokens: int) -> bool:
+        """Whether the costs and the rest of the step are as they were."""
+        tolerated = OTHER_TOKENS + self.other_tokens // 8
+        return costs_version == self.costs_version and abs(other_tokens - self.other_tokens) <= tolerated
+
+    def drifted(self, rates: Floats) -> bool:
+        """Whether the acceptance rates, now ``rates [n]``, moved so far that the decision is old."""
+        moved = rates - self.rates
+        return float(moved @ moved) > len(moved) * DRIFT**2
+
+    def without_drafts(self, ids: Sequence[str]) -> Decision:
+        """The same decision for other requests, where no request has a draft and no new request gets one."""
+        return replace(self, assigned=Assignment.of(ids, [NO_DRAFT] * len(ids)), rates=self.overall_rate)
+
+    def inherited(self, ids: Sequence[str]) -> list[DraftBudget]:
+        """Budgets for other requests: each keeps its own, new ones get theirs.
+
+        The length of a request that ended says little about the next request.
+        """
+        return [self.assigned.by_id.get(id, self.new_request) for id in ids]
+
+    def reassigned(self, ids: Sequence[str], budgets: list[DraftBudget], count: int, step: int) -> Decision:
+        """The same decision with other budgets, until the first look after ``step``."""
+        return replace(self, assigned=Assignment.of(ids, budgets), count=count, expires=step)
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """What takes the place of a decision for a few steps; afterwards the decision's budgets return.
+
+    Attributes:
+        assigned: the budgets of the present requests.
+        ends: the first step that the decision is back for.
+    """
+
+    assigned: Assignment
+    ends: int
+
+    def inherited(self, ids: Sequence[str], decided: Sequence[DraftBudget]) -> Interruption:
+        """The same interruption for other requests; new ones keep their ``decided`` budgets.
+
+        A step without any draft is one for all requests, so new ones get no draft there either.
+        """
+        given = self.assigned.by_id
+        plain = not any([budget.depth for budget in given.values()])
+        budgets = [NO_DRAFT if plain else given.get(*each) for each in zip(ids, decided, strict=True)]
+        return Interruption(Assignment.of(ids, budgets), self.ends)
+
+
+def steps_to_next_look(latest: int, quiet: bool, drafts_for: bool | None) -> int:
+    """Looks grow rarer while decisions stay alike.
+
+    Args:
+        latest: steps from the latest look but one to the latest look, at most.
+        quiet: the latest look did not turn the decision from drafts for all, some or no requests to another of these.
+        drafts_for: as ``Decision.drafts_for``.
+    """
+    return min(latest + FIRST_WAIT if quiet else FIRST_WAIT, LONGEST_WAIT_MIXED if drafts_for is None else LONGEST_WAIT)

@@ -1,0 +1,123 @@
+"""What can be drafted for one sequence, and what it is expected to bring, by acceptance rate.
+
+Expected tokens of a chain of k: Σ_{j=0..k} α^j, finite at α = 1 (SmartSpec equation 8). Of a level tree with widths kᵢ:
+1 + Σᵢ Π_{j≤i} [1 − (1 − α)^{kⱼ}] (equation 10, corrected: the paper's exceeds the depth). Both bring less with every
+further token, so a menu is a row of steps, each at least as good per token as the next. Rates are rounded to
+1/``GRID``, so that menus are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import numpy as np
+import numpy.typing as npt
+
+from cospec.core.types import DraftBudget
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+GRID = 64
+MOST_NODES, WIDEST, DEEPEST = 24, 4, 5  # of trees
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShapes:
+    """Steps by rate; ``J`` steps at most, shorter rows end in steps that bring nothing.
+
+    Attributes:
+        gains: ``[GRID + 1, J]``, expected tokens more with each step.
+        sizes: ``[GRID + 1, J]``, draft tokens more.
+        depths: ``[GRID + 1, J]``, depth from that step on.
+        budgets: ``[GRID + 1][J + 1]``, what to ask the drafter for after so many steps.
+    """
+
+    gains: Floats
+    sizes: Ints
+    depths: Ints
+    budgets: tuple[tuple[DraftBudget, ...], ...]
+
+    def rows(self, rates: Floats) -> Ints:
+        """``[n]``: the row of each rate."""
+        return np.rint(rates * GRID).astype(np.int64)
+
+
+def chain_tokens(alpha: float, length: int) -> float:
+    """Expected tokens of a chain, the one after it included."""
+    return sum(alpha**j for j in range(length + 1))
+
+
+def tree_tokens(alpha: float, widths: Sequence[int]) -> float:
+    """Expected tokens of a level tree, the one after it included."""
+    total, reached = 1.0, 1.0
+    for width in widths:
+        reached *= 1.0 - (1.0 - alpha) ** width
+        total += reached
+    return total
+
+
+def nodes(widths: Sequence[int]) -> int:
+    """Tokens of a full level tree: Σ_h Π_{i≤h} kᵢ."""
+    total, level = 0, 1
+    for width in widths:
+        level *= width
+        total += level
+    return total
+
+
+def chains(longest: int) -> DraftShapes:
+    """Chains of up to ``longest`` tokens."""
+    rates = np.arange(GRID + 1)[:, None] / GRID
+    levels = np.arange(1, longest + 1)[None]
+    budgets = tuple(DraftBudget(depth=k, max_nodes=k) for k in range(longest + 1))
+    shape = (GRID + 1, longest)
+    return DraftShapes(
+        rates**levels, np.ones(shape, np.int64), np.broadcast_to(levels, shape).copy(), (budgets,) * (GRID + 1)
+    )
+
+
+def trees(longest: int) -> DraftShapes:
+    """Level trees on the upper hull of expected tokens over nodes; a chain is one of width 1 throughout."""
+    shapes = _shapes(min(longest, DEEPEST))
+    shapes += [(1,) * k for k in range(DEEPEST + 1, longest + 1)]
+    counts = np.array([nodes(each) for each in shapes])
+    rows = [_hull(shapes, counts, rate / GRID) for rate in range(GRID + 1)]
+    width = max(max(len(row) - 1 for row in rows), 1)
+    gains, sizes = np.zeros((GRID + 1, width)), np.ones((GRID + 1, width), np.int64)
+    depths = np.full((GRID + 1, width), longest, np.int64)
+    budgets = []
+    for rate, row in enumerate(rows):
+        values = [tree_tokens(rate / GRID, each) for each in row]
+        for step in range(len(row) - 1):
+            gains[rate, step] = values[step + 1] - values[step]
+            sizes[rate, step] = nodes(row[step + 1]) - nodes(row[step])
+            depths[rate, step] = max(len(each) for each in row[: step + 2])
+        budgets.append(tuple(DraftBudget(len(each), nodes(each), each) for each in row))
+    return DraftShapes(gains, sizes, depths, tuple(budgets))
+
+
+def _shapes(deepest: int) -> list[tuple[int, ...]]:
+    """Every row of widths, none wider than the one before, within the bounds."""
+    found: list[tuple[int, ...]] = [()]
+    for depth in range(1, deepest + 1):
+        for each in product(range(1, WIDEST + 1), repeat=depth):
+            if all(one >= two for one, two in pairwise(each)) and nodes(each) <= MOST_NODES:
+                found.append(each)
+    return found
+
+
+def _hull(shapes: Sequence[tuple[int, ...]], counts: Ints, rate: float) -> list[tuple[int, ...]]:
+    """From no draft on: the shape with the steepest gain per node from the last one, until none gains."""
+    values = np.array([tree_tokens(rate, each) for each in shapes])
+    row, now = [shapes[0]], 0
+    while True:
+        more = counts - counts[now]
+        slopes = np.where(more > 0, (values - values[now]) / np.maximum(more, 1), -np.inf)
+        best = int(slopes.argmax())
+        if slopes[best] <= 1e-9:
+            return row
+        row.append(shapes[best])
+        now = best

@@ -1,0 +1,168 @@
+"""A round as a problem to solve: the menus of its sequences, and what it takes whatever is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cospec.core.types import BatchState, DraftBudget
+from cospec.policies.goodput.draft_shapes import DraftShapes
+from cospec.policies.goodput.length_optimizer import (
+    DraftLevels,
+    Floats,
+    Ints,
+    LengthChoice,
+    StepLimits,
+    allocate,
+)
+from cospec.policies.latency.depth_correction import LONGEST
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.policies.latency.step import StepLatency
+
+Solve = Callable[[DraftLevels, StepLimits], LengthChoice]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """T_max in seconds and Γ_max in draft tokens (CoSine equations 6, 7); None for no bound of its own."""
+
+    seconds: float | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LengthInputs:
+    """A round before its lengths are chosen.
+
+    Attributes:
+        context: tokens of each sequence, on average.
+        backlog: ``[n]``, seconds of feeding the drafter what it has not seen, as far as this round should bear it;
+            None where there is nothing to feed.
+        others: known tokens of other sequences that the round computes.
+        room: draft tokens that fit.
+    """
+
+    sequences: int
+    context: float
+    backlog: Floats | None
+    others: int
+    room: int
+
+
+class LengthProblem:
+    """Made once per policy; keeps the target's seconds per token as a table."""
+
+    def __init__(self, shapes: DraftShapes, cost: StepLatency, bounds: StepBounds, solve: Solve = allocate) -> None:
+        self.shapes, self.cost, self.bounds = shapes, cost, bounds
+        self._solve = solve
+        self._table = np.zeros(0)
+        self._of: ForwardLatency | None = None
+
+    def situation(self, load: BatchState, lengths: Sequence[int], backlog: Floats | None) -> LengthInputs:
+        """What the load leaves for drafts; M_max is the room in the cache."""
+        n = len(lengths)
+        room = min(load.tokens - n - load.catching_up, load.room - n - load.catching_up)
+        if self.bounds.tokens is not None:
+            room = min(room, self.bounds.tokens)
+        fed = None if backlog is None or not backlog.any() else self.feeding(backlog)
+        return LengthInputs(n, sum(lengths) / n, fed, load.catching_up, max(0, room))
+
+    def each(self, rates: Floats, situation: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
+        """The best lengths, one for each sequence; ``rates [n]``."""
+        rows, given = self.shapes.rows(rates), self.round(situation)
+        choice = self._solve(self.steps(rows, situation), given)
+        plain = given.seconds + float(given.verified[0])
+        if choice.goodput * plain < (1.0 + self.cost.doubt) * given.tokens:
+            choice = LengthChoice(np.zeros_like(choice.counts), given.tokens, plain)
+        budgets = self.shapes.budgets
+        return choice, [budgets[row][k] for row, k in zip(rows.tolist(), choice.counts.tolist(), strict=True)]
+
+    def alike(self, rates: Floats, situation: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
+        """The best single length for all."""
+        rows = self.shapes.rows(rates)
+        steps, given = self.steps(rows, situation), self.round(situation)
+        n, row = situation.sequences, int(rows[0])
+        verified = np.cumsum(steps.sizes.sum(0))
+        count = int(np.searchsorted(verified, len(given.verified) - 1, side="right"))
+        count = min(
+            count, len(self.shapes.budgets[row]) - 1
+        )  # what stands behind fills up the menu, and may look cheap
+        tokens = given.tokens + np.concatenate([[0.0], np.cumsum(steps.gains.sum(0))[:count]])
+        draft = np.concatenate([[0.0], np.cumsum(steps.costs.sum(0))[:count] + given.levels[steps.depths[0, :count]]])
+        target = given.verified[np.concatenate([[0], verified[:count]])]
+        seconds = (np.maximum(draft, target) if self.cost.overlap else draft + target) + given.seconds
+        ratio = tokens / seconds
+        ratio[1:][seconds[1:] > given.longest] = 0.0
+        best = int(ratio.argmax())
+        if ratio[best] < (1.0 + self.cost.doubt) * ratio[0]:
+            best = 0
+        choice = LengthChoice(np.full(n, best), float(tokens[best]), float(seconds[best]))
+        return choice, [self.shapes.budgets[row][best]] * n
+
+    def steps(self, rows: Ints, situation: LengthInputs) -> DraftLevels:
+        """What each sequence may take."""
+        gains, sizes = self.shapes.gains[rows], self.shapes.sizes[rows]
+        costs = np.asarray(sizes * self.token_cost(situation), dtype=np.float64)
+        if not self.cost.capabilities.free:
+            costs[:, :1] += self.cost.draft.sequence
+        if situation.backlog is not None:
+            costs[:, :1] += situation.backlog[:, None]
+        return DraftLevels(gains, sizes, self.shapes.depths[rows], costs)
+
+    def round(self, situation: LengthInputs) -> StepLimits:
+        """What the round takes with m draft tokens in it, without the known tokens of other sequences.
+
+        Those have to be computed in this round or another, whatever is drafted. Counted in the ratio they would make
+        long drafts look cheap in just the rounds that are dear; that drafts cost more behind them, past a knee, counts.
+        """
+        n, target, capabilities = situation.sequences, self.cost.target, self.cost.capabilities
+        base, most = n + situation.others, self.shapes.gains.shape[1] * int(self.shapes.sizes.max()) * n
+        if self._of is not target or base + most >= len(self._table):
+            self._table, self._of = target.table(2 * (base + most)), target
+        others = float(self._table[base] - self._table[n])
+        verified = self._table[base : base + min(most, situation.room) + 1] - others
+        rest, context = self.cost.rest, target.context * situation.context * n
+        verified = verified + rest.slopes[0] * np.arange(len(verified))
+        seconds = target.start + target.fixed + context + target.sequence * n + rest.seconds(0.0, 0.0, n)
+        deepest = int(self.shapes.depths.max())
+        per_level = 0.0 if capabilities.free else self.cost.draft.fixed
+        levels = np.asarray(np.arange(deepest + 1) * per_level, dtype=np.float64)
+        if capabilities.single_pass:
+            levels = np.minimum(levels, per_level)
+        if not capabilities.free:
+            levels[1:] += self.cost.draft.start
+        if not self.cost.overlap:
+            excess = self.cost.correction.excess(n)[np.minimum(np.arange(deepest + 1), LONGEST)]
+            more = excess * (seconds + float(verified[0]))
+            seconds, levels[1:] = seconds + float(more[0]), levels[1:] + more[1:] - more[0]
+        limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
+        return StepLimits(n, seconds, verified, levels, limit, self.cost.overlap)
+
+    def outcome(self, rates: Floats, counts: Ints, situation: LengthInputs) -> LengthChoice:
+        """What other ``counts [n]`` of steps than the best ones are expected to bring and to take.
+
+        Counts that do not fit the bounds take forever.
+        """
+        steps, given = self.steps(self.shapes.rows(rates), situation), self.round(situation)
+        taken = np.arange(steps.gains.shape[1]) < counts[:, None]
+        tokens, depth = given.tokens + float(steps.gains[taken].sum()), int(steps.depths[taken].max(initial=0))
+        verified, draft = int(steps.sizes[taken].sum()), float(steps.costs[taken].sum() + given.levels[depth])
+        target = float(given.verified[verified]) if verified < len(given.verified) else float("inf")
+        seconds = given.seconds + (max(draft, target) if given.overlap else draft + target)
+        return LengthChoice(counts, tokens, seconds if seconds <= given.longest or not verified else float("inf"))
+
+    def feeding(self, tokens: Floats | Ints) -> Floats:
+        """``[n]``: seconds of feeding the drafter so many tokens of each sequence."""
+        each = 0.0 if self.cost.capabilities.free else self.cost.feeding
+        return np.asarray(tokens * each, dtype=np.float64)
+
+    def token_cost(self, situation: LengthInputs) -> float:
+        """Seconds of drafting one token, beside the fixed ones of its level."""
+        capabilities, draft, n = self.cost.capabilities, self.cost.draft, situation.sequences
+        if capabilities.free:
+            return 0.0
+        if capabilities.single_pass:
+            return draft.tokens(n) / n
+        return draft.context * situation.context + draft.tokens(n) / n

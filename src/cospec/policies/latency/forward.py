@@ -1,0 +1,191 @@
+"""What a forward pass takes: T_fwd = α_M · N_context + γ_M · N_batched + δ_M (SmartSpec section 4.3).
+
+On a CPU, and on a GPU from some batch on, γ_M changes with N_batched: one slope per piece between *knees*.
+Rows of one sequence share its overhead, hence one coefficient more, per sequence. All are fitted by non-negative least
+squares on relative errors, so that a round of one token counts as much as one of a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from cospec.errors import InvalidInput
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+WORTH_A_KNEE = 0.93  # a knee has to bring the residual down to this share of what it is without
+MOST_KNEES = 2
+GOOD_ENOUGH = 1e-3
+
+
+class LatencySample(NamedTuple):
+    """One measured call: tokens in the cache, tokens computed, sequences, seconds; of each of ``passes`` alike."""
+
+    context: float
+    tokens: float
+    sequences: float
+    seconds: float
+    passes: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardLatency:
+    """Seconds of one forward pass of one model on one machine.
+
+    Attributes:
+        context: per token that stands in the cache, α_M.
+        slopes: per token computed, γ_M, one for each piece between the knees.
+        knees: numbers of tokens where the slope changes, rising.
+        sequence: per sequence of a call, however many passes it makes.
+        fixed: of every pass, δ_M.
+        start: of every call, where one call makes several passes, as a drafter does for all of a draft.
+
+    Raises:
+        InvalidInput: not one slope more than knees, knees that do not rise, or a coefficient without end.
+    """
+
+    context: float = 0.0
+    slopes: tuple[float, ...] = (0.0,)
+    knees: tuple[float, ...] = ()
+    sequence: float = 0.0
+    fixed: float = 0.0
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.slopes) != len(self.knees) + 1:
+            raise InvalidInput("slopes", self.slopes, f"one more than the knees, here {len(self.knees) + 1}")
+        if any(after <= before for before, after in pairwise(self.knees)):
+            raise InvalidInput("knees", self.knees, "numbers of tokens that rise")
+        for name, value in asdict(self).items():
+            if not np.isfinite(value).all():
+                raise InvalidInput(name, value, "finite")
+
+    def tokens(self, count: float) -> float:
+        """Seconds for computing ``count`` tokens, beside everything else."""
+        seconds, start = 0.0, 0.0
+        for slope, end in zip(self.slopes, (*self.knees, float("inf")), strict=True):
+            if count <= end:
+                return seconds + slope * (count - start)
+            seconds, start = seconds + slope * (end - start), end
+        return seconds
+
+    def each(self, context: float, tokens: float) -> float:
+        """Of a pass over ``tokens``, whose sequences have ``context`` tokens in the cache."""
+        return self.context * context + self.tokens(tokens) + self.fixed
+
+    def seconds(self, context: float, tokens: float, sequences: float, passes: float = 1.0) -> float:
+        """Of a call that makes so many passes alike."""
+        return self.start + self.sequence * sequences + passes * self.each(context, tokens)
+
+    def table(self, most: int) -> Floats:
+        """``[most + 1]``: ``tokens(n)`` for n from 0 on."""
+        pieces = _pieces(np.arange(most + 1.0), self.knees)
+        return np.asarray(pieces @ np.array(self.slopes))
+
+    def at_knees(self, knees: Sequence[float]) -> ForwardLatency:
+        """The same seconds at 0 and at each of other ``knees``, straight between them."""
+        edges = (0.0, *knees, 2.0 * max((1.0, *knees, *self.knees)))
+        seconds = [self.tokens(edge) for edge in edges]
+        slopes = np.diff(seconds) / np.diff(edges)
+        return ForwardLatency(
+            self.context, tuple(slopes.tolist()), tuple(map(float, knees)), self.sequence, self.fixed, self.start
+        )
+
+    def scaled(self, factor: float) -> ForwardLatency:
+        """The same machine, ``factor`` times as slow."""
+        return ForwardLatency(
+            self.context * factor,
+            tuple(slope * factor for slope in self.slopes),
+            self.knees,
+            self.sequence * factor,
+            self.fixed * factor,
+            self.start * factor,
+        )
+
+    def of_all(self, data: Floats) -> Floats:
+        """``[S]``: of calls like those in ``data [S, 5]``, columns as in ``LatencySample``, whatever they took."""
+        return np.asarray(columns(data, self.knees) @ self.coefficients)
+
+    def errors(self, samples: Sequence[LatencySample]) -> Floats:
+        """``[S]``: |predicted - measured| / measured."""
+        found = [abs(self.predict(sample) - sample.seconds) / sample.seconds for sample in samples]
+        return np.array(found)
+
+    def predict(self, sample: LatencySample) -> float:
+        """Seconds of a call like ``sample``, whatever it took."""
+        return self.seconds(sample.context, sample.tokens, sample.sequences, sample.passes)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def coefficients(self) -> Floats:
+        """``[J]``, in the order of ``columns``."""
+        return np.array([self.context, *self.slopes, self.sequence, self.fixed, self.start])
+
+    def with_coefficients(self, values: Sequence[float]) -> ForwardLatency:
+        """The same knees with other ``coefficients``."""
+        context, *slopes, sequence, fixed, start = map(float, values)
+        return ForwardLatency(context, tuple(slopes), self.knees, sequence, fixed, start)
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> ForwardLatency:
+        """Back from ``to_json``, after a file made its tuples lists."""
+        return cls(**{**given, "slopes": tuple(given["slopes"]), "knees": tuple(given["knees"])})
+
+
+def fit(samples: Sequence[LatencySample], knees: Sequence[float] | None = None) -> ForwardLatency:
+    """The coefficients that explain ``samples`` best.
+
+    Args:
+        knees: where the slope may change; None looks for the best places, at most two, and takes one only if it helps.
+
+    Raises:
+        ValueError: no samples.
+    """
+    if not samples:
+        raise ValueError("a cost cannot be fitted to no samples")
+    data = np.array(samples, dtype=np.float64)
+    if knees is not None:
+        return _solve(data, tuple(knees))[0]
+    best, residual = _solve(data, ())
+    places = np.unique(data[:, 1])[1:-1]
+    for count in range(1, MOST_KNEES + 1):
+        if residual < GOOD_ENOUGH:
+            break
+        found = min((_solve(data, each) for each in combinations(places, count)), key=lambda it: it[1], default=None)
+        if found is not None and found[1] < WORTH_A_KNEE * residual:
+            best, residual = found
+    return best
+
+
+def columns(data: Floats, knees: Sequence[float]) -> Floats:
+    """``[S, J]``: what each coefficient is multiplied by; ``data [S, 5]`` are samples."""
+    context, tokens, sequences, _, passes = data.T
+    pieces = _pieces(tokens, knees) * passes[:, None]
+    return np.column_stack([context * passes, pieces, sequences, passes, np.ones(len(data))])
+
+
+def _pieces(tokens: Floats, knees: Sequence[float]) -> Floats:
+    """``[S, len(knees) + 1]``: how many of each row's tokens lie in each piece."""
+    edges = np.array([0.0, *knees, np.inf])
+    return np.asarray(np.clip(tokens[:, None], edges[:-1], edges[1:]) - edges[:-1])
+
+
+def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardLatency, float]:
+    """The fit with given knees, and its residual: the root mean square of relative errors."""
+    weighted = columns(data, knees) / data[:, 3:4]
+    if np.ptp(data[:, 4]) == 0:
+        weighted[:, -1] = 0.0  # a call and its passes cannot be told apart
+    size = np.maximum(np.abs(weighted).max(axis=0), 1e-30)  # columns of one size, for the solver's sake
+    found, residual = nnls(weighted / size, np.ones(len(data)))
+    shape = ForwardLatency(slopes=(0.0,) * (len(knees) + 1), knees=tuple(float(knee) for knee in knees))
+    return shape.with_coefficients(found / size), float(residual) / len(data) ** 0.5

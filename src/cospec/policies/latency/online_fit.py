@@ -1,0 +1,135 @@
+"""A time model that follows the rounds: least squares with the measured fit as prior, and a new fit where it is wrong.
+
+Two things change: how fast the machine is, within moments and for all rounds alike, and which shape the coefficients
+make, slowly if at all. So every call is taken at the speed of its moment, and the shape is what explains the calls of
+a long time so, each coefficient drawn towards what was measured before. What a round without drafts takes is known
+while drafts are made, and a moment in which the machine is slow does not bend the shape.
+
+Kernels that take several rows at once make the cost of a token rise in steps, and where those stand decides how long a
+draft should be. So the slope may change at every number of tokens that a single sequence's round has, and at ever more
+distant ones above.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from cospec.policies.latency.forward import Floats, ForwardLatency, LatencySample, columns, fit
+
+MEMORY, SPEED = 0.9995, 0.95  # weight of what is known, per call: of the shape, and of the machine's speed
+MEASURED, GUESSED = 10.0, 0.3  # calls that a coefficient counts for, of a fit that was measured or not
+LINK = 3.0  # as many times as much where neighbouring slopes are not off by the same
+LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
+ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
+FAR = (
+    1e3  # times as long as predicted at most: a call that should take no time would outweigh all others, and the solver
+)
+NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then
+KNEES = tuple(map(float, (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64, 128)))  # tokens
+COARSE = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # of a fit to the few kinds of rounds of a moment
+SLOPES = slice(1, -3)  # of a fit's coefficients
+SPAN = (0.25, 4.0, 20.0)  # between which shares of its prior a coefficient may lie, and how many units above
+WINDOW = 96  # rounds that a new fit is made from
+BETTER = 0.7  # of the old one's error has to be left
+ANCHOR = 8  # points of the old fit that a new one keeps, for what the latest rounds do not show
+
+
+class OnlineFit:
+    """One fit and what became of it; ``cost`` is the present one.
+
+    Args:
+        trust: calls that each coefficient of the fit counts for.
+    """
+
+    def __init__(self, fitted: ForwardLatency, trust: float = GUESSED) -> None:
+        self._trust = trust
+        self._seen: deque[Floats] = deque(maxlen=WINDOW)
+        self._start(fitted)
+
+    def _start(self, fitted: ForwardLatency) -> None:
+        self.fitted = self.cost = self._shape = fitted.at_knees(sorted({*KNEES, *fitted.knees}))
+        size = len(self.cost.coefficients)
+        self._unit: Floats | None = None  # seconds that each unknown is counted in
+        self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
+        # Times as slow as the shape says; 0 where the first calls have to tell, which may be cold.
+        self._level = 1.0 if self._trust == MEASURED else 0.0
+        steps = np.diff(np.eye(size)[SLOPES], axis=0)
+        self._ties = np.diag(_widths(self.cost)) + LINK * steps.T @ steps
+
+    def follow(self, data: Floats) -> None:
+        """Learn from measured calls ``[S, 5]``, columns as in ``LatencySample``, the oldest first."""
+        if not len(data):
+            return
+        self._seen.extend(data)
+        x = columns(data, self.fitted.knees)
+        known = self.fitted.coefficients
+        if self._unit is None:
+            self._unit = _units(x, known, data)
+        shaped = np.maximum(x @ self._shape.coefficients, np.maximum(data[:, 3] / FAR, 1e-12))
+        slow = data[:, 3] / shaped
+        level = self._level or float(np.median(slow))
+        weight = NEAR / np.maximum(NEAR, np.abs(np.clip(slow / level, 1 / ODD, ODD) - 1.0))
+        now = float(weight @ np.clip(slow, level / ODD, level * ODD) / weight.sum())
+        self._level = level = level + (1.0 - SPEED ** len(data)) * (now - level)
+        ratio = np.clip(slow / level, 1 / ODD, ODD)
+        z, keep = x * self._unit / shaped[:, None], MEMORY ** len(data)
+        self._matrix = keep * self._matrix + (weight * z.T) @ z
+        self._vector = keep * self._vector + z.T @ (weight * ratio)
+        prior = np.divide(known, self._unit, out=np.zeros_like(known), where=self._unit > 0)
+        trust = self._trust * self._ties
+        solved = np.linalg.solve(self._matrix + trust, self._vector + trust @ prior)
+        low, high, above = SPAN
+        self._shape = self.fitted.with_coefficients(np.clip(solved, low * prior, high * prior + above) * self._unit)
+        self.cost = self._shape.scaled(level)
+
+    def refit(self) -> bool:
+        """A new fit from what was seen, where it explains that much better; the old one answers for what was not.
+
+        Better than the old shape at the speed of that moment: a machine that grew slow is no reason to forget it. On a
+        machine that stalls every model is wrong about most rounds, and one made of those would be worse.
+        """
+        if len(self._seen) < WINDOW // 2:
+            return False
+        seen = [LatencySample(*row.tolist()) for row in self._seen]
+        found = fit([*seen, *_anchors(self.cost, seen)], COARSE)
+        speed = median(sample.seconds / self.cost.predict(sample) for sample in seen)
+        if np.median(found.errors(seen)) >= BETTER * np.median(self.cost.scaled(speed).errors(seen)):
+            return False
+        self._trust = GUESSED
+        self._start(found)
+        return True
+
+
+def _widths(cost: ForwardLatency) -> Floats:
+    """``[J]``: how much each coefficient is held to what was measured; a slope of a narrow piece by its doublings."""
+    edges = np.array([0.5 * cost.knees[0], *cost.knees, 2.0 * cost.knees[-1]])
+    found = np.ones(len(cost.coefficients))
+    found[SLOPES] = np.minimum(1.0, np.log2(edges[1:] / edges[:-1]))
+    return found
+
+
+def _units(x: Floats, known: Floats, data: Floats) -> Floats:
+    """``[J]``: seconds that each unknown is counted in; 0 for what cannot be told."""
+    usual = x.mean(axis=0)
+    least = np.divide(LEAST * float((x @ known).mean()), usual, out=np.zeros_like(known), where=usual > 0)
+    found = np.maximum(known, least)
+    if not data[:, 4].max() > 1 and known[-1] == 0:
+        found[-1] = 0.0  # one pass a call: its start is in what a pass takes
+    found[SLOPES] = found[SLOPES].max()
+    return np.asarray(found)
+
+
+def _anchors(cost: ForwardLatency, seen: Sequence[LatencySample]) -> list[LatencySample]:
+    """Points of a fit around those that were seen, corrected by how wrong it was there."""
+    off = median(sample.seconds / cost.predict(sample) for sample in seen)
+    *centre, _, passes = [median(column) for column in zip(*seen, strict=True)]
+    found = []
+    for n in range(ANCHOR):
+        context, tokens, sequences = (x * (0.25 if n >> bit & 1 else 4.0) for bit, x in enumerate(centre))
+        seconds = off * cost.seconds(context, tokens, sequences, passes)
+        found.append(LatencySample(context, tokens, sequences, seconds, passes))
+    return found

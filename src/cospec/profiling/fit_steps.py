@@ -1,0 +1,76 @@
+"""Time models from the rounds of a running engine: what a simulation needs to take as long as the engine did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cospec.core.stats import StepStats
+from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
+
+KNEES = (2.0, 6.0, 16.0)  # tokens; rounds spread too unevenly over their numbers for a search
+MOST = 2000  # rounds that a fit is made from, evenly taken
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """One round of an engine.
+
+    Attributes:
+        fed: the drafter was given a text that was new to it, which its steps do not explain.
+    """
+
+    stats: StepStats
+    fed: bool = False
+
+
+def fit_steps(rounds: Sequence[MeasuredSteps], of: Sequence[MeasuredSteps]) -> tuple[ForwardLatency, ForwardLatency]:
+    """What verification, with all else outside of drafting, and drafting take; nothing where nobody drafted.
+
+    Args:
+        rounds: that show the shape.
+        of: that show the level; a fit of relative errors is below the mean where some rounds take much longer.
+
+    Raises:
+        ValueError: no rounds.
+    """
+    drafts = _drafts(rounds)
+    return (
+        _fit([_verification(one.stats) for one in rounds], [_verification(one.stats) for one in of], KNEES),
+        _fit(drafts, _drafts(of) or drafts, ()) if drafts else ForwardLatency(),
+    )
+
+
+def pace(rounds: Sequence[MeasuredSteps], costs: tuple[ForwardLatency, ForwardLatency]) -> list[tuple[float, float]]:
+    """How fast the machine was from round to round: seconds by ``costs``, and the factor that they took; 1 in the mean.
+
+    Single requests wait as long as they do because slow moments last for many rounds, which no mean shows.
+    """
+    target, draft = costs
+    found = []
+    for one in rounds:
+        predicted = target.predict(_verification(one.stats))
+        steps = _drafts([one])
+        predicted += draft.predict(steps[0]) if steps else one.stats.times.draft
+        found.append((predicted, one.stats.total / predicted))
+    mean = sum(one.stats.total for one in rounds) / sum(seconds for seconds, _ in found)
+    return [(seconds, factor / mean) for seconds, factor in found]
+
+
+def _verification(stats: StepStats) -> LatencySample:
+    seconds = stats.total - stats.times.draft
+    return LatencySample(stats.context_tokens, stats.batched_tokens, stats.sequences, seconds)
+
+
+def _drafts(rounds: Sequence[MeasuredSteps]) -> list[LatencySample]:
+    stats = [one.stats for one in rounds if one.stats.depth and one.stats.drafts and not one.fed]
+    return [LatencySample(s.context_tokens, s.proposed / s.depth, s.drafts, s.times.draft, s.depth) for s in stats]
+
+
+def _fit(samples: Sequence[LatencySample], of: Sequence[LatencySample], knees: Sequence[float]) -> ForwardLatency:
+    every = max(1, len(samples) // MOST)
+    found = fit(samples[::every], knees)
+    predicted = sum(found.predict(sample) for sample in of)
+    return found.scaled(float(np.sum([sample.seconds for sample in of])) / predicted)

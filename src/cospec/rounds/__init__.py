@@ -1,1 +1,0 @@
-"""In which order drafting and verification happen: one round a file."""

@@ -1,1 +1,0 @@
-"""How drafts are judged: one rule a file."""

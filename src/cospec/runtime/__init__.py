@@ -1,0 +1,1 @@
+"""Where engines and drafters run: threads, processes, messages."""

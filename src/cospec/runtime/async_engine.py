@@ -1,0 +1,375 @@
+"""The asyncio face of the engine: starts its process, submits requests, streams their events, aborts and drains.
+
+Life of a stream: ``submit`` registers a queue for its requests and sends them; the reader task puts each event into the
+queue of its request; the stream ends after the last request's final event. Whatever ends a stream early (the consumer
+stops, the engine refuses, an abort) also aborts what is left of it, so that no KV cache is held for nobody.
+
+Life of the engine: ``start`` ──ready──► serves ──dies or freezes──► waits ──► restarts ──ready──► serves. A new process
+goes on with the requests that ``replay.LiveRequest`` can replay; the others end with an error. An engine that
+dies too often ends the client for good, see ``supervisor.RestartPolicy``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import shutil
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq.asyncio
+
+from cospec.config import EngineConfig
+from cospec.core.types import Event, Request
+from cospec.errors import CospecError, EngineStopped, ModelError
+from cospec.runtime.engine_core import (
+    Abort,
+    Build,
+    EngineInfo,
+    Events,
+    Failed,
+    Measure,
+    Measured,
+    Ready,
+    Rejected,
+    Reply,
+    Submit,
+    build_engine,
+)
+from cospec.runtime.engine_process import EngineProcess, Launch
+from cospec.runtime.replay import LiveRequest
+from cospec.runtime.socket_folder import SOCKET, socket_folder
+from cospec.runtime.supervisor import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
+from cospec.text.input_processor import acceptance_method_of
+
+METRICS_SECONDS = 2.0  # how long the engine may take to answer; scrapers give up after ten
+
+log = logging.getLogger(__name__)
+
+
+class RequestRefused(CospecError):
+    """The engine does not take a request; the sentence is the engine's, ``field`` is what it is about."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What the server knows of the engine without an answer of the engine.
+
+    Attributes:
+        up: whether the process serves and makes progress.
+        restarts: processes that were started after the first one.
+        replayed: outputs that a new process went on with.
+        live: outputs that have not finished.
+    """
+
+    up: bool
+    restarts: int
+    replayed: int
+    live: int
+
+
+class AsyncEngineClient:
+    """One engine, seen from an asyncio program.
+
+    Args:
+        build: makes the engine inside its process; must be picklable by reference.
+    """
+
+    def __init__(self, build: Build = build_engine, supervision: Supervision = DEFAULT) -> None:
+        self._build, self._supervision = build, supervision
+        self._restart_policy = RestartPolicy(supervision)
+        self._monitor = ProgressMonitor(supervision)
+        self._folder = socket_folder()
+        self._context = zmq.asyncio.Context()
+        self._live: dict[str, LiveRequest] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._question: asyncio.Future[dict[str, Any]] | None = None
+        self._draining = False
+        self._info: EngineInfo | None = None
+        self._process: EngineProcess | None = None  # the process that serves; None while none does
+        self._keeper: asyncio.Task[None] | None = None
+        self._end: str | None = None  # why there is no engine any more
+        self._ended = asyncio.Event()
+        self._restarts = self._replayed = 0
+
+    async def start(self, config: EngineConfig) -> EngineInfo:
+        """Start the process and wait until the model is loaded.
+
+        Raises:
+            ModelError: the engine could not be built; the sentence is the engine's.
+        """
+        ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._keeper = asyncio.create_task(self._keep(Launch(self._build, config), ready))
+        try:
+            self._info = await ready
+        except BaseException:
+            await self.close()
+            raise
+        return self._info
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine said of itself when it was ready.
+
+        Raises:
+            EngineStopped: it has not started.
+        """
+        if self._info is None:
+            raise EngineStopped("The engine has not started.")
+        return self._info
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine is loaded, its process runs and makes progress."""
+        return self._serving and not self._monitor.frozen
+
+    @property
+    def _serving(self) -> bool:
+        return self._process is not None and self._process.alive
+
+    @property
+    def active(self) -> int:
+        """Requests that have not finished."""
+        return len(self._live)
+
+    @property
+    def status(self) -> EngineStatus:
+        """Counts of the client itself."""
+        return EngineStatus(self.alive, self._restarts, self._replayed, self.active)
+
+    async def ended(self) -> None:
+        """Wait until the engine has ended for good, for whatever reason."""
+        await self._ended.wait()
+
+    def check_ended(self) -> None:
+        """Raises ``EngineStopped`` when the engine has ended for good."""
+        if self._end is not None:
+            raise EngineStopped(self._end)
+
+    def check_alive(self) -> None:
+        """Raises ``EngineStopped`` when the engine has ended, restarts, or makes no progress."""
+        self.check_ended()
+        if not self._serving:
+            raise EngineStopped("The engine restarts; try again in a moment.")
+        if self._monitor.frozen:
+            raise EngineStopped(f"The engine has made no progress for {self._supervision.timeout:g} seconds.")
+
+    def check(self) -> None:
+        """Raises ``EngineStopped`` when new requests are not taken, with the reason."""
+        self.check_alive()
+        if self._draining:
+            raise EngineStopped("The server is draining and takes no new requests.")
+
+    async def submit(self, requests: Sequence[Request]) -> AsyncGenerator[Event, None]:
+        """The events of ``requests``, interleaved, until each has finished. Ending the iteration aborts the rest.
+
+        Raises:
+            RequestRefused: the engine does not take one of them; the others are aborted.
+            EngineStopped: the engine is draining or has ended.
+        """
+        self.check()
+        assert self._process is not None
+        try:
+            self._process.send(Submit(tuple(requests)))
+        except (OverflowError, UnicodeEncodeError):
+            raise RequestRefused(
+                "The request holds a number or text that cannot be sent on; allowed are numbers of 64 bits and text of "
+                "whole Unicode characters."
+            ) from None
+        queue: asyncio.Queue[Event | CospecError] = asyncio.Queue()
+        for request in requests:
+            replayable = acceptance_method_of(request, *self.info.acceptance_methods) == "match"
+            self._live[request.id] = LiveRequest(request, queue, replayable)
+        self._idle.clear()
+        open_ids = {request.id for request in requests}
+        try:
+            while open_ids:
+                item = await queue.get()
+                if isinstance(item, CospecError):
+                    raise item
+                if item.finish is not None:
+                    open_ids.discard(item.id)
+                yield item
+        finally:
+            self.abort(open_ids)
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Drop requests: their streams end with finish reason ``abort``. Unknown and finished ids are ignored."""
+        known = tuple(id for id in ids if id in self._live)
+        if not known:
+            return
+        if self._process is not None and self._serving:
+            self._process.send(Abort(known))
+        for id in known:
+            self._live[id].abort()
+            self._forget(id)
+
+    def abort_all(self) -> None:
+        """Drop every request."""
+        self.abort(list(self._live))
+
+    async def metrics(self, timeout: float = METRICS_SECONDS) -> dict[str, Any]:
+        """The engine's counters and gauges, ``EngineMetrics`` as a dictionary.
+
+        Raises:
+            EngineStopped: the process has ended, or does not answer within ``timeout`` seconds.
+        """
+        self.check_alive()
+        assert self._process is not None
+        # One question at a time: a frozen engine must not find thousands of questions when the engine goes on.
+        if self._question is None:
+            self._question = asyncio.get_running_loop().create_future()
+            self._process.send(Measure())
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._question), timeout)
+        except TimeoutError:
+            raise EngineStopped(f"The engine has not answered for {timeout:g} seconds.") from None
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more requests, wait up to ``timeout`` seconds for the running ones, abort what is left."""
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        self.abort_all()
+
+    async def close(self) -> None:
+        """Stop the process, by force if it does not answer, and remove the socket."""
+        self._draining = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        self._finish("The engine process has ended.")
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _keep(self, launch: Launch, ready: asyncio.Future[EngineInfo]) -> None:
+        """Run processes one after another; says why when there will be no further process."""
+        try:
+            reason = await self._run(launch, ready)
+        except Exception as error:  # the system refuses a process or a socket, or a message is not readable
+            log.exception("the engine cannot be kept alive")
+            reason = f"The engine cannot be kept alive: {type(error).__name__}: {error}."
+        if not ready.done():
+            ready.set_exception(ModelError(reason))
+        self._finish(reason)
+
+    async def _run(self, launch: Launch, ready: asyncio.Future[EngineInfo]) -> str:
+        """Run one process after another until one cannot start or the processes die too often; returns the reason."""
+        for number in itertools.count():
+            process = EngineProcess(self._context, self._folder / SOCKET.format(number), launch)
+            try:
+                started, reason = await self._follow(process, ready)
+            finally:
+                await process.close(ask=self._process is process)
+                self._process = None
+            if not ready.done():
+                return reason
+            self._orphan(reason)
+            served = 0.0 if started is None else time.monotonic() - started
+            delay = self._restart_policy.died(served)
+            if delay is None:
+                return f"The engine has died {self._restart_policy.deaths} times in a row. {reason}"
+            log.warning("%s A new process starts in %g seconds.", reason, delay)
+            await asyncio.sleep(delay)
+            self._restarts += 1
+        raise AssertionError("the count of processes does not end")
+
+    async def _follow(self, process: EngineProcess, ready: asyncio.Future[EngineInfo]) -> tuple[float | None, str]:
+        """Dispatch the replies of one process until it has ended; when it was ready, and how it ended."""
+        started, reason, watch = None, None, None
+        try:
+            async for reply in process.replies():
+                match reply:
+                    case Ready(info):
+                        started = time.monotonic()
+                        self._monitor = ProgressMonitor(self._supervision)
+                        watch = asyncio.create_task(self._watch(process))
+                        self._process = process
+                        self._replay(process)
+                        if not ready.done():
+                            ready.set_result(info)
+                    case Failed(message):
+                        reason = message
+                    case _:
+                        self._dispatch(reply)
+        finally:
+            if watch is not None:
+                watch.cancel()
+        return started, reason or process.epitaph
+
+    async def _watch(self, process: EngineProcess) -> None:
+        """Look at the progress of a process, and kill a process that makes none for long."""
+        while not self._monitor.hopeless:
+            self._monitor.observe(process.progress)
+            await asyncio.sleep(self._supervision.tick)
+        log.error("The engine makes no progress; its process is killed.")
+        process.kill()
+
+    def _replay(self, process: EngineProcess) -> None:
+        """Give a new process the requests that survived the old one."""
+        requests = tuple(live.resumed() for live in self._live.values())
+        if requests:
+            log.warning("The new engine process goes on with %d requests.", len(requests))
+            self._replayed += len(requests)
+            process.send(Submit(requests))
+
+    def _orphan(self, reason: str) -> None:
+        """The process has died: end what cannot be replayed, and what was asked of the process."""
+        self._drop_question(reason)
+        for id, live in list(self._live.items()):
+            if not live.survives():
+                live.fail(EngineStopped(reason))
+                self._forget(id)
+
+    def _finish(self, reason: str) -> None:
+        """There is no engine any more."""
+        if self._end is not None:
+            return
+        self._end = reason
+        for id, live in list(self._live.items()):
+            live.fail(EngineStopped(reason))
+            self._forget(id)
+        self._drop_question(reason)
+        self._ended.set()
+
+    def _dispatch(self, reply: Reply) -> None:
+        match reply:
+            case Events(events):
+                now = time.monotonic()
+                for event in events:
+                    live = self._live.get(event.id)
+                    if live is None:  # aborted here while the event was on its way
+                        continue
+                    live.deliver(event, now)
+                    if event.finish is not None:
+                        self._forget(event.id)
+            case Rejected(id, message, field):
+                if id in self._live:
+                    self._live[id].fail(RequestRefused(message, field))
+                    self._forget(id)
+            case Measured(metrics):
+                if self._question is not None:
+                    self._question.set_result(metrics)
+                    self._question = None
+
+    def _drop_question(self, reason: str) -> None:
+        if self._question is not None:
+            self._question.set_exception(EngineStopped(reason))
+            self._question.exception()  # marks the error as read where no caller waits any more
+            self._question = None
+
+    def _forget(self, id: str) -> None:
+        self._live.pop(id, None)
+        if not self._live:
+            self._idle.set()

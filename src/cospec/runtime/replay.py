@@ -1,0 +1,67 @@
+"""The requests that an engine process works on, and what a new process needs to go on with them.
+
+Under ``match`` the text of a request is a function of prompt, parameters and seed. A new process that is given the
+delivered tokens as ``Request.committed`` therefore goes on exactly where the dead process stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from cospec.core.types import Event, FinishReason, Request
+from cospec.errors import CospecError
+
+MAX_CRASHES = 2  # a request that was live at so many crashes may be their cause
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request that has not finished, and what was delivered of its output.
+
+    Attributes:
+        replayable: whether a second process would write the same tokens.
+        crashes: engine processes that died while the request was live.
+    """
+
+    request: Request
+    events: asyncio.Queue[Event | CospecError]
+    replayable: bool
+    tokens: list[int] = field(default_factory=list)
+    sources: Counter[str] = field(default_factory=Counter)
+    ttft: float | None = None
+    crashes: int = 0
+
+    def deliver(self, event: Event, now: float) -> None:
+        """Pass an event of the engine on; ``now`` is of the monotonic clock."""
+        if event.tokens and self.ttft is None and self.request.streams:
+            self.ttft = now - self.request.arrival
+        self.tokens += event.tokens
+        self.sources.update(event.sources)
+        self.events.put_nowait(self._whole(event) if self.crashes else event)
+
+    def fail(self, error: CospecError) -> None:
+        """End the stream with an error."""
+        self.events.put_nowait(error)
+
+    def abort(self) -> None:
+        """End the stream with finish reason ``abort``."""
+        request = self.request
+        self.events.put_nowait(Event(request.id, request.parent, request.index, "", (), (), finish=FinishReason.ABORT))
+
+    def survives(self) -> bool:
+        """Note a crash; returns whether the request is to be replayed."""
+        self.crashes += 1
+        return self.replayable and self.crashes < MAX_CRASHES
+
+    def resumed(self) -> Request:
+        """The request as a new process has to be given it."""
+        return replace(self.request, committed=tuple(self.tokens))
+
+    def _whole(self, event: Event) -> Event:
+        """The last event of a replayed request counts the tokens of the earlier process too."""
+        if event.stats is None:
+            return event
+        ttft = event.stats.ttft if self.ttft is None else self.ttft
+        return replace(event, stats=replace(event.stats, tokens_by_source=dict(self.sources), ttft=ttft))

@@ -1,0 +1,113 @@
+"""Policies that only a simulation can have: one knows what will be accepted, one guesses (SmartSpec 7.3)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from cospec.core.plugins import Policy
+from cospec.core.stats import StepStats
+from cospec.core.types import BatchState, Commit, Draft, DraftBudget, RequestState
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.simulation.results import StepLog
+from cospec.simulation.simulated_models import SimulatedDrafter
+
+LONGEST = 8
+
+
+class Oracle(Policy):
+    """Drafts what will be accepted and no more, as far as it pays: the upper bound of every policy for chains."""
+
+    def __init__(self, drafter: SimulatedDrafter, target: ForwardLatency, draft: ForwardLatency, longest: int) -> None:
+        self._drafter, self._target, self._draft, self._longest = drafter, target, draft, longest
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        """The longest draft that gives the most tokens per second, none longer than what is right."""
+        right = [self._right(sequence) for sequence in load.ready]
+        count = len(right)
+        context = sum(sequence.computed for sequence in load.ready)
+        best, most = 0.0, 0
+        drafting = 0.0
+        prompts = self._target.tokens(count + load.catching_up) - self._target.tokens(count)  # due in any case
+        for length in range(self._longest + 1):
+            kept = sum(min(each, length) for each in right)
+            active = sum(each >= length for each in right) if length else 0
+            if active and not self._drafter.capabilities.free:
+                drafting += self._draft.each(context * active / count, active)
+                drafting += self._draft.start + self._draft.sequence * active if length == 1 else 0.0
+            seconds = drafting + self._target.seconds(context, kept + count + load.catching_up, count) - prompts
+            speed = (kept + count) / seconds
+            if speed > best:
+                best, most = speed, length
+        return [DraftBudget(min(each, most), min(each, most)) for each in right]
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """All of every draft."""
+        return drafts
+
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
+        """Nothing to learn."""
+
+    def learn(self) -> None:
+        """Nothing to learn."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """None."""
+        return {}
+
+    def _right(self, sequence: RequestState) -> int:
+        return self._drafter.easy(sequence.id, sequence.output_len, self._longest)
+
+
+class Random(Policy):
+    """A length between 0 and the longest for each sequence and round, drawn by seed."""
+
+    def __init__(self, longest: int, seed: int) -> None:
+        self._longest, self._random = longest, random.Random(seed)
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        """Whatever comes."""
+        lengths = [self._random.randint(0, self._longest) for _ in load.ready]
+        return [DraftBudget(length, length) for length in lengths]
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """All of every draft."""
+        return drafts
+
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
+        """Nothing to learn."""
+
+    def learn(self) -> None:
+        """Nothing to learn."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """None."""
+        return {}
+
+
+class RecordedPolicy(Policy):
+    """A policy, and what the rounds did that it decided."""
+
+    def __init__(self, policy: Policy, rounds: StepLog) -> None:
+        self._policy, self._rounds = policy, rounds
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        """As the policy does."""
+        return self._policy.plan(load)
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """As the policy does."""
+        return self._policy.trim(drafts)
+
+    def learn(self) -> None:
+        """As the policy does."""
+        self._policy.learn()
+
+    def gauges(self) -> Mapping[str, float]:
+        """As the policy does."""
+        return self._policy.gauges()
+
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
+        """Told to both."""
+        self._rounds.add(stats)
+        self._policy.observe(stats, commits)

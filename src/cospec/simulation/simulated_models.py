@@ -1,0 +1,228 @@
+"""Who takes part instead of models: a drafter and a judge that know which tokens are easy, and what everything takes.
+
+Tokens are dummies: every token of an output is ``RIGHT``. A drafter proposes ``RIGHT`` where it would agree with the
+target and ``WRONG`` where it would not; the judge keeps what is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from cospec.acceptance.match import Match
+from cospec.core.interfaces import BlockManager, Direct
+from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
+from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.types import (
+    Commit,
+    Draft,
+    DraftBudget,
+    DraftContext,
+    DrafterCapabilities,
+    RequestState,
+    ScheduledRequest,
+    StepOutput,
+)
+from cospec.core.types import VerifyResult as _Verdict
+from cospec.policies.latency.forward import ForwardLatency
+from cospec.simulation.clock import VirtualClock
+from cospec.simulation.scenario import DrafterConfig, TargetConfig
+from cospec.simulation.workload import SimulatedRequest
+
+RIGHT, WRONG = 1, 0
+OFFERS = {
+    "model": DrafterCapabilities(),
+    "heads": DrafterCapabilities(single_pass=True, trees=True),
+    "lookup": DrafterCapabilities(free=True),
+}
+Rates = float | Sequence[float]
+
+
+class SimulatedModel:
+    """Stands for the target model: its room, and nothing else."""
+
+    def __init__(self, pages: BlockManager) -> None:
+        self.pages, self.max_len = pages, 1 << 20
+        self.name, self.vocab_size, self.dtype = "simulated", 2, torch.float32
+        self.states: torch.Tensor | None = None
+        self.direct: Direct | None = None
+        self.device = torch.device("cpu")
+
+    def forward(self, batch: TokenBatch) -> torch.Tensor:
+        """Never called: the judge does without logits."""
+        raise NotImplementedError
+
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+        """Never called."""
+        raise NotImplementedError
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """There is no cache."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Give the room back."""
+        for id in ids:
+            self.pages.free(id)
+
+
+class SimulatedDrafter(Drafter):
+    """Right as often as its requests are easy for it.
+
+    Args:
+        rates: α by domain, a number or one for each position in the draft.
+    """
+
+    name = "simulated"
+    samples = False
+    reads_states = False
+    drafts_ahead = True
+    learns = False
+
+    def __init__(
+        self, drafting: DrafterConfig, cost: ForwardLatency, clock: VirtualClock, rates: Mapping[str, Rates]
+    ) -> None:
+        self.capabilities = OFFERS[drafting.kind]
+        self.jobs: dict[str, SimulatedRequest] = {}
+        self.busy = 0.0  # seconds of proposals in turn with the target
+        self._cost, self._clock, self._rates = cost, clock, rates
+        self._fed: dict[str, int] = {}
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        """In turn with the target, which waits."""
+        self.busy += self._clock.advance(self.seconds(contexts, budgets))
+        return self.drafts(contexts, budgets)
+
+    def seconds(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
+        """A pass over what is new to it, then one for each further token of the longest drafts."""
+        if self.capabilities.free:
+            return 0.0
+        context = sum(len(each.tokens) for each in contexts)
+        if self.capabilities.single_pass:
+            return self._cost.seconds(0, sum(budget.max_nodes for budget in budgets), len(budgets))
+        fed = [self._fed.get(each.id, 0) for each in contexts]
+        for each in contexts:
+            self._fed[each.id] = each.committed
+        new = sum(len(each.tokens) for each in contexts) - sum(fed)
+        total = self._cost.seconds(sum(fed), new, len(contexts))
+        depths = sorted(budget.depth for budget in budgets)
+        for step in range(1, depths[-1]):
+            active = sum(depth > step for depth in depths)
+            total += self._cost.each(context * active / len(depths), active)
+        return total
+
+    def drafts(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        """A chain for each context, or a tree where widths are given."""
+        return [
+            self._tree(context, budget) if budget.widths else self._chain(context, budget)
+            for context, budget in zip(contexts, budgets, strict=True)
+        ]
+
+    def easy(self, id: str, position: int, depth: int) -> int:
+        """How many tokens from ``position`` of the output on a draft of ``depth`` would get right."""
+        job = self.jobs[id]
+        rates, luck = self._rates[job.domain.name], job.luck
+        for place in range(min(depth, len(luck) - position)):
+            if luck[position + place] >= (rates if isinstance(rates, float) else rates[min(place, len(rates) - 1)]):
+                return place
+        return min(depth, len(luck) - position)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """What was committed is fed with the next proposal."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget what was fed."""
+        for id in ids:
+            self._fed.pop(id, None)
+
+    def _chain(self, context: DraftContext, budget: DraftBudget) -> Draft:
+        n = budget.depth
+        right = self.easy(context.id, len(context.tokens) - context.prompt_len, n)
+        tokens = (RIGHT,) * right + (WRONG,) * (n - right)
+        return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
+
+    def _tree(self, context: DraftContext, budget: DraftBudget) -> Draft:
+        """Every node of a level has as many children; the right one, if any, is the first child of a right node."""
+        job, position = self.jobs[context.id], len(context.tokens) - context.prompt_len
+        rate = self._rates[job.domain.name]
+        tokens: list[int] = []
+        parents: list[int] = []
+        above = [-1]
+        for level, width in enumerate(budget.widths):
+            if len(tokens) >= budget.max_nodes:
+                break
+            alpha = rate if isinstance(rate, float) else rate[min(level, len(rate) - 1)]
+            place = position + level
+            lucky = place < len(job.luck) and job.luck[place] < 1.0 - (1.0 - alpha) ** width
+            nodes = []
+            for parent in above:
+                for child in range(min(width, budget.max_nodes - len(tokens))):
+                    good = lucky and child == 0 and (parent < 0 or tokens[parent] == RIGHT)
+                    nodes.append(len(tokens))
+                    tokens.append(RIGHT if good else WRONG)
+                    parents.append(parent)
+            above = nodes
+        return Draft(context.id, len(context.tokens), tuple(tokens), tuple(parents), (self.name,) * len(tokens))
+
+
+class SimulatedVerifier:
+    """Keeps what is right, after the time that scoring takes."""
+
+    def __init__(self, cache: SimulatedModel, target: TargetConfig, cost: ForwardLatency, clock: VirtualClock) -> None:
+        self._cache, self._target, self._cost, self._clock = cache, target, cost, clock
+        self._rule = Match()
+        self.busy = 0.0
+
+    def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
+        """Requests are judged as greedy ones are."""
+        return self._rule
+
+    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
+        """One outcome per entry."""
+        context = tokens = 0
+        outcomes = []
+        for entry in entries:
+            sequence = entry.sequence
+            draft = drafts.get(sequence.request.id)
+            context += sequence.computed
+            tokens += entry.tokens
+            if not entry.reaches_end or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
+                verdict = _Verdict((), RIGHT, False) if entry.reaches_end else None
+                outcomes.append(StepOutput(entry, None, verdict))
+                continue
+            tokens += len(draft.tokens)
+            path = _right_path(draft)
+            outcomes.append(StepOutput(entry, draft, _Verdict(path, RIGHT, _is_whole(draft, path))))
+        self.busy += self._clock.advance(self.seconds(context, tokens, len(entries)))
+        self._clock.advance(self._target.overhead)
+        return outcomes
+
+    def seconds(self, context: float, tokens: float, sequences: int) -> float:
+        """One crossing of all stages, in as many microbatches as there are stages and sequences for."""
+        stages = self._target.stages
+        parts = min(stages, max(1, sequences))
+        stage = self._cost.seconds(context / parts, tokens / parts, sequences / parts) / stages + self._target.link
+        return (parts + stages - 1) * stage - self._target.link
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """There is no cache."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Give the room back."""
+        self._cache.free(ids)
+
+
+def _right_path(draft: Draft) -> tuple[int, ...]:
+    if draft.is_chain:
+        tokens = draft.tokens
+        return tuple(range(tokens.index(WRONG) if WRONG in tokens else len(tokens)))
+    path: list[int] = []
+    for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if token == RIGHT and parent == (path[-1] if path else -1):
+            path.append(node)
+    return tuple(path)
+
+
+def _is_whole(draft: Draft, path: Sequence[int]) -> bool:
+    """Whether nothing stands behind the path, so that the next token is a bonus."""
+    return (path[-1] if path else -1) not in draft.parents

@@ -1,0 +1,1 @@
+"""Text in and out: inputs, chat templates, tokenizer, detokenizer."""

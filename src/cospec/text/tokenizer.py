@@ -1,0 +1,215 @@
+"""Text to tokens and back, as every face needs it: bounded prompts, chat templates, the exact bytes of one token."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+from cospec.errors import InvalidInput, is_text, words
+from cospec.text.chat_template import Names, names_read
+from cospec.text.special_tokens import SpecialTokenGuard
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def import_tokenizers() -> None:
+    """Import what ``load_tokenizer`` needs."""
+    from transformers import AutoTokenizer  # noqa: F401
+
+
+def load_tokenizer(path: str) -> Any:
+    """The Hugging Face tokenizer in a folder or of a hub name."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)
+
+
+class TextTokenizer:
+    """A tokenizer with the checks that every prompt goes through.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        max_model_len: tokens of one sequence; longer prompts are refused, very long ones before they are tokenised.
+        vocab_size: of the model; ids outside it are refused.
+    """
+
+    def __init__(self, tokenizer: Any, max_model_len: int, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
+        """Token ids of ``text``.
+
+        Args:
+            add_special_tokens: let the tokenizer add its own, such as the start of the text, and take what spells a
+                special token for the token, as vLLM does. False: neither, so that no text becomes a special token.
+
+        Raises:
+            InvalidInput: the text cannot fit into the context whatever its tokens are, is no text, or there is no
+                tokenizer.
+        """
+        self._check_text(text, field)
+        return self._encode(text, add_special_tokens) if add_special_tokens else self._literal(text)
+
+    def _check_text(self, text: str, field: str) -> None:
+        if self._tokenizer is None:
+            raise InvalidInput(field, words("text, given to a model without a tokenizer"), "token ids")
+        if not is_text(text):
+            raise InvalidInput(field, words("holding half a character"), "text of whole Unicode characters")
+        limit = self._max_model_len * self._longest
+        if len(text) > limit:
+            shown = words(f"{len(text)} characters long")
+            raise InvalidInput(field, shown, f"at most {self._max_model_len} tokens, the context of the model")
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        """Token ids; what spells a special token is the token."""
+        # Without ``verbose`` the tokenizer would warn of what ``check`` refuses.
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+    def _literal(self, text: str) -> tuple[int, ...]:
+        """Token ids without special tokens, whatever the text spells."""
+        ids = self._literal_tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        return tuple(ids)
+
+    @cached_property
+    def _literal_tokenizer(self) -> Any:
+        """A tokenizer of its own: ``split_special_tokens`` changes the tokenizer, which other threads use."""
+        return copy.deepcopy(self._tokenizer)
+
+    def prepare(self) -> None:
+        """Read the vocabulary now; the first request would wait for the reading."""
+        if self._tokenizer is not None:
+            _ = self._longest, self._bytes_of, self._special
+
+    def check(self, ids: Sequence[int], field: str = "prompt") -> tuple[int, ...]:
+        """``ids`` as they are.
+
+        Raises:
+            InvalidInput: an id is outside the vocabulary, there are none, or too many for the context.
+        """
+        if not ids:
+            raise InvalidInput(field, words("empty"), "at least one token")
+        if len(ids) >= self._max_model_len:
+            allowed = f"at most {self._max_model_len - 1} tokens, to leave room for one in the context of the model"
+            raise InvalidInput(field, words(f"{len(ids)} tokens long"), allowed)
+        self.known(ids, field)
+        return tuple(ids)
+
+    def known(self, ids: Sequence[int], field: str) -> Sequence[int]:
+        """``ids`` as they are.
+
+        Raises:
+            InvalidInput: an id is outside the vocabulary.
+        """
+        for id in ids:
+            if not 0 <= id < self._vocab_size:
+                raise InvalidInput(field, words(f"a list with token id {id}"), f"ids from 0 to {self._vocab_size - 1}")
+        return ids
+
+    @property
+    def template_names(self) -> Names:
+        """What the chat template reads; nothing without a template."""
+        try:
+            return names_read(self._tokenizer.get_chat_template())
+        except (AttributeError, ValueError):  # no tokenizer, no template, or several without a default
+            return Names()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation in the tokenizer's chat template.
+
+        Special tokens come from the template alone: text of a message that spells a special token stays text.
+
+        Args:
+            add_generation_prompt: end with the opening of an assistant's message.
+            continue_final_message: leave the last message open, so that the output continues the message.
+            variables: values for the template; a name that the template does not read has no effect.
+
+        Raises:
+            InvalidInput: the tokenizer has no template, the template refuses the messages, or both flags are set.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise InvalidInput("continue_final_message", True, "true only when add_generation_prompt is false")
+        if not getattr(self._tokenizer, "chat_template", None):
+            shown = words("given to a model whose tokenizer has no chat template")
+            raise InvalidInput("messages", shown, "a prompt without roles, such as /v1/completions takes")
+        guard = SpecialTokenGuard(self._special_texts)
+        read = self.template_names.variables
+        try:
+            text = self._tokenizer.apply_chat_template(
+                guard.hide(messages),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tokenize=False,
+                **{name: value for name, value in variables.items() if name in read},
+            )
+        except Exception as error:  # templates are code of the model's makers and raise what they like
+            shown = words(f"refused by the chat template ({error})")
+            raise InvalidInput("messages", shown, "a conversation that the model's chat template takes") from None
+        pieces = guard.split(str(text))
+        self._check_text("".join(piece.text for piece in pieces), "messages")
+        encoded = (self._literal(piece.text) if piece.literal else self._encode(piece.text, False) for piece in pieces)
+        return tuple(chain.from_iterable(encoded))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """The text of ``ids``."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def piece(self, id: int) -> str:
+        """The token as the vocabulary writes it."""
+        return str(self._tokenizer.convert_ids_to_tokens(id) or "")
+
+    def to_bytes(self, id: int) -> bytes:
+        """The bytes that a token stands for, which need not be whole characters."""
+        piece = self.piece(id)
+        if id in self._special:
+            return piece.encode()
+        if self._bytes_of is not None and all(char in self._bytes_of for char in piece):
+            return bytes(self._bytes_of[char] for char in piece)
+        match = _BYTE_PIECE.fullmatch(piece)
+        return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()
+
+    def to_text(self, id: int) -> str:
+        """A token on its own as text; bytes that are no whole character are written ``bytes:\\xe2\\x96``."""
+        data = self.to_bytes(id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def is_special(self, id: int) -> bool:
+        """Whether a token is left out of the text unless it is asked for."""
+        return id in self._special
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.all_special_ids)
+
+    @cached_property
+    def _special_texts(self) -> tuple[str, ...]:
+        return tuple(str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special)
+
+    @cached_property
+    def _longest(self) -> int:
+        """Most characters that one token can stand for."""
+        return max(len(piece) for piece in self._tokenizer.get_vocab())
+
+    @cached_property
+    def _bytes_of(self) -> dict[str, int] | None:
+        """Byte-level BPE's character to byte; None for other vocabularies, which never hold its space sign."""
+        if not any("Ġ" in piece for piece in self._tokenizer.get_vocab()):
+            return None
+        plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+        others = [byte for byte in range(256) if byte not in plain]
+        return {chr(byte): byte for byte in plain} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

@@ -1,0 +1,1 @@
+"""Checks that an installation keeps its promises."""

@@ -1,0 +1,191 @@
+"""First rung: the joint law on the toy model, every path through the rule's draws, no sampling.
+
+The engine runs as always: scheduler, cache, packed forward, law, committer, sixteen sequences at once. Its rule is
+handed draws that branch over every outcome in the place of the generator's, and the drafter draws through the same
+branches. The token behind the prompt has no draft; it is drawn with one seed, and the law of the rest is given it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cospec.core.engine import Engine
+from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.rng import Floats, RandomStreams, StreamKind
+from cospec.core.types import (
+    Commit,
+    Draft,
+    DraftBudget,
+    DraftContext,
+    Request,
+    Speculation,
+    TargetProbs,
+    VerifyResult,
+)
+from cospec.models.toy import ToyModel
+from cospec.registry import ACCEPTANCE_METHODS
+from cospec.sampling_params import SamplingParams
+from cospec.verify.checks import Check
+from cospec.verify.context import CheckContext, bare_engine
+from cospec.verify.controls import NoResidual
+from cospec.verify.oracle import BranchingRandom, OutputDistribution, Trace, total_variation
+
+EXACT, SEEN = 1e-12, 1e-3
+PROMPT, TEMPERATURE, DEPTH = (0, 1, 0), 0.8, 2
+AT_ONCE = 16
+Traces = dict[str, Trace]
+
+
+def run_checks(subject: CheckContext) -> Iterator[Check]:
+    """Each rule of the engine with drawn and with chosen drafts, then a wrong rule that must be seen."""
+    length = subject.effort.length
+    for name in subject.acceptance_methods:
+        for kind, error in errors(ACCEPTANCE_METHODS.load(name)(), length).items():
+            yield Check("enumeration", f"rule {name}, {kind}", f"TV {error:.1e}", f"< {EXACT:.0e}", error < EXACT)
+    error = _error(NoResidual(), None, length)
+    yield Check("enumeration", "control: no residual", f"TV {error:.1e}", f"> {SEEN:.0e}", error > SEEN)
+
+
+def errors(acceptance_method: AcceptanceMethod, length: int) -> dict[str, float]:
+    """Total variation between the engine's law under ``acceptance_method`` and the toy model's, by kind of draft."""
+    drafters: dict[str, ChosenDrafter | None] = {"chosen drafts": ChosenDrafter((0, 1), (-1, 0))}
+    if acceptance_method.stream_kind is StreamKind.DRAFT:
+        drafters["drawn drafts"] = None
+    elif acceptance_method.trees:
+        drafters["chosen trees"] = ChosenDrafter((0, 1, 2, 1), (-1, -1, 0, 1))
+    return {kind: _error(acceptance_method, drafter, length) for kind, drafter in drafters.items()}
+
+
+def _error(acceptance_method: AcceptanceMethod, chosen: ChosenDrafter | None, length: int) -> float:
+    traces: Traces = {}
+    target: Any = ToyModel(3, order=2, seed=1)  # its pages are of a narrower type than the protocol's
+    drafter = chosen or DrawnDrafter(traces)
+    nodes = len(chosen.tokens) if chosen else DEPTH
+    engine = bare_engine(target, drafter, nodes, {"block": _branching(acceptance_method, traces)})
+    return total_variation(_enumerate(engine, traces, length), _wanted(target, length))
+
+
+def _branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, Trace]) -> AcceptanceMethod:
+    """The rule with draws that branch."""
+
+    class BranchingMethod(AcceptanceMethod):
+        name: ClassVar[str] = acceptance_method.name
+        exact: ClassVar[bool] = acceptance_method.exact
+        needs_probs: ClassVar[bool] = acceptance_method.needs_probs
+        trees: ClassVar[bool] = acceptance_method.trees
+        stream_kind: ClassVar[StreamKind] = acceptance_method.stream_kind
+
+        def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
+            """What the rule decides on this path."""
+            branching: Any = BranchingRandom(traces[draft.id], draft.base_len)
+            return acceptance_method.verify(draft, scores, branching)
+
+    return BranchingMethod()
+
+
+class DrawnDrafter(Drafter):
+    """Draws chains from another toy model, through the branches."""
+
+    samples = True
+    reads_states = False
+    drafts_ahead = False
+    learns = False
+
+    def __init__(self, traces: Mapping[str, Trace]) -> None:
+        self.name, self._traces, self._model = "drawn", traces, ToyModel(3, order=1, seed=5, sharpness=1.5)
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        """One chain each."""
+        drafts = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            base = len(context.tokens)
+            tokens: list[int] = []
+            q: list[Floats] = []
+            draws = BranchingRandom(self._traces[context.id], base)
+            for place in range(base, base + budget.depth):
+                weights = _softmax(self._model.logits([*context.tokens, *tokens]).tolist())
+                q.append(np.array(weights, dtype=np.float64))
+                tokens.append(draws.token(q[-1], place, StreamKind.DRAFT))
+            n = len(tokens)
+            chain = tuple(range(-1, n - 1))
+            drafts.append(Draft(context.id, base, tuple(tokens), chain, (self.name,) * n, np.stack(q)))
+        return drafts
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Nothing to learn."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Nothing to forget."""
+
+
+class ChosenDrafter(Drafter):
+    """Proposes the same tree every time."""
+
+    samples = False
+    reads_states = False
+    drafts_ahead = False
+    learns = False
+
+    def __init__(self, tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
+        self.name, self.tokens, self._parents = "chosen", tokens, parents
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        """As much of the tree as the budget takes."""
+        drafts = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            n = min(len(self.tokens), budget.max_nodes)
+            base = len(context.tokens)
+            drafts.append(Draft(context.id, base, self.tokens[:n], self._parents[:n], (self.name,) * n))
+        return drafts
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Nothing to learn."""
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Nothing to forget."""
+
+
+def _enumerate(engine: Engine, traces: Traces, length: int) -> OutputDistribution:
+    """The law of the token behind the prompt, which is always the same, and the ``length`` tokens after it."""
+    params = SamplingParams(temperature=TEMPERATURE, max_tokens=length + 2 * DEPTH + 3)
+    outputs: dict[str, tuple[int, ...]] = {}
+    waiting: list[tuple[int, ...]] = [()]
+    distribution: OutputDistribution = {}
+    while waiting or outputs:
+        while waiting and len(outputs) < AT_ONCE:
+            id = str(len(traces))
+            traces[id], outputs[id] = Trace(waiting.pop()), ()
+            engine.add(Request(id, PROMPT, params, 0, parent=id, speculation=Speculation(acceptance_method="block")))
+        for event in engine.step():
+            outputs[event.id] += event.tokens
+            if len(outputs[event.id]) > length:
+                engine.abort([event.id])
+                output, trace = outputs.pop(event.id)[: length + 1], traces[event.id]
+                distribution[output] = distribution.get(output, 0.0) + trace.probability
+                waiting += trace.left
+    return distribution
+
+
+def _wanted(target: ToyModel, length: int) -> OutputDistribution:
+    """The same by the book, in plain Python."""
+    weights = np.array(_softmax(target.logits(PROMPT).tolist()))
+    first = RandomStreams(0, len(PROMPT)).token(weights, len(PROMPT), StreamKind.TARGET)
+    distribution: OutputDistribution = {(first,): 1.0}
+    for _ in range(length):
+        longer: OutputDistribution = {}
+        for output, mass in distribution.items():
+            assert isinstance(output, tuple)
+            shares = _softmax(target.logits([*PROMPT, *output]).tolist())
+            longer |= {(*output, token): mass * share for token, share in enumerate(shares)}
+        distribution = longer
+    return distribution
+
+
+def _softmax(logits: Sequence[float]) -> list[float]:
+    top = max(logits)
+    weights = [math.exp((value - top) / TEMPERATURE) for value in logits]
+    return [weight / math.fsum(weights) for weight in weights]

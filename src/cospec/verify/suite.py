@@ -1,0 +1,62 @@
+"""The ladder, rung by rung, cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cospec.errors import InvalidInput
+from cospec.llm import LLM
+from cospec.registry import ACCEPTANCE_METHODS
+from cospec.verify import chisquare, enumeration, identity, invariance
+from cospec.verify.checks import Check
+from cospec.verify.context import FULL, QUICK, CheckContext
+from cospec.verify.reference import Reference, tolerance_of
+
+CHUNK = 64  # most tokens of a prompt
+TEXTS = (
+    "The answer is",
+    "def mean(values):\n    return",
+    "Question: A box holds 12 pencils. How many pencils are in 7 boxes?\nAnswer:",
+    "It was a dark evening, and the rain",
+    "import json\nimport os\n\n\ndef read(path):\n",
+    "Three friends share 24 apples evenly. Each of them",
+    "She opened the letter and read:",
+    "class Queue:\n    def __init__(self):\n",
+    "The history of the city begins with",
+    "If x is 5 and y is 8, then x + y =",
+    "for i in range(10):\n    print(",
+    "One, two, three, one, two, three, one,",
+)
+
+
+def run_checks(subject: CheckContext) -> Iterator[Check]:
+    """Every check of every rung, as it is done."""
+    for check_group in (enumeration, identity, chisquare, invariance):
+        yield from check_group.run_checks(subject)
+
+
+def context_of_llm(model: str, speculative: Mapping[str, Any] | None, quick: bool, **options: Any) -> CheckContext:
+    """Load the user's model as an engine, and its weights into transformers.
+
+    Raises:
+        CospecError: a model or option that cannot be served.
+        InvalidInput: an engine whose outputs follow another law than its target's, which is not what is verified here.
+    """
+    llm = LLM(model, dict(speculative) if speculative is not None else None, **options)
+    if llm.engine.distribution != "target":
+        raise InvalidInput(
+            "distribution",
+            llm.engine.distribution,
+            "target, the distribution of one model, which transformers computes too",
+        )
+    effort = QUICK if quick else FULL
+    prompts = tuple(tuple(llm.encode(text)[:CHUNK]) for text in TEXTS[: effort.prompts])
+    resolver = llm.engine.parts.resolver
+    acceptance_methods = (
+        ("match", resolver.sampled_method) if resolver.acceptance_method == "auto" else (resolver.acceptance_method,)
+    )
+    for acceptance_method in acceptance_methods:
+        ACCEPTANCE_METHODS.check(acceptance_method)
+    reference = Reference(llm)
+    return CheckContext(llm, reference, prompts, acceptance_methods, tolerance_of(reference.dtype), effort)

@@ -1,0 +1,87 @@
+"""Recorded decoding steps on a CUDA device equal ordinary ones."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from cospec.models.cuda_graphs import TOLERANCE, CudaRecorder, GraphRunner, Step
+from cospec.models.llama import FusedLlama
+from harness.decoding import decode, play, prompts, runner_of
+from harness.tiny import VOCAB, tiny
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+class Counted:
+    """Records as usual and counts how often a recording was repeated."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+        self._record = CudaRecorder()
+
+    def __call__(self, step: Step) -> Step:
+        self.recorded += 1
+        replay = self._record(step)
+
+        def counted() -> torch.Tensor:
+            self.replayed += 1
+            return replay()
+
+        return counted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen3"])
+def test_a_run_with_graphs_equals_one_without(name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Counted()
+    runner, kv = runner_of(name, DEVICE, dtype)
+    found = play(GraphRunner(runner, recorder), kv)
+    wanted = play(*runner_of(name, DEVICE, dtype))
+    assert not caplog.records, caplog.text
+    assert (recorder.recorded, recorder.replayed) == (3, 9), "three kinds of batches, whose nine steps all ran recorded"
+    for one, two in zip(found, wanted, strict=True):
+        assert one.shape == two.shape
+        if one.numel():
+            assert float((one - two).abs().max()) <= TOLERANCE[dtype] * float(two.abs().max())
+
+
+def test_results_outlive_later_steps() -> None:
+    runner, kv = runner_of("llama", DEVICE)
+    graphs = GraphRunner(runner, CudaRecorder())
+    graphs.logits(prompts(kv), kv.layers)
+    first, second = (graphs.logits(decode(kv, step, 0, 1, 2), kv.layers) for step in (0, 1))
+    kept = second.clone()
+    third = graphs.logits(decode(kv, 2, 0, 1, 2), kv.layers)
+    assert torch.equal(second, kept)
+    assert not torch.equal(third, second) and first.shape == (3, VOCAB)
+
+
+def test_failed_recordings_leave_the_device_usable(caplog: pytest.LogCaptureFixture) -> None:
+    """A step that reads a result on the host cannot be recorded."""
+
+    def record(step: Step) -> Step:
+        def reading() -> torch.Tensor:
+            logits = step()
+            return logits * float(logits.isfinite().all().item())
+
+        return CudaRecorder()(reading)
+
+    runner, kv = runner_of("llama", DEVICE)
+    with caplog.at_level(logging.WARNING):
+        found = play(GraphRunner(runner, record), kv)
+    assert len(caplog.records) == 1
+    for one, two in zip(found, play(*runner_of("llama", DEVICE)), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+
+
+def test_llamas_on_a_gpu_use_graphs() -> None:
+    _, kv = runner_of("llama", DEVICE)
+    fused = FusedLlama.from_hf(tiny("llama").to(DEVICE), kv, "fp32")
+    assert isinstance(fused.runner, GraphRunner)

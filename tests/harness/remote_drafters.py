@@ -1,0 +1,59 @@
+"""Drafters for processes of their own: built by name, well and badly behaved."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from functools import partial
+
+from cospec.core.plugins import Drafter
+from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.drafters.model import ModelDrafter
+from cospec.drafters.ngram import NgramDrafter
+from cospec.errors import ModelError
+from cospec.models.toy import ToyModel
+from cospec.runtime.drafter_worker import Build
+from harness.pools import pool_of, toy_drafters
+
+VOCAB = 6
+
+
+class Doomed(NgramDrafter):
+    """Drafts some times, then ``end`` happens."""
+
+    def __init__(self, times: int, end: str) -> None:
+        super().__init__(1, 3)
+        self._left, self._end = times, end
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        self._left -= 1
+        if self._left < 0 and self._end == "raise":
+            raise ZeroDivisionError
+        if self._left < 0:
+            os.kill(os.getpid(), signal.SIGSTOP if self._end == "hang" else signal.SIGKILL)
+        return super().propose(contexts, budgets)
+
+
+def toy(name: str) -> Build:
+    """What makes a drafter of that name."""
+    return partial(_toy, name)
+
+
+def doomed(times: int, end: str) -> Build:
+    """What makes a drafter that drafts some times."""
+    return partial(Doomed, times, end)
+
+
+def refusing() -> Drafter:
+    """Cannot be built."""
+    raise ModelError("The drafter has no weights.")
+
+
+def _toy(name: str) -> Drafter:
+    if name == "ngram":
+        return NgramDrafter(1, 3)
+    if name == "pool":
+        return pool_of(toy_drafters(VOCAB), "fuse", "hedge", VOCAB)
+    itself = ToyModel(VOCAB, order=2, seed=1, sharpness=2.0)
+    return ModelDrafter(itself if name == "itself" else ToyModel(VOCAB, order=1, seed=3))

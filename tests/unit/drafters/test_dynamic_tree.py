@@ -1,0 +1,190 @@
+"""Trees of the model drafter: their shape, what is known of each node beforehand, and the cache behind them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.sampling import History, target_probs_of
+from cospec.core.tree import children, depths, path_to
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.drafters.calibration import PRIOR, Calibration
+from cospec.drafters.model import ModelDrafter
+from cospec.models.toy import ToyModel
+from cospec.sampling_params import SamplingParams
+from harness.toys import with_pool
+
+V = 6
+GREEDY = SamplingParams(temperature=0)
+DRAWN = SamplingParams(temperature=0.9, repetition_penalty=1.2)
+TEXT = [0, 1, 2, 2]
+BUDGETS = [
+    DraftBudget(3, 8),
+    DraftBudget(2, 12, widths=(3, 2)),
+    DraftBudget(4, 5),
+    DraftBudget(3, 60, widths=(3, 3, 2)),
+    DraftBudget(1, 4),
+]
+
+
+def model() -> ToyModel:
+    return with_pool(ToyModel(V, order=3, seed=4), 256, 4)
+
+
+def context(
+    text: list[int], params: SamplingParams, stream_kind: StreamKind = StreamKind.DRAFT, id: str = "s"
+) -> DraftContext:
+    return DraftContext(id, text, 2, params, 77, stream_kind)
+
+
+def drafted(budget: DraftBudget, params: SamplingParams = GREEDY, stream_kind: StreamKind = StreamKind.DRAFT) -> Draft:
+    (draft,) = ModelDrafter(model()).propose([context(TEXT, params, stream_kind)], [budget])
+    return draft
+
+
+def behind(draft: Draft, node: int, params: SamplingParams) -> np.ndarray:
+    """The drafter's distribution behind a node, without any cache."""
+    path = [draft.tokens[above] for above in path_to(draft.parents, node)]
+    rows = target_probs_of(model().logits([*TEXT, *path])[None], params, History(TEXT, 2, [path]))
+    return np.asarray(rows[0])
+
+
+def values(draft: Draft) -> list[float]:
+    assert draft.confidence is not None
+    return [float(np.prod(draft.confidence[path_to(draft.parents, node)])) for node in range(len(draft))]
+
+
+@pytest.mark.parametrize("stream_kind", [StreamKind.DRAFT, StreamKind.TARGET])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_tree_keeps_to_its_budget(budget: DraftBudget, params: SamplingParams, stream_kind: StreamKind) -> None:
+    draft = drafted(budget, params, stream_kind)
+    assert 1 <= len(draft) <= budget.max_nodes
+    assert max(depths(draft.parents)) <= budget.depth
+    assert len(draft) > draft.depth, "it branches"
+    for node in range(-1, len(draft)):
+        below = children(draft.parents, node)
+        assert len({draft.tokens[child] for child in below}) == len(below)
+        if budget.widths and below:
+            assert len(below) <= budget.widths[depths(draft.parents)[below[0]] - 1]
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN])
+def test_the_whole_level_tree_where_the_budget_allows_it(params: SamplingParams) -> None:
+    draft = drafted(DraftBudget(3, 60, widths=(3, 3, 2)), params)
+    assert [depths(draft.parents).count(level) for level in (1, 2, 3)] == [3, 9, 18]
+
+
+def test_a_greedy_tree_holds_the_likeliest_paths() -> None:
+    """Of all paths of the widest tree the best are kept, and the main path is the chain."""
+    whole, best = drafted(DraftBudget(3, 60, widths=(3, 3, 2))), drafted(DraftBudget(3, 9, widths=(3, 3, 2)))
+    assert sorted(values(best), reverse=True) == pytest.approx(sorted(values(whole), reverse=True)[:9])
+    one = SamplingParams()  # whose law the confidences are
+    for node, (parent, token) in enumerate(zip(best.parents, best.tokens, strict=True)):
+        assert best.confidence is not None
+        assert best.confidence[node] == pytest.approx(behind(best, parent, one)[token])
+    chain = drafted(DraftBudget(3, 3))
+    node, main = -1, []
+    while below := children(whole.parents, node):
+        node = below[0]
+        main.append(whole.tokens[node])
+    assert tuple(main) == chain.tokens
+
+
+def test_children_are_drawn_without_replacement_from_what_is_left() -> None:
+    draft = drafted(DraftBudget(2, 40, widths=(4, 3)), DRAWN)
+    assert draft.q is not None
+    for node in range(-1, len(draft)):
+        q = behind(draft, node, DRAWN)
+        ranked = np.sort(q)[::-1]
+        for place, child in enumerate(children(draft.parents, node)):
+            assert draft.q[child] == pytest.approx(q / q.sum(), abs=1e-14)
+            assert draft.confidence is not None
+            assert draft.confidence[child] == pytest.approx(ranked[place])
+            assert q[draft.tokens[child]] > 0
+            q[draft.tokens[child]] = 0.0
+
+
+def test_under_match_children_stand_in_the_order_of_the_targets_race() -> None:
+    draft = drafted(DraftBudget(2, 12, widths=(3, 3)), DRAWN, StreamKind.TARGET)
+    assert draft.q is None
+    for node in range(-1, len(draft)):
+        weights = behind(draft, node, DRAWN)
+        position = len(TEXT) + (depths(draft.parents)[node] if node >= 0 else 0)
+        for child in children(draft.parents, node):
+            assert draft.tokens[child] == RandomStreams(77, 0).token(weights, position, StreamKind.TARGET)
+            weights[draft.tokens[child]] = 0.0
+
+
+@pytest.mark.parametrize("budget", [DraftBudget(4, 4, threshold=0.2), DraftBudget(4, 20, threshold=0.2)])
+def test_drafting_stops_where_the_product_of_confidences_falls_below_the_threshold(budget: DraftBudget) -> None:
+    draft = drafted(budget)
+    whole = drafted(DraftBudget(budget.depth, budget.max_nodes, threshold=1e-9))
+    assert min(values(draft)) >= 0.2
+    assert len(draft) == sum(value >= 0.2 for value in values(whole)) < len(whole)
+    assert ModelDrafter(model()).propose([context(TEXT, GREEDY)], [DraftBudget(4, 4, threshold=1.0)]) == []
+
+
+@pytest.mark.parametrize("stream_kind", [StreamKind.DRAFT, StreamKind.TARGET])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN])
+def test_it_catches_up_behind_any_path(params: SamplingParams, stream_kind: StreamKind) -> None:
+    """Accepted paths of all lengths through all branches, rounds without a draft, and chains in between."""
+    chance = np.random.default_rng(3)
+    drafter = ModelDrafter(model())
+    texts = {id: [n, 1, 2] for n, id in enumerate("abc")}
+    for _ in range(25):
+        asked = [id for id in texts if chance.random() < 0.8]
+        budget = [DraftBudget(3, 9), DraftBudget(3, 9, widths=(2, 2, 1)), DraftBudget(2, 2)][int(chance.integers(3))]
+        contexts = [context(texts[id], params, stream_kind, id) for id in asked]
+        drafts = {draft.id: draft for draft in drafter.propose(contexts, [budget] * len(contexts))}
+        for each in contexts:
+            (fresh,) = ModelDrafter(model()).propose([each], [budget])
+            assert (drafts[each.id].tokens, drafts[each.id].parents) == (fresh.tokens, fresh.parents)
+        commits = []
+        for id, text in texts.items():
+            draft, path = drafts.get(id), list[int]()
+            while draft and chance.random() < 0.8 and (below := children(draft.parents, path[-1] if path else -1)):
+                path.append(int(chance.choice(below)))
+            gained = (*(draft.tokens[node] for node in path), int(chance.integers(V))) if draft else (1,)
+            commits.append(Commit(id, len(text), gained, tuple(path), len(text) + len(path)))
+            text.extend(gained)
+        drafter.commit(commits)
+        drafter.model.pages.check_integrity()
+    drafter.free(list(texts))
+    assert drafter.model.pages.usage == 0
+
+
+def test_without_room_for_a_tree_it_leaves_the_sequence_out() -> None:
+    drafter = ModelDrafter(with_pool(ToyModel(V, order=3, seed=4), 3, 4))
+    contexts = [context([0, 1, 2, 3, n], GREEDY, id=id) for n, id in enumerate("ab")]
+    assert [draft.id for draft in drafter.propose(contexts, [DraftBudget(2, 3)] * 2)] == ["a"]
+    drafter.model.pages.check_integrity()
+
+
+def test_calibration_learns_what_a_confidence_is_worth() -> None:
+    calibration = Calibration()
+    raw = np.array([[0.9, 0.1], [0.5, 0.0]])
+    assert calibration(raw) == pytest.approx(raw), "before anything was seen, what the drafter says"
+    for _ in range(100):
+        calibration.learn([(0.9, float(n < 10)) for n in range(20)])
+    found = calibration(raw)
+    assert found[0, 0] == pytest.approx(0.5, abs=PRIOR / 1000)
+    assert found[0, 1] == pytest.approx(0.1)
+    assert calibration(np.array([1.0, 0.0])).max() <= 1.0
+
+
+def test_an_overconfident_drafter_is_believed_less() -> None:
+    """Nodes whose tokens never come to be count against their confidence."""
+    calibration = Calibration()
+    drafter, text = ModelDrafter(model(), calibration=calibration), list(TEXT)
+    (first,) = drafter.propose([context(text, GREEDY)], [DraftBudget(2, 6)])
+    for _ in range(60):
+        (draft,) = drafter.propose([context(text, GREEDY)], [DraftBudget(2, 6)])
+        offered = {draft.tokens[node] for node in children(draft.parents, -1)}
+        wrong = next(token for token in range(V) if token not in offered)
+        drafter.commit([Commit("s", len(text), (wrong,), (), len(text), len(draft), rejected=True)])
+        text.append(wrong)
+    raw = np.array([0.1, 0.3, 0.5])
+    assert (calibration(raw) < raw).all()
+    assert first.confidence is not None

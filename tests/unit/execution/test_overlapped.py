@@ -1,0 +1,190 @@
+"""Who is drafted and verified when, with back-pressure, and how a round is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.assembly import TextInfo, assemble
+from cospec.core.engine import Engine
+from cospec.core.plugins import Drafter
+from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.drafters.model import ModelDrafter
+from cospec.errors import InvalidInput
+from cospec.execution.auto import Auto
+from cospec.execution.overlapped import OverlappedMode
+from cospec.models.toy import ToyModel
+from cospec.registry import EXECUTION_MODES as TABLE
+from cospec.runtime.async_engine import EngineStatus
+from cospec.runtime.executors import InlineExecutor, ThreadExecutor
+from cospec.sampling_params import SamplingParams
+from cospec.server.metrics import ServerMetrics
+from harness.methods import override
+from harness.overlap import ROUNDS, under
+from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine
+
+PARAMS = SamplingParams(temperature=0, max_tokens=24)
+
+
+class Recording(ScriptedDrafter):
+    """Writes down who is drafted for."""
+
+    def __init__(self) -> None:
+        super().__init__([0, 1])
+        self.batches: list[set[str]] = []
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        self.batches.append({context.id for context in contexts})
+        return super().propose(contexts, budgets)
+
+
+def engine(execution_mode: str, drafter: Drafter, count: int) -> Engine:
+    made = under(toy_engine(ToyModel(4), drafter, k=2), execution_mode)
+    for n in range(count):
+        made.add(make_request(f"r{n}", (n % 4, 1), PARAMS))
+    return made
+
+
+def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
+    drafter = Recording()
+    made, verified = engine("pipelined", drafter, 6), []
+    assert isinstance(made.execution_mode, OverlappedMode)
+    verifier = made.execution_mode.components.verifier
+    verify = verifier.verify
+
+    def recorded(entries: Any, drafts: Any) -> Any:
+        verified.append({entry.sequence.id for entry in entries if entry.sequence.id in drafts})
+        return verify(entries, drafts)
+
+    override(verifier, verify=recorded)
+    for _ in range(5):
+        made.step()
+        made.execution_mode.check_integrity()
+        assert len(made.execution_mode.desk.pool.ready) <= 3
+    assert verified[0] == set(), "the prompts"
+    for before, after in pairwise(verified[1:]):
+        assert len(before) == len(after) == 3 and not before & after
+    assert drafter.batches == [{"r0", "r1", "r2"}, *[set(batch) for batch in verified[2:]], drafter.batches[-1]]
+
+
+def test_a_single_sequence_is_not_starved() -> None:
+    for execution_mode in ("pipelined", "draft-ahead", "auto"):
+        events = run_all(
+            under(toy_engine(ToyModel(4), Recording(), k=2), execution_mode), [make_request("r", (0, 1), PARAMS)]
+        )
+        assert set(events) == {"r"}, "it ended"
+
+
+@pytest.mark.parametrize("round_name", ["sequential", "pipelined"])
+def test_a_drafter_that_raises_over_commits_begins_anew(round_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The error is logged, no output changes, and the drafter forgets what raised."""
+    freed: list[str] = []
+
+    class Broken(Recording):
+        def commit(self, commits: Any) -> None:
+            raise ZeroDivisionError
+
+        def free(self, ids: Any) -> None:
+            freed.extend(ids)
+            super().free(ids)
+
+    made = toy_engine(ToyModel(4), Broken(), k=2)
+    if round_name != "sequential":
+        components = made.execution_mode.components
+        made = under(made, round_name, "worker")
+        assert isinstance(components.executor, ThreadExecutor)
+    wanted = tokens_of(run_all(toy_engine(ToyModel(4), None), [make_request("r", (0, 1), PARAMS)]))
+    assert tokens_of(run_all(made, [make_request("r", (0, 1), PARAMS)])) == wanted
+    assert "ZeroDivisionError" in caplog.text
+    assert len(freed) > 1
+
+
+class Ticking:
+    """A clock that a drafter and a judge move on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def auto(parallel: bool, beside: float) -> tuple[Engine, Auto]:
+    """An engine whose drafting takes 2 s and whose verification takes 4, or ``beside`` for each when overlapped."""
+    clock = Ticking()
+    made = toy_engine(ToyModel(4, order=2, seed=1), ModelDrafter(ToyModel(4, order=2, seed=1)), k=2)
+    components = made.execution_mode.components
+    verifier, drafter = components.verifier, components.drafter
+    assert drafter is not None
+    propose, verify = drafter.propose, verifier.verify
+    chosen: list[Auto] = []
+
+    def slow_propose(*args: Any) -> Any:
+        clock.now += 2.0 if not chosen or chosen[0].info.name == "sequential" else 0.0
+        return propose(*args)
+
+    def slow_verify(*args: Any) -> Any:
+        clock.now += 4.0 if not chosen or chosen[0].info.name == "sequential" else beside
+        return verify(*args)
+
+    override(drafter, propose=slow_propose)
+    override(verifier, verify=slow_verify)
+    executor = InlineExecutor(drafter, clock)
+    executor.parallel = parallel
+    made.execution_mode = execution_mode = Auto(replace(components, clock=clock, executor=executor), window=8)
+    chosen.append(execution_mode)
+    return made, execution_mode
+
+
+@pytest.fixture
+def load() -> Iterator[list[Any]]:
+    yield [make_request(f"r{n}", (n % 4, 1), SamplingParams(temperature=0, max_tokens=200)) for n in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "beside", "name", "why"),
+    [
+        (False, 4.0, "sequential", "33%"),
+        (True, 4.0, "draft-ahead", "measured 1."),
+        (True, 16.0, "sequential", "draft-ahead"),
+    ],
+)
+def test_auto_measures_before_it_chooses(load: list[Any], parallel: bool, beside: float, name: str, why: str) -> None:
+    made, execution_mode = auto(parallel, beside)
+    assert "not measured" in execution_mode.info.reason
+    run_all(made, load)
+    assert execution_mode.info.name == name
+    assert why in execution_mode.info.reason
+
+
+@pytest.mark.parametrize("beside", [4.0, 16.0])
+def test_another_load_is_measured_anew(load: list[Any], beside: float, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    made, execution_mode = auto(True, beside)
+    run_all(made, load)
+    first = execution_mode.info
+    assert "measured again" not in caplog.text
+    run_all(made, [make_request(f"m{n}", (n % 4, 1), SamplingParams(temperature=0, max_tokens=300)) for n in range(8)])
+    assert "measured again" in caplog.text
+    assert execution_mode.info.name == first.name and "times" in execution_mode.info.reason
+
+
+def test_the_round_and_its_reason_are_in_the_metrics() -> None:
+    made = engine("auto", Recording(), 1)
+    text = ServerMetrics("toy").render(asdict(made.metrics()), EngineStatus(True, 0, 0, 0)).decode()
+    (line,) = [line for line in text.splitlines() if line.startswith("cospec:round_info")]
+    assert 'round="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
+
+
+@pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead"])
+def test_a_round_is_chosen_by_name(execution_mode: str) -> None:
+    speculative = SpeculativeConfig(num_speculative_tokens=2, execution_mode=execution_mode)
+    parts = assemble(ToyModel(4), Recording(), speculative, EngineConfig(), TextInfo())
+    assert type(parts.execution_mode) is ROUNDS[execution_mode]
+    with pytest.raises(InvalidInput, match="round is 'sideways'"):
+        TABLE.load("sideways")

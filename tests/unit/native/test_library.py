@@ -1,0 +1,181 @@
+"""The compiled kernels over rows of logits, held against numpy and torch, on every instruction set there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ctypes import Structure
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cospec.core.rng import RandomStreams, StreamKind
+from cospec.core.types import DraftContext
+from cospec.drafters import prompt_scoring
+from cospec.drafters.pool import candidates
+from cospec.drafters.pool.candidates import top_candidates
+from cospec.drafters.prompt_scoring import token_probabilities
+from cospec.errors import InvalidInput
+from cospec.native import library, structs
+from cospec.sampling_params import SamplingParams
+
+built = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Tests may change the threads and the instruction set."""
+    if library.available():
+        isa, threads = library.isa(), library.threads()
+        yield
+        library.set_isa(isa)
+        library.set_threads(threads)
+    else:
+        yield
+
+
+@built
+@pytest.mark.parametrize("isa", library.ISAS)
+def test_argmax_takes_the_first_of_equals(isa: str) -> None:
+    try:
+        library.set_isa(isa)
+    except InvalidInput:
+        pytest.skip(f"this processor has no {isa}")
+    logits = torch.randn(5, 1000)
+    logits[1, [999, 17, 400]] = 50.0
+    logits[2] = -3.0
+    logits[3, 999] = 50.0
+    assert library.argmax_rows(logits) == logits.argmax(1).tolist()
+    assert library.argmax_rows(torch.tensor([[1.0, 3.0, 3.0]])) == [1]
+
+
+@built
+@pytest.mark.parametrize("place", [0, 70, 999])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_argmax_refuses_what_is_no_number(place: int, odd: float) -> None:
+    logits = torch.randn(3, 1000)
+    logits[1, place] = odd
+    expected = logits.argmax(1).tolist()
+    assert library.argmax_rows(logits) == [expected[0], -1, expected[2]]
+
+
+@built
+@pytest.mark.parametrize("vocab", [1, 7, 8, 255, 4096, 4099])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_softmax_is_torch_s_in_double_precision(vocab: int, threads: int) -> None:
+    library.set_threads(threads)
+    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)) * 20
+    logits[2, 0] = -torch.inf if vocab > 1 else 0.0
+    temperatures = np.array([0.01, 0.5, 1.0, 1.3, 50.0])
+    expected = torch.softmax(logits.double() / torch.from_numpy(temperatures)[:, None], -1).numpy()
+    found = library.softmax_rows(logits, temperatures)
+    np.testing.assert_allclose(found, expected, rtol=4e-14, atol=1e-300)
+    np.testing.assert_allclose(found.sum(1), 1.0, rtol=0, atol=1e-14)
+    alone = library.softmax_rows(logits[3:4], temperatures[3:4])
+    assert (alone[0] == found[3]).all()  # a row's bits do not depend on its neighbours
+
+
+@built
+@pytest.mark.parametrize("vocab", [3, 256, 257, 4096])
+def test_a_race_has_the_winner_that_numpy_s_generator_gives(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.random.default_rng(vocab).exponential(size=(200, vocab))
+    weights[::3, : vocab // 2] = 0.0
+
+    def winners() -> list[int]:
+        rows = enumerate(weights)
+        return [RandomStreams(2**64 - 1 - i, 3).token(row, 2**40 + i, StreamKind(i % 4)) for i, row in rows]
+
+    compiled = winners()
+    monkeypatch.setattr(library, "available", lambda: False)
+    assert compiled == winners()
+
+
+@pytest.mark.parametrize("compiled", [pytest.param(True, marks=built), False])
+def test_a_race_without_runners_is_an_error(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "available", lambda: compiled)
+    with pytest.raises(ValueError, match="no token"):
+        RandomStreams(0, 0).token(np.zeros(300), 1, StreamKind.TARGET)
+
+
+def test_a_missing_library_is_explained(tmp_path: Path) -> None:
+    missing = library.load(tmp_path / "_native.so")
+    assert missing.library is None and missing.reason
+    (tmp_path / "_native.so").write_bytes(b"no library")
+    broken = library.load(tmp_path / "_native.so")
+    assert broken.library is None and str(tmp_path) in broken.reason
+
+
+def test_a_library_that_is_there_has_the_structs_that_python_declares() -> None:
+    if not Path(library.__file__).with_name("_native.so").exists():
+        pytest.skip("the native kernels were not built")
+    assert library.why_not() == ""
+
+
+@built
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("VerifyResultStruct", lambda fields: fields[:-1], "struct VerifyResult has 32 bytes in the library and 24"),
+        (
+            "KVCacheViewStruct",
+            lambda fields: fields[::-1],
+            "field KVCacheView.max_len is at byte 32 in the library and at 0",
+        ),
+        ("MixBuffersStruct", lambda fields: [("q", fields[0][1]), *fields[1:]], "field MixBuffers.q is at byte -1"),
+        ("NoSuchStruct", lambda fields: fields, "struct NoSuchStruct has -1 bytes in the library"),
+    ],
+)
+def test_a_struct_that_differs_from_the_library_is_an_error(
+    name: str, change: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = getattr(structs, name, structs.BatchViewStruct)._fields_
+    other = type(name, (Structure,), {"_fields_": change(fields)})
+    monkeypatch.setattr(structs, "STRUCTS", (*structs.STRUCTS[:2], other))
+    loaded = library._load.__wrapped__()
+    assert loaded.library is None
+    assert sentence in loaded.reason and loaded.reason.endswith("build them again")
+
+
+@built
+def test_guesses_are_what_numpy_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First and next best tokens and their probabilities, greedy rows and drawn ones, in one call."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(12, 700, generator=generator) * 3
+    params = [SamplingParams(temperature=0.0 if row % 3 else 0.8) for row in range(12)]
+    contexts = [DraftContext(str(row), [1, 2, 3], 1, each, row, StreamKind.TARGET) for row, each in enumerate(params)]
+    paths = [[5] * (row % 4) for row in range(12)]
+    compiled = top_candidates(logits, contexts, paths)
+    monkeypatch.setattr(candidates, "reads_natively", lambda _: False)
+    for ours, reference in zip(compiled, top_candidates(logits, contexts, paths), strict=True):
+        assert ours is not None and reference is not None and ours.second is not None and reference.second is not None
+        assert (ours.token, ours.second[0]) == (reference.token, reference.second[0])
+        assert ours.confidence == pytest.approx(reference.confidence, abs=1e-12)
+        assert ours.second[1] == pytest.approx(reference.second[1], abs=1e-12)
+    assert compiled[1] != compiled[2]
+    logits[0, 3] = torch.nan
+    assert library.candidate_rows(logits[:1], [0.0], [(1, 0, 0, 0, 3, 3)])[0][0][0] == -1
+
+
+@built
+def test_chances_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(9, 300, generator=torch.Generator().manual_seed(1)) * 2
+    tokens = [row * 31 for row in range(9)]
+    wanted = torch.softmax(logits.double(), -1)[range(9), tokens].numpy()
+    assert token_probabilities(logits, tokens) == pytest.approx(wanted, abs=1e-12)
+    monkeypatch.setattr(prompt_scoring, "reads_natively", lambda _: False)
+    assert token_probabilities(logits, tokens) == pytest.approx(wanted, abs=1e-12)
+
+
+@built
+def test_a_configuration_forces_an_instruction_set() -> None:
+    best, every = library.isa(), library.offered()
+    assert every[-1] == best and set(every) <= set(library.ISAS)
+    for name in every:
+        library.use_instruction_set(name)
+        assert library.isa() == name
+        library.use_instruction_set("auto")
+        assert library.isa() == name  # the choice of the process stands
+    with pytest.raises(InvalidInput, match=f"instruction_set is 'sse9'.*{best}"):
+        library.use_instruction_set("sse9")

@@ -1,0 +1,322 @@
+"""The compiled kernels against float64 references, and their promise: a row's result depends on that row alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.errors import InvalidInput
+from cospec.models.input_batch import InputBatch, pack
+from cospec.native import operators
+from cospec.native.library import ISAS
+
+pytestmark = pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
+
+CPU = torch.device("cpu")
+KINDS = tuple(operators.KINDS)
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Tests may change the threads and the instruction set."""
+    isa, threads = operators.isa(), operators.threads()
+    yield
+    operators.set_isa(isa)
+    operators.set_threads(threads)
+
+
+def machines() -> Iterator[tuple[str, int]]:
+    """Every instruction set that this processor has, with one and two threads."""
+    best = operators.isa()
+    for isa in ISAS[: ISAS.index(best) + 1]:
+        for threads in (1, 2):
+            operators.set_isa(isa)
+            operators.set_threads(threads)
+            yield isa, threads
+    operators.set_isa(best)
+
+
+def represented(weight: Tensor, kind: operators.Kind) -> Tensor:
+    """What the packed weight stands for, in float64."""
+    held, scale = operators.quantize(weight, kind)
+    return held.double() if scale is None else held.double() * scale.double()[:, None]
+
+
+SHAPES = [(1, 1), (33, 7), (64, 16), (70, 129), (200, 65), (257, 400)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_linear_is_the_product(kind: operators.Kind, outputs: int, inputs: int) -> None:
+    torch.manual_seed(outputs)
+    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
+    layer = operators.PackedLinear(weight, bias, kind)
+    for rows in (1, 2, 5, 13, 40):
+        x = torch.randn(rows, inputs)
+        seen = x.bfloat16() if kind == "bf16" else x
+        expected = seen.double() @ represented(weight, kind).T + bias.double()
+        torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5 * inputs**0.5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(70, 129), (200, 500)])
+def test_linear_rows_are_bit_identical_everywhere(kind: operators.Kind, outputs: int, inputs: int) -> None:
+    torch.manual_seed(inputs)
+    layer = operators.PackedLinear(torch.randn(outputs, inputs), torch.randn(outputs), kind)
+    x = torch.randn(70, inputs)
+    expected = torch.cat([layer(row[None]) for row in x])
+    for isa, threads in machines():
+        for rows in (*range(1, 15), 24, 25, 70):
+            assert torch.equal(layer(x[:rows]), expected[:rows]), (isa, threads, rows)
+        assert torch.equal(layer(x[40:47]), expected[40:47]), (isa, threads)
+
+
+def test_linear_is_one_chain_of_fused_multiply_adds() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(5, 300), torch.randn(300)
+    total = torch.zeros(5)
+    for k in range(300):  # a float64 product of float32 values is exact, so one rounding follows
+        total = (total.double() + weight[:, k].double() * x[k].double()).float()
+    assert torch.equal(operators.PackedLinear(weight, None, "fp32")(x), total)
+
+
+def test_linear_keeps_leading_dimensions_and_takes_views() -> None:
+    layer = operators.PackedLinear(torch.randn(6, 8), None, "fp32")
+    x = torch.randn(3, 8, 4)
+    result = layer(x.transpose(1, 2))
+    assert result.shape == (3, 4, 6)
+    torch.testing.assert_close(result[2, 1], layer(x[2, :, 1].contiguous()), rtol=0, atol=0)
+    assert layer(torch.empty(0, 8)).shape == (0, 6)
+
+
+def test_bf16_products_take_inputs_in_pairs_the_second_first() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(5, 301).bfloat16(), torch.randn(301)
+    layer = operators.PackedLinear(weight, None, "bf16")
+    terms = weight.double() * x.bfloat16().double()  # exact in float32 too
+    total = torch.zeros(5)
+    for first in range(0, 301, 2):
+        for k in (first + 1, first):
+            if k < 301:
+                total = (total.double() + terms[:, k]).float()
+    for isa, _ in machines():
+        assert torch.equal(layer(x), total), isa
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3.3e38, 1e-39, -0.0, 2**-126, 1 + 2**-8, 1 + 3 * 2**-8])
+def test_bf16_inputs_are_rounded_to_nearest_even(value: float) -> None:
+    x = torch.tensor([[value, 0.0], [1.0, value]])
+    wanted = x.bfloat16().float()
+    wanted[wanted.abs() < 2**-126] = 0  # subnormal numbers are taken for 0
+    layer = operators.PackedLinear(torch.eye(2) * 1.0, None, "bf16")
+    for isa, _ in machines():
+        torch.testing.assert_close(layer(x), wanted @ torch.eye(2), rtol=0, atol=0, equal_nan=True, msg=isa)
+
+
+def test_linear_refuses_what_it_cannot_multiply() -> None:
+    layer = operators.PackedLinear(torch.randn(4, 8), None, "fp32")
+    with pytest.raises(InvalidInput, match=r"float32 \[\.\.\., 8\]"):
+        layer(torch.randn(2, 7))
+    with pytest.raises(InvalidInput, match="float64"):
+        layer(torch.randn(2, 8, dtype=torch.float64))
+    with pytest.raises(InvalidInput, match="int4"):
+        operators.PackedLinear(torch.randn(4, 8), None, cast(Any, "int4"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch whose sequences have some entries in the cache already, and its queries, keys and values."""
+
+    batch: InputBatch
+    heads: tuple[int, int]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_pages: Tensor
+    v_pages: Tensor
+
+    def run(self, **options: Any) -> Tensor:
+        pages = self.k_pages.clone(), self.v_pages.clone()
+        return operators.attention(self.q, self.k, self.v, *pages, self.batch, 0.2, **options)
+
+
+TREE = (-1, -1, 0, 0, 1, 2, 4)
+SEGMENTS = (
+    SequenceSlice("decode", 37, (1,)),
+    SequenceSlice("prefill", 0, tuple(range(20))),
+    SequenceSlice("chain", 130, (1, 2, 3, 4), parents=(-1, 0, 1)),
+    SequenceSlice("tree", 60, (1, 2, 3, 4, 5, 6, 7, 8), parents=TREE),
+)
+
+
+def history(name: str, start: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Keys and values of a sequence's earlier entries, the same whatever else is in the batch."""
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    keys, values = torch.randn(2, start + 40, *shape, generator=generator)
+    return keys, values
+
+
+def build(
+    segments: tuple[SequenceSlice, ...], dim: int = 32, heads: tuple[int, int] = (4, 2), page_size: int = 16
+) -> Case:
+    """Pages in shuffled order; entries that nobody wrote are NaN, so that a single read of them shows."""
+    torch.manual_seed(len(segments) + page_size)
+    total = 32
+    order = torch.randperm(total * 16 // page_size).tolist()
+    k_pages, v_pages = torch.full((2, len(order), heads[1], page_size, dim), float("nan"))
+    tables, new_k, new_v, queries = {}, [], [], []
+    for segment in segments:
+        start, count = segment.start, len(segment.tokens)
+        table = [order.pop() for _ in range(-(-(start + count) // page_size))]
+        keys, values = history(segment.id, start, (heads[1], dim))
+        for entry in range(start):
+            k_pages[table[entry // page_size], :, entry % page_size] = keys[entry]
+            v_pages[table[entry // page_size], :, entry % page_size] = values[entry]
+        tables[segment.id] = table
+        new_k.append(keys[start : start + count])
+        new_v.append(values[start : start + count])
+        generator = torch.Generator().manual_seed(start)
+        queries.append(torch.randn(count, heads[0], dim, generator=generator))
+    batch = pack(TokenBatch(segments), tables, page_size, CPU)
+    return Case(batch, heads, torch.cat(queries), torch.cat(new_k), torch.cat(new_v), k_pages, v_pages)
+
+
+def dense(case: Case, window: int | None = None, softcap: float | None = None) -> Tensor:
+    """The same attention in float64, row by row over whole sequences."""
+    batch, result = case.batch, torch.empty_like(case.q, dtype=torch.float64)
+    for span, segment in zip(batch.spans, SEGMENTS, strict=False):
+        rows = range(span.first, span.first + span.rows)
+        keys, values = (x.double() for x in history(segment.id, segment.start, (case.heads[1], case.q.shape[2])))
+        position = torch.arange(span.length)
+        position[span.start :] = batch.positions[rows.start : rows.stop]
+        entries = torch.arange(span.length)
+        for row in rows:
+            visible, mask = int(batch.visible[row]), int(batch.mask[row])
+            allowed = entries < visible
+            nodes = [0 <= e - visible < 64 and mask >> (e - visible) & 1 == 1 for e in entries.tolist()]
+            allowed |= torch.tensor(nodes)
+            if window is not None:
+                allowed &= batch.positions[row] - position < window
+            for head in range(case.heads[0]):
+                shared = head // (case.heads[0] // case.heads[1])
+                scores = keys[: span.length, shared] @ case.q[row, head].double() * 0.2
+                if softcap is not None:
+                    scores = torch.tanh(scores / softcap) * softcap
+                weights = scores.masked_fill(~allowed, float("-inf")).softmax(0)
+                result[row, head] = weights @ values[: span.length, shared]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("dim", "heads", "page_size"),
+    [(32, (4, 2), 16), (64, (2, 2), 8), (24, (6, 1), 24), (8, (3, 3), 16), (256, (2, 1), 16)],
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 9}, {"window": 2}, {"softcap": 5.0}, {"window": 70, "softcap": 2.0}], ids=str
+)
+def test_attention_is_masked_softmax(dim: int, heads: tuple[int, int], page_size: int, options: dict[str, Any]) -> None:
+    case = build(SEGMENTS, dim, heads, page_size)
+    expected = dense(case, **options)
+    torch.testing.assert_close(case.run(**options).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_writes_keys_and_values_in_place() -> None:
+    case = build(SEGMENTS)
+    k_pages, v_pages = case.k_pages.clone(), case.v_pages.clone()
+    operators.attention(case.q, case.k, case.v, k_pages, v_pages, case.batch, 0.2)
+    for row in range(len(case.k)):
+        at = int(case.batch.write_at[row])
+        page = int(case.batch.tables[case.batch.row_segment[row], at // 16])
+        assert torch.equal(k_pages[page, :, at % 16], case.k[row])
+        assert torch.equal(v_pages[page, :, at % 16], case.v[row])
+    changed = (k_pages != case.k_pages) & ~(k_pages.isnan() & case.k_pages.isnan())
+    assert int(changed.sum()) == case.k.numel()
+
+
+def test_attention_takes_strided_views() -> None:
+    case = build(SEGMENTS)
+    joined = torch.cat([case.q, case.k, case.v], dim=1)
+    q, k, v = joined.split([4, 2, 2], dim=1)
+    pages = case.k_pages.clone(), case.v_pages.clone()
+    assert torch.equal(operators.attention(q, k, v, *pages, case.batch, 0.2), case.run())
+    by_head = case.q.transpose(0, 1).contiguous().transpose(0, 1)
+    pages = case.k_pages.clone(), case.v_pages.clone()
+    assert torch.equal(operators.attention(by_head, k, v, *pages, case.batch, 0.2), case.run())
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 9, "softcap": 5.0}], ids=str)
+def test_attention_rows_are_bit_identical_everywhere(options: dict[str, float]) -> None:
+    case = build(SEGMENTS)
+    expected = case.run(**options)
+    for isa, threads in machines():
+        assert torch.equal(case.run(**options), expected), (isa, threads)
+    for page_size in (8, 24, 40):
+        assert torch.equal(build(SEGMENTS, page_size=page_size).run(**options), expected), page_size
+    for span, segment in zip(case.batch.spans, SEGMENTS, strict=True):
+        alone = build((segment,)).run(**options)
+        assert torch.equal(alone, expected[span.first : span.first + span.rows]), segment.id
+
+
+def test_a_drafted_chain_attends_like_plain_decoding() -> None:
+    together = build((SEGMENTS[2],))
+    pages = together.k_pages.clone(), together.v_pages.clone()
+    rows = operators.attention(together.q, together.k, together.v, *pages, together.batch, 0.2)
+    table = {"chain": list(together.batch.spans[0].pages)}
+    for i in range(4):
+        one = pack(TokenBatch((SequenceSlice("chain", 130 + i, (1,)),)), table, 16, CPU)
+        step = slice(i, i + 1)
+        pages = together.k_pages.clone() if i == 0 else pages[0], together.v_pages.clone() if i == 0 else pages[1]
+        alone = operators.attention(together.q[step], together.k[step], together.v[step], *pages, one, 0.2)
+        assert torch.equal(alone[0], rows[i])
+
+
+def test_attention_refuses_pages_it_cannot_read() -> None:
+    case = build(SEGMENTS)
+    with pytest.raises(InvalidInput, match="multiples of 8"):
+        operators.attention(case.q, case.k, case.v, case.k_pages.half(), case.v_pages.half(), case.batch, 0.2)
+    with pytest.raises(InvalidInput, match="multiples of 8"):
+        operators.attention(case.q, case.k, case.v, case.k_pages[:, :1], case.v_pages[:, :1], case.batch, 0.2)
+
+
+def test_rms_norm() -> None:
+    x, weight = torch.randn(3, 5, 70), torch.randn(70)
+    expected = torch.nn.functional.rms_norm(x.double(), (70,), weight.double(), 1e-5)
+    for _ in machines():
+        torch.testing.assert_close(operators.rms_norm(x, weight, 1e-5).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_threads_of_python_take_turns() -> None:
+    operators.set_threads(2)
+    layer = operators.PackedLinear(torch.randn(300, 200), None, "bf16")
+    inputs = [torch.randn(3, 200) for _ in range(32)]
+    expected = [layer(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(layer, inputs * 4))
+    assert all(torch.equal(result, expected[i % 32]) for i, result in enumerate(results))
+
+
+def test_a_forked_child_gets_threads_of_its_own() -> None:
+    operators.set_threads(2)
+    layer = operators.PackedLinear(torch.randn(300, 200), None, "bf16")
+    x = torch.randn(3, 200)
+    expected = layer(x)
+    child = os.fork()
+    if child == 0:  # no assertion here: it would run the rest of the tests twice
+        os._exit(0 if torch.equal(layer(x), expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.equal(layer(x), expected)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InvalidInput, match="1 to 64"):
+        operators.set_threads(0)
+    with pytest.raises(InvalidInput, match="sse9"):
+        operators.set_isa("sse9")

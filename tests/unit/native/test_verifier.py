@@ -1,0 +1,277 @@
+"""The compiled judge decides what the rules decide, case by case and bit by bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cospec.acceptance import reference
+from cospec.acceptance.reference import VerifiedDraft, VerifyTask
+from cospec.acceptance.rejection import Rejection
+from cospec.core.plugins import AcceptanceMethod
+from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest, VerifyResult
+from cospec.ensemble.blends.build import build_blend
+from cospec.native import library
+from cospec.native.library import Source
+from cospec.native.verifier import NativeVerifier
+from cospec.registry import ACCEPTANCE_METHODS
+from cospec.sampling_params import SamplingParams
+from harness.toys import make_request
+
+pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
+KNOWN = ("match", "rejection", "block")
+
+
+@dataclass
+class Round:
+    """Tasks of many sequences under construction, and the logits that they are judged by."""
+
+    vocab: int
+    generator: np.random.Generator
+
+    def __post_init__(self) -> None:
+        self.tasks: list[VerifyTask] = []
+        self.acceptance_methods: list[AcceptanceMethod] = []
+        self.logits: list[np.ndarray] = []
+
+    def add(
+        self, params: SamplingParams, acceptance_method: str, nodes: int, agreeing: float, drawn: bool, tree: bool
+    ) -> None:
+        """One sequence with a draft that stands near its law: ``agreeing`` 0 is far off, 1 the law itself."""
+        rng, number, tree = self.generator, len(self.tasks), tree and ACCEPTANCE_METHODS.load(acceptance_method).trees
+        prompt = rng.integers(0, self.vocab, 5).tolist()
+        sequence = RequestState(make_request(f"s{number}", prompt, params), prompt, computed=4)
+        rows = rng.normal(size=(nodes + 1, self.vocab)).astype(np.float32) * 3
+        temperature = params.temperature or 1.0
+        mixed = rows[:-1].astype(np.float64) * agreeing + rng.normal(size=(nodes, self.vocab)) * 3 * (1 - agreeing)
+        weights = np.exp((mixed - mixed.max(-1, keepdims=True)) / temperature)
+        q = weights / weights.sum(-1, keepdims=True)
+        chosen = [int(rng.choice(self.vocab, p=row)) if drawn else int(row.argmax()) for row in q]
+        parents = [int(rng.integers(-1, node)) if tree else node - 1 for node in range(nodes)]
+        draft = Draft(sequence.id, 5, tuple(chosen), tuple(parents), ("d",) * nodes, q if drawn and not tree else None)
+        last = self.tasks[-1].last if self.tasks else 0
+        known = int(rng.integers(0, 2))
+        self.logits += [rng.normal(size=(known, self.vocab)).astype(np.float32), rows]
+        entry = ScheduledRequest(sequence, 1, DraftBudget(nodes, nodes))
+        task = VerifyTask(entry, draft if nodes else None, last, last + known + nodes + 1, nodes + 1)
+        self.tasks.append(task)
+        self.acceptance_methods.append(ACCEPTANCE_METHODS.load(acceptance_method)())
+
+    @property
+    def rows(self) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(self.logits))
+
+    def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
+        """Of a task's sequence."""
+        return next(
+            acceptance_method
+            for task, acceptance_method in zip(self.tasks, self.acceptance_methods, strict=True)
+            if task.entry.sequence is sequence
+        )
+
+
+def compiled(
+    made: Round, tasks: list[VerifyTask], rows: torch.Tensor, verifier: NativeVerifier | None = None
+) -> list[VerifiedDraft]:
+    """What the library decides."""
+    found = (verifier or NativeVerifier()).verify(tasks, made.acceptance_method, rows)
+    assert found is not None
+    return found
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.3, 0.8, 1.0, 2.5])),
+        top_k=draw(st.sampled_from([0, 0, 1, 3, 40])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.4])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.7])),
+        logit_bias=draw(st.sampled_from([None, None, {1: 2.5}])),
+        max_tokens=9,
+        seed=draw(st.integers(0, 2**64 - 1)),
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    vocab=st.sampled_from([5, 33, 64, 300]),
+    seed=st.integers(0, 10**9),
+    cases=st.lists(
+        st.tuples(
+            parameters(),
+            st.sampled_from(KNOWN),
+            st.integers(0, 6),
+            st.sampled_from([0.0, 0.9, 1.0]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+def test_the_compiled_judge_decides_as_the_rules_do(
+    vocab: int, seed: int, cases: list[tuple[SamplingParams, str, int, float, bool, bool]]
+) -> None:
+    made = Round(vocab, np.random.default_rng(seed))
+    for params, acceptance_method, nodes, agreeing, drawn, tree in cases:
+        made.add(params, acceptance_method, nodes, agreeing, drawn, tree)
+    before = made.rows.clone()
+    found = compiled(made, made.tasks, made.rows)
+    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
+    assert torch.equal(made.rows, before)
+
+
+@pytest.mark.parametrize("acceptance_method", KNOWN)
+@pytest.mark.parametrize("isa", library.ISAS)
+def test_every_path_is_taken(acceptance_method: str, isa: str) -> None:
+    """Drafts near their laws: every accepted length occurs, with every instruction set, as the rules have it."""
+    best = library.isa()
+    if library.ISAS.index(isa) > library.ISAS.index(best):
+        pytest.skip(f"this processor has no {isa}")
+    made = Round(200, np.random.default_rng(3))
+    for seed in range(150):
+        made.add(
+            SamplingParams(temperature=0.8, seed=seed, max_tokens=9), acceptance_method, 3, 0.97, seed % 2 == 0, False
+        )
+    library.set_isa(isa)
+    try:
+        found = compiled(made, made.tasks, made.rows)
+    finally:
+        library.set_isa(best)
+    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, made.rows)
+    assert {len(verdict.path) for verdict in found if isinstance(verdict, VerifyResult)} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("acceptance_method", KNOWN)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_rows_that_are_no_numbers_count_where_the_verdict_rests_on_them(
+    acceptance_method: str, temperature: float, odd: float
+) -> None:
+    made = Round(50, np.random.default_rng(4))
+    for seed in range(60):
+        made.add(
+            SamplingParams(temperature=temperature, seed=seed, max_tokens=9), acceptance_method, 3, 0.7, True, False
+        )
+    rows = made.rows.clone()
+    for number, task in enumerate(made.tasks):
+        rows[task.first + number % (task.last - task.first), 7] = odd
+    found = compiled(made, made.tasks, rows)
+    wanted = reference.verify_drafts(made.tasks, made.acceptance_methods, rows)
+    assert [isinstance(verdict, str) for verdict in found] == [isinstance(verdict, str) for verdict in wanted]
+    assert 0 < sum(isinstance(verdict, str) for verdict in found) < len(found)
+
+
+def test_a_last_row_may_be_missing() -> None:
+    made = Round(30, np.random.default_rng(5))
+    for seed in range(40):
+        made.add(SamplingParams(temperature=0.9, seed=seed, max_tokens=9), KNOWN[seed % 3], 2, 1.0, True, False)
+    short = [VerifyTask(t.entry, t.draft, t.first, t.last - 1, t.count - 1) for t in made.tasks]
+    found = compiled(made, short, made.rows)
+    assert found == reference.verify_drafts(short, made.acceptance_methods, made.rows)
+    assert any(isinstance(verdict, VerifyResult) and verdict.token is None for verdict in found)
+
+
+BLENDS = [
+    ({"method": "weighted"}, 3),
+    ({"method": "weighted", "lambda": 0.3}, 2),
+    ({"method": "contrastive", "mu": 0.4}, 2),
+    ({"method": "contrastive", "mu": 0.4, "plausibility": 0.1}, 2),
+    ({"method": "contrastive", "mu": 0, "plausibility": 0.1}, 2),
+    ({"method": "realign", "lambda": 1.3}, 2),
+]
+
+
+@pytest.mark.parametrize(("distribution", "count"), BLENDS, ids=str)
+@pytest.mark.parametrize("acceptance_method", KNOWN)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_blend_is_judged_as_its_rows_are(
+    distribution: dict[str, Any], count: int, acceptance_method: str, temperature: float
+) -> None:
+    """Rows that are computed where a verdict looks give the verdicts of all rows, and odd ones count where they did."""
+    blend = build_blend(distribution, count)
+    made = Round(60, np.random.default_rng(6))
+    for seed in range(60):
+        made.add(
+            SamplingParams(temperature=temperature, seed=seed, max_tokens=9),
+            acceptance_method,
+            3,
+            0.9,
+            seed % 2 == 0,
+            False,
+        )
+    generator = torch.Generator().manual_seed(1)
+    queues = [made.rows + 0.3 * torch.randn(made.rows.shape, generator=generator) for _ in blend.members]
+    for number, task in enumerate(made.tasks[::5]):
+        queues[-1][task.judged.start + number % task.count, 7] = float("nan")
+    assert blend.recipe is not None
+    found = NativeVerifier().verify_by(made.tasks, made.acceptance_method, Source(queues, blend.recipe))
+    assert found is not None
+    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, blend.combine(queues))
+    assert any(isinstance(verdict, str) for verdict in found)
+    assert {len(verdict.path) for verdict in found if isinstance(verdict, VerifyResult)} == {0, 1, 2, 3}
+    assert len(queues) == 1 or found != compiled(made, made.tasks, queues[0])
+
+
+def test_what_the_library_does_not_have_is_left_to_the_rules() -> None:
+    class Own(Rejection):
+        """A rule of somebody else's, which must not be taken for the one it is made from."""
+
+    made = Round(20, np.random.default_rng(6))
+    for name in KNOWN:
+        made.add(SamplingParams(temperature=0.9, seed=1, max_tokens=9), name, 2, 0.9, True, False)
+    assert NativeVerifier().verify(made.tasks, made.acceptance_method, made.rows) is not None
+    assert NativeVerifier().verify(made.tasks, made.acceptance_method, made.rows.double()) is None
+    for other in (Own(), ACCEPTANCE_METHODS.load("typical")()):
+        made.acceptance_methods[1] = other
+        assert NativeVerifier().verify(made.tasks, made.acceptance_method, made.rows) is None
+
+
+def test_what_was_read_of_a_request_is_not_taken_for_another_one_of_its_name() -> None:
+    verifier = NativeVerifier()
+    for seed in range(20):
+        made = Round(40, np.random.default_rng(seed))
+        made.add(
+            SamplingParams(temperature=0.5 + seed / 9, seed=seed, max_tokens=9), KNOWN[seed % 3], 2, 0.8, True, False
+        )
+        assert compiled(made, made.tasks, made.rows, verifier) == reference.verify_drafts(
+            made.tasks, made.acceptance_methods, made.rows
+        )
+        assert compiled(made, made.tasks, made.rows, verifier) == reference.verify_drafts(
+            made.tasks, made.acceptance_methods, made.rows
+        )
+
+
+LAW = (0.5, 0.25, 0.125, 0.0625, 0.0625)
+BORDERS: list[tuple[dict[str, Any], set[int]]] = [
+    ({"top_p": 0.495}, {0}),
+    ({"top_p": 0.505}, {0, 1}),
+    ({"top_p": 0.745}, {0, 1}),
+    ({"top_p": 0.755}, {0, 1, 2}),
+    ({"top_p": 0.9}, {0, 1, 2, 3, 4}),
+    ({"top_k": 1}, {0}),
+    ({"top_k": 3}, {0, 1, 2}),
+    ({"top_k": 4}, {0, 1, 2, 3, 4}),
+    ({"min_p": 0.51}, {0}),
+    ({"min_p": 0.49}, {0, 1}),
+    ({"top_k": 2, "top_p": 0.66}, {0}),
+]
+
+
+@pytest.mark.parametrize(("truncation", "kept"), BORDERS, ids=str)
+def test_where_truncations_end(truncation: dict[str, Any], kept: set[int]) -> None:
+    """Up to the token that reaches the border, with every token that ties with that token; none beyond."""
+    made = Round(len(LAW), np.random.default_rng(0))
+    for seed in range(150):
+        made.add(SamplingParams(seed=seed, max_tokens=9, **truncation), "match", 0, 1.0, False, False)
+    rows = torch.tensor(LAW).log().repeat(len(made.rows), 1)
+    found = compiled(made, made.tasks, rows)
+    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, rows)
+    assert {verdict.token for verdict in found if isinstance(verdict, VerifyResult)} == kept

@@ -1,0 +1,32 @@
+"""A round as a problem: what no menu has is never chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cospec.core.types import BatchState
+from cospec.policies.goodput.draft_shapes import trees
+from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
+from cospec.policies.latency.depth_correction import LONGEST, DepthCorrection
+from cospec.policies.latency.step import StepLatency
+from harness.execution import FLAT, sequences
+
+
+class DeepIsCheap(DepthCorrection):
+    """As where the rounds with the longest drafts were measured in a quick moment."""
+
+    def excess(self, requests: int) -> np.ndarray:
+        found = np.zeros(LONGEST + 1)
+        found[8:] = -0.6
+        return found
+
+
+def test_a_short_menu_of_trees_is_not_left_where_deep_drafts_are_cheap() -> None:
+    shapes, cost = trees(8), StepLatency(FLAT)
+    cost.correction = DeepIsCheap()
+    problem = LengthProblem(shapes, cost, StepBounds())
+    for rate in (0.0, 0.05, 0.3, 0.7, 1.0):
+        for solve in (problem.alike, problem.each):
+            choice, budgets = solve(np.full(4, rate), problem.situation(BatchState(sequences(4)), [200] * 4, None))
+            shapes = shapes.budgets[int(shapes.rows(np.array([rate]))[0])]
+            assert [shapes[count] for count in choice.counts] == budgets

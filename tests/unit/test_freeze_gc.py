@@ -1,0 +1,19 @@
+"""Processes of ours stand still for no garbage collection of what they keep for good."""
+
+from __future__ import annotations
+
+import gc
+
+from cospec.process_utils import freeze_gc
+
+
+def test_what_is_there_is_left_out_of_collections_and_what_comes_later_is_not() -> None:
+    kept = [[n] for n in range(1000)]
+    try:
+        freeze_gc()
+        assert gc.get_freeze_count() >= len(kept)
+        assert not any(each is kept for each in gc.get_objects())
+        later = [kept]
+        assert any(each is later for each in gc.get_objects())
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,139 @@
+"""The ladder on a tiny model: it passes, and each rung fails when what it guards against is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from cospec.errors import InvalidInput
+from cospec.registry import ACCEPTANCE_METHODS
+from cospec.sampling_params import SamplingParams
+from cospec.text.input_processor import make_requests
+from cospec.verify import chisquare, enumeration, identity, invariance
+from cospec.verify.context import QUICK, CheckContext, run
+from cospec.verify.controls import KeepsAll, NoResidual
+from cospec.verify.identity import Pair, compare
+from cospec.verify.reference import tolerance_of
+from cospec.verify.suite import context_of_llm
+from harness.llamas import write_pair
+from harness.toys import verifier_of
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+PROMPTS = ((3, 14, 15, 9), (2, 6, 5), (3, 5, 8, 9, 7))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Words t0 to t63; any other is t0."""
+    words = Tokenizer(models.WordLevel({f"t{n}": n for n in range(64)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
+    target, drafter = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    write_pair(target, drafter)
+    write_tokenizer(target)
+    write_tokenizer(drafter)
+    made = context_of_llm(
+        str(target), {"method": "draft_model", "model": str(drafter)}, True, kv_cache_memory_bytes=8 << 20, threads=1
+    )
+    effort = replace(QUICK, tokens=12, samples=300, length=2)
+    return replace(made, prompts=PROMPTS, effort=effort)
+
+
+@pytest.mark.parametrize(
+    "check_group", [enumeration, identity, chisquare, invariance], ids=lambda check_group: check_group.__name__
+)
+def test_a_right_engine_climbs_every_rung(subject: CheckContext, check_group: ModuleType) -> None:
+    checks = list(check_group.run_checks(subject))
+    assert checks
+    for check in checks:
+        assert check.passed, check
+
+
+@pytest.mark.parametrize("name", ["match", "block", "rejection"])
+def test_the_enumeration_is_exact_for_exact_rules_alone(name: str) -> None:
+    assert max(enumeration.errors(ACCEPTANCE_METHODS.load(name)(), 2).values()) < 1e-12
+    for wrong in (NoResidual(), KeepsAll()):
+        assert enumeration.errors(wrong, 2)["drawn drafts"] > enumeration.SEEN
+
+
+def test_a_wrong_rule_fails_the_chi_square(subject: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = verifier_of(subject.llm.engine)
+    monkeypatch.setattr(verifier, "acceptance_methods", {**verifier.acceptance_methods, "block": KeepsAll()})
+    found = {
+        check.name: check.passed for check in chisquare.run_checks(replace(subject, acceptance_methods=("block",)))
+    }
+    assert found["rule block, the engine's drafter"] is False
+    assert found["acceptance_method block, an even drafter"] is True
+
+
+def greedy(subject: CheckContext) -> dict[str, tuple[int, ...]]:
+    return {str(n): subject.reference.generate(prompt, 8) for n, prompt in enumerate(subject.prompts)}
+
+
+def test_another_token_is_seen_and_told(subject: CheckContext) -> None:
+    right = greedy(subject)
+    wrong = {**right, "1": (*right["1"][:3], (right["1"][3] + 1) % 64, *right["1"][4:])}
+    check = compare(subject, "check_group", "name", GREEDY, Pair(wrong, right))
+    assert not check.passed
+    assert "prompt 1, token 4" in check.notes[0]
+    assert "NOT a near-tie" in check.notes[0]
+
+
+def test_a_missing_token_is_seen(subject: CheckContext) -> None:
+    right = greedy(subject)
+    assert not compare(subject, "check_group", "name", GREEDY, Pair({**right, "0": right["0"][:-1]}, right)).passed
+
+
+def test_a_near_tie_is_excused_and_what_follows_it_is_not(subject: CheckContext) -> None:
+    """With a tolerance as wide as the gap, the other token is a near-tie; a wrong token after it is still wrong."""
+    right = greedy(subject)
+    prompt, ours = subject.prompts[0], right["0"]
+    gaps = {
+        token: subject.reference.shortfalls(prompt, (*ours[:2], token), GREEDY, 0)[-1]
+        for token in range(64)
+        if token != ours[2]
+    }
+    second = min(gaps, key=lambda token: gaps[token])
+    wide = replace(subject, tolerance=gaps[second] * 1.01)
+    tied = (*ours[:2], second, *subject.reference.generate((*prompt, *ours[:2], second), 5))
+    check = compare(wide, "check_group", "name", GREEDY, Pair({**right, "0": tied}, right))
+    assert check.passed
+    assert "a near-tie, excused" in check.notes[0]
+    worst = max(range(64), key=lambda token: subject.reference.shortfalls(prompt, (*tied[:-1], token), GREEDY, 0)[-1])
+    assert not compare(wide, "check_group", "name", GREEDY, Pair({**right, "0": (*tied[:-1], worst)}, right)).passed
+
+
+def test_seeded_tokens_are_the_firsts_of_their_noise(subject: CheckContext) -> None:
+    """The reference's score with the noise of a seed ranks first what ``match`` draws with that seed."""
+    params = SamplingParams(temperature=0.8, seed=11, max_tokens=8, ignore_eos=True)
+    for prompt in subject.prompts:
+        ((_, output),) = run(subject.llm.engine, make_requests("one", prompt, params)).items()
+        assert max(subject.reference.shortfalls(prompt, output, params, 11)) < subject.tolerance
+        assert max(subject.reference.shortfalls(prompt, output, params, 12)) > subject.tolerance
+
+
+def test_tolerances_follow_the_arithmetic() -> None:
+    assert tolerance_of(torch.float32) < tolerance_of(torch.bfloat16)
+
+
+def test_what_cannot_be_verified_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="method"):
+        context_of_llm("zoo", {"method": "nothing"}, True)

@@ -1,0 +1,71 @@
+"""``cospec verify zoo --quick``, rung by rung, on each kind of kernels; and what its chi-square can see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from cospec.errors import InvalidInput
+from cospec.native import library
+from cospec.verify import chisquare, enumeration, identity, invariance
+from cospec.verify.context import CheckContext, bare_engine
+from cospec.verify.controls import NoResidual
+from cospec.verify.joint import BORDER
+from cospec.verify.suite import context_of_llm
+
+BEST = library.isa() if library.available() else "none"
+SETS = list(dict.fromkeys([BEST, "avx512", "avx2"]))
+
+
+@pytest.fixture(scope="module", params=SETS)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    if BEST != "none":
+        try:
+            library.set_isa(request.param)
+        except InvalidInput:
+            pytest.skip(f"this processor or build has no {request.param}")
+    elif request.param != "none":
+        pytest.skip("the native library is not built")
+    yield request.param
+    if BEST != "none":
+        library.set_isa(BEST)
+
+
+@pytest.fixture(scope="module")
+def zoo() -> CheckContext:
+    return context_of_llm("zoo", None, True, threads=1)
+
+
+def test_the_enumeration_passes(zoo: CheckContext) -> None:
+    assert all(check.passed for check in enumeration.run_checks(zoo))
+
+
+@pytest.mark.parametrize(
+    "check_group", [identity, chisquare, invariance], ids=lambda check_group: check_group.__name__.rpartition(".")[2]
+)
+def test_every_rung_passes(zoo: CheckContext, kernels: str, check_group: ModuleType) -> None:
+    checks: list[Any] = list(check_group.run_checks(zoo))
+    assert checks
+    assert [check for check in checks if not check.passed] == []
+
+
+def test_a_rule_without_residual_is_seen(zoo: CheckContext) -> None:
+    """The chi-square of the quick run has the power to see a rule that is only slightly wrong."""
+    wanted = chisquare.distribution(zoo)
+    even = chisquare.even_drafter(zoo, wanted)
+    wrong = bare_engine(zoo.model, even, chisquare.DEPTH, {"block": NoResidual()})
+    assert not chisquare.fit(wanted, partial(chisquare.samples, zoo, wrong, "block"), zoo.effort.samples).good
+
+
+def test_few_outcomes_are_near_the_border(zoo: CheckContext) -> None:
+    """What is known to be uncertain is a part of the distribution, and most of it stays."""
+    wanted = chisquare.distribution(zoo)
+    assert sum(wanted.masses.values()) == pytest.approx(1.0)
+    uncertain = sum(mass for outcome, mass in wanted.masses.items() if outcome[-1] == BORDER)
+    assert zoo.reference.dtype is torch.bfloat16
+    assert 0.0 < uncertain < 0.5
