@@ -15,6 +15,7 @@ from cospec.core.assembly import TextInfo
 from cospec.core.engine import Engine
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
+from cospec.ensemble import proposer
 from cospec.ensemble.assembly import assemble_ensemble
 from cospec.ensemble.ensemble import LoadedModels
 from cospec.models.toy import ToyModel
@@ -53,7 +54,9 @@ def rolling(model: ToyModel) -> ToyModel:
                 if pick.temperature:
                     ensemble = torch.softmax(torch.from_numpy(rows[-1][place]) / pick.temperature, -1)
                     q[place, step] = ensemble.numpy()
-                    (token,) = cast(Any, proposing).race(q[place, step : step + 1], [_ahead(pick.stream, step)])
+                    (token,) = cast(Any, proposer).exponential_sample(
+                        q[place, step : step + 1], [_ahead(pick.stream, step)]
+                    )
                 tokens[place].append(token)
                 end = segments[place].start + len(segments[place].tokens)
                 segments[place] = SequenceSlice(segments[place].id, end, (token,))

@@ -138,7 +138,7 @@ def test_closing_ends_what_drafts_and_frees_the_models(options: dict[str, Any]) 
     threads = set(threading.enumerate())
     config = {"num_speculative_tokens": 3, **options}
     made = LLM(speculative_config=config, measure_at_start=False, kv_cache_memory_bytes=1 << 22)
-    handle = made.engine.execution_mode.components.handle if "drafter_executor" in options else None
+    handle = made.engine.execution_mode.components.executor if "drafter_executor" in options else None
     model = weakref.ref(made.engine.parts.model)
     made.generate("It was a dark night, and", SamplingParams(max_tokens=8))
     assert handle is not None or set(threading.enumerate()) - threads

@@ -57,7 +57,7 @@ class BlockManager(Protocol):
         """Raise ``AssertionError`` when a page is leaked, shared by mistake or counted wrongly."""
 
 
-class Direct(Protocol):
+class NativeForward(Protocol):
     """A forward in native code that lays its batches out itself, on the cache that it was built for.
 
     Attributes:
@@ -92,7 +92,7 @@ class Model(Protocol):
     def pages(self) -> BlockManager: ...
 
     @property
-    def direct(self) -> Direct | None:
+    def direct(self) -> NativeForward | None:
         """The whole forward in native code; None where the model has none, or where the states are read."""
 
     def forward(self, batch: TokenBatch) -> Tensor:
@@ -345,7 +345,7 @@ class StepContext:
     """Who works in a round.
 
     Attributes:
-        handle: the same drafter, for rounds that draft beside verification; None: it works in the round's own thread.
+        executor: runs the same drafter while drafts are verified; None: the drafter runs in the engine thread.
         members: for rounds in which several models speak as one.
         burst: does what drafter and judge do by turns, in fewer steps; None: nothing does.
     """

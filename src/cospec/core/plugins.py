@@ -147,7 +147,7 @@ class Drafter(ABC):
         """Forget sequences. Unknown ids are ignored."""
 
     @property
-    def handle(self) -> Executor | None:
+    def executor(self) -> Executor | None:
         """Runs the drafter's calls elsewhere; None: the drafter works in the thread that calls it."""
         return None
 

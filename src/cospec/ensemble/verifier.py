@@ -20,7 +20,7 @@ Fed = Callable[[str, int], int]
 
 
 class EnsembleKVManager:
-    """The caches of several models as one: a sequence has room in all of them or in none. Implements ``BlockManager``."""
+    """The KV caches of several models, used as one ``BlockManager``: a request has room in all caches or in none."""
 
     def __init__(
         self, pools: Sequence[BlockManager], fed: Fed, drop: Callable[[Sequence[str]], None] | None = None

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cospec.core.interfaces import Direct
+from cospec.core.interfaces import NativeForward
 from cospec.errors import ModelError
 from cospec.models.attention.backends import ATTENTION, AttentionShape, LayerAttend
 from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
@@ -148,7 +148,7 @@ class Runner(Protocol):
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
         """Like ``logits``, with the float32 states ``[R, hidden]`` that the logits were read from."""
 
-    def on(self, cache: KVCache, max_len: int) -> Direct | None:
+    def on(self, cache: KVCache, max_len: int) -> NativeForward | None:
         """The forward in native code on one cache; None: the runner uses torch."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cospec.core.interfaces import Direct
+from cospec.core.interfaces import NativeForward
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.tree import path_to
 from cospec.core.types import Commit
@@ -43,7 +43,7 @@ class ToyModel:
         self.cells = [[EMPTY] * self.pages.page_size for _ in range(self.pages.num_pages)]
         self.calls = self.rows = 0  # forwards so far, and the tokens that were fed in them
         self.states: Tensor | None = None
-        self.direct: Direct | None = None
+        self.direct: NativeForward | None = None
         self.device = torch.device("cpu")
 
     def logits(self, context: Sequence[int]) -> Tensor:

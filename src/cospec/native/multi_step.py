@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cospec.acceptance.reference import NO_NUMBERS
-from cospec.core.interfaces import Direct, Model
+from cospec.core.interfaces import Model, NativeForward
 from cospec.core.plugins import AcceptanceMethod, DraftCache, Drafter
 from cospec.core.stats import StepTimes
 from cospec.core.types import (
@@ -60,7 +60,7 @@ class _Drafting:
     """The drafter as the library runs it."""
 
     kv_cache: DraftCache
-    direct: Direct
+    direct: NativeForward
     name: str
 
 
@@ -88,7 +88,7 @@ class NativeMultiStep:
     """
 
     def __init__(
-        self, target: Direct, method_of: Callable[[RequestState], AcceptanceMethod], drafting: _Drafting | None
+        self, target: NativeForward, method_of: Callable[[RequestState], AcceptanceMethod], drafting: _Drafting | None
     ) -> None:
         self.working, self.wakeup_fd = 0.0, -1
         self._target, self._rule_of, self._drafting = target, method_of, drafting

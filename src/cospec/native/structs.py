@@ -211,10 +211,27 @@ class MixBuffersStruct(Structure):
 
 
 STRUCTS: tuple[type[Structure], ...] = (
-    AttentionParamsStruct, LlamaLayerStruct, LlamaConfigStruct, InputBatchStruct, RolloutStruct, SequenceSliceStruct, KVCacheViewStruct, BatchViewStruct, LogitsSourceStruct,
-    SamplingShapeStruct, AcceptanceParamsStruct, VerifyTaskStruct, VerifyResultStruct, RequestSlotStruct, MultiStepTaskStruct, DraftTaskStruct, PoolBatchStruct,
-    DrafterLogitsStruct, LockstepDrafterStruct, MixBuffersStruct,
-)  # fmt: skip
+    AttentionParamsStruct,
+    LlamaLayerStruct,
+    LlamaConfigStruct,
+    InputBatchStruct,
+    RolloutStruct,
+    SequenceSliceStruct,
+    KVCacheViewStruct,
+    BatchViewStruct,
+    LogitsSourceStruct,
+    SamplingShapeStruct,
+    AcceptanceParamsStruct,
+    VerifyTaskStruct,
+    VerifyResultStruct,
+    RequestSlotStruct,
+    MultiStepTaskStruct,
+    DraftTaskStruct,
+    PoolBatchStruct,
+    DrafterLogitsStruct,
+    LockstepDrafterStruct,
+    MixBuffersStruct,
+)
 
 
 def mismatch(library: ctypes.CDLL) -> str:

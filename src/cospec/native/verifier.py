@@ -140,7 +140,7 @@ def takes_method(acceptance_method: AcceptanceMethod) -> bool:
 
 
 def words_of(request: Request, acceptance_method: AcceptanceMethod) -> bytes:
-    """``AcceptanceParamsStruct`` in ``csrc/spec/verify.h``; ``match`` stands for a rule that the library has not got."""
+    """``AcceptanceParamsStruct`` in ``csrc/spec/verify.h``; ``match`` stands for other methods."""
     params, code = (
         request.sampling,
         Match.native_id if acceptance_method.native_id is None else acceptance_method.native_id,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from cospec.acceptance.match import Match
-from cospec.core.interfaces import BlockManager, Direct
+from cospec.core.interfaces import BlockManager, NativeForward
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter
 from cospec.core.types import (
@@ -46,7 +46,7 @@ class SimulatedModel:
         self.pages, self.max_len = pages, 1 << 20
         self.name, self.vocab_size, self.dtype = "simulated", 2, torch.float32
         self.states: torch.Tensor | None = None
-        self.direct: Direct | None = None
+        self.direct: NativeForward | None = None
         self.device = torch.device("cpu")
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:

@@ -35,7 +35,7 @@ def test_a_drafter_that_a_module_registers_works_in_a_process(tmp_path: Path, mo
     (tmp_path / "drafter_plugin.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
     host = EngineHost(TargetFacts(5, torch.device("cpu")), tmp_path, None, None, LoadOptions())
-    chosen = SpeculativeConfig(method="of-a-plugin", drafting="process")
+    chosen = SpeculativeConfig(method="of-a-plugin", drafter_executor="process")
     with pytest.raises(ModelError, match=r"speculative_config\.method is 'of-a-plugin'"):
         build_drafter(chosen, host, EngineConfig())
     drafter = build_drafter(chosen, host, EngineConfig(plugins=("drafter_plugin",)))

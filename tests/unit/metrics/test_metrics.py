@@ -93,5 +93,5 @@ def test_reading_them_teaches_the_policy_nothing_and_an_idle_engine_learns() -> 
     assert sum(engine.metrics().draft_tokens.values()) > 0
     before = engine.metrics().policy
     assert engine.metrics().policy == before
-    engine.idle()
+    engine.on_idle()
     assert engine.metrics().policy["acceptance_rate"] != before["acceptance_rate"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, acceptance_method, invariant, precondition
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cospec.models.block_manager import BlockPool
 
@@ -28,7 +28,7 @@ class Cache(RuleBasedStateMachine):
     def read(self, id: str, place: int) -> int | None:
         return self.cells.get((self.pool.table(id)[place // self.size], place % self.size))
 
-    @acceptance_method(id=IDS, text=TEXTS)
+    @rule(id=IDS, text=TEXTS)
     def match_prefix(self, id: str, text: list[int]) -> None:
         if id in self.tokens:
             return
@@ -38,7 +38,7 @@ class Cache(RuleBasedStateMachine):
         self.tokens[id], self.computed[id], self.kept[id] = list(text), found, found
         assert [self.read(id, place) for place in range(found)] == text[:found]
 
-    @acceptance_method(id=IDS, more=TEXTS)
+    @rule(id=IDS, more=TEXTS)
     def grow(self, id: str, more: list[int]) -> None:
         if id not in self.tokens:
             return
@@ -54,20 +54,20 @@ class Cache(RuleBasedStateMachine):
             self.cells[self.pool.table(id)[place // self.size], place % self.size] = text[place]
         self.computed[id] = len(text)
 
-    @acceptance_method(id=IDS)
+    @rule(id=IDS)
     def cache_blocks(self, id: str) -> None:
         if id in self.tokens and self.computed[id] <= len(self.pool.table(id)) * self.size:
             self.pool.cache_blocks(id, self.tokens[id], self.computed[id])
             self.kept[id] = max(self.kept[id], self.computed[id] // self.size * self.size)
 
-    @acceptance_method(id=IDS, back=st.integers(1, 4))
+    @rule(id=IDS, back=st.integers(1, 4))
     def reject(self, id: str, back: int) -> None:
         """Computed tokens that were drafts and not kept are overwritten later."""
         if id in self.tokens:
             self.computed[id] = max(self.kept[id], self.computed[id] - back)
             self.tokens[id] = self.tokens[id][: max(self.computed[id], 1)]
 
-    @acceptance_method(id=IDS)
+    @rule(id=IDS)
     def free(self, id: str) -> None:
         self.pool.free(id)
         self.tokens.pop(id, None)
@@ -75,7 +75,7 @@ class Cache(RuleBasedStateMachine):
         self.kept.pop(id, None)
 
     @precondition(lambda self: not self.tokens)
-    @acceptance_method()
+    @rule()
     def nothing_is_held(self) -> None:
         assert self.pool.usage == 0
         assert self.pool.allocate("probe", self.pool.capacity)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from cospec.core.interfaces import Direct
+from cospec.core.interfaces import NativeForward
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput
 from cospec.models.block_manager import BlockPool
@@ -36,7 +36,7 @@ class Pair:
         self.fused = FusedLlama.from_hf(transformers.LlamaForCausalLM(config).eval(), self.cache, "fp32")
         forwards = self.fused.forwards(self.cache, MAX_LEN)
         assert forwards.direct is not None
-        self.direct: Direct = forwards.direct
+        self.direct: NativeForward = forwards.direct
         self.model = ModelRunner("pair", forwards, self.cache, VOCAB, MAX_LEN)
 
     def long(self, batch: TokenBatch) -> torch.Tensor:

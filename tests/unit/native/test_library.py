@@ -101,10 +101,10 @@ def test_a_race_without_runners_is_an_error(compiled: bool, monkeypatch: pytest.
 
 def test_a_missing_library_is_explained(tmp_path: Path) -> None:
     missing = library.load(tmp_path / "_native.so")
-    assert missing.library is None and missing.reason
+    assert missing.cdll is None and missing.reason
     (tmp_path / "_native.so").write_bytes(b"no library")
     broken = library.load(tmp_path / "_native.so")
-    assert broken.library is None and str(tmp_path) in broken.reason
+    assert broken.cdll is None and str(tmp_path) in broken.reason
 
 
 def test_a_library_that_is_there_has_the_structs_that_python_declares() -> None:
@@ -134,7 +134,7 @@ def test_a_struct_that_differs_from_the_library_is_an_error(
     other = type(name, (Structure,), {"_fields_": change(fields)})
     monkeypatch.setattr(structs, "STRUCTS", (*structs.STRUCTS[:2], other))
     loaded = library._load.__wrapped__()
-    assert loaded.library is None
+    assert loaded.cdll is None
     assert sentence in loaded.reason and loaded.reason.endswith("build them again")
 
 

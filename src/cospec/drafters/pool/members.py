@@ -2,8 +2,8 @@
 
 A drafter that raises is left out of the round, and of more rounds each time it does so again; the sequences that it
 knew are forgotten, because nobody can tell what state it is in. One that is late is left out alike: a local drafter
-cannot be interrupted, so its result still counts; a result that is still on its way from elsewhere (``Drafter.handle``)
-is not waited for.
+cannot be interrupted, so its result still counts; a result that is still on its way (``Drafter.executor``) is not
+waited for.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Member:
     def of(cls, name: str, drafter: Drafter, clock: Clock, leads: bool, deadline: float | None = None) -> Member:
         """``leads``: the combiner leads drafters that can be led."""
         stepper = drafter.stepper() if leads else None
-        later = stepper is None and drafter.handle is not None
+        later = stepper is None and drafter.executor is not None
         return cls(name, drafter, clock, drafter.capabilities.free, stepper, deadline, later)
 
     def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
@@ -97,8 +97,8 @@ class Member:
 
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future | None:
         """Ask for whole drafts that come later; None when the drafter works here, or fails."""
-        handle = self.drafter.handle
-        future: Future | None = None if handle is None else self.call(handle.submit, "propose", contexts, budgets)
+        executor = self.drafter.executor
+        future: Future | None = None if executor is None else self.call(executor.submit, "propose", contexts, budgets)
         return future
 
     def collect(self, future: Future, started: float) -> list[Draft]:

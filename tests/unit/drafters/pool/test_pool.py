@@ -106,7 +106,7 @@ class Elsewhere(ScriptedDrafter):
         self._handle = handle(self)
 
     @property
-    def handle(self) -> Executor:
+    def executor(self) -> Executor:
         return self._handle
 
 
@@ -123,7 +123,7 @@ def test_deadline_of_drafters_elsewhere() -> None:
     elsewhere = Elsewhere([0, 1, 2], Waiting)
     pool = pool_of({"sound": ScriptedDrafter([4]), "away": elsewhere}, "union", "all", V, deadline=0.01)
     assert "away" in rounds(pool, 1)[0]
-    elsewhere.handle.ready = False  # type: ignore[attr-defined]
+    elsewhere.executor.ready = False  # type: ignore[attr-defined]
     assert rounds(pool, 1) == [{"sound"}]
     assert pool.left_out()["away"] == 1
 
