@@ -1,6 +1,6 @@
 """Greedy and seeded outputs of this checkout and another, offline and over HTTP.
 
-Run ``python -m benchmarks.same_outputs CHECKOUT``. Both checkouts need a built native library. Each checkout runs in its
+Run ``python -m benchmarks.same_outputs CHECKOUT``. Both checkouts need a built native library. Each runs in its
 own processes, with the zoo's target, with and without drafts. The command fails if a text, a finish reason or a
 log-probability differs.
 """
