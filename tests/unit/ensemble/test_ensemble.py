@@ -86,7 +86,7 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"speed": 1}}, "collaboration.speed"),
         (
             PAIR | {"speculative_config": {"execution_mode": "pipelined"}},
-            "round is 'pipelined'",
+            "execution_mode is 'pipelined'",
         ),
         (PAIR | {"speculative_config": {"policy": "fixed"}}, "policy is 'fixed'"),
         (
