@@ -51,7 +51,7 @@ format: $(READY) ## put the code into its one format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CPP)
 
-bench: $(READY) ## measure speed on this machine and write the figures of README and docs
+bench: $(READY) ## measure speed on this machine and write the benchmark reports
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m benchmarks --run $(ARGS)
 

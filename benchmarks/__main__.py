@@ -1,6 +1,6 @@
-"""``python -m benchmarks``: the figures that README and docs show."""
+"""``python -m benchmarks``: writes the reports, and the figures that README and docs show."""
 
-from benchmarks.tables import main
+from benchmarks.pages import main
 
 if __name__ == "__main__":
     main()

@@ -1,9 +1,9 @@
-"""Our forward beside llama.cpp's on the same weights: milliseconds for one token, and for four and eight at once.
+"""The forward of cospec and the forward of llama.cpp on the same weights: milliseconds for 1, 4 and 8 tokens.
 
-Run ``python -m benchmarks.llamacpp BUILD/bin/llama-bench --pair DIR FILE.gguf float32``; ``docs/peers.md`` says how the
-program and the file are made. Both read ``--context`` tokens of cache. In each turn one system measures and then the
-other, in random order; what is compared is the ratio within a turn. llama-bench computes the logits of the last token
-of several, ours of all of them, as a verifier needs.
+Run ``python -m benchmarks.llamacpp BUILD/bin/llama-bench --pair DIR FILE.gguf float32``; ``docs/howto/benchmark.md``
+builds the program and the file. Both read ``--context`` tokens of cache. In each turn the two systems measure in random
+order; the figure is the ratio within a turn. llama-bench computes the logits of the last token; cospec computes the
+logits of all tokens, as a verifier needs.
 """
 
 from __future__ import annotations

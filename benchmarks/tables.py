@@ -1,26 +1,20 @@
-"""The figures in README and docs, written from the stored results between two marks, and by nobody's hand.
+"""Tables from the stored results: one function for each kind of measurement.
 
-Run ``python -m benchmarks``; ``--run`` measures first, which takes a few minutes. A block begins with
-``<!-- figures: NAME -->``, where NAME is a file below ``benchmarks/results``, and ends with ``<!-- end -->``.
+``block(NAME)`` gives the command, the table, and the machine of ``benchmarks/results/NAME.json``;
+``benchmarks/pages.py`` puts the blocks into pages.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import ROOT
 
 Found = Mapping[str, Any]
-DOCS = ("benchmarks", "collaborative", "drafters", "peers", "policies", "rounds")
-PAGES = ("README.md", *(f"docs/{name}.md" for name in DOCS))
-BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DATA = " ".join(f"--dataset-path examples/data/{name}.jsonl" for name in ("code", "math", "prose"))
 OURS = """'off={"speculative_config": {"method": "off"}}'
 'draft-4={"speculative_config": {"method": "draft_model", "num_speculative_tokens": 4}}'
@@ -33,13 +27,12 @@ COMMANDS = {
     "roofline": "bench roofline zoo",
     "roofline_fp32": "bench roofline zoo --dtype float32",
 }
-MODULES = {"overhead": "benchmarks.overhead", "overhead_fp32": "benchmarks.overhead --dtype float32"}
 # Systems that others are compared with, where a comparison has them.
 BASELINES = ("generate", "assisted", "batching", "llama", "vllm", "off")
 
 
 def compared(found: Found) -> Iterator[str]:
-    """Speeds, ratios to the baselines with their intervals, and how much was accepted."""
+    """Speeds, ratios to the baselines with their intervals, and acceptance lengths."""
     names = [run["label"] for run in found["runs"]]
     against = [name for name in BASELINES if name in names]
     ratios = {(row["system"], row["baseline"]): row for row in found["ratios"] if row["cost"] == "time_per_token"}
@@ -70,7 +63,7 @@ def roofline(found: Found) -> Iterator[str]:
 
 
 def forwards(found: Found) -> Iterator[str]:
-    """Our forward beside llama.cpp's."""
+    """The forward of cospec and the forward of llama.cpp."""
     yield from _head("weights", "rows", "llama.cpp, ms", "cospec, ms", "times as fast")
     for row in found["rows"]:
         times = [f"{row[key]:.2f}" for key in ("theirs_ms", "ours_ms")]
@@ -78,15 +71,15 @@ def forwards(found: Found) -> Iterator[str]:
 
 
 def overhead(found: Found) -> Iterator[str]:
-    """What a round takes, and the part of it that is not the models' forwards."""
-    yield from _head("", "batch", "temperature", "ms / round", "engine", "share")
+    """Time of a step, and the part outside of the models' forwards."""
+    yield from _head("", "batch", "temperature", "ms / step", "engine", "share")
     for row in found["rows"]:
         times = [f"{row[key]:.2f}" for key in ("round_ms", "engine_ms")]
         yield _row(row["system"], str(row["batch"]), str(row["temperature"]), *times, f"{row['share']:.1%}")
 
 
 def collaborative(found: Found) -> Iterator[str]:
-    """Speeds over standard collaborative decoding on all domains; then predictions beside what was measured."""
+    """Speeds over standard collaborative decoding on all domains; then predicted and measured speeds."""
     rows = [(name, row) for name, rows in found["settings"].items() for row in rows]
     methods = [name for name in rows[0][1]["over_standard"] if name != "standard"]
     whole = ["prompts too"] if "with_prompts" in rows[0][1] else []
@@ -109,9 +102,9 @@ def collaborative(found: Found) -> Iterator[str]:
 
 
 def load(found: Found) -> Iterator[str]:
-    """Latency by request rate, and that of ``auto`` over the best other one, the one chosen on other turns, and off.
+    """Latency by request rate, and ratios of ``auto`` to the other configurations.
 
-    The last column is the median over turns of ``auto`` over the best other one.
+    The last column is the median over turns of ``auto`` over the best other configuration.
     """
     names = list(found["rows"][0]["latency"])
     kinds = {"auto_over_best": "over the best", "auto_over_chosen": "over the chosen", "auto_over_off": "over `off`"}
@@ -127,10 +120,10 @@ def load(found: Found) -> Iterator[str]:
 
 
 def pipelining(found: Found) -> Iterator[str]:
-    """Every way of drafting beside the target over taking turns, for each batch size."""
+    """Each execution mode over ``sequential``, for each batch size."""
     batches = found["batches"]
-    heads = [head for size in batches for head in (f"{size} at once: over turns", "overlap")]
-    yield from _head("execution_mode, drafting", *heads)
+    heads = [head for size in batches for head in (f"{size} at once: over sequential", "overlap")]
+    yield from _head("execution mode, drafter executor", *heads)
     for way in next(iter(batches.values())):
         cells: list[str] = []
         for row in (ways[way] for ways in batches.values()):
@@ -141,7 +134,7 @@ def pipelining(found: Found) -> Iterator[str]:
 
 
 def pool(found: Found) -> Iterator[str]:
-    """The mixed workload; what ``hedge`` reaches; pools beside trees of one drafter; specialists on their domains."""
+    """The mixed workload; ``hedge``; pools and trees of one drafter; specialists on their domains."""
     heats = sorted({row["temperature"] for row in found["rows"]})
     mixed = {(row["system"], row["temperature"]): row for row in found["rows"] if row["workload"] == "mixed"}
     figures = {"acceptance": "acceptance", "tokens_per_call": "per call", "verified": "verified"}
@@ -167,7 +160,7 @@ def pool(found: Found) -> Iterator[str]:
 
 
 def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]:
-    """One line per combiner and temperature; an interval where there is only one ratio to tell."""
+    """One line per combiner and temperature; an interval where a cell has one ratio."""
     workloads = list(dict.fromkeys(row["workload"] for row in ratios))
     cells = {(row["combiner"], row["temperature"], row["workload"]): row for row in ratios}
     yield from _head("", "T", *workloads)
@@ -179,7 +172,7 @@ def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]
 
 
 def heads(found: Found) -> Iterator[str]:
-    """How often each head is right within its first guesses; full trees beside sparse ones of as many nodes."""
+    """Accuracy of each head by rank; full trees and sparse trees of as many nodes."""
     accuracy = found["accuracy"]
     yield "Right among the first guesses, on the target's held-out text:\n"
     yield from _head("head", *map(str, range(1, len(accuracy[0]) + 1)))
@@ -197,6 +190,28 @@ def heads(found: Found) -> Iterator[str]:
             yield _row(f"{heat:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
 
 
+def policy_cost(found: Found) -> Iterator[str]:
+    """Time of planning and learning, and their share of a step."""
+    yield from _head("policy", "batch", "plan, µs", "learn, µs", "step, ms", "share of the step")
+    for row in found["rows"]:
+        times = [f"{row[key]:.1f}" for key in ("plan_us", "observe_us", "round_ms")]
+        yield _row(f"`{row['policy']}`", str(row["batch"]), *times, f"{row['share']:.2%}")
+
+
+def fidelity(found: Found) -> Iterator[str]:
+    """Latencies of the engine, and the relative error of the simulator and of a second run of the engine."""
+    heads = [
+        f"{name}, {measure}" for measure in ("mean", "p99") for name in ("measured, ms", "simulator", "second run")
+    ]
+    yield from _head("requests/s", "configuration", *heads)
+    for row in found["rows"]:
+        cells: list[str] = []
+        for measure in ("mean", "p99"):
+            cells += [f"{1e3 * row['measured'][measure]:.0f}"]
+            cells += [f"{row[kind][measure]:+.1%}" for kind in ("error", "again")]
+        yield _row(f"{row['rate']:g}", f"`{row['config']}`", *cells)
+
+
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "compare": compared,
     "servers": compared,
@@ -208,6 +223,8 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
     "pipelining": pipelining,
     "pool": pool,
     "heads": heads,
+    "policy_cost": policy_cost,
+    "fidelity": fidelity,
 }
 
 
@@ -219,39 +236,12 @@ def block(name: str) -> str:
     about = [f"{machine[key]} {key}" for key in ("cores", "threads") if key in machine]
     about += [f"{key} {machine[key]}" for key in ("kernels", "torch") if key in machine]
     command = found.get("command", f"python -m benchmarks.{name}")
-    lines = [*_wrapped(command), *TABLES[name.partition("_")[0]](found)]
+    lines = [*_wrapped(command), *(TABLES.get(name) or TABLES[re.split("[_-]", name)[0]])(found)]
     return "\n".join([*lines, "", f"{machine['processor']}, {', '.join(about)}; {date}.", ""])
 
 
-def filled(text: str) -> str:
-    """The text with every block written anew."""
-    return BLOCK.sub(lambda found: found[1] + block(found[2]) + found[3], text)
-
-
-def measure(names: Sequence[str]) -> None:
-    """Run the commands whose name has one of ``names`` in it; all for none."""
-    to = "--result-dir benchmarks/results --result-filename"
-    runs = {name: f"cospec {words} {to} {name}.json" for name, words in COMMANDS.items()}
-    runs |= {name: f"{words} --name {name}" for name, words in MODULES.items()}
-    for name, words in runs.items():
-        if not names or any(part in name for part in names):
-            subprocess.run([sys.executable, "-m", *shlex.split(words)], cwd=ROOT, check=True)
-
-
-def main() -> None:
-    """Measure where that is asked for, and write the figures into the pages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", nargs="*", metavar="NAME", help="measure first; none named: everything")
-    options = parser.parse_args()
-    if options.run is not None:
-        measure(options.run)
-    for page in PAGES:
-        path = ROOT / page
-        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 def _wrapped(command: str) -> Iterator[str]:
-    """A command as a code block, without where its result goes, an option and its value on one line."""
+    """A command as a code block, without the options of its result file; an option and its value share a line."""
     shown = re.sub(r" --result-(dir|filename) \S+", "", command)
     lines = [""]
     for part in re.split(r" (?=--)", shlex.join(shlex.split(shown))):
@@ -280,7 +270,3 @@ def _ratio(row: Found | None) -> str:
         return ""
     interval = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
     return f"{row['ratio']:.2f}{interval}"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.papers``: prints and stores every page, and writes ``docs/results.md``."""
+"""``python -m benchmarks.papers``: prints and stores every page, and writes ``benchmarks/report/papers.md``."""
 
 from benchmarks.papers.command import PAPERS, main
 

@@ -18,10 +18,11 @@ from benchmarks.papers.sources import Results, Source, make
 
 PAPERS = ("cosine", "dsd", "cos", "smartspec", "minions")
 WORKERS = 2
+REPORT = ROOT / "benchmarks" / "report" / "papers.md"
 
 
 def main(*names: str) -> None:
-    """Print and store the pages of ``names``, and write ``docs/results.md`` from all that are stored."""
+    """Print and store the pages of ``names``, and write ``benchmarks/report/papers.md`` from all stored pages."""
     parser = argparse.ArgumentParser(description="A paper's tables and figures beside ours.")
     parser.add_argument(
         "--run", nargs="*", metavar="SOURCE", help="run the sources that take seconds first; none named: all of them"
@@ -33,7 +34,7 @@ def main(*names: str) -> None:
     for name in names:
         show(build(name), console)
     pages = [page for name in PAPERS if (page := load(name)) is not None]
-    (ROOT / "docs" / "results.md").write_text(document(pages), encoding="utf-8")
+    REPORT.write_text(document(pages), encoding="utf-8")
 
 
 def build(name: str) -> Page:

@@ -110,7 +110,7 @@ def theorems(results: Results) -> Section:
     return Section(
         "Theorems 3.1 and 3.6: expected speed over standard collaborative decoding",
         tuple(rows),
-        "Ours counts the calls of all rounds as a Markov chain. Theorem 3.6 is about one cycle, in which the cheap "
+        "cospec counts the calls of all steps as a Markov chain. Theorem 3.6 is about one cycle, in which the cheap "
         "model proposes; the cycles in which the other one does make the difference.",
     )
 

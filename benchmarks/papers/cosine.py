@@ -110,7 +110,7 @@ def online(results: Results) -> Section:
                     lambda found, name=name: over_coupled(Runs(found), name, (COUPLED,)),
                 ),
                 results.row(
-                    f"{mode}: latency of the best system that takes turns over that of {name}",
+                    f"{mode}: latency of the best sequential system over that of {name}",
                     "",
                     source,
                     lambda found, name=name: over_coupled(Runs(found), name, coupled(Runs(found))),

@@ -52,7 +52,7 @@ def nodes(results: Results) -> Section:
     return Section(
         "Equations 3, 4 and 9: nodes and link latency",
         tuple(rows),
-        f"One request at a time, a window of {WINDOW} tokens, {KEPT:.2f} tokens a round, as in the paper's table 1. "
+        f"One request at a time, a window of {WINDOW} tokens, {KEPT:.2f} tokens a step, as in the paper's table 1. "
         "Equation 9 charges the target's time once per token of the window and the draft nothing; the corrected one "
         "charges what one pass over a window takes, and the drafter's steps. The simulated pipeline has one stage per "
         "node.",
@@ -105,7 +105,8 @@ def distribution(results: Results) -> Section:
         "The relaxation coefficient τ",
         tuple(rows),
         "Windows of 4 at temperature 1, on prompts of three domains. As corrected: key tokens are looked for in the "
-        "whole vocabulary, and a rejected token is drawn anew from the residual of the law, so that τ = 0 is exact.",
+        "whole vocabulary, and a rejected token is drawn anew from the residual of the target distribution, so that "
+        "τ = 0 is exact.",
     )
 
 

@@ -38,20 +38,20 @@ def breakdown(results: Results) -> Section:
             lambda found: gain(Runs(found), "slope", DEFAULT),
         ),
         results.row(
-            "Pipeline over taking turns, s = 4",
+            "Pipelined over sequential, s = 4",
             "+34.3%, +55.4%",
             LENGTHS,
             lambda found: gain(Runs(found), DEFAULT, f"{DEFAULT} in turn"),
         ),
         results.row(
-            "Pipeline over taking turns, lengths by goodput",
+            "Pipelined over sequential, lengths by goodput",
             "",
             LENGTHS,
             lambda found: gain(Runs(found), "goodput", "goodput in turn"),
         ),
         *(
             results.row(
-                f"Pipeline over taking turns, our models, batch {batch}",
+                f"Pipelined over sequential, our models, batch {batch}",
                 "+34.3%, +55.4%",
                 PIPELINE,
                 lambda found, batch=batch: pipelined(found, batch),
@@ -69,7 +69,7 @@ def voting(results: Results) -> Section:
     said = "; ".join(f"{name} {big}, {small}" for name, (big, small) in papers.items())
     rows = [
         results.row(
-            f"vote on {workload}: acceptance length, beside single drafters",
+            f"vote on {workload}: acceptance length; single drafters",
             "no worse than the best single one" if workload != MIXED else f"acceptance rates: {said}",
             POOL,
             lambda found, workload=workload: beside_singles(Pool(found), workload),
@@ -119,7 +119,7 @@ def overhead(results: Results) -> Section:
     """Figure 14."""
     rows = [
         results.row(
-            "Voting, weights and routing, share of the rounds' time",
+            "Voting, weights and routing, share of the steps' time",
             "at most 2.37% with all parts",
             POOL,
             lambda found: f"{Pool(found).at('vote hedge')['own_share']:.1%}",
@@ -127,7 +127,7 @@ def overhead(results: Results) -> Section:
     ]
     rows += [
         results.row(
-            f"Decisions of {policy}, batch 8, share of a round",
+            f"Decisions of {policy}, batch 8, share of a step",
             "at most 2.37% with all parts" if policy == "slope" else "",
             DECISIONS,
             lambda found, policy=policy: share(found, policy),

@@ -1,4 +1,4 @@
-"""``docs/results.md`` from the stored pages, and from nothing else."""
+"""``benchmarks/report/papers.md`` from the stored pages, and from nothing else."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.papers.common import How, Page, Row, Run, Section
 
-HEAD = """# Results beside the papers
+HEAD = """# Figures of the papers, and figures of cospec
 
-<!-- Written by `python -m benchmarks.papers` from benchmarks/results/papers; a test compares the two. Do not edit. -->
+<!-- Written by `python -m benchmarks.papers` from benchmarks/results/papers. Do not edit. -->
 
-What the five papers report, and what came out here. Absolute speeds are not comparable: the papers ran models of 7 to
-70 billion parameters on A100s, most figures here are of the small models that come with the package, on a processor.
-What can be compared is who wins, by what factor, and where that turns around. Which mechanism is where, and where it
-departs from its paper, is in [papers.md](papers.md).
+Absolute speeds are not comparable. The papers ran models of 7 to 70 billion parameters on A100s; most figures here are
+of the small models of the package, on a processor. Compare which system wins, by which factor, and where the order
+changes. [papers.md](../../docs/papers.md) lists the mechanisms and their files.
 
-The column *how* says what a figure is: **measured here**, **measured on a GPU**, **simulated** (the engine's own
-scheduler, policies and rounds, with drawn acceptances and computed times), **computed** (from an equation, by the code
-that the policies use), or **not run** yet. The number in brackets leads to the command, the machine and the date below
-the table. A cell of the paper's column is empty where the paper gives no number. Intervals are 95%.
+The column *how* names the origin of a figure: **measured here**, **measured on a GPU**, **simulated** (the engine with
+drawn acceptances and computed times), **computed** (from an equation, by the code of the policies), or **not run**. The
+number in brackets leads to the command, the machine and the date below the table. A cell of the paper's column is empty
+where the paper gives no number. Intervals are 95%.
 
 """
 

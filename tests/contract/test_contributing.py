@@ -1,4 +1,4 @@
-"""The drafter on the page for contributors is a drafter: it is what the protocol asks for, and it serves."""
+"""The recipes on the page for contributors: each class passes its table's check, and serves."""
 
 from __future__ import annotations
 
@@ -10,47 +10,128 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-import cospec
-from cospec.config import EngineConfig
-from cospec.core.assembly import memory_plan_of
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.assembly import TextInfo, assemble, memory_plan_of
+from cospec.core.engine import Engine
+from cospec.core.plugins import Drafter
 from cospec.llm import LLM
 from cospec.models.toy import ToyModel
-from cospec.registry import DRAFTERS
+from cospec.registry import (
+    ACCEPTANCE_METHODS,
+    BLENDS,
+    COMBINERS,
+    DRAFTERS,
+    EXECUTION_MODES,
+    POLICIES,
+    ROUTINGS,
+    PluginTable,
+)
 from cospec.sampling_params import SamplingParams
+from harness.ensembles import ensemble_engine
+from harness.pools import pool_of, toy_drafters
 from harness.toys import toy_engine
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+V = 5
+RECIPES: dict[str, tuple[PluginTable[Any], str, str]] = {
+    "drafter": (DRAFTERS, "repeat", "RepeatDrafter"),
+    "acceptance method": (ACCEPTANCE_METHODS, "first-token", "FirstToken"),
+    "policy": (POLICIES, "few-requests", "FewRequests"),
+    "blend": (BLENDS, "mean-logits", "MeanLogits"),
+    "combiner": (COMBINERS, "heaviest", "Heaviest"),
+    "routing": (ROUTINGS, "best", "Best"),
+    "execution mode": (EXECUTION_MODES, "together", "Together"),
+}
+CODE = re.findall(r"### An? ([\w ]+)\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-@pytest.fixture
-def repeat(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
-    """The page's class, under its name in the table."""
-    code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert code is not None
-    module = ModuleType("repeat_drafter")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(code[1], str(PAGE), "exec"), module.__dict__)
-    cospec.register_drafter("repeat", module.__dict__["RepeatDrafter"])
-    yield DRAFTERS.load("repeat")
-    DRAFTERS.unregister("repeat")
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The classes of the page, under their names in the tables."""
+    for kind, code in CODE:
+        table, name, cls = RECIPES[kind]
+        module = ModuleType(f"recipe_{cls}")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(code, str(PAGE), "exec"), module.__dict__)
+        table.register(name, module.__dict__[cls])
+    yield
+    for table, name, _ in RECIPES.values():
+        table.unregister(name)
 
 
-def test_it_says_what_it_is(repeat: type[Any]) -> None:
-    DRAFTERS.declares.check("repeat", repeat)
-    assert repeat.__doc__
-    chosen = {"method": "repeat", "num_speculative_tokens": 3}
-    memory, _ = memory_plan_of(EngineConfig.build({"model": "zoo", "speculative_config": chosen, "device": "cpu"}))
+def written(engine: Engine, **params: Any) -> tuple[tuple[int, ...], Any]:
+    """Tokens and statistics of one request."""
+    (found,) = LLM.around(engine).generate([0, 1], SamplingParams(max_tokens=30, **params))
+    return found.outputs[0].token_ids, found.stats
+
+
+def chosen(drafter: Drafter, **speculative: Any) -> Engine:
+    """An engine around toy models with fields of ``SpeculativeConfig``."""
+    config = SpeculativeConfig(num_speculative_tokens=3, **speculative)
+    return Engine(assemble(ToyModel(V, seed=1), drafter, config, EngineConfig(), TextInfo()))
+
+
+def repeat() -> Drafter:
+    cls = DRAFTERS.load("repeat")
+    built: Drafter = cls.build(cls.Options(), None)
+    return built
+
+
+def plain() -> tuple[int, ...]:
+    """The seeded output without drafts."""
+    return written(toy_engine(ToyModel(V, seed=1), None), seed=4)[0]
+
+
+def test_every_recipe_is_on_the_page() -> None:
+    assert [kind for kind, _ in CODE] == list(RECIPES)
+
+
+def test_a_drafter() -> None:
+    memory, _ = memory_plan_of(
+        EngineConfig.build({"model": "zoo", "speculative_config": {"method": "repeat"}, "device": "cpu"})
+    )
     assert len(memory.weights) == 1  # the drafter has no model
+    tokens, stats = written(toy_engine(ToyModel(V, seed=1), repeat()), seed=4)
+    assert tokens == plain()
+    assert stats.drafted > 0
 
 
-def test_it_drafts_and_changes_nothing(repeat: type[Any]) -> None:
-    def written(drafter: Any) -> tuple[tuple[int, ...], int]:
-        made = LLM.around(toy_engine(ToyModel(5, seed=1), drafter))
-        (found,) = made.generate([0, 1], SamplingParams(max_tokens=30, seed=4))
-        return found.outputs[0].token_ids, found.stats.drafted
+def test_an_acceptance_method() -> None:
+    tokens, stats = written(chosen(repeat(), acceptance_method="first-token"), seed=4)
+    assert tokens == plain()
+    assert 0 < stats.accepted <= stats.drafts
 
-    drafter = repeat.build(repeat.Options(), None)
-    (plain, nothing), (drafted, tokens) = written(None), written(drafter)
-    assert plain == drafted
-    assert (nothing, tokens > 0) == (0, True)
+
+def test_a_policy() -> None:
+    tokens, stats = written(chosen(repeat(), policy="few-requests"), seed=4)
+    assert tokens == plain()
+    assert stats.drafted > 0
+    _, none = written(chosen(repeat(), policy="few-requests", policy_options={"most": 0}), seed=4)
+    assert none.drafted == 0
+
+
+def test_a_blend() -> None:
+    models = [ToyModel(V, seed=seed) for seed in (1, 2)]
+    (found,) = LLM.around(ensemble_engine(models, {"method": "mean-logits"}, "alternate", 2)).generate([0, 1])
+    assert found.distribution == "mean-logits"
+    blend = BLENDS.load("mean-logits").build(None, 2)
+    rows = [torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0, 3.0]])]
+    assert blend.combine(rows).tolist() == [[2.0, 3.0]]
+
+
+@pytest.mark.parametrize(("combiner", "routing"), [("heaviest", "all"), ("vote", "best")])
+def test_a_combiner_and_a_routing(combiner: str, routing: str) -> None:
+    pool = pool_of(toy_drafters(V), combiner, routing, V)
+    tokens, stats = written(chosen(pool, acceptance_method="match"), seed=4)
+    assert tokens == plain()
+    assert stats.drafted > 0
+
+
+def test_an_execution_mode() -> None:
+    engine = chosen(repeat(), execution_mode="together")
+    tokens, stats = written(engine, seed=4)
+    assert tokens == plain()
+    assert stats.drafted > 0
+    assert engine.execution_mode.info.name == "together"

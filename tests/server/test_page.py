@@ -1,4 +1,4 @@
-"""docs/server.md names every endpoint, field, option and metric, and its commands run."""
+"""docs/reference names every endpoint, field, option and metric, and the commands of the pages run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
+from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.metrics.engine import EngineMetrics
+from cospec.registry import DRAFTERS, POLICIES, PluginTable
 from cospec.runtime.async_engine import EngineStatus
 from cospec.server import answers
 from cospec.server.app import create_app
@@ -38,7 +40,8 @@ from server.test_real_engine import needs_zoo
 if TYPE_CHECKING:
     from server.conftest import Running
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(FOLDER.glob("*.md")))
 COMMANDS = re.findall(r"```console\n\$ (.*?)```(?:\n\n```json\n(.*?)```)?", PAGE, flags=re.S)
 
 
@@ -69,8 +72,15 @@ def test_statistics_of_usage() -> None:
     assert said(answers.speculation([]))
 
 
-def test_options() -> None:
-    assert said(ServerSettings.model_fields)
+@pytest.mark.parametrize("options", [ServerSettings, EngineConfig, CollaborationConfig, SpeculativeConfig])
+def test_options(options: type[BaseModel]) -> None:
+    assert said(set(options.model_fields) - {"options"})
+
+
+@pytest.mark.parametrize("table", [DRAFTERS, POLICIES])
+def test_options_of_plug_ins(table: PluginTable[Any]) -> None:
+    assert said(table)
+    assert said(name for plug_in in table for name in table.load(plug_in).Options.model_fields)
 
 
 def test_metrics() -> None:

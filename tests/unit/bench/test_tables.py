@@ -7,6 +7,7 @@ import json
 import shlex
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -31,6 +32,41 @@ def test_a_changed_figure_changes_the_page(tables: ModuleType, monkeypatch: pyte
     before = tables.block("compare_batch1")
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     assert tables.block("compare_batch1") != before
+
+
+def test_a_changed_figure_changes_the_headlines(tables: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    headlines = importlib.import_module("benchmarks.headlines")
+    stored, before = headlines.stored, (headlines.summary(), headlines.headlines())
+
+    def faster(name: str) -> dict[str, Any]:
+        found: dict[str, Any] = stored(name)
+        if name == "compare_batch1":
+            found["runs"][-1]["output_throughput"] += 1000
+            for row in found["ratios"]:
+                row["ratio"] += 1
+        return found
+
+    monkeypatch.setattr(headlines, "stored", faster)
+    assert headlines.summary() != before[0]
+    assert headlines.headlines() != before[1]
+
+
+def test_every_report_has_its_tables(tables: ModuleType) -> None:
+    pages = importlib.import_module("benchmarks.pages")
+    for name, report in pages.REPORTS.items():
+        text = pages.page(name)
+        assert all(tables.block(result) in text for _, result in report.blocks)
+        assert text.count("| --- ") >= len(report.blocks)
+
+
+def test_a_block_of_a_page_is_written_anew(tables: ModuleType) -> None:
+    pages = importlib.import_module("benchmarks.pages")
+    page = "before\n<!-- figures: summary -->\nold\n<!-- end -->\nafter\n"
+    filled = pages.filled(page)
+    assert "old" not in filled
+    assert filled.startswith("before\n")
+    assert filled.endswith("<!-- end -->\nafter\n")
+    assert pages.filled(filled) == filled
 
 
 def test_the_commands_that_measure_are_commands(tables: ModuleType) -> None:

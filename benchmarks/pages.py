@@ -1,0 +1,170 @@
+"""Writes ``benchmarks/report/*.md``, and the figures of ``README.md`` and ``docs/results.md``, from stored results.
+
+Run ``python -m benchmarks``; ``--run`` measures first, which takes a few minutes. In README and ``docs/results.md`` a
+block begins with ``<!-- figures: NAME -->`` and ends with ``<!-- end -->``; NAME is a key of ``BLOCKS``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import fill
+
+from benchmarks.common import ROOT
+from benchmarks.headlines import headlines, summary
+from benchmarks.tables import COMMANDS, block
+
+REPORT = ROOT / "benchmarks" / "report"
+PAGES = ("README.md", "docs/results.md")
+BLOCKS = {"summary": summary, "headlines": headlines}
+BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SCRIPTS = {"overhead": "benchmarks.overhead", "overhead_fp32": "benchmarks.overhead --dtype float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One page: its heading, how to read its columns, and its blocks with a heading each."""
+
+    title: str
+    text: str
+    blocks: Sequence[tuple[str, str]]
+
+
+REPORTS = {
+    "compare": Report(
+        "Offline speed",
+        "All systems of a table ran in one process, alternating in random order, greedy, prompt included in "
+        "the time. `× NAME` is the speed over that system, from paired turns. `same text` is the share of "
+        "outputs that equal the output of `generate`. In bfloat16 transformers rounds every sum and cospec "
+        "keeps float32 sums, so near-ties fall otherwise.",
+        (("One request at a time", "compare_batch1"), ("Eight requests at once", "compare_batch8")),
+    ),
+    "servers": Report(
+        "Servers and forwards on the same weights",
+        "Servers ran in float32 on two cores, clients included. `llama-draft` is llama.cpp with the drafter "
+        "of the zoo; `off` is the cospec server without speculation. The last table compares one forward "
+        "behind 256 cached tokens. llama-bench computes logits of the last token only; cospec computes the "
+        "logits of all rows.",
+        (
+            ("Servers, one request at a time", "servers_batch1"),
+            ("Servers, eight requests at once", "servers_batch8"),
+            ("One forward", "llamacpp"),
+        ),
+    ),
+    "roofline": Report(
+        "Roofline and overhead",
+        "*Least ms* is the larger of bytes over bandwidth and operations over FLOP rate. *share* is *least "
+        "ms* over the measured time, of the target's forwards and of whole steps. A share above 100% means "
+        "that the processor's caches held a part of the weights. *engine* is the time of a step outside of "
+        "the models' forwards.",
+        (
+            ("Roofline, bfloat16", "roofline"),
+            ("Roofline, float32", "roofline_fp32"),
+            ("Overhead, bfloat16", "overhead"),
+            ("Overhead, float32", "overhead_fp32"),
+        ),
+    ),
+    "load": Report(
+        "Latency under load",
+        "Poisson arrivals of three domains. At every rate all configurations serve the same requests in short "
+        "turns. Ratios are ratios of latencies of `auto` to another configuration, so below 1 is better. *the "
+        "best* is chosen after the run; *the chosen* was best in all other turns. The last column is the "
+        "median of the ratios of single turns, with the interval of that median.",
+        (
+            ("AVX-512 with bf16, twelve turns", "load_2-x-amd-epyc_avx512_bf16"),
+            ("AVX-512 with bf16, ten turns", "load"),
+            ("AVX-512", "load_2-x-amd-epyc_avx512"),
+            ("AVX2", "load_2-x-amd-epyc_avx2"),
+            ("A second process takes a core now and then", "load-disturbed_2-x-amd-epyc_avx512_bf16"),
+        ),
+    ),
+    "pool": Report(
+        "Pools of drafters",
+        "Single drafters draft a chain of four tokens, or a tree of as many nodes as the pools (`tree`). *per "
+        "call* is tokens per forward of the target; *verified* is the target's tokens per committed token.",
+        (("Drafters alone and together", "pool"),),
+    ),
+    "heads": Report(
+        "Medusa heads",
+        "Accuracy of each head, and acceptance lengths of full and sparse trees.",
+        (("Heads and trees", "heads"),),
+    ),
+    "ensembles": Report(
+        "Several models, one distribution",
+        "Speed over `standard`, which asks every model for every token. `parallel` asks all models in "
+        "threads. In `plain` a drafter that is no member drafts. In `naive` one member proposes. `alternate` "
+        "is the default. *prompts too* is `alternate` with the prefill in the time. `weighted-two` and "
+        "`weighted-three` blend models of one size; `weighted-small` (λ = 0.3) and `contrastive` blend a "
+        "large and a small model.",
+        (("Speed over standard decoding", "collaborative"),),
+    ),
+    "execution_modes": Report(
+        "Execution modes",
+        "The target of the zoo and its drafter, four tokens a draft, greedy. *overlap* is the working time of "
+        "drafter and target over the elapsed time.",
+        (("Speed over sequential", "pipelining"),),
+    ),
+    "policies": Report(
+        "Cost of policies",
+        "Time that a policy takes to plan and to learn, on simulated steps.",
+        (("Time of a decision", "policy_cost"),),
+    ),
+    "simulation": Report(
+        "The simulator against the engine",
+        "Relative errors of the simulated latency, and of a second run of the engine on the same requests.",
+        (("Latencies", "fidelity"),),
+    ),
+}  # fmt: skip
+INDEX = (
+    "# Benchmark reports\n\nWritten by `python -m benchmarks` and `python -m benchmarks.papers`.\n"
+    "The source is `benchmarks/results`. Do not edit.\n"
+    "Intervals are 95%. [docs/results.md](../../docs/results.md) has the headlines.\n\n"
+)
+
+
+def page(name: str) -> str:
+    """The whole text of one report."""
+    report = REPORTS[name]
+    parts = [
+        f"# {report.title}\n\n<!-- Written by `python -m benchmarks`. Do not edit. -->\n\n{fill(report.text, 120)}\n"
+    ]
+    parts += [f"\n## {title}\n{block(result)}" for title, result in report.blocks]
+    return "".join(parts)
+
+
+def filled(text: str) -> str:
+    """The text with every block written anew."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n{found[3]}", text)
+
+
+def measure(names: Sequence[str]) -> None:
+    """Run the commands whose name has one of ``names`` in it; all for none."""
+    to = "--result-dir benchmarks/results --result-filename"
+    runs = {name: f"cospec {words} {to} {name}.json" for name, words in COMMANDS.items()}
+    runs |= {name: f"{words} --name {name}" for name, words in SCRIPTS.items()}
+    for name, words in runs.items():
+        if not names or any(part in name for part in names):
+            subprocess.run([sys.executable, "-m", *shlex.split(words)], cwd=ROOT, check=True)
+
+
+def main() -> None:
+    """Measure where ``--run`` asks for measurements, and write the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="measure first; without a name: everything")
+    options = parser.parse_args()
+    if options.run is not None:
+        measure(options.run)
+    REPORT.mkdir(exist_ok=True)
+    lines = [f"* [{report.title}]({name}.md)" for name, report in REPORTS.items()]
+    lines.append("* [Figures of the papers, and figures of cospec](papers.md)")
+    (REPORT / "README.md").write_text(INDEX + "\n".join(lines) + "\n", encoding="utf-8")
+    for name in REPORTS:
+        (REPORT / f"{name}.md").write_text(page(name), encoding="utf-8")
+    for name in PAGES:
+        path = ROOT / name
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
