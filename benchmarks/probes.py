@@ -1,6 +1,6 @@
 """What watches a server from inside and outside: pauses of an event loop, and the latency of ``/health``.
 
-``python -m benchmarks.exploration serve FILE ENGINE SETTINGS`` serves as ``cospec serve`` does. A task in the server's
+``python -m benchmarks.probes serve FILE ENGINE SETTINGS`` serves as ``cospec serve`` does. A task in the server's
 event loop sleeps for ``PERIOD`` and notes how late the loop wakes the task. ``... control FILE`` does the same in an
 idle loop, which shows the pauses of the machine. ``... health FILE URL`` asks for ``/health`` every ``POLL`` seconds.
 Each writes its findings to FILE once a second.

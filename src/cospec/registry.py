@@ -289,7 +289,7 @@ BLENDS: PluginTable[BlendFactory] = PluginTable(
         "adaptive": "cospec.ensemble.blends.adaptive:Adaptive",
     },
     Declares("blend", "cospec.core.interfaces:BlendFactory"),
-    "cospec.ensemble.blends",
+    "cospec.blends",
 )
 EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
     "speculative_config.execution_mode",

@@ -68,7 +68,7 @@ class KeyCheck:
 
 
 class HostCheck:
-    """ASGI middleware: answers 400 where the header ``DrafterBuildContext`` has none of the allowed names."""
+    """ASGI middleware: answers 400 where the header ``Host`` has none of the allowed names."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app

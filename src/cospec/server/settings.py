@@ -27,7 +27,7 @@ class ServerSettings(Options):
         port: 0 takes a free one.
         api_key: the keys that requests may carry; empty for open access.
         api_key_file: a file with more keys, one a line; ``auth.read_keys`` reads the file.
-        allowed_hosts: names that the header ``DrafterBuildContext`` may have, ``*.`` for subdomains; empty for any.
+        allowed_hosts: names that the header ``Host`` may have, ``*.`` for subdomains; empty for any.
         allowed_origins: web pages that may read answers (CORS), ``*`` for any; empty for none.
         max_body_bytes: of one request.
         max_prompts: prompts of one call.
