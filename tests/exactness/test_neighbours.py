@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager, ExitStack
 from ctypes import c_ulonglong
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
-import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +24,9 @@ from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.native import library
 from cospec.registry import ACCEPTANCE_METHODS
-from cospec.runtime.engine_core import EngineCoreProc, Events, Reply, Stop, Submit
+from cospec.runtime.codec import Codec
+from cospec.runtime.engine_core import EngineCoreProc
+from cospec.runtime.messages import EngineCommand, EngineReply, Events, Stop, Submit
 from cospec.sampling_params import GREEDY_BELOW, LARGEST_WHOLE, SamplingParams
 from cospec.text.detokenizer import IncrementalDetokenizer
 from harness.llamas import llama_engine, load, write_pair
@@ -180,29 +181,33 @@ def test_infinite_logits_end_one_request(acceptance_method: str, temperature: fl
 
 
 class Commands:
-    """A socket between an engine's loop and nobody: gives requests, then the order to stop once all have ended."""
+    """A connection of an engine's loop: gives requests, then the order to stop once all have ended."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.waiting: list[Submit | Stop] = [Submit(tuple(requests))]
         self.left = {request.id for request in requests}
         self.events: dict[str, list[Event]] = {request.id: [] for request in requests}
 
-    def get(self, option: int) -> int:
+    def fileno(self) -> int:
         return -1
 
-    def poll(self, milliseconds: int) -> bool:
+    def poll(self, seconds: float = 0.0) -> bool:
         return bool(self.waiting)
 
-    def recv(self) -> bytes:
-        return msgspec.msgpack.encode(self.waiting.pop(0))
+    def receive(self, seconds: float | None = None) -> EngineCommand | None:
+        return self._sent(self.waiting.pop(0), EngineCommand) if self.waiting else None
 
-    def send(self, data: bytes) -> None:
-        reply = msgspec.msgpack.decode(data, type=Reply)
+    def send(self, message: EngineReply) -> None:
+        reply = self._sent(message, EngineReply)
         for event in reply.events if isinstance(reply, Events) else ():
             self.events[event.id].append(event)
             self.left -= {event.id} if event.finish is not None else set()
         if not self.left:
             self.waiting = [Stop()]
+
+    def _sent(self, message: Any, accepts: Any) -> Any:
+        """What the other process gets of a message."""
+        return Codec(accepts).decode(Codec(accepts).encode(message))
 
 
 @pytest.mark.parametrize("acceptance_method", list(ACCEPTANCE_METHODS))
@@ -216,7 +221,7 @@ def test_the_engines_process_ends_one_request_of_many(acceptance_method: str) ->
     with patch("cospec.native.library.available", lambda: False):
         alone = tokens(run(toy_engine(Huge(1), drafter, k=4), neighbours()))
         socket = Commands([odd, *neighbours()])
-        EngineCoreProc(toy_engine(Huge(1), drafter, k=4), cast(Any, socket), c_ulonglong()).run()
+        EngineCoreProc(toy_engine(Huge(1), drafter, k=4), socket, c_ulonglong()).run()
     assert socket.events["odd"][-1].finish is FinishReason.ERROR
     assert tokens(socket.events) == alone
 

@@ -16,9 +16,19 @@ from cospec.execution.auto import Auto
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
+from cospec.runtime.codec import Codec
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.executors import InlineExecutor, ThreadExecutor
-from cospec.runtime.ipc import pack, unpack
+from cospec.runtime.messages import (
+    Commits,
+    ContextDecoder,
+    ContextEncoder,
+    DrafterCommand,
+    DrafterReply,
+    Drafts,
+    Free,
+    Propose,
+)
 
 ROUNDS = {"auto": Auto, "sequential": Sequential, "pipelined": Pipelined, "draft-ahead": DraftAhead}
 
@@ -83,15 +93,28 @@ class Slow(InlineExecutor):
 class Wired(InlineExecutor):
     """What goes in and comes out travels as between two processes."""
 
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__(drafter)
+        self._outgoing, self._incoming = ContextEncoder(), ContextDecoder()
+
     def submit(self, method: str, *args: Any) -> Future[Any]:
+        if method == "commit":
+            return super().submit(method, _sent(Commits(*args), DrafterCommand).commits)
+        if method == "free":
+            for side in (self._outgoing, self._incoming):
+                side.free(*args)
+            return super().submit(method, _sent(Free(*args), DrafterCommand).ids)
+        contexts, budgets = args
+        sent = _sent(Propose(0, [self._outgoing.encode(each) for each in contexts], budgets), DrafterCommand)
+        made = super().submit(method, [self._incoming.decode(each) for each in sent.contexts], sent.budgets)
         future: Future[Any] = Future()
-        future.set_result(_sent(super().submit(method, *_sent(args)).result()))
+        future.set_result(_sent(Drafts(0, made.result(), 0.0), DrafterReply).drafts)
         return future
 
 
-def _sent(message: Any) -> Any:
-    head, rows = pack(message)
-    return unpack(head, [bytearray(row) for row in rows])
+def _sent(message: Any, accepts: Any) -> Any:
+    """What the other process gets of a message."""
+    return Codec(accepts).decode(Codec(accepts).encode(message))
 
 
 HANDLES: dict[str, Callable[[Drafter], Executor]] = {

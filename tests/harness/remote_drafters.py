@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from cospec.core.plugins import Drafter
-from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.errors import ModelError
 from cospec.models.toy import ToyModel
-from cospec.runtime.drafter_worker import Build
+from cospec.runtime.process_executor import Build
 from harness.pools import pool_of, toy_drafters
 
 VOCAB = 6
+SLEEP_SECONDS = 1.0
+TCP_MAIN = """
+import socket, sys
+from cospec.runtime.drafter_worker import run
+run(socket.create_connection(("127.0.0.1", int(sys.argv[1]))), sys.argv[2])
+"""
 
 
 class Doomed(NgramDrafter):
@@ -33,6 +44,64 @@ class Doomed(NgramDrafter):
         if self._left < 0:
             os.kill(os.getpid(), signal.SIGSTOP if self._end == "hang" else signal.SIGKILL)
         return super().propose(contexts, budgets)
+
+
+class Recording(Drafter):
+    """Drafts the tokens that it is given, and writes each call into a file; some ids make it sleep or raise."""
+
+    name, samples, drafts_ahead, reads_states, learns = "recording", False, True, False, False
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        for one in contexts:
+            self._write(f"propose {one.id}")
+            if one.id == "raise":
+                raise ZeroDivisionError
+            if one.id == "sleep":
+                time.sleep(SLEEP_SECONDS)
+        return [self._draft(one.id, tuple(one.tokens)) for one in contexts]
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        self._write("commit")
+
+    def free(self, ids: Sequence[str]) -> None:
+        if "nobody" not in ids:
+            self._write(f"free {' '.join(ids)}")
+
+    def _draft(self, id: str, tokens: tuple[int, ...]) -> Draft:
+        return Draft(id, len(tokens), tokens, tuple(range(-1, len(tokens) - 1)), (self.name,) * len(tokens))
+
+    def _write(self, line: str) -> None:
+        with self._log.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+class TcpWorker:
+    """A ``Worker`` that is reached over TCP, as on another machine."""
+
+    def __init__(self, name: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            command = [sys.executable, "-P", "-c", TCP_MAIN, str(listener.getsockname()[1]), name]
+            self._process = subprocess.Popen(command, env=environment)
+            self.stream, _ = listener.accept()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def ending(self) -> str:
+        return f"has ended with exit code {self._process.wait()}"
+
+    def close(self) -> None:
+        self.stream.close()
+        self._process.kill()
+        self._process.wait()
 
 
 def toy(name: str) -> Build:

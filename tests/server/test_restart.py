@@ -62,7 +62,7 @@ def test_a_killed_engine_is_replaced_and_match_requests_go_on(start: Start) -> N
         assert counts == {name: answer.sources.count(name) for name in ("fake", "bonus")}
     for answer in (lost, dropped):
         assert answer.error is not None and answer.error["type"] == "service_unavailable"
-        assert "exit code -9" in answer.error["message"]
+        assert "ended by signal 9" in answer.error["message"]
         assert undisturbed.text.startswith(answer.text) and len(answer.text) < 200
     health(server.http, 200)
     assert ask(server.url, {"prompt": "ab", "max_tokens": 4}).text == "abab"

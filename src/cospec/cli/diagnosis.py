@@ -175,7 +175,7 @@ def slow(found: Mapping[str, Any]) -> list[str]:
         if memory_plan_of["cut"]:
             reasons.append(f"A sequence has at most {memory_plan_of['max_model_len']} tokens: {memory_plan_of['cut']}.")
         if memory_plan_of["speculation"] == "off":
-            reasons.append("No drafter speeds the model up; see speculative_config in README.md.")
+            reasons.append("No drafter speeds the model up; see docs/reference/options.md.")
     return reasons
 
 

@@ -83,6 +83,13 @@ class EngineHost:
         return model.vocab_size == self.target.vocab_size and same_tokens(path, self.target_path)
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteHost(EngineHost):
+    """The same for a drafter in another process; every field travels as a message."""
+
+    target: TargetFacts
+
+
 def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, config: EngineConfig) -> Drafter | None:
     """The configured drafter, where it is configured to work; None where nothing is drafted.
 
@@ -94,7 +101,9 @@ def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, con
     if speculative.drafter_executor != "process":
         return _build(speculative, build_context)
     cores = speculative.drafter_cores
-    elsewhere = replace(build_context, target=TargetFacts(build_context.target.vocab_size, build_context.target.device))
+    target = TargetFacts(build_context.target.vocab_size, build_context.target.device)
+    defaults = build_context.default_drafter, build_context.default_heads
+    elsewhere = RemoteHost(target, build_context.target_path, *defaults, build_context.options)
     threads = len(cores) or config.threads
     return DrafterProxy(ProcessExecutor(partial(_build_alone, speculative, elsewhere, threads, config.plugins), cores))
 
@@ -144,7 +153,7 @@ def same_tokens(first: Path, second: Path) -> bool:
 
 
 def _build_alone(
-    speculative: SpeculativeConfig, build_context: EngineHost, threads: int | None, plugins: tuple[str, ...]
+    speculative: SpeculativeConfig, build_context: RemoteHost, threads: int | None, plugins: tuple[str, ...]
 ) -> Drafter:
     """In the drafter's own process."""
     set_threads(threads)

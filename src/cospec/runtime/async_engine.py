@@ -13,36 +13,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import shutil
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import zmq.asyncio
-
 from cospec.config import EngineConfig
 from cospec.core.types import Event, Request
 from cospec.errors import CospecError, EngineStopped, ModelError
-from cospec.runtime.engine_core import (
+from cospec.runtime.engine_core import Build, build_engine
+from cospec.runtime.engine_process import EngineProcess
+from cospec.runtime.messages import (
     Abort,
-    Build,
     EngineInfo,
+    EngineReply,
     Events,
     Failed,
     Measure,
     Measured,
     Ready,
     Rejected,
-    Reply,
     Submit,
-    build_engine,
 )
-from cospec.runtime.engine_process import EngineProcess, Launch
 from cospec.runtime.replay import LiveRequest
-from cospec.runtime.socket_folder import SOCKET, socket_folder
 from cospec.runtime.supervisor import DEFAULT, ProgressMonitor, RestartPolicy, Supervision
 from cospec.text.input_processor import acceptance_method_of
 
@@ -80,15 +74,13 @@ class AsyncEngineClient:
     """One engine, seen from an asyncio program.
 
     Args:
-        build: makes the engine inside its process; must be picklable by reference.
+        build: makes the engine inside its process; a function of a module that can be imported.
     """
 
     def __init__(self, build: Build = build_engine, supervision: Supervision = DEFAULT) -> None:
         self._build, self._supervision = build, supervision
         self._restart_policy = RestartPolicy(supervision)
         self._monitor = ProgressMonitor(supervision)
-        self._folder = socket_folder()
-        self._context = zmq.asyncio.Context()
         self._live: dict[str, LiveRequest] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -108,7 +100,7 @@ class AsyncEngineClient:
             ModelError: the engine could not be built; the sentence is the engine's.
         """
         ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.create_task(self._keep(Launch(self._build, config), ready))
+        self._keeper = asyncio.create_task(self._keep(config, ready))
         try:
             self._info = await ready
         except BaseException:
@@ -243,20 +235,18 @@ class AsyncEngineClient:
         self.abort_all()
 
     async def close(self) -> None:
-        """Stop the process, by force if it does not answer, and remove the socket."""
+        """Stop the process, by force if it does not answer."""
         self._draining = True
         if self._keeper is not None:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
         self._finish("The engine process has ended.")
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _keep(self, launch: Launch, ready: asyncio.Future[EngineInfo]) -> None:
+    async def _keep(self, config: EngineConfig, ready: asyncio.Future[EngineInfo]) -> None:
         """Run processes one after another; says why when there will be no further process."""
         try:
-            reason = await self._run(launch, ready)
+            reason = await self._run(config, ready)
         except Exception as error:  # the system refuses a process or a socket, or a message is not readable
             log.exception("the engine cannot be kept alive")
             reason = f"The engine cannot be kept alive: {type(error).__name__}: {error}."
@@ -264,10 +254,10 @@ class AsyncEngineClient:
             ready.set_exception(ModelError(reason))
         self._finish(reason)
 
-    async def _run(self, launch: Launch, ready: asyncio.Future[EngineInfo]) -> str:
+    async def _run(self, config: EngineConfig, ready: asyncio.Future[EngineInfo]) -> str:
         """Run one process after another until one cannot start or the processes die too often; returns the reason."""
-        for number in itertools.count():
-            process = EngineProcess(self._context, self._folder / SOCKET.format(number), launch)
+        while True:
+            process = await EngineProcess.start(self._build, config)
             try:
                 started, reason = await self._follow(process, ready)
             finally:
@@ -283,7 +273,6 @@ class AsyncEngineClient:
             log.warning("%s A new process starts in %g seconds.", reason, delay)
             await asyncio.sleep(delay)
             self._restarts += 1
-        raise AssertionError("the count of processes does not end")
 
     async def _follow(self, process: EngineProcess, ready: asyncio.Future[EngineInfo]) -> tuple[float | None, str]:
         """Dispatch the replies of one process until it has ended; when it was ready, and how it ended."""
@@ -306,7 +295,7 @@ class AsyncEngineClient:
         finally:
             if watch is not None:
                 watch.cancel()
-        return started, reason or process.epitaph
+        return started, reason or await process.ending()
 
     async def _watch(self, process: EngineProcess) -> None:
         """Look at the progress of a process, and kill a process that makes none for long."""
@@ -343,7 +332,7 @@ class AsyncEngineClient:
         self._drop_question(reason)
         self._ended.set()
 
-    def _dispatch(self, reply: Reply) -> None:
+    def _dispatch(self, reply: EngineReply) -> None:
         match reply:
             case Events(events):
                 now = time.monotonic()

@@ -1,33 +1,44 @@
-"""A drafter that works elsewhere, as the engine sees it: the same calls, answered by its handle."""
+"""A drafter that works elsewhere, as the engine sees it: the same calls, answered by its executor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
+from cospec.core.interfaces import Executor
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.execution.draft_dispatcher import PATIENCE
-from cospec.runtime.process_executor import ProcessExecutor
+from cospec.runtime.messages import DrafterInfo
+
+
+class RemoteExecutor(Executor, Protocol):
+    """An executor that knows what its drafter declares, and a pool's weights as they were sent last."""
+
+    @property
+    def info(self) -> DrafterInfo: ...
+    @property
+    def weights(self) -> Mapping[str, float]: ...
 
 
 class DrafterProxy(Drafter):
-    """Implements ``protocols.Drafter`` by a process; while that is away there are no drafts."""
+    """A ``Drafter`` elsewhere; while its executor is not present there are no drafts."""
 
-    def __init__(self, executor: ProcessExecutor) -> None:
-        self._handle = executor
-        traits = executor.traits
-        self.name, self.names = traits.name, traits.names
-        self.samples, self.drafts_ahead, self.reads_states = traits.samples, traits.drafts_ahead, traits.reads_states
-        self.capabilities, self.stream_kinds, self.learns = traits.capabilities, traits.stream_kinds, traits.learns
+    def __init__(self, executor: RemoteExecutor) -> None:
+        self._executor = executor
+        info = executor.info
+        self.name, self.names = info.name, info.names
+        self.samples, self.drafts_ahead, self.reads_states = info.samples, info.drafts_ahead, info.reads_states
+        self.capabilities, self.stream_kinds, self.learns = info.capabilities, info.stream_kinds, info.learns
 
     @property
-    def executor(self) -> ProcessExecutor:
-        """Of the process."""
-        return self._handle
+    def executor(self) -> RemoteExecutor:
+        """Where the drafter works."""
+        return self._executor
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """Ask, and wait for the answer."""
+        """Ask, and wait for the answer; no drafts where none comes in time."""
         try:
             drafts: list[Draft] = self.executor.submit("propose", contexts, budgets).result(PATIENCE)
         except (DrafterLost, TimeoutError):
@@ -35,13 +46,13 @@ class DrafterProxy(Drafter):
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Tell it; it hears of it before it is asked again."""
+        """Send the commits; the drafter gets them before the next ``propose``."""
         self.executor.submit("commit", commits)
 
     def free(self, ids: Sequence[str]) -> None:
-        """Tell it."""
+        """Send the ids."""
         self.executor.submit("free", ids)
 
     def weights(self) -> Mapping[str, float]:
-        """Of a pool's drafters, as the process sent them last."""
-        return self._handle.weights
+        """Of a pool's drafters, as its executor got them last."""
+        return self._executor.weights

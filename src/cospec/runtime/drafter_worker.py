@@ -1,150 +1,125 @@
-"""What runs in a process that a drafter has for itself; ``rounds.process`` starts it and speaks to it.
+"""The process that a drafter has for itself; ``process_executor`` starts the process and talks to it.
 
-It ends when its connection is closed or the engine's process is gone, whatever it does at the time, so that nothing is
-left behind by an engine that was killed. An error in the drafter ends it too, with its traceback: nobody can tell what
-state a drafter is in that raised.
+The process ends when its connection ends or the engine's process is gone, whatever the drafter does at the time. An
+engine that was killed therefore leaves nothing behind. An error in the drafter ends the process too, with a traceback:
+the state of a drafter that raised is not known.
 """
 
 from __future__ import annotations
 
 import os
-import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
 
 from cospec.core.plugins import Drafter
-from cospec.core.rng import StreamKind
-from cospec.core.types import DrafterCapabilities
 from cospec.errors import CospecError
 from cospec.process_utils import freeze_gc
 from cospec.runtime.affinity import keep_to
-from cospec.runtime.ipc import receive, send
+from cospec.runtime.codec import ProtocolError, decode_call
+from cospec.runtime.messages import (
+    Commits,
+    ContextDecoder,
+    DrafterCommand,
+    DrafterInfo,
+    DrafterReady,
+    Drafts,
+    Failed,
+    Free,
+    Propose,
+    Start,
+    Weights,
+)
+from cospec.runtime.transport import Channel, ChannelClosed, inherited
 
-LOOK_SECONDS = 1.0  # how often a process that nobody speaks to looks whether the engine is there
-WEIGHTS_SECONDS = 0.2  # between two times that a pool's weights are sent along
-SILENT = ("commit", "free")  # what has no answer
-
-Build = Callable[[], Drafter]
-DrafterCall = tuple[int, str, tuple[Any, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterInfo:
-    """What a drafter says of itself, for those who only hear of it."""
-
-    name: str
-    samples: bool
-    drafts_ahead: bool
-    reads_states: bool
-    learns: bool
-    capabilities: DrafterCapabilities
-    stream_kinds: frozenset[StreamKind] | None
-    names: tuple[str, ...] | None
-    weights: Mapping[str, float]  # at the start
-
-    @classmethod
-    def of(cls, drafter: Drafter) -> DrafterInfo:
-        return cls(
-            drafter.name,
-            drafter.samples,
-            drafter.drafts_ahead,
-            drafter.reads_states,
-            drafter.learns,
-            drafter.capabilities,
-            drafter.stream_kinds,
-            drafter.names,
-            drafter.weights(),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterReady:
-    """The drafter is built."""
-
-    traits: DrafterInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """It cannot be built; one sentence for the user."""
-
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the call of that number gave, and how many seconds the drafter has worked so far.
-
-    Attributes:
-        weights: of a pool's drafters, from time to time; None: those sent before still hold.
-    """
-
-    number: int
-    result: Any
-    busy: float
-    weights: Mapping[str, float] | None = None
+LOOK_SECONDS = 1.0  # how often an idle process looks whether the engine's process is there
+WEIGHTS_SECONDS = 0.2  # between two messages with a pool's weights
 
 
 def main(arguments: list[str]) -> None:
-    """Build the drafter that is asked for first, then do what is asked for, one thing at a time.
+    """Serve the engine that started this process.
 
     Args:
-        arguments: the connection's file descriptor, then the processors to keep to; none for all.
+        arguments: the connection's file descriptor, the name of the function that builds the drafter, then the
+            processors to keep to; none for all.
     """
-    # Signals go to the whole group of a terminal or a container; the engine decides when its drafter ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.excepthook = _end_at_once
-    connection, cores = Connection(int(arguments[0])), {int(core) for core in arguments[1:]}
+    descriptor, name, *cores = arguments
+    stream = inherited(descriptor)
     if cores:
-        keep_to(cores)
-    calls: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, calls, os.getppid()), daemon=True).start()
-    build: Build = calls.get()
+        keep_to({int(core) for core in cores})
+    run(stream, name)
+
+
+def run(stream: socket.socket, name: str) -> None:
+    """Build the drafter, then serve one command after another until the connection ends, which ends the process.
+
+    Args:
+        stream: a connection to the engine.
+        name: of the function that builds the drafter.
+    """
+    channel = Channel(stream, DrafterCommand)
+    commands: SimpleQueue[DrafterCommand] = SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, commands, os.getppid()), daemon=True).start()
+    start = commands.get()
+    if not isinstance(start, Start):
+        raise ProtocolError("A drafter's process gets another command before it knows its drafter.")
     try:
-        drafter = build()
+        drafter: Drafter = decode_call(name, start.arguments)
     except CospecError as error:
-        send(connection, Refused(str(error)))
+        channel.send(Failed(str(error)))
         return
     freeze_gc()
-    send(connection, DrafterReady(DrafterInfo.of(drafter)))
-    _serve(drafter, calls, connection)
+    channel.send(DrafterReady(DrafterInfo.of(drafter)))
+    _serve(drafter, commands, channel)
 
 
-def _serve(drafter: Drafter, calls: SimpleQueue[DrafterCall], connection: Connection) -> None:
+def _serve(drafter: Drafter, commands: SimpleQueue[DrafterCommand], channel: Channel) -> None:
     busy, due = 0.0, 0.0
+    contexts = ContextDecoder()
     while True:
-        number, method, arguments = calls.get()
+        command = commands.get()
         started = time.monotonic()
-        result = getattr(drafter, method)(*arguments)
-        ended = time.monotonic()
-        busy += ended - started
-        if method not in SILENT:
-            weights = drafter.weights() if drafter.names is not None and ended >= due else None
-            due = ended + WEIGHTS_SECONDS if weights is not None else due
-            send(connection, Answer(number, result, busy, weights))
+        match command:
+            case Propose(number, updates, budgets):
+                drafts = drafter.propose([contexts.decode(update) for update in updates], budgets)
+                ended = time.monotonic()
+                busy += ended - started
+                if drafter.names is not None and ended >= due:
+                    due = ended + WEIGHTS_SECONDS
+                    channel.send(Weights(dict(drafter.weights())))
+                channel.send(Drafts(number, drafts, busy))
+            case Commits(commits):
+                drafter.commit(commits)
+                busy += time.monotonic() - started
+            case Free(ids):
+                contexts.free(ids)
+                drafter.free(ids)
+                busy += time.monotonic() - started
+            case Start():
+                raise ProtocolError("A drafter's process is started twice.")
 
 
 def _end_at_once(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The engine is waiting, and libraries take their time to go."""
+    """The engine is waiting, and libraries take their time to end."""
     sys.__excepthook__(kind, error, trace)
     os._exit(1)
 
 
-def _listen(connection: Connection, calls: SimpleQueue[Any], parent: int) -> None:
-    """Take in calls at once, so that the engine never waits for the drafter to hear it; end with the engine."""
+def _listen(channel: Channel, commands: SimpleQueue[DrafterCommand], parent: int) -> None:
+    """Take in commands at once, so that the engine never waits for a busy drafter; end with the engine."""
     try:
         while True:
-            while not connection.poll(LOOK_SECONDS):
-                if os.getppid() != parent:
-                    os._exit(0)
-            calls.put(receive(connection))
-    except (EOFError, OSError):
+            command = channel.receive(LOOK_SECONDS)
+            if command is not None:
+                commands.put(command)
+            elif os.getppid() != parent:
+                os._exit(0)
+    except ChannelClosed:
         os._exit(0)
+    except ProtocolError as error:
+        print(f"The drafter's process ends: {error}", file=sys.stderr, flush=True)
+        os._exit(1)

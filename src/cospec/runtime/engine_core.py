@@ -1,31 +1,43 @@
-"""The engine in a process of its own: commands come in over a socket, events go out, one message per round.
+"""The engine in a process of its own: commands come in over a socket, events go out, one message per step.
 
-The server talks to this process through ``serving.AsyncEngineClient``. Messages are msgpack; what they carry are the
-frozen dataclasses of ``types``. A request that the engine refuses gets ``Rejected`` with the sentence; a round that
-raises ends the requests it was about and no others; when the parent process is gone this one ends too.
+The server talks to this process through ``async_engine.AsyncEngineClient``, in the messages of ``messages``. A request
+that the engine refuses gets ``Rejected`` with the sentence. A step that raises ends the requests that the step was
+about and no others. The process ends with its parent.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import mmap
 import os
-import signal
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import c_ulonglong
+from ctypes import c_ulonglong, sizeof
 from pathlib import Path
 from typing import Any, Protocol
-
-import msgspec
-import zmq
 
 from cospec.config import EngineConfig
 from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import CospecError, RequestsFailed, failure
 from cospec.process_utils import fast_exit, freeze_gc
+from cospec.runtime.codec import ProtocolError, decode_call
+from cospec.runtime.messages import (
+    Abort,
+    EngineCommand,
+    EngineInfo,
+    Events,
+    Failed,
+    Measure,
+    Measured,
+    Ready,
+    Rejected,
+    Start,
+    Stop,
+    Submit,
+)
+from cospec.runtime.transport import Channel, ChannelClosed, inherited
 
-IDLE_POLL_MS = 1000  # how often an idle engine looks whether its parent is still there
-LINGER_MS = 1000
+IDLE_SECONDS = 1.0  # how often an idle engine looks whether its parent is still there
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 log = logging.getLogger(__name__)
@@ -71,108 +83,61 @@ def build_engine(config: EngineConfig) -> EngineLike:
     return Engine.build(config)
 
 
-class EngineInfo(msgspec.Struct, frozen=True):
-    """What a server must know of an engine.
+def main(arguments: list[str]) -> None:
+    """Main function of the engine process: build, report, serve until told to stop.
 
-    Attributes:
-        model_name: the name that requests ask for.
-        tokenizer_path: folder or hub name of the tokenizer.
-        rules: the configured rule and the rule of sampled requests, see ``requests.acceptance_method``.
+    Args:
+        arguments: the descriptors of the connection and of the progress counter, then the name of the function that
+            builds the engine.
     """
-
-    model_name: str
-    tokenizer_path: str
-    max_model_len: int
-    vocab_size: int
-    acceptance_methods: tuple[str, str]
-
-
-class Submit(msgspec.Struct, frozen=True, tag=True):
-    """Requests to be taken on."""
-
-    requests: tuple[Request, ...]
-
-
-class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Requests to be dropped; unknown ids are ignored."""
-
-    ids: tuple[str, ...]
-
-
-class Measure(msgspec.Struct, frozen=True, tag=True):
-    """Asks for ``Measured``; answers come in the order of the questions."""
-
-
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Ends the process."""
-
-
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The engine is loaded."""
-
-    info: EngineInfo
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The engine could not be built; one sentence."""
-
-    message: str
-
-
-class Events(msgspec.Struct, frozen=True, tag=True):
-    """What one round gave."""
-
-    events: tuple[Event, ...]
-
-
-class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """A request that the engine does not take: the sentence, and the field it is about."""
-
-    id: str
-    message: str
-    field: str | None = None
-
-
-class Measured(msgspec.Struct, frozen=True, tag=True):
-    """``EngineMetrics`` as plain values."""
-
-    metrics: dict[str, Any]
-
-
-Command = Submit | Abort | Measure | Stop
-Reply = Ready | Failed | Events | Rejected | Measured
-
-
-def run_engine_core(address: str, config: EngineConfig, build: Build, progress: c_ulonglong) -> None:
-    """Main function of the engine process: build, report, serve until told to stop."""
+    descriptor, counter, name = arguments
     with fast_exit():
-        _run(address, config, build, progress)
-
-
-def _run(address: str, config: EngineConfig, build: Build, progress: c_ulonglong) -> None:
-    # Signals go to the whole group of a terminal or a container; the server decides when the engine ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(format=LOG_FORMAT)
-    logging.getLogger("cospec").setLevel(logging.INFO)  # which round is at work and why, what a drafter does
-    with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
-        socket.set(zmq.LINGER, LINGER_MS)
-        socket.set(zmq.SNDHWM, 0)
-        socket.connect(address)
+        stream = inherited(descriptor)
+        logging.basicConfig(format=LOG_FORMAT)
+        logging.getLogger("cospec").setLevel(logging.INFO)  # which execution mode works and why, what a drafter does
+        channel = Channel(stream, EngineCommand)
         try:
-            engine = build(config)
-        except CospecError as error:
-            socket.send(msgspec.msgpack.encode(Failed(str(error))))
-            return
-        except Exception as error:  # the sentence must reach the user; the log keeps the rest
-            log.exception("the engine could not be built")
-            socket.send(msgspec.msgpack.encode(Failed(f"The engine could not start: {type(error).__name__}: {error}.")))
-            return
-        freeze_gc()
-        try:
-            EngineCoreProc(engine, socket, progress).run()
+            _serve(channel, name, progress_counter(int(counter)))
+        except ChannelClosed:
+            log.warning("the server is gone, and the engine ends")
         finally:
-            engine.close()
+            channel.close()
+
+
+def _serve(channel: Channel, name: str, progress: c_ulonglong) -> None:
+    try:
+        start = channel.receive()
+        if not isinstance(start, Start):
+            raise ProtocolError("An engine process gets another command before it knows its engine.")
+        engine: EngineLike = decode_call(name, start.arguments)
+    except CospecError as error:
+        channel.send(Failed(str(error)))
+        return
+    except ChannelClosed:
+        raise
+    except Exception as error:  # the sentence must reach the user; the log keeps the rest
+        log.exception("the engine could not be built")
+        channel.send(Failed(f"The engine could not start: {type(error).__name__}: {error}."))
+        return
+    freeze_gc()
+    try:
+        EngineCoreProc(engine, channel, progress).run()
+    finally:
+        engine.close()
+
+
+def progress_counter(descriptor: int) -> c_ulonglong:
+    """A counter that processes share which have inherited the descriptor of its file of 8 bytes."""
+    return c_ulonglong.from_buffer(mmap.mmap(descriptor, sizeof(c_ulonglong)))
+
+
+class Commands(Protocol):
+    """What the loop needs of a connection; ``Channel`` is one."""
+
+    def fileno(self) -> int: ...
+    def poll(self, seconds: float = 0.0) -> bool: ...
+    def receive(self, seconds: float | None = None) -> Any: ...
+    def send(self, message: Any) -> None: ...
 
 
 class EngineCoreProc:
@@ -182,19 +147,17 @@ class EngineCoreProc:
         progress: shared with the server, which takes a counter that stands still for a frozen engine.
     """
 
-    def __init__(self, engine: EngineLike, socket: zmq.Socket[bytes], progress: c_ulonglong) -> None:
+    def __init__(self, engine: EngineLike, channel: Commands, progress: c_ulonglong) -> None:
         self._progress = progress
         self._engine = engine
-        self._socket = socket
-        self._decoder = msgspec.msgpack.Decoder(Command)
-        self._encoder = msgspec.msgpack.Encoder()
+        self._channel = channel
         self._live: dict[str, Request] = {}
         self._checked = True  # nothing has happened yet that could have lost something
 
     def run(self) -> None:
         """Serve until ``Stop`` comes or the parent is gone."""
-        self._engine.set_wakeup_fd(int(self._socket.get(zmq.FD)))
-        self._send(Ready(_describe(self._engine)))
+        self._engine.set_wakeup_fd(self._channel.fileno())
+        self._channel.send(Ready(_describe(self._engine)))
         parent = os.getppid()
         while os.getppid() == parent:
             self._progress.value += 1
@@ -205,13 +168,12 @@ class EngineCoreProc:
 
     def _take_commands(self) -> bool:
         """Handle all waiting commands; without work, wait for one. False when told to stop."""
-        wait = 0 if self._engine.has_work else IDLE_POLL_MS
-        if wait and not self._checked and not self._socket.poll(0):
+        wait = 0.0 if self._engine.has_work else IDLE_SECONDS
+        if wait and not self._checked and not self._channel.poll(0.0):
             self._checked = True
             self._engine.on_idle()
             self._check()
-        while self._socket.poll(wait):
-            command = self._decoder.decode(self._socket.recv())
+        while (command := self._channel.receive(wait)) is not None:
             match command:
                 case Submit(requests):
                     for request in requests:
@@ -219,21 +181,23 @@ class EngineCoreProc:
                 case Abort(ids):
                     self._abort(ids)
                 case Measure():
-                    self._send(Measured(dataclasses.asdict(self._engine.metrics())))
+                    self._channel.send(Measured(dataclasses.asdict(self._engine.metrics())))
                 case Stop():
                     return False
-            wait = 0
+                case Start():
+                    raise ProtocolError("An engine process is started twice.")
+            wait = 0.0
         return True
 
     def _add(self, request: Request) -> None:
         try:
             self._engine.add(request)
         except CospecError as error:
-            self._send(Rejected(request.id, str(error), error.field))
+            self._channel.send(Rejected(request.id, str(error), error.field))
         except Exception as error:  # one odd request must not end its neighbours
             log.exception("request %s could not be added", request.id)
             self._engine.abort([request.id])
-            self._send(Events((_failure(request, error),)))
+            self._channel.send(Events((_failure(request, error),)))
         else:
             self._live[request.id] = request
 
@@ -259,7 +223,7 @@ class EngineCoreProc:
             if event.finish is not None:
                 self._live.pop(event.id, None)
         if events:
-            self._send(Events(tuple(events)))
+            self._channel.send(Events(tuple(events)))
 
     def _fail(self, error: Exception) -> list[Event]:
         """End the requests that a failed round was about.
@@ -274,9 +238,6 @@ class EngineCoreProc:
         log.error("a round failed, %d requests end with an error", len(requests), exc_info=error)
         self._abort([request.id for request in requests])
         return [_failure(request, error) for request in requests]
-
-    def _send(self, reply: Reply) -> None:
-        self._socket.send(self._encoder.encode(reply))
 
 
 def _describe(engine: EngineLike) -> EngineInfo:

@@ -1,4 +1,4 @@
-"""Drafters that work somewhere else than the round: in its own thread, or in a thread of their own."""
+"""Executors in the engine's process: in the thread of the engine, or in a thread of the drafter."""
 
 from __future__ import annotations
 
@@ -10,21 +10,27 @@ from typing import Any
 
 from cospec.core.interfaces import Clock
 from cospec.core.plugins import Drafter
+from cospec.errors import DrafterLost
+
+CLOSED = "The drafter's executor is closed."
 
 
 class InlineExecutor:
-    """In the round's own thread, at once: the same calls in the same order, with nothing beside them."""
+    """Makes each call at once, in the thread that submits the call."""
 
-    parallel, present = False, True
+    parallel = False
 
     def __init__(self, drafter: Drafter, clock: Clock = time.monotonic) -> None:
-        self.busy = 0.0
+        self.busy, self.present = 0.0, True
         self._drafter, self._clock = drafter, clock
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        """The result is there when this returns."""
-        started = self._clock()
+        """Make the call; the future is done when this returns."""
         future: Future[Any] = Future()
+        if not self.present:
+            future.set_exception(DrafterLost(CLOSED))
+            return future
+        started = self._clock()
         try:
             future.set_result(getattr(self._drafter, method)(*args))
         except Exception as error:
@@ -33,18 +39,17 @@ class InlineExecutor:
         return future
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Take no more calls."""
+        self.present = False
 
 
 class ThreadExecutor:
-    """In one thread of its own, which starts with the first task.
+    """Makes calls in one thread of its own, which starts with the first call.
 
     Args:
-        parallel: overlapping is worth a try, since the drafter works on a device of its own or in a CUDA stream.
+        parallel: overlapping is worth a try, because the drafter works on a device of its own or in a CUDA stream.
         around: entered around every call in the thread, such as a CUDA stream.
     """
-
-    present = True
 
     def __init__(
         self,
@@ -53,22 +58,41 @@ class ThreadExecutor:
         parallel: bool = False,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.parallel, self.busy = parallel, 0.0
+        self.parallel, self.busy, self.present = parallel, 0.0, True
         self._drafter, self._clock, self._around = drafter, clock, around
         self._thread = ThreadPoolExecutor(1, "cospec-drafter")
+        self._waiting: set[Future[Any]] = set()
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Queue a call; calls are made one at a time in their order."""
-        return self._thread.submit(self._call, method, args)
+        future: Future[Any] = Future()
+        if not self.present:
+            future.set_exception(DrafterLost(CLOSED))
+            return future
+        self._waiting.add(future)
+        self._thread.submit(self._call, future, method, args)
+        return future
 
     def close(self) -> None:
-        """Wait for the call at work; those behind it are dropped."""
+        """Wait for the call at work; the calls after it are lost."""
+        self.present = False
         self._thread.shutdown(cancel_futures=True)
+        while self._waiting:
+            self._waiting.pop().set_exception(DrafterLost(CLOSED))
 
-    def _call(self, method: str, args: tuple[Any, ...]) -> Any:
+    def _call(self, future: Future[Any], method: str, args: tuple[Any, ...]) -> None:
         started = self._clock()
         try:
             with self._around():
-                return getattr(self._drafter, method)(*args)
-        finally:
-            self.busy += self._clock() - started
+                result = getattr(self._drafter, method)(*args)
+        except BaseException as error:
+            self._finish(future, started)
+            future.set_exception(error)
+        else:
+            self._finish(future, started)
+            future.set_result(result)
+
+    def _finish(self, future: Future[Any], started: float) -> None:
+        """Note the time before the answer, so that a reader of the answer finds the time too."""
+        self.busy += self._clock() - started
+        self._waiting.discard(future)

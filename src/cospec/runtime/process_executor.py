@@ -1,221 +1,260 @@
-"""The handle of a drafter in a process of its own.
+"""The executor of a drafter in a process of its own.
 
-Life of the process: started with the engine ──ready──► asked and told in order ──► dies, hangs or raises: its drafts
-are lost, sequences go on without, and it is started anew beside the engine's rounds. The new one knows nothing, and
-reads what it needs from the contexts it is given. One that dies again and again is not started any more.
+Life of the process: started with the engine ──ready──► serves commands in order ──► dies, hangs or raises: its drafts
+are lost, sequences go on without drafts, and a new process starts beside the engine's steps. The new drafter knows
+nothing, and reads what it needs from the contexts it is given. After ``STARTS`` deaths in a row no process is started.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
+import socket
 import time
-import weakref
-from collections.abc import Collection
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, Protocol
 
 from cospec.core.interfaces import Clock
+from cospec.core.plugins import Drafter
 from cospec.errors import DrafterLost, ModelError
-from cospec.runtime.drafter_worker import SILENT, Answer, Build, DrafterInfo, DrafterReady, Refused
-from cospec.runtime.ipc import receive, send
+from cospec.runtime.codec import ProtocolError, encode_call
+from cospec.runtime.messages import (
+    Commits,
+    ContextEncoder,
+    DrafterInfo,
+    DrafterReady,
+    DrafterReply,
+    Drafts,
+    Failed,
+    Free,
+    Propose,
+    Start,
+    Weights,
+)
+from cospec.runtime.transport import Channel, ChannelClosed, ChildProcess
 
 HUNG_SECONDS = 10.0  # after which a drafter that does not answer is taken for dead
 STARTS = 4  # in a row, none of which served for long
 PROVEN = 256  # answers after which a process counts as one that works
-END_SECONDS = 2.0  # for a process that is told to end
 
-MAIN = "import sys; from cospec.runtime.drafter_worker import main; main(sys.argv[1:])"
+WORKER = "cospec.runtime.drafter_worker"
 
 log = logging.getLogger(__name__)
+
+Build = Callable[[], Drafter]
+
+
+class Worker(Protocol):
+    """A place where a drafter runs. ``ChildProcess`` is one; a node of a cluster is another."""
+
+    @property
+    def stream(self) -> socket.socket:
+        """A connected stream socket."""
+
+    @property
+    def pid(self) -> int: ...
+    def kill(self) -> None:
+        """End the process by force."""
+
+    def ending(self) -> str:
+        """How the process ended, as the predicate of a sentence."""
+
+    def close(self) -> None:
+        """Close the connection and end the process."""
+
+
+Launch = Callable[[str], Worker]
+"""Starts a worker that builds its drafter by the function of that name."""
 
 
 class ProcessFuture:
     """An answer on its way from the process."""
 
-    def __init__(self, process: ProcessExecutor) -> None:
-        self.asked_at = process.clock()
-        self._process = process
+    def __init__(self, executor: ProcessExecutor) -> None:
+        self.submitted = executor.clock()
+        self._executor = executor
         self._settled = self._lost = False
         self._result: Any = None
 
-    def keep(self, result: Any) -> None:
-        """Here it is."""
+    def set_result(self, result: Any) -> None:
+        """The answer has come."""
         self._settled, self._result = True, result
 
-    def lose(self) -> None:
-        """It will not come."""
+    def set_lost(self) -> None:
+        """The answer will not come."""
         self._settled = self._lost = True
 
     def done(self) -> bool:
-        """Whether it is here, or lost."""
+        """Whether the answer is here, or lost."""
         if not self._settled:
-            self._process.attend(0.0)
+            self._executor.attend(0.0)
         return self._settled
 
     def result(self, timeout: float | None = None) -> Any:
-        """See ``protocols.Future``."""
-        end = self._process.clock() + (HUNG_SECONDS if timeout is None else timeout)
+        """See ``interfaces.Future``."""
+        end = self._executor.clock() + (HUNG_SECONDS if timeout is None else timeout)
         while not self.done():
-            left = end - self._process.clock()
+            left = end - self._executor.clock()
             if left <= 0 and timeout is not None:
                 raise TimeoutError
-            self._process.attend(max(left, 0.1))
+            self._executor.attend(max(left, 0.1) if timeout is None else left)
         if self._lost:
             raise DrafterLost("The drafter's process ended before it answered.")
         return self._result
 
 
 class ProcessExecutor:
-    """A ``protocols.Executor``. Used by one thread, as an engine is.
+    """An ``interfaces.Executor``. Used by one thread, as an engine is.
 
     Attributes:
+        info: the declared attributes of the drafter.
         weights: of a pool's drafters, as the process sent them last; empty for other drafters.
 
     Args:
-        build: makes the drafter inside the process; must be picklable by reference.
-        cores: the processors that it keeps to; empty for all.
+        build: makes the drafter inside the process, see ``codec.encode_call``.
+        cores: the processors of the process; empty for all.
+        launch: starts a worker elsewhere; None starts a child process.
 
     Raises:
-        ModelError: the drafter cannot be built; the sentence is its own.
+        ModelError: the drafter cannot be built; the sentence is the drafter's.
     """
 
     parallel = True
 
-    def __init__(self, build: Build, cores: Collection[int] = (), clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        build: Build,
+        cores: Collection[int] = (),
+        clock: Clock = time.monotonic,
+        launch: Launch | None = None,
+    ) -> None:
         self.clock, self.busy = clock, 0.0
-        self._build, self._cores = build, [str(core) for core in sorted(cores)]
-        self._promises: dict[int, ProcessFuture] = {}
+        self._name, arguments = encode_call(build)
+        self._message = Start(arguments)
+        self._launch = launch or (lambda name: ChildProcess(WORKER, [name, *map(str, sorted(cores))]))
+        self._futures: dict[int, ProcessFuture] = {}
         self._number = self._starts = self._answers = 0
         self._before = 0.0  # seconds that earlier processes worked
         self._start()
-        self.traits = self._built()
-        self.weights = self.traits.weights
+        self.info = self._built()
+        self.weights: dict[str, float] = self.info.weights
 
     @property
     def present(self) -> bool:
-        """Whether the process is there and its drafter is built, as far as was heard."""
+        """Whether the process is there and its drafter is built, as far as is known here."""
         return self._ready
 
     @property
     def pid(self) -> int:
-        """Of the process at present, or of the last one."""
-        return self._process.pid
+        """Of the present process, or of the last one."""
+        return self._worker.pid
 
     def submit(self, method: str, *args: Any) -> ProcessFuture:
         """Send a call; ``commit`` and ``free`` count as done when they are sent."""
-        promise = ProcessFuture(self)
+        future = ProcessFuture(self)
         self.attend(0.0)
         self._number += 1
-        sent = self._ready and self._send((self._number, method, args))
-        if method in SILENT:
-            promise.keep(None)
+        sent = self._ready and self._send(self._command(method, args))
+        if method != "propose":
+            future.set_result(None)
         elif sent:
-            self._promises[self._number] = promise
+            self._futures[self._number] = future
         else:
-            promise.lose()
-        return promise
+            future.set_lost()
+        return future
 
     def attend(self, seconds: float) -> None:
-        """Take in what the process says within ``seconds``, the first message and all that are there with it."""
-        if self._connection.closed:
+        """Take in what the process says within ``seconds``: the first message, and all that are there with it."""
+        if self._channel.closed:
             return
         try:
-            while self._connection.poll(seconds):
-                self._take(receive(self._connection))
+            while (message := self._channel.receive(seconds)) is not None:
+                self._take(message)
                 seconds = 0.0
-        except (EOFError, OSError):
-            self._bury(_epitaph(self._process))
+        except ChannelClosed:
+            self._replace(self._worker.ending())
             return
-        oldest = next(iter(self._promises.values()), None)
-        if oldest is not None and self.clock() - oldest.asked_at > HUNG_SECONDS:
-            self._bury(f"did not answer for {HUNG_SECONDS:.0f} s")
+        except ProtocolError as error:
+            self._replace(f"cannot be understood ({error})")
+            return
+        oldest = next(iter(self._futures.values()), None)
+        if oldest is not None and self.clock() - oldest.submitted > HUNG_SECONDS:
+            self._replace(f"did not answer for {HUNG_SECONDS:.0f} s")
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; what it has not answered is lost."""
         self._ready = False
-        self._finalizer()
+        self._channel.close()
+        self._worker.close()
+        for future in self._futures.values():
+            future.set_lost()
+        self._futures.clear()
 
     def _start(self) -> None:
-        """Start a process and tell it what to build; it says when that is done."""
-        ours, theirs = Pipe()
-        command = [sys.executable, "-P", "-c", MAIN, str(theirs.fileno()), *self._cores]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        with theirs:
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-        self._connection, self._ready = ours, False
-        self._finalizer = weakref.finalize(self, _end, self._process, ours)
+        """Start a process and send what it is to build; it says when that is done."""
+        self._worker, self._ready, self._contexts = self._launch(self._name), False, ContextEncoder()
         self._starts, self._answers = self._starts + 1, 0
-        self._send(self._build)
+        self._channel = Channel(self._worker.stream, DrafterReply, HUNG_SECONDS)
+        self._send(self._message)
 
     def _built(self) -> DrafterInfo:
-        """Wait for the first process, whose failure is the user's to know."""
+        """Wait for the first process, whose failure ends the start of the engine."""
         try:
-            message = receive(self._connection)
-        except (EOFError, OSError):
-            message = Refused(f"The drafter's process {_epitaph(self._process)} while it was started.")
-        if isinstance(message, Refused):
-            self.close()
-            raise ModelError(message.sentence)
-        self._ready = True
-        traits: DrafterInfo = message.traits
-        return traits
+            message = self._channel.receive()
+        except ChannelClosed:
+            message = Failed(f"The drafter's process {self._worker.ending()} while it was started.")
+        except ProtocolError as error:
+            message = Failed(f"The drafter's process cannot be understood. {error}")
+        if isinstance(message, DrafterReady):
+            self._ready = True
+            return message.info
+        self.close()
+        raise ModelError(message.message if isinstance(message, Failed) else "The drafter's process is out of order.")
+
+    def _command(self, method: str, args: tuple[Any, ...]) -> Propose | Commits | Free:
+        match method:
+            case "propose":
+                contexts, budgets = args
+                return Propose(self._number, [self._contexts.encode(context) for context in contexts], budgets)
+            case "commit":
+                return Commits(*args)
+            case "free":
+                self._contexts.free(*args)
+                return Free(*args)
+        raise ValueError(f"a drafter elsewhere has no method {method}")
 
     def _send(self, message: Any) -> bool:
-        """Whether the process could be told; how it ended is heard when it is next attended to."""
+        """Whether the process could be told; the next ``attend`` finds out how the process ended."""
         try:
-            send(self._connection, message)
-        except OSError:
+            self._channel.send(message)
+        except ChannelClosed:
             return False
         return True
 
-    def _take(self, message: DrafterReady | Refused | Answer) -> None:
+    def _take(self, message: DrafterReply) -> None:
         match message:
-            case DrafterReady(traits):
-                self._ready, self.weights = True, traits.weights
+            case DrafterReady(info):
+                self._ready, self.weights = True, info.weights
                 log.warning("the drafter is back, in process %d", self.pid)
-            case Refused(sentence):
+            case Failed(sentence):
                 log.warning("the drafter cannot be built again: %s", sentence)
-            case Answer(number, result, busy, weights):
-                self.weights = self.weights if weights is None else weights
+            case Weights(weights):
+                self.weights = weights
+            case Drafts(number, drafts, busy):
                 self.busy = self._before + busy
                 self._answers += 1
                 if self._answers == PROVEN:
                     self._starts = 1
-                self._promises.pop(number).keep(result)
+                future = self._futures.pop(number, None)
+                if future is not None:
+                    future.set_result(drafts)
 
-    def _bury(self, cause: str) -> None:
-        """Lose what the process was asked for, and start another unless too many died already."""
-        self._process.kill()
+    def _replace(self, cause: str) -> None:
+        """Lose what the process was asked for, and start another process unless too many died already."""
+        self._worker.kill()
         self.close()
-        for promise in self._promises.values():
-            promise.lose()
-        self._promises.clear()
         self._before = self.busy
         if self._starts < STARTS:
             log.warning("the drafter's process %s; another is started, and nothing is drafted until then", cause)
             self._start()
         else:
             log.warning("the drafter's process %s, as %d before it; nothing is drafted any more", cause, STARTS - 1)
-
-
-def _epitaph(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended that has closed its connection."""
-    try:
-        code = process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "closed its connection"
-    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-
-
-def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
-    """A process whose connection is closed ends by itself, unless it cannot."""
-    connection.close()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -1,0 +1,272 @@
+"""The messages between processes of the project.
+
+A server sends ``EngineCommand`` and gets ``EngineReply``. An engine sends ``DrafterCommand`` to a drafter elsewhere and
+gets ``DrafterReply``. Both conversations begin with ``Hello`` in each direction, then ``Start``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cospec.core.plugins import Drafter
+from cospec.core.rng import StreamKind
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, Event, Request
+from cospec.runtime.codec import ProtocolError
+from cospec.sampling_params import SamplingParams
+
+VERSION = 1  # of all messages; a change to any field changes the number
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of all messages."""
+
+
+class Hello(Message):
+    """The first message in each direction."""
+
+    version: int
+
+
+class Start(Message):
+    """Tells a new process what to build: the encoded arguments of the function that its command line names."""
+
+    arguments: tuple[msgspec.Raw, ...]
+
+
+class Failed(Message):
+    """The engine or the drafter could not be built; one sentence."""
+
+    message: str
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What a server must know of an engine.
+
+    Attributes:
+        model_name: the name that requests ask for.
+        tokenizer_path: folder or hub name of the tokenizer.
+        acceptance_methods: the configured method and the method of sampled requests.
+    """
+
+    model_name: str
+    tokenizer_path: str
+    max_model_len: int
+    vocab_size: int
+    acceptance_methods: tuple[str, str]
+
+
+class Submit(Message):
+    """Requests to be taken on."""
+
+    requests: tuple[Request, ...]
+
+
+class Abort(Message):
+    """Requests to be dropped; unknown ids are ignored."""
+
+    ids: tuple[str, ...]
+
+
+class Measure(Message):
+    """Asks for ``Measured``; answers come in the order of the questions."""
+
+
+class Stop(Message):
+    """Ends the process."""
+
+
+class Ready(Message):
+    """The engine is loaded."""
+
+    info: EngineInfo
+
+
+class Events(Message):
+    """What one step gave."""
+
+    events: tuple[Event, ...]
+
+
+class Rejected(Message):
+    """A request that the engine does not take: the sentence, and the field that the sentence is about."""
+
+    id: str
+    message: str
+    field: str | None = None
+
+
+class Measured(Message):
+    """``EngineMetrics`` as plain values."""
+
+    metrics: dict[str, Any]
+
+
+class DrafterInfo(msgspec.Struct, frozen=True):
+    """The declared attributes of a drafter, see ``Drafter``.
+
+    Attributes:
+        weights: of a pool's drafters at the start; empty for other drafters.
+    """
+
+    name: str
+    samples: bool
+    drafts_ahead: bool
+    reads_states: bool
+    learns: bool
+    capabilities: DrafterCapabilities
+    stream_kinds: frozenset[StreamKind] | None
+    names: tuple[str, ...] | None
+    weights: dict[str, float]
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> DrafterInfo:
+        """Read the attributes of ``drafter``."""
+        return cls(
+            drafter.name,
+            drafter.samples,
+            drafter.drafts_ahead,
+            drafter.reads_states,
+            drafter.learns,
+            drafter.capabilities,
+            drafter.stream_kinds,
+            drafter.names,
+            dict(drafter.weights()),
+        )
+
+
+class ContextStart(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a ``DraftContext`` that stays the same for all proposals of a sequence."""
+
+    prompt_len: int
+    sampling: SamplingParams
+    drafters: tuple[str, ...] | None
+
+
+class ContextUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """A ``DraftContext`` as its difference from the previous context of the same sequence.
+
+    Attributes:
+        base: tokens of the previous context that this context begins with.
+        tokens: the tokens after ``base``.
+        start: present where the receiver does not know the sequence.
+    """
+
+    id: str
+    base: int
+    tokens: Sequence[int]
+    seed: int
+    stream_kind: StreamKind
+    assumed: int
+    start: ContextStart | None
+
+
+class Propose(Message):
+    """Asks for drafts; ``Drafts`` with the same number answers."""
+
+    number: int
+    contexts: list[ContextUpdate]
+    budgets: list[DraftBudget]
+
+
+class Commits(Message):
+    """What sequences gained in one step. No answer."""
+
+    commits: list[Commit]
+
+
+class Free(Message):
+    """Sequences to be forgotten. No answer."""
+
+    ids: list[str]
+
+
+class DrafterReady(Message):
+    """The drafter is built."""
+
+    info: DrafterInfo
+
+
+class Weights(Message):
+    """The weight of each drafter of a pool, by name."""
+
+    weights: dict[str, float]
+
+
+class Drafts(Message):
+    """Answers the ``Propose`` of that number.
+
+    Attributes:
+        busy: seconds that the drafter has worked since its start.
+    """
+
+    number: int
+    drafts: list[Draft]
+    busy: float
+
+
+EngineCommand = Start | Submit | Abort | Measure | Stop
+EngineReply = Ready | Failed | Events | Rejected | Measured
+DrafterCommand = Start | Propose | Commits | Free
+DrafterReply = DrafterReady | Failed | Weights | Drafts
+
+
+def check_version(message: Any) -> None:
+    """Raises ``ProtocolError`` unless the first message of a peer names this ``VERSION``."""
+    if not isinstance(message, Hello):
+        raise ProtocolError("A connection begins with another message than Hello.")
+    if message.version != VERSION:
+        raise ProtocolError(
+            f"The peer speaks version {message.version} of the protocol; this process speaks version {VERSION}."
+        )
+
+
+class ContextEncoder:
+    """Contexts to updates, which hold what changed since the previous context of a sequence."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, tuple[int, SamplingParams]] = {}  # committed tokens and parameters, by sequence
+
+    def encode(self, context: DraftContext) -> ContextUpdate:
+        """The update. The receiver must get all updates in the order of these calls."""
+        base, sampling = self._sent.get(context.id, (0, None))
+        start = None
+        if sampling is not context.sampling or base > context.committed:
+            base, start = 0, ContextStart(context.prompt_len, context.sampling, context.drafters)
+        self._sent[context.id] = context.committed, context.sampling
+        rest = context.seed, context.stream_kind, context.assumed, start
+        return ContextUpdate(context.id, base, context.tokens[base:], *rest)
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        for id in ids:
+            self._sent.pop(id, None)
+
+
+class ContextDecoder:
+    """Updates back to contexts."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[list[int], ContextStart]] = {}
+
+    def decode(self, update: ContextUpdate) -> DraftContext:
+        """The context.
+
+        Raises:
+            ProtocolError: the update continues a sequence, or tokens, that never came.
+        """
+        known, start = self._known.get(update.id, ([], None))
+        start = update.start or start
+        if start is None or not 0 <= update.base <= len(known):
+            raise ProtocolError(f"Sequence {update.id!r} goes on after {update.base} tokens that never came.")
+        tokens = [*known[: update.base], *update.tokens]
+        self._known[update.id] = tokens, start
+        rest = update.seed, update.stream_kind, update.assumed, start.drafters
+        return DraftContext(update.id, tokens, start.prompt_len, start.sampling, *rest)
+
+    def free(self, ids: Sequence[str]) -> None:
+        """Forget sequences. Unknown ids are ignored."""
+        for id in ids:
+            self._known.pop(id, None)
