@@ -46,7 +46,7 @@ def test_it_says_what_it_is(repeat: type[Any]) -> None:
 
 def test_it_drafts_and_changes_nothing(repeat: type[Any]) -> None:
     def written(drafter: Any) -> tuple[tuple[int, ...], int]:
-        made = LLM.around(toy_engine(ToyModel(5, seed=1), drafter))
+        made = LLM.from_engine(toy_engine(ToyModel(5, seed=1), drafter))
         (found,) = made.generate([0, 1], SamplingParams(max_tokens=30, seed=4))
         return found.outputs[0].token_ids, found.stats.drafted
 
