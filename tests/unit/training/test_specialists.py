@@ -35,7 +35,7 @@ def test_a_specialist_goes_on_from_the_adopted_drafter(
     drafter = load_trained(recipe, "drafter", tokenizer, out)
     for name, trainer in trainers.items():
         assert isinstance(trainer.loss, DistillationLoss)
-        numbers = torch.arange(len(trainer.loss.lessons.tokens))
+        numbers = torch.arange(len(trainer.loss.teacher_cache.tokens))
         other = trainers["code" if name == "math" else "math"].model
         with torch.no_grad():
             own = trainer.loss(trainer.model, numbers)
@@ -67,7 +67,7 @@ def test_an_interrupted_specialist_ends_as_an_unbroken_one(recipe: TrainingRecip
 
 
 def test_what_cannot_be_specialised_is_named(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="domain is 'law'"):
+    with pytest.raises(InvalidInput, match="domain is 'distribution'"):
         train_specialists(recipe, runs, runs, ["distribution"])
     with pytest.raises(InvalidInput, match=r"recipe\.specialists is missing"):
         train_specialists(recipe.model_copy(update={"specialists": None}), runs, runs)
