@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: the figures that README and docs show."""
+"""``python -m benchmarks``: the figures in README and docs."""
 
 from benchmarks.tables import main
 

@@ -1,7 +1,7 @@
-"""The figures in README and docs, written from the stored results between two marks, and by nobody's hand.
+"""Writes the figures in README and docs from the stored results, between two marks.
 
-Run ``python -m benchmarks``; ``--run`` measures first, which takes a few minutes. A block begins with
-``<!-- figures: NAME -->``, where NAME is a file below ``benchmarks/results``, and ends with ``<!-- end -->``.
+Run ``python -m benchmarks``; ``--run`` measures first, which takes a few minutes. A block begins with ``<!-- figures:
+NAME -->`` and ends with ``<!-- end -->``. NAME is a file in ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ COMMANDS = {
     "roofline_fp32": "bench roofline zoo --dtype float32",
 }
 MODULES = {"overhead": "benchmarks.overhead", "overhead_fp32": "benchmarks.overhead --dtype float32"}
-# Systems that others are compared with, where a comparison has them.
+# Baselines of a comparison, if present.
 BASELINES = ("generate", "assisted", "batching", "llama", "vllm", "off")
 
 
 def compared(found: Found) -> Iterator[str]:
-    """Speeds, ratios to the baselines with their intervals, and how much was accepted."""
+    """Return speeds, ratios to the baselines with intervals, and acceptance."""
     names = [run["label"] for run in found["runs"]]
     against = [name for name in BASELINES if name in names]
     ratios = {(row["system"], row["baseline"]): row for row in found["ratios"] if row["cost"] == "time_per_token"}
@@ -58,7 +58,7 @@ def compared(found: Found) -> Iterator[str]:
 
 
 def roofline(found: Found) -> Iterator[str]:
-    """Bytes and time per committed token, and the shares of what the device allows."""
+    """Return bytes and time per committed token, and the shares of the device's limits."""
     device = found["roofline"]
     speeds = (device["bytes_per_s"] / 1e9, device["flops_per_s"] / 1e9)
     yield "Memory read at {:.0f} GB/s, products at {:.0f} GFLOP/s.\n".format(*speeds)
@@ -70,7 +70,7 @@ def roofline(found: Found) -> Iterator[str]:
 
 
 def forwards(found: Found) -> Iterator[str]:
-    """Our forward beside llama.cpp's."""
+    """Return cospec's and llama.cpp's forward."""
     yield from _head("weights", "rows", "llama.cpp, ms", "cospec, ms", "times as fast")
     for row in found["rows"]:
         times = [f"{row[key]:.2f}" for key in ("theirs_ms", "ours_ms")]
@@ -78,7 +78,7 @@ def forwards(found: Found) -> Iterator[str]:
 
 
 def overhead(found: Found) -> Iterator[str]:
-    """What a round takes, and the part of it that is not the models' forwards."""
+    """Return the time of a step, and the share outside of the models' forwards."""
     yield from _head("", "batch", "temperature", "ms / round", "engine", "share")
     for row in found["rows"]:
         times = [f"{row[key]:.2f}" for key in ("round_ms", "engine_ms")]
@@ -86,7 +86,7 @@ def overhead(found: Found) -> Iterator[str]:
 
 
 def collaborative(found: Found) -> Iterator[str]:
-    """Speeds over standard collaborative decoding on all domains; then predictions beside what was measured."""
+    """Return speeds over standard collaborative decoding on all domains, then predicted and measured values."""
     rows = [(name, row) for name, rows in found["settings"].items() for row in rows]
     methods = [name for name in rows[0][1]["over_standard"] if name != "standard"]
     whole = ["prompts too"] if "with_prompts" in rows[0][1] else []
@@ -109,9 +109,9 @@ def collaborative(found: Found) -> Iterator[str]:
 
 
 def load(found: Found) -> Iterator[str]:
-    """Latency by request rate, and that of ``auto`` over the best other one, the one chosen on other turns, and off.
+    """Return latency by request rate, and ``auto`` over the best other, over the choice of other turns, and over off.
 
-    The last column is the median over turns of ``auto`` over the best other one.
+    The last column is the median over turns of ``auto`` over the best other configuration.
     """
     names = list(found["rows"][0]["latency"])
     kinds = {"auto_over_best": "over the best", "auto_over_chosen": "over the chosen", "auto_over_off": "over `off`"}
@@ -127,29 +127,31 @@ def load(found: Found) -> Iterator[str]:
 
 
 def pipelining(found: Found) -> Iterator[str]:
-    """Every way of drafting beside the target over taking turns, for each batch size."""
+    """Return the speed of every overlapped variant over sequential execution, for each batch size."""
     batches = found["batches"]
     heads = [head for size in batches for head in (f"{size} at once: over turns", "overlap")]
     yield from _head("execution_mode, drafting", *heads)
     for way in next(iter(batches.values())):
         cells: list[str] = []
         for row in (ways[way] for ways in batches.values()):
-            told = "{:.2f} ({:.2f} to {:.2f})".format(row["speed"], *row["speed_interval"])
-            cells += [f"{row['tokens_per_second']:.0f} tokens/s" if way == "sequential" else told]
+            shown_ratio = "{:.2f} ({:.2f} to {:.2f})".format(row["speed"], *row["speed_interval"])
+            cells += [f"{row['tokens_per_second']:.0f} tokens/s" if way == "sequential" else shown_ratio]
             cells += [f"{row['overlap']:.2f}"]
         yield _row(way, *cells)
 
 
 def pool(found: Found) -> Iterator[str]:
-    """The mixed workload; what ``hedge`` reaches; pools beside trees of one drafter; specialists on their domains."""
+    """Return the mixed workload, the ratios of ``hedge``, pools against single trees, and specialists by domain."""
     heats = sorted({row["temperature"] for row in found["rows"]})
     mixed = {(row["system"], row["temperature"]): row for row in found["rows"] if row["workload"] == "mixed"}
     figures = {"acceptance": "acceptance", "tokens_per_call": "per call", "verified": "verified"}
     yield "Three domains mixed:\n"
-    yield from _head("", *(f"{name}, T = {heat:g}" for heat in heats for name in (*figures.values(), "tokens/s")))
+    yield from _head(
+        "", *(f"{name}, T = {temperature:g}" for temperature in heats for name in (*figures.values(), "tokens/s"))
+    )
     for name in dict.fromkeys(system for system, _ in mixed if not system[0].isdigit()):
         cells: list[str] = []
-        for row in (mixed[name, heat] for heat in heats):
+        for row in (mixed[name, temperature] for temperature in heats):
             cells += ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in figures]
             cells += ["{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"])]
         yield _row(name, *cells)
@@ -162,24 +164,24 @@ def pool(found: Found) -> Iterator[str]:
     others = list(dict.fromkeys(name for row in found["specialists"] for name in row if isinstance(row[name], list)))
     yield from _head("", "T", *others)
     for row in found["specialists"]:
-        told = ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) if name in row else "" for name in others]
-        yield _row(row["specialist"], f"{row['temperature']:g}", *told)
+        shown_ratio = ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) if name in row else "" for name in others]
+        yield _row(row["specialist"], f"{row['temperature']:g}", *shown_ratio)
 
 
 def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]:
-    """One line per combiner and temperature; an interval where there is only one ratio to tell."""
+    """Return one line per combiner and temperature; a single ratio has an interval."""
     workloads = list(dict.fromkeys(row["workload"] for row in ratios))
     cells = {(row["combiner"], row["temperature"], row["workload"]): row for row in ratios}
     yield from _head("", "T", *workloads)
-    for combiner, heat in dict.fromkeys(key[:2] for key in cells):
-        rows = [cells[combiner, heat, workload] for workload in workloads]
+    for combiner, temperature in dict.fromkeys(key[:2] for key in cells):
+        rows = [cells[combiner, temperature, workload] for workload in workloads]
         only = ["{:.2f} ({:.2f} to {:.2f})".format(*row[names[0]]) for row in rows]
         several = [" / ".join(f"{row[name][0]:.2f}" if name in row else "" for name in names) for row in rows]
-        yield _row(combiner, f"{heat:g}", *(only if len(names) == 1 else several))
+        yield _row(combiner, f"{temperature:g}", *(only if len(names) == 1 else several))
 
 
 def heads(found: Found) -> Iterator[str]:
-    """How often each head is right within its first guesses; full trees beside sparse ones of as many nodes."""
+    """Return the accuracy of each head's first predictions, and full and sparse trees of equal size."""
     accuracy = found["accuracy"]
     yield "Right among the first guesses, on the target's held-out text:\n"
     yield from _head("head", *map(str, range(1, len(accuracy[0]) + 1)))
@@ -187,14 +189,14 @@ def heads(found: Found) -> Iterator[str]:
         yield _row(str(number), *(f"{sum(ranks[:width]):.1%}" for width in range(1, len(ranks) + 1)))
     yield "\nAcceptance lengths of trees:\n"
     yield from _head("T", "nodes", "widths", "full", "sparse, as deep", "sparse")
-    for kind, heat in found["temperatures"].items():
+    for kind, temperature in found["temperatures"].items():
         cells = {
             name: "{:.2f} ({:.2f} to {:.2f})".format(*row["acceptance_length"]) for name, row in found[kind].items()
         }
         for name in (name for name in cells if name.startswith("full ")):
             widths, nodes = name.removeprefix("full ").removesuffix(")").split(" (")
             sparse = (f"sparse ({nodes}), as deep as {widths}", f"sparse ({nodes})")
-            yield _row(f"{heat:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
+            yield _row(f"{temperature:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
 
 
 TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
@@ -212,7 +214,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
 
 
 def block(name: str) -> str:
-    """The command, the table, and where and when it was measured."""
+    """Return the command, the table, and the place and time of the measurement."""
     found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
     machine = found["machine"]
     date = (found.get("date") or machine["date"])[:10]
@@ -224,12 +226,12 @@ def block(name: str) -> str:
 
 
 def filled(text: str) -> str:
-    """The text with every block written anew."""
+    """Return the text with every block written anew."""
     return BLOCK.sub(lambda found: found[1] + block(found[2]) + found[3], text)
 
 
 def measure(names: Sequence[str]) -> None:
-    """Run the commands whose name has one of ``names`` in it; all for none."""
+    """Run the commands whose name contains one of ``names``; an empty list runs all."""
     to = "--result-dir benchmarks/results --result-filename"
     runs = {name: f"cospec {words} {to} {name}.json" for name, words in COMMANDS.items()}
     runs |= {name: f"{words} --name {name}" for name, words in MODULES.items()}
@@ -239,7 +241,7 @@ def measure(names: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Measure where that is asked for, and write the figures into the pages."""
+    """Measure on request, and write the figures into the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", nargs="*", metavar="NAME", help="measure first; none named: everything")
     options = parser.parse_args()
@@ -251,7 +253,7 @@ def main() -> None:
 
 
 def _wrapped(command: str) -> Iterator[str]:
-    """A command as a code block, without where its result goes, an option and its value on one line."""
+    """Return a command as a code block without its result path, an option and its value on one line."""
     shown = re.sub(r" --result-(dir|filename) \S+", "", command)
     lines = [""]
     for part in re.split(r" (?=--)", shlex.join(shlex.split(shown))):
