@@ -1,6 +1,6 @@
 """Connections with time limits, and a limit on the number of connections.
 
-A connection *waits* while the client has to send the head of a request, the rest of a body, or the next request. Each
+A connection *waits* for the client: for the head of a request, the rest of a body, or the next request. Each
 wait has a deadline, which single bytes do not move. At the connection limit the longest waiting connection closes for a
 new connection. So clients that send nothing cannot block others. If no connection waits, the new connection closes at
 once.
@@ -27,7 +27,7 @@ from cospec.server.settings import ServerSettings
 
 ACCEPTS = 128  # connections that the loop accepts at once, before a check of the limit
 RESERVED_FILES = 64 + ACCEPTS  # 64 for libraries, the engine's socket and its process
-FEWEST = 8
+MIN_CONNECTIONS = 8
 READ_BYTES = 16 * 2**10  # bytes per read: parsing a body of one-byte chunks takes long
 QUIET_SECONDS = 60.0  # between two log lines about the same problem
 LATE = "The request did not arrive in time; the connection closes."
@@ -79,7 +79,7 @@ def connection_limit(wanted: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return max(min(wanted, soft - RESERVED_FILES), FEWEST)
+        return max(min(wanted, soft - RESERVED_FILES), MIN_CONNECTIONS)
     return wanted
 
 
