@@ -43,7 +43,7 @@ class CapturableForward(Protocol):
 
 Step = Callable[[], Tensor]
 Record = Callable[[Step], Step]
-"""Gives a function that repeats a step on what its tensors hold by then, into the same result tensor each time."""
+"""Returns a function that replays a step on the current contents of its tensors, into the same result tensor."""
 
 
 @dataclass(frozen=True, slots=True)

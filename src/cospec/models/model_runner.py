@@ -15,9 +15,9 @@ from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache
 
 Score = Callable[[InputBatch], Tensor]
-"""Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""
+"""Float32 logits ``[R, V]`` of a batch; writes its keys and values after each sequence's start."""
 Read = Callable[[InputBatch], tuple[Tensor, Tensor]]
-"""Like ``Score``, with the float32 states ``[R, hidden]``, behind the last norm, that the logits were read from."""
+"""Like ``Score``, with the float32 states ``[R, hidden]``, after the last norm."""
 
 
 @dataclass(frozen=True, slots=True)
