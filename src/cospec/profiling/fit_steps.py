@@ -11,7 +11,7 @@ from cospec.core.stats import StepStats
 from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
 
 KNEES = (2.0, 6.0, 16.0)  # tokens; steps cover token counts too unevenly for a search
-MOST = 2000  # steps per fit, evenly selected
+MAX_STEPS = 2000  # steps per fit, evenly selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _drafts(rounds: Sequence[MeasuredSteps]) -> list[LatencySample]:
 
 
 def _fit(samples: Sequence[LatencySample], of: Sequence[LatencySample], knees: Sequence[float]) -> ForwardLatency:
-    every = max(1, len(samples) // MOST)
+    every = max(1, len(samples) // MAX_STEPS)
     found = fit(samples[::every], knees)
     predicted = sum(found.predict(sample) for sample in of)
     return found.scaled(float(np.sum([sample.seconds for sample in of])) / predicted)

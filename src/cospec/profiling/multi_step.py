@@ -30,7 +30,7 @@ class MultiStepTimer:
         self._burst = burst
         self._sequences: dict[str, RequestState] = {}
 
-    def play(self, contexts: Sequence[DraftContext], depth: int) -> list[tuple[float, float, float]]:
+    def time_steps(self, contexts: Sequence[DraftContext], depth: int) -> list[tuple[float, float, float]]:
         """Return cached tokens, drafting and verifying seconds of each step; empty if the call is unsupported."""
         sequences = [self._sequence(context) for context in contexts]
         budget = DraftBudget(depth, depth) if depth else DraftBudget()

@@ -44,8 +44,8 @@ def costs_at_start(
     began = time.perf_counter()
     alone = drafter.capabilities.free or drafter.capabilities.single_pass  # lookups and heads have no passes to measure
     key = {**weights(folder), **machine(str(how.get("device", "auto"))), "how": dict(how)}
-    beside = key if alone else {**key, "drafter": drafts}
-    forward, step = load({**beside, "of": "target"}), None if alone else load({**beside, "of": "drafter"})
+    pair_key = key if alone else {**key, "drafter": drafts}
+    forward, step = load({**pair_key, "of": "target"}), None if alone else load({**pair_key, "of": "drafter"})
     if forward is None or (step is None and not alone):
         _log.info(
             "measuring the latency of forwards for up to %.0f s; the result is stored for the next start", SECONDS
@@ -54,12 +54,12 @@ def costs_at_start(
             forwards, steps = measure_forwards(target, START, SECONDS), list[LatencySample]()
         else:
             forwards, steps = measure_multi_steps(target, drafter, START, SECONDS, burst)
-        forward, step = _keep({**beside, "of": "target"}, forwards), _keep({**beside, "of": "drafter"}, steps)
+        forward, step = _store({**pair_key, "of": "target"}, forwards), _store({**pair_key, "of": "drafter"}, steps)
         _log.warning("measured the latency of forwards in %.1f s", time.perf_counter() - began)
     return LatencyModels(forward, step)
 
 
-def _keep(key: Mapping[str, Any], samples: list[LatencySample]) -> ForwardLatency | None:
+def _store(key: Mapping[str, Any], samples: list[LatencySample]) -> ForwardLatency | None:
     if not samples:
         return None
     found = fitted(samples)

@@ -32,7 +32,7 @@ class RequestLog:
     """The results of requests; all times in seconds.
 
     Attributes:
-        presence: the integral over time of the number of requests in the system.
+        request_seconds: the integral over time of the number of requests in the system.
     """
 
     latencies: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class RequestLog:
     drafts: int = 0
     accepted: int = 0
     rejections: int = 0
-    presence: float = 0.0
+    request_seconds: float = 0.0
     end: float = 0.0
 
     def add(self, stats: RequestStats, tokens: int) -> None:
@@ -79,7 +79,7 @@ def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, flo
         "requests_per_second": round(len(outcomes.latencies) / seconds, 6),
         "throughput": round(outcomes.tokens / seconds, 4),
         "goodput": round(float(committed) / (busy[0] + busy[1]), 4) if sum(busy) else 0.0,
-        "mean_in_system": round(outcomes.presence / seconds, 4),
+        "mean_in_system": round(outcomes.request_seconds / seconds, 4),
         "rounds": len(rows),
         "mean_batch": round(float(sequences) / max(1, len(rows)), 4),
         "mean_batched_tokens": round(float(batched) / max(1, len(rows)), 4),

@@ -41,7 +41,7 @@ from cospec.simulation.workload import SimulatedRequest, simulated_requests
 from cospec.text.input_processor import InputProcessor
 
 PAGE = 16
-ONLY_HERE = ("oracle", "random")  # policies that only the simulator has
+SIMULATOR_ONLY = ("oracle", "random")  # policies that only the simulator has
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Replica:
     executor: SimulatedExecutor
     rounds: StepLog
     held: int = 0  # requests that have not ended
-    presence: float = 0.0  # the integral of ``held`` over time
+    request_seconds: float = 0.0  # the integral of ``held`` over time
 
     def add(self, request: SimulatedRequest) -> None:
         """Add a request at its time, or now if the request has no time."""
@@ -63,7 +63,7 @@ class Replica:
         if not self.held:
             self.clock.reach(due)
         self.held += 1
-        self.presence += self.clock.now - due
+        self.request_seconds += self.clock.now - due
         id = str(request.number)
         self.drafter.requests[id] = request
         params = SamplingParams(temperature=0.0, max_tokens=request.output, ignore_eos=True)
@@ -73,7 +73,7 @@ class Replica:
         """Run one step; yield the requests that ended, with their statistics."""
         began, held = self.clock.now, self.held
         events = self.engine.step()
-        self.presence += held * (self.clock.now - began)
+        self.request_seconds += held * (self.clock.now - began)
         for event in events:
             if event.finish is not None:
                 self.held -= 1
@@ -134,7 +134,7 @@ class World:
         self, drafter: SimulatedDrafter, clock: VirtualClock, target: ForwardLatency, draft: ForwardLatency
     ) -> Policy:
         variant = self.variant
-        if variant.policy in ONLY_HERE and variant.policy_options:
+        if variant.policy in SIMULATOR_ONLY and variant.policy_options:
             raise InvalidInput("policy_options", dict(variant.policy_options), f"absent for policy {variant.policy}")
         longest = variant.num_speculative_tokens if isinstance(variant.num_speculative_tokens, int) else LONGEST
         if variant.policy == "oracle":
@@ -178,22 +178,22 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
         coming = chain(first)
     arrival = next(coming, None)
     while arrival is not None or any(replica.held for replica in replicas):
-        behind = min((each for each in replicas if each.held), key=lambda each: each.clock.now, default=None)
-        if arrival is not None and (behind is None or (arrival.due or 0.0) <= behind.clock.now):
+        earliest = min((each for each in replicas if each.held), key=lambda each: each.clock.now, default=None)
+        if arrival is not None and (earliest is None or (arrival.due or 0.0) <= earliest.clock.now):
             min(replicas, key=lambda each: each.held).add(arrival)
             arrival = next(coming, None)
             continue
-        assert behind is not None, "an engine has work while requests are left"
-        before = behind.held
-        began = behind.clock.now
-        for request, stats in behind.step():
+        assert earliest is not None, "an engine has work while requests are left"
+        before = earliest.held
+        began = earliest.clock.now
+        for request, stats in earliest.step():
             found.add(stats, request.output)
             kv_cache = next(following, None)
             if kv_cache is not None:
-                behind.add(kv_cache)
-        last = max(last, behind.clock.now)
-        assert behind.clock.now > began or behind.held != before, "time stands still"
-    found.end, found.presence = last, sum(each.presence for each in replicas)
+                earliest.add(kv_cache)
+        last = max(last, earliest.clock.now)
+        assert earliest.clock.now > began or earliest.held != before, "time stands still"
+    found.end, found.request_seconds = last, sum(each.request_seconds for each in replicas)
     return found, replicas
 
 

@@ -31,7 +31,7 @@ from cospec.simulation.scenario import DrafterConfig, TargetConfig
 from cospec.simulation.workload import SimulatedRequest
 
 RIGHT, WRONG = 1, 0
-OFFERS = {
+CAPABILITIES = {
     "model": DrafterCapabilities(),
     "heads": DrafterCapabilities(single_pass=True, trees=True),
     "lookup": DrafterCapabilities(free=True),
@@ -82,7 +82,7 @@ class SimulatedDrafter(Drafter):
     def __init__(
         self, drafting: DrafterConfig, cost: ForwardLatency, clock: VirtualClock, rates: Mapping[str, Rates]
     ) -> None:
-        self.capabilities = OFFERS[drafting.kind]
+        self.capabilities = CAPABILITIES[drafting.kind]
         self.requests: dict[str, SimulatedRequest] = {}
         self.busy = 0.0  # seconds of proposals in turn with the target
         self._cost, self._clock, self._rates = cost, clock, rates
@@ -196,7 +196,7 @@ class SimulatedVerifier:
                 continue
             tokens += len(draft.tokens)
             path = _right_path(draft)
-            outcomes.append(StepOutput(entry, draft, VerifyResult(path, RIGHT, _is_whole(draft, path))))
+            outcomes.append(StepOutput(entry, draft, VerifyResult(path, RIGHT, _is_full_path(draft, path))))
         self.busy += self._clock.advance(self.seconds(context, tokens, len(entries)))
         self._clock.advance(self._target.overhead)
         return outcomes
@@ -227,6 +227,6 @@ def _right_path(draft: Draft) -> tuple[int, ...]:
     return tuple(path)
 
 
-def _is_whole(draft: Draft, path: Sequence[int]) -> bool:
+def _is_full_path(draft: Draft, path: Sequence[int]) -> bool:
     """Whether the path ends at a leaf, so that the next token is a bonus token."""
     return (path[-1] if path else -1) not in draft.parents
