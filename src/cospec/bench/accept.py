@@ -1,8 +1,7 @@
-"""Acceptance by drafter, domain, temperature and position, with intervals (spec section 1).
+"""Acceptance by drafter, domain, temperature and position, with intervals.
 
-A drafter is judged by what its drafts met, so each commit of each request is one observation: how deep it was drafted,
-how far it was accepted, and whether a token was refused there. Intervals resample whole prompts, because tokens of one
-output are no independent evidence.
+Each commit of each request is one observation: draft depth, accepted length, and whether a token was rejected.
+Intervals resample whole prompts, because tokens of one output are dependent.
 """
 
 from __future__ import annotations

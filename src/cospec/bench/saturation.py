@@ -14,11 +14,11 @@ import numpy as np
 
 from cospec.bench.timing import Timing
 
-FEWEST = 12  # requests; fewer are not significant
+MIN_REQUESTS = 12  # requests; fewer are not significant
 SIGNIFICANT = 0.01
 TREND = 0.4  # Kendall's tau above which a trend is no accident of a burst
 RISE = 1.5  # the last quarter's median TTFT over the first quarter's
-BEHIND = 0.85  # completions per arrival below which a queue grows
+MIN_COMPLETION_RATIO = 0.85  # completions per arrival below which a queue grows
 DEVIATIONS = 2.5  # number of standard deviations of a Poisson count
 
 
@@ -48,21 +48,21 @@ def detect(timings: Sequence[Timing]) -> Saturation:
     finding.
     """
     arrivals = sorted(timing.arrival for timing in timings)
-    if len(timings) < FEWEST or arrivals[-1] <= arrivals[0]:
+    if len(timings) < MIN_REQUESTS or arrivals[-1] <= arrivals[0]:
         return Saturation()
     middle, end = arrivals[len(arrivals) // 2], arrivals[-1]
     if end <= middle:
         return Saturation()
-    came = sum(middle < at <= end for at in arrivals)
-    went = sum(middle < timing.end <= end for timing in timings)
+    arrived = sum(middle < at <= end for at in arrivals)
+    completed = sum(middle < timing.end <= end for timing in timings)
     reasons: list[str] = []
-    if went < BEHIND * came and came - went > DEVIATIONS * math.sqrt(came):
-        reasons.append(f"the queue grew: {came} requests arrived while {went} ended")
+    if completed < MIN_COMPLETION_RATIO * arrived and arrived - completed > DEVIATIONS * math.sqrt(arrived):
+        reasons.append(f"the queue grew: {arrived} requests arrived while {completed} ended")
     tau, rise = _trend(timings)
     if rise is not None:
         reasons.append(f"the time to first token rose {rise:.1f}-fold over the run")
     seconds = end - middle
-    return Saturation(tuple(reasons), came / seconds, went / seconds, tau)
+    return Saturation(tuple(reasons), arrived / seconds, completed / seconds, tau)
 
 
 def _trend(timings: Sequence[Timing]) -> tuple[float | None, float | None]:
@@ -70,7 +70,7 @@ def _trend(timings: Sequence[Timing]) -> tuple[float | None, float | None]:
     from scipy import stats
 
     points = [(one.arrival, one.chunks[0].at - one.arrival) for one in timings if one.streamed and one.chunks]
-    if len(points) < FEWEST:
+    if len(points) < MIN_REQUESTS:
         return None, None
     points.sort()
     waits = np.array([wait for _, wait in points])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 RESAMPLES = 9_999
-FEWEST = 8  # pairs for resampling
+MIN_PAIRS = 8  # pairs for resampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _interval(logs: NDArray[np.float64], confidence: float, seed: int) -> tuple[
 
     n = len(logs)
     student = float(stats.t.ppf(1 - (1 - confidence) / 2, n - 1))
-    if n < FEWEST:
+    if n < MIN_PAIRS:
         middle, error = float(np.mean(logs)), student * float(stats.sem(logs))
         return middle - error, middle + error
     tail = float(stats.norm.cdf(-math.sqrt(n / (n - 1)) * student))

@@ -67,7 +67,7 @@ class Written:
 
 
 Decode = Callable[[Any, Ids, dict[str, Any]], list[Written]]
-"""A model, prompts and settings of generation to one output per prompt."""
+"""(model, prompts, generation settings) -> one output per prompt."""
 
 
 @dataclass(frozen=True, slots=True)

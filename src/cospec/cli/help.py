@@ -41,17 +41,17 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
 
-def showing(*sources: str) -> type[Command]:
+def command_class(*sources: str) -> type[Command]:
     """Return a command class with these ``sources`` of defaults."""
     return type("Command", (Command,), {"sources": sources})
 
 
-def show_plainly(app: typer.Typer, *sources: str) -> typer.Typer:
+def use_plain_help(app: typer.Typer, *sources: str) -> typer.Typer:
     """Give the commands of ``app`` without a class the plain help; return ``app``."""
     app.rich_markup_mode = None
     for command in app.registered_commands:
         if not (command.cls and issubclass(command.cls, Command)):
-            command.cls = showing(*sources)
+            command.cls = command_class(*sources)
     return app
 
 

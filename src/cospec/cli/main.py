@@ -77,9 +77,9 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (simulate.simulate, ()),
 )
 for _command, _sources in _COMMANDS:
-    app.command(cls=help.showing(*_sources))(_command)
-app.add_typer(help.show_plainly(bench.app, help.ENGINE), name="bench")
-app.add_typer(help.show_plainly(train.app), name="train")
+    app.command(cls=help.command_class(*_sources))(_command)
+app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
+app.add_typer(help.use_plain_help(train.app), name="train")
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def _table(found: dict[str, Any]) -> Any:
         "k",
         "accepted",
         "batch",
-        "tokens/round",
+        "tokens/step",
     )
     table = Table(*head, box=None)
     for run in found["runs"]:

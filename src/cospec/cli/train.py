@@ -186,11 +186,11 @@ def _adopt(family: str | None, out: Path, *trained: str) -> None:
     if family is None:
         return
     from cospec.models.checkpoint import ZOO
-    from cospec.training.family import adopt, go_on
+    from cospec.training.family import adopt, continue_training
 
     adopt(ZOO if family == "zoo" else _folder(Path(family), "from"), make_folder(out, "out"))
     for name in trained:
-        go_on(name, out)
+        continue_training(name, out)
 
 
 def _folder(path: Path, field: str = "data") -> Path:

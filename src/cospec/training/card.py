@@ -17,8 +17,8 @@ tokenizer of {vocab:,} tokens. They are made for measuring and testing speculati
 they write English prose, grade-school arithmetic and Python that looks right and often is not.
 """
 
-_SPECIALISTS = """The specialists are drafters for one domain each: the drafter, taught further by the target on that
-domain's text and on what the target writes behind that domain's prompts.
+_SPECIALISTS = """The specialists are drafters for one domain each: the generic drafter, distilled further on that
+domain's text and on the target's outputs for that domain's prompts.
 """
 
 _VARIANTS = """The variants are other targets of the same size, for decoding with several models: the target, trained

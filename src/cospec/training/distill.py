@@ -86,7 +86,7 @@ def train_drafter(
 ) -> Trainer:
     """Distil the target in ``out`` into the recipe's drafter; resume from a checkpoint in ``out``.
 
-    The drafter starts from a low-rank copy of the target's embedding, or from the weights that ``family.go_on`` set.
+    The drafter starts from a low-rank copy of the target's embedding, or from the weights of ``continue_training``.
     """
     tokenizer, target, distill_data = _open(recipe, data, out, writer)
     schedule = recipe.drafter_schedule

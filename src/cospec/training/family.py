@@ -89,7 +89,7 @@ def adopt(family: Path, out: Path) -> None:
     shutil.copytree(family, out / ADOPTED, dirs_exist_ok=True)
 
 
-def go_on(name: str, out: Path) -> None:
+def continue_training(name: str, out: Path) -> None:
     """Let the training of an adopted member start from its weights, unless the training has begun."""
     if (out / name / "checkpoint.pt").exists():
         return
@@ -158,7 +158,7 @@ def _missing(out: Path, name: str, stage: str) -> ModelError:
 
 
 def train_target(recipe: TrainingRecipe, data: Path, out: Path, compiled: bool = False) -> Trainer:
-    """Train the target by next-token prediction, from random weights or from the weights that ``go_on`` set."""
+    """Train the target by next-token prediction, from random weights or adopted weights (``continue_training``)."""
     tokenizer, corpus = prepare(recipe, data, out)
     schedule, before = recipe.target_schedule, origin("target", out)
     first = (before or {}).get("steps", 0)  # the weights have seen the windows of these steps

@@ -88,8 +88,8 @@ def joint_distribution(
 ) -> JointDistribution:
     """Compute the distribution of the first tokens after ``prompt`` at temperature 1.
 
-    If a logit is within the tolerance of the border of the top k, the token may be kept or cut, because the engine adds
-    in another order. All such tokens of a position are one outcome, which ends there.
+    The engine adds in another order. So a token whose logit is within the tolerance of the top-k border may be kept or
+    cut. All such tokens of a position are one outcome, which ends there.
 
     Args:
         last_logits: maps texts of one length to their last logits ``[texts, V]``.

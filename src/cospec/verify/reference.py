@@ -55,7 +55,7 @@ class Reference:
         """
         scores = self._logits(prompt, output).double()
         if not params.greedy:
-            scores = scores / params.temperature + self._noise(len(prompt), scores.shape, seed)
+            scores = scores / params.temperature + self._gumbel_noise(len(prompt), scores.shape, seed)
         own = scores.gather(-1, torch.tensor(list(output))[:, None])[:, 0]
         return (scores.amax(-1) - own).tolist()
 
@@ -77,7 +77,7 @@ class Reference:
         return torch.cat([self._model(input_ids=part, use_cache=False).logits[:, -1].cpu() for part in parts])
 
     @staticmethod
-    def _noise(first: int, shape: Sequence[int], seed: int) -> Tensor:
+    def _gumbel_noise(first: int, shape: Sequence[int], seed: int) -> Tensor:
         """Return the Gumbel noise of the target's draws at the positions from ``first`` on."""
         count, vocab = shape
         streams = [RandomStreams(seed, place).stream(place, StreamKind.TARGET) for place in range(first, first + count)]
