@@ -1,7 +1,7 @@
 """Ensembles: tokens per second of standard, naive and alternating collaborative decoding (CoS section 4).
 
-Run ``python -m benchmarks.collaborative``. For every setting, batch, temperature and domain all systems generate the
-same number of tokens for the same prompts, in one process and random order. Prompts are computed before the
+Run ``python -m benchmarks.collaborative``. All systems generate the same number of tokens for the same prompts, in
+one process and random order, for every setting, batch, temperature and domain. Prompts are computed before the
 measurement; another ratio includes the prompts.
 
 ``standard`` asks every model for every token, and ``parallel`` does so in threads. ``plain`` lets a small drafter

@@ -64,7 +64,7 @@ def correct_guesses(drafter: Any, jobs: Sequence[Job], outputs: Sequence[Sequenc
     return rows
 
 
-class Watch:
+class StepRecorder:
     """Records the steps of an engine."""
 
     def __init__(self, llm: LLM) -> None:
@@ -148,15 +148,15 @@ class Cell:
 
     @classmethod
     def served(
-        cls, llms: Mapping[str, LLM], watches: Mapping[str, Watch], drafter: Any, sets: Sequence[Sequence[Job]]
+        cls, llms: Mapping[str, LLM], recorders: Mapping[str, StepRecorder], drafter: Any, sets: Sequence[Sequence[Job]]
     ) -> Cell:
         """Serve the sets with each engine, four runs each."""
         correct = [correct_guesses(drafter, jobs, outputs_of(llms["off"], jobs)) for jobs in sets]
-        for watch in watches.values():
+        for watch in recorders.values():
             watch.take()
         freeze_gc()  # as in a server's process, with the steps recorded so far
         runs = {
-            name: [Run(serve(llm.engine, jobs, 0.0), watches[name].take()) for jobs in (*sets, *sets)]
+            name: [Run(serve(llm.engine, jobs, 0.0), recorders[name].take()) for jobs in (*sets, *sets)]
             for name, llm in llms.items()
         }
         return cls(sets, correct, runs)
@@ -224,13 +224,13 @@ def main() -> None:
     texts = [ids[: options.prompt] for ids in listed if len(ids) >= options.prompt]
     for llm in llms.values():
         serve(llm.engine, poisson(8, 24, texts, options.tokens, 99), 0.0)
-    watches = {name: Watch(llm) for name, llm in llms.items()}
+    recorders = {name: StepRecorder(llm) for name, llm in llms.items()}
     pairs: dict[tuple[float, str], Pair] = defaultdict(Pair)
     for number in range(options.turns):
         turn = {}
         for rate in options.rates:
             sets = [at_zero(poisson(rate, options.requests, texts, options.tokens, 2 * number + own)) for own in (0, 1)]
-            turn[rate] = Cell.served(llms, watches, drafter, sets)
+            turn[rate] = Cell.served(llms, recorders, drafter, sets)
         compare(turn, pairs)
         print(f"turn {number + 1} of {options.turns}", flush=True)
     rows: list[dict[str, Any]] = [{"rate": rate, "config": name, **pair.row()} for (rate, name), pair in pairs.items()]

@@ -263,13 +263,13 @@ async def attack(server: Server, given: Sequence[HostileRequest], kills: int, se
             assert status == 200, f"an undisturbed request got {status}"
             expected.append((body, text))
         server.watch()
-        beside = [asyncio.create_task(neighbour(client, expected, found)) for _ in range(NEIGHBOURS)]
-        beside.append(asyncio.create_task(memory()))
+        neighbour_tasks = [asyncio.create_task(neighbour(client, expected, found)) for _ in range(NEIGHBOURS)]
+        neighbour_tasks.append(asyncio.create_task(memory()))
         await asyncio.gather(*(sender() for _ in range(SENDERS)))
         await asyncio.sleep(2)  # neighbours that wait for a restart finish, probes write
-        for task in beside:
+        for task in neighbour_tasks:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(*neighbour_tasks, return_exceptions=True)
     return found
 
 
@@ -285,7 +285,7 @@ def _restarts(health: dict[str, Any]) -> list[tuple[float, float]]:
     return [*spans, *([(begun - RESTART_MARGIN, float("inf"))] if begun is not None else [])]
 
 
-def judge(server: Server, found: Findings) -> dict[str, Any]:
+def evaluate(server: Server, found: Findings) -> dict[str, Any]:
     """Compute figures and checks."""
     total: Counter[str] = sum(found.statuses.values(), Counter())
     loop, control, health = (server.found(probe) for probe in ("serve", "control", "health"))
@@ -360,7 +360,7 @@ def main() -> None:
         started = time.monotonic()
         try:
             found = asyncio.run(attack(server, drawn, given.kills, given.seconds))
-            figures = {"seconds": time.monotonic() - started, **judge(server, found)}
+            figures = {"seconds": time.monotonic() - started, **evaluate(server, found)}
         finally:
             server.stop()
     show(figures, console)

@@ -84,7 +84,7 @@ def poisson(rate: float, number: int, texts: Sequence[Sequence[int]], tokens: in
     return [Job(float(at), tuple(texts[(start + i) % len(texts)]), int(n)) for i, (at, n) in enumerate(jobs)]
 
 
-class Callers:
+class RequestFeeder:
     """Submits jobs at their due times, independent of the engine, and wakes the engine as a server does."""
 
     def __init__(self, jobs: Sequence[Job], started: float) -> None:
@@ -93,7 +93,7 @@ class Callers:
         self.wakeup_fd = os.eventfd(0)
         self._thread = Thread(target=self._call, daemon=True)
 
-    def __enter__(self) -> Callers:
+    def __enter__(self) -> RequestFeeder:
         self._thread.start()
         return self
 
@@ -119,13 +119,13 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
     ends: dict[str, float] = {}
     ids: list[str] = []
     started = time.monotonic()
-    with Callers(jobs, started) as callers:
-        engine.set_wakeup_fd(callers.wakeup_fd)
+    with RequestFeeder(jobs, started) as feeder:
+        engine.set_wakeup_fd(feeder.wakeup_fd)
         while len(ends) < len(jobs):
-            arrived = callers.take(wait=False)
+            arrived = feeder.take(wait=False)
             if not arrived and not engine.has_work:
                 engine.on_idle()  # as in a server's engine
-                arrived = callers.take(wait=True)
+                arrived = feeder.take(wait=True)
             for job in arrived:
                 params = SamplingParams(temperature=temperature, max_tokens=job.tokens, ignore_eos=True)
                 (request,) = make_requests(f"load-{next(_numbers)}", job.prompt, params, arrival=started + job.due)
@@ -139,7 +139,7 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
 
 
 Turns = Mapping[str, Sequence[Sequence[float]]]
-"""Latencies by configuration and turn; requests of one place are the same ones."""
+"""Latencies by configuration and turn; equal indices are the same request."""
 
 
 def figures(turns: Turns) -> dict[str, dict[str, float]]:

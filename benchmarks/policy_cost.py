@@ -58,19 +58,21 @@ def main() -> None:
 
 def cost(name: str, batch: int, rounds: int) -> dict[str, float]:
     """Return mean microseconds of planning and learning, and their share of a step."""
-    cls, chance = POLICIES.load(name), np.random.default_rng(0)
+    cls, rng = POLICIES.load(name), np.random.default_rng(0)
     policy = cls.build(cls.Options(), PolicyContext(costs=COSTS))
     ready = [
         RequestState(Request(f"s{n}", (1,) * 8, SamplingParams(max_tokens=9999), 0), [1] * 200) for n in range(batch)
     ]
-    rates = chance.uniform(0.5, 0.98, batch)
+    rates = rng.uniform(0.5, 0.98, batch)
     load, plans, observes, seconds, before, made = BatchState(ready), [], [], 0.0, None, 0
     for step in range(rounds):
         budgets, spent = timed(lambda: policy.plan(load))
         plans.append(spent)
         made += budgets is not before
         before = budgets
-        commits = [judged(one, budget, rate, chance) for one, budget, rate in zip(ready, budgets, rates, strict=True)]
+        commits = [
+            verified_commit(one, budget, rate, rng) for one, budget, rate in zip(ready, budgets, rates, strict=True)
+        ]
         stats = measured(step, budgets)
         seconds += stats.total
         _, spent = timed(partial(policy.observe, stats, commits))
@@ -94,9 +96,9 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     return found, time.thread_time() - started
 
 
-def judged(one: RequestState, budget: DraftBudget, rate: float, chance: np.random.Generator) -> Commit:
+def verified_commit(one: RequestState, budget: DraftBudget, rate: float, rng: np.random.Generator) -> Commit:
     """Return the commit of a chain whose tokens are accepted at ``rate``."""
-    kept = int(np.cumprod(chance.random(budget.depth) < rate).sum())
+    kept = int(np.cumprod(rng.random(budget.depth) < rate).sum())
     n = len(one.tokens)
     return Commit(one.id, n, (1,) * (kept + 1), tuple(range(kept)), n, budget.max_nodes, rejected=kept < budget.depth)
 
