@@ -1,1 +1,1 @@
-"""Measurements that are run by hand; each writes its figures, with the machine and the date, to ``results/``."""
+"""Measurements to run by hand; each writes its figures, with the machine and the date, to ``results/``."""

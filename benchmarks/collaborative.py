@@ -1,14 +1,16 @@
-"""Several models as one: tokens per second of standard, naive and alternating collaborative decoding (CoS section 4).
+"""Ensembles: tokens per second of standard, naive and alternating collaborative decoding (CoS section 4).
 
-Run ``python -m benchmarks.collaborative``. For every setting, batch, temperature and domain all systems write the same
-number of tokens on the same prompts in one process, in random order; the prompts are read beforehand, and another ratio
-has them in it. ``standard`` asks every model for every token, ``parallel`` does so in threads, ``plain`` lets a small
-drafter that is no member draft for the blend of all, ``naive`` lets one member propose, and ``alternate`` lets all
-propose. Who proposes how much is chosen by the engine, by trial. So every system first writes something that is not
-timed, at each batch and temperature, other prompts of all domains; ``--warm 0`` has the first trials in the times.
-Predictions stand beside what was measured: CoS's theorems 3.1 and 3.6 from the observed acceptance and the time of
-forward passes, and the exact process of CoS's rounds from the time of whole turns, with judging and all else that comes
-with them.
+Run ``python -m benchmarks.collaborative``. All systems generate the same number of tokens for the same prompts, in
+one process and random order, for every setting, batch, temperature and domain. Prompts are computed before the
+measurement; another ratio includes the prompts.
+
+``standard`` asks every model for every token, and ``parallel`` does so in threads. ``plain`` lets a small drafter
+outside of the ensemble draft. ``naive`` lets one member propose, and ``alternate`` lets all members propose. The engine
+chooses the proposal lengths by trial. So every system first generates untimed outputs, at each batch and temperature,
+for other prompts of all domains; ``--warm 0`` includes the first trials.
+
+The tables also have predictions. CoS's theorems 3.1 and 3.6 use the observed acceptance and the time of forward passes.
+The exact process of CoS's steps uses the time of whole turns, verification included.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="*", default=[0.0, 1.0])
     parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
     parser.add_argument("--prompts", type=int, default=5, help="per domain; of requests that run at once two groups")
-    parser.add_argument("--warm", type=int, default=1, help="groups of requests per domain that are written beforehand")
+    parser.add_argument("--warm", type=int, default=1, help="untimed groups of requests per domain")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--name", default="collaborative")
     options = parser.parse_args()
@@ -48,7 +50,7 @@ def main() -> None:
 
 
 def measure(name: str, setting: Setting, options: argparse.Namespace) -> list[Row]:
-    """One row of figures for each batch, temperature and domain, and one over all domains."""
+    """Return one row of figures per batch, temperature and domain, and one over all domains."""
     writers = systems(setting, max(options.batches))
     rows = []
     for batch in options.batches:
@@ -66,8 +68,8 @@ def measure(name: str, setting: Setting, options: argparse.Namespace) -> list[Ro
                     every.whole.seconds[system] += times.whole.seconds[system]
                 found = {"batch": batch, "temperature": temperature, "domain": domain}
                 calls = {system: one.calls_per_token() for system, one in writers.items()}
-                said = {"calls_per_token": calls, "theory": theory(writers, setting, times.decoding, batch)}
-                rows.append(found | speeds(times, batch * options.tokens) | said)
+                predicted = {"calls_per_token": calls, "theory": theory(writers, setting, times.decoding, batch)}
+                rows.append(found | speeds(times, batch * options.tokens) | predicted)
             found = {"batch": batch, "temperature": temperature, "domain": "all"}
             rows.append(found | speeds(every, batch * options.tokens))
     report(name, rows)
@@ -75,7 +77,7 @@ def measure(name: str, setting: Setting, options: argparse.Namespace) -> list[Ro
 
 
 def warm_up(writers: Mapping[str, Writer], work: Sequence[Sequence[Ids]], chosen: SamplingParams) -> None:
-    """Have everybody write all of it, and count none of it."""
+    """Run all prompts on every system, untimed."""
     for one in writers.values():
         for ids in chain.from_iterable(zip(*work, strict=True)):
             one.write(ids, chosen)
@@ -83,7 +85,7 @@ def warm_up(writers: Mapping[str, Writer], work: Sequence[Sequence[Ids]], chosen
 
 
 def systems(setting: Setting, batch: int) -> dict[str, Writer]:
-    """By name. Of the naive form the last model proposes, which is the small one where there is one."""
+    """Return the systems by name. In the naive form the last model, usually a small one, proposes."""
     last = len(setting.models) - 1
     return {
         "standard": writer(setting, {"proposal": "standard"}, batch),
@@ -95,7 +97,7 @@ def systems(setting: Setting, batch: int) -> dict[str, Writer]:
 
 
 def speeds(times: Times, tokens: int) -> Row:
-    """Tokens per second, and ratios over ``standard`` with their intervals."""
+    """Return tokens per second, and ratios over ``standard`` with intervals."""
     samples, whole = times.decoding, times.whole
     return {
         "tokens_per_second": {name: round(tokens / samples.median(name), 1) for name in samples.seconds},
@@ -105,7 +107,7 @@ def speeds(times: Times, tokens: int) -> Row:
 
 
 def theory(writers: Mapping[str, Writer], setting: Setting, samples: Samples, batch: int) -> Row:
-    """Acceptance and its bound, and predicted factors beside the measured ones."""
+    """Return acceptance and its bound, and the predicted and measured factors."""
     found: Row = {}
     for kind in ("naive", "alternate"):
         proposer_policy = writers[kind].proposer_policy
@@ -134,24 +136,26 @@ def theory(writers: Mapping[str, Writer], setting: Setting, samples: Samples, ba
 
 
 def report(name: str, rows: Sequence[Row]) -> None:
-    """As tables."""
+    """Print the tables."""
     table = Table(
         "batch", "T", "domain", *rows[0]["over_standard"], "with prompts", "calls", title=f"{name}: speed over standard"
     )
-    told = Table("batch", "T", "domain", "alpha", "bound", "proposer_schedule", "c", "3.1", "naive", "3.6", "alternate")
+    theory_table = Table(
+        "batch", "T", "domain", "alpha", "bound", "proposer_schedule", "c", "3.1", "naive", "3.6", "alternate"
+    )
     for row in rows:
         where = (str(row["batch"]), f"{row['temperature']:g}", row["domain"])
         ratios = ["{:.2f} ({:.2f}-{:.2f})".format(*ratio) for ratio in row["over_standard"].values()]
         calls = sum(row["calls_per_token"]["alternate"].values()) if "calls_per_token" in row else None
         whole = f"{row['with_prompts']['alternate'][0]:.2f}"
         table.add_row(*where, *ratios, whole, "" if calls is None else f"{calls:.2f}")
-        if said := row.get("theory"):
-            proposer_schedule = f"{said['form']} {said['gammas']} by {said['proposer']}"
-            pairs = [f"{said[f'{kind} process']} / {said[f'{kind} measured']}" for kind in ("naive", "alternate")]
-            bound = str(said.get("bound", ""))
-            factors = [str(said["theorem 3.1"]), pairs[0], str(said["theorem 3.6"]), pairs[1]]
-            told.add_row(*where, str(said["alpha"]), bound, proposer_schedule, str(said["c"]), *factors)
-    for one in (table, told):
+        if theory := row.get("theory"):
+            proposer_schedule = f"{theory['form']} {theory['gammas']} by {theory['proposer']}"
+            pairs = [f"{theory[f'{kind} process']} / {theory[f'{kind} measured']}" for kind in ("naive", "alternate")]
+            bound = str(theory.get("bound", ""))
+            factors = [str(theory["theorem 3.1"]), pairs[0], str(theory["theorem 3.6"]), pairs[1]]
+            theory_table.add_row(*where, str(theory["alpha"]), bound, proposer_schedule, str(theory["c"]), *factors)
+    for one in (table, theory_table):
         Console(width=170).print(one)
 
 

@@ -1,8 +1,8 @@
-"""Collaborative decoding's speed over the standard one against gamma, lambda and mu (CoS figures 4 to 6).
+"""Measures the speed of collaborative decoding over standard by gamma, lambda and mu (CoS figures 4 to 6).
 
-Run ``python -m benchmarks.collaborative_sweeps``: one request at a time, the prompts of all domains, paired ratios with
-95% intervals, as figures and plots. Against gamma the last model proposes so many tokens and the others one; against
-lambda and mu the engine chooses.
+Run ``python -m benchmarks.collaborative_sweeps``: one request at a time, prompts of all domains, paired ratios with 95%
+intervals, as figures and plots. For gamma the last model proposes that many tokens and the others one. For lambda and
+mu the engine chooses.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def sweep(name: str, options: argparse.Namespace) -> dict[str, Curve]:
-    """The curves of a setting."""
+    """Return the curves of a setting."""
     setting = SETTINGS[name]
     standard = writer(setting, {"proposal": "standard"}, 1)
     work = [ids for domain in DOMAINS for ids in batches(standard.llm, domain, 1, options.prompts)]
@@ -73,7 +73,7 @@ Ratio = Callable[[Writer, OutputDistribution], list[float]]
 
 
 def against_gamma(setting: Setting, ratio: Ratio) -> Curve:
-    """The last model proposes so many tokens, the others one."""
+    """Sweep gamma: the last model proposes gamma tokens, the others one."""
     last = len(setting.models) - 1
     found: Curve = {}
     for gamma in GAMMAS:
@@ -84,13 +84,13 @@ def against_gamma(setting: Setting, ratio: Ratio) -> Curve:
 
 
 def against_law(setting: Setting, ratio: Ratio, key: str, values: Sequence[float]) -> Curve:
-    """One engine that chooses, and laws that requests bring."""
+    """Sweep the ensemble of requests on one engine that chooses the proposals."""
     free = writer(setting, {"proposal": "alternate"}, 1)
     return {value: ratio(free, {"method": setting.ensemble["method"], key: value}) for value in values}
 
 
 def plot(curves: Mapping[str, Curve], value: str) -> None:
-    """One picture per swept value."""
+    """Draw one plot per swept value."""
     if not curves:
         return
     import matplotlib

@@ -1,4 +1,4 @@
-"""What every benchmark needs: prompts, the machine in words, fair alternation, ratios with intervals."""
+"""Shared parts of the benchmarks: prompts, the machine in words, alternation, ratios with intervals."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DOMAINS = ("code", "math", "prose")
 
 
 def prompts(domain: str, count: int) -> list[str]:
-    """The first ``count`` prompts of a domain, as shipped in ``examples/data``."""
+    """Return the first ``count`` prompts of a domain from ``examples/data``."""
     lines = (ROOT / "examples" / "data" / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["turns"][0] for line in lines[:count]]
 
 
 def machine() -> dict[str, Any]:
-    """Processor, threads and versions, so that a figure can be placed."""
+    """Return processor, threads and versions, which every result includes."""
     import transformers
 
     from cospec.native import operators
@@ -50,12 +50,12 @@ def machine() -> dict[str, Any]:
 
 @dataclass
 class Samples:
-    """Seconds per system, one row per repetition; all systems of a row ran on the same work, one after the other."""
+    """Seconds per system, one row per repetition; in a row all systems ran the same work in sequence."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def ratio(self, slow: str, fast: str) -> tuple[float, float, float]:
-        """Median of the paired ratios slow / fast, and its 95% bootstrap interval."""
+        """Return the median of the paired ratios slow / fast, and its 95% bootstrap interval."""
         pairs = np.array(self.seconds[slow]) / np.array(self.seconds[fast])
         generator = np.random.default_rng(0)
         draws = generator.choice(pairs, size=(2000, len(pairs)))
@@ -67,7 +67,7 @@ class Samples:
 
 
 def alternate(systems: Mapping[str, Callable[[Any], object]], work: Sequence[Any], repeats: int) -> Samples:
-    """Time every system on every piece of work, in a new random order each time, after one warm-up of each."""
+    """Time every system on every piece of work, in a new random order each time, after one warm-up each."""
     order, samples = list(systems), Samples({name: [] for name in systems})
     shuffler = random.Random(0)
     for name in order:
@@ -83,7 +83,7 @@ def alternate(systems: Mapping[str, Callable[[Any], object]], work: Sequence[Any
 
 
 def write(name: str, figures: Mapping[str, Any]) -> Path:
-    """Store figures beside the command that gave them and the machine they were measured on."""
+    """Store figures with their command and machine."""
     path = ROOT / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"command": command(), "machine": machine(), **figures}, indent=1) + "\n", "utf-8")
@@ -91,7 +91,7 @@ def write(name: str, figures: Mapping[str, Any]) -> Path:
 
 
 def command() -> str:
-    """This program's command line, as it can be repeated."""
+    """Return this program's command line in repeatable form."""
     module = Path(sys.argv[0]).resolve()
     name = ".".join(module.relative_to(ROOT).with_suffix("").parts) if module.is_relative_to(ROOT) else module.stem
     return shlex.join(["python", "-m", name, *sys.argv[1:]])

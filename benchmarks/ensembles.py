@@ -1,4 +1,4 @@
-"""Settings and systems of the benchmarks of several models that speak as one."""
+"""Settings and systems of the ensemble benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cospec.ensemble.proposer_policy import GoodputProposerPolicy
 
 Ids = list[list[int]]
 OutputDistribution = Mapping[str, Any]
-PROMPT = 192  # tokens of a prompt that are kept
+PROMPT = 192  # kept tokens of a prompt
 PLAIN = {"method": "draft_model", "model": "zoo:drafter"}
 
 
@@ -38,34 +38,34 @@ SETTINGS = {
 
 @dataclass
 class Writer:
-    """Writes with one engine, and counts the models' calls and the tokens."""
+    """Generates with one engine, and counts the models' calls and the tokens."""
 
     llm: LLM
     calls: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
 
     def write(self, ids: Ids, chosen: SamplingParams, ensemble: OutputDistribution | None = None) -> None:
-        """All prompts at once."""
+        """Generate from all prompts together."""
         for output in self.llm.generate(ids, chosen, ensemble=ensemble):
             self.calls.update(output.stats.model_calls)
             self.tokens += len(output.outputs[0].token_ids)
 
     def calls_per_token(self) -> dict[str, float]:
-        """Of each model, prompts' calls included; counts anew."""
+        """Return the calls of each model, prompts included; reset the counts."""
         found = {name: round(count / self.tokens, 3) for name, count in sorted(self.calls.items())}
         self.calls, self.tokens = Counter(), 0
         return found
 
     @property
     def proposer_policy(self) -> GoodputProposerPolicy:
-        """Who decides in this engine who proposes how much."""
+        """Return the engine's proposer policy."""
         members = self.llm.engine.execution_mode.components.members
         assert members is not None
         return cast(GoodputProposerPolicy, members.policy)
 
 
 def writer(setting: Setting, collaboration: OutputDistribution, batch: int, **more: Any) -> Writer:
-    """An engine of the setting with the given way of proposing, for so many requests at once."""
+    """Build an engine of the setting with the given proposal options, for a number of parallel requests."""
     models, ensemble = setting.models, setting.ensemble
     room: dict[str, Any] = {"max_num_seqs": batch, "kv_cache_memory_bytes": 256 << 20}
     return Writer(LLM(models=models, ensemble=ensemble, collaboration=collaboration, **room, **more))
@@ -78,24 +78,24 @@ def time_writers(
     repeats: int,
     ensemble: OutputDistribution | None = None,
 ) -> Samples:
-    """Seconds of each writer for each piece of work, alternating in random order."""
+    """Return seconds of each writer for each piece of work, in random alternation."""
     timed = {name: lambda ids, one=one: one.write(ids, chosen, ensemble) for name, one in writers.items()}
     return alternate(timed, work, repeats)
 
 
 @dataclass
 class Times:
-    """Seconds per writer, of the same work: without and with those of reading the prompts."""
+    """Seconds per writer for the same work: without and with the computation of prompts."""
 
     decoding: Samples
     whole: Samples
 
 
 def time_decoding(writers: Mapping[str, Writer], work: Sequence[Ids], chosen: SamplingParams, repeats: int) -> Times:
-    """Like ``time_writers``, with the prompts' time apart: proposals are of no use there.
+    """Time like ``time_writers``, with the prompts' time separate, because proposals do not speed up prompts.
 
-    Each writer first writes one token behind the prompts of a piece, and has all but their last page in its cache when
-    it writes the piece itself.
+    Each writer first generates one token for the prompts of a piece. Its cache then has all but the last page of the
+    prompts for the timed run.
     """
     reading = Samples({name: [] for name in writers})
     first = replace(chosen, max_tokens=1)
@@ -110,16 +110,16 @@ def time_decoding(writers: Mapping[str, Writer], work: Sequence[Ids], chosen: Sa
 
 
 def batches(llm: LLM, domain: str, batch: int, count: int) -> list[Ids]:
-    """``count`` groups of prompts that run at once."""
+    """Return ``count`` groups of prompts that run together."""
     ids = [llm.encode(text)[:PROMPT] for text in prompts(domain, count * batch)]
     return [ids[start : start + batch] for start in range(0, len(ids), batch)]
 
 
 def params(temperature: float, tokens: int) -> SamplingParams:
-    """To a fixed length; without a seed, so that sampled proposals are judged by their probabilities."""
+    """Return parameters for a fixed length; without a seed, so that sampled proposals are verified by probability."""
     return SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True)
 
 
 def rounded(ratio: Sequence[float]) -> list[float]:
-    """A ratio and its interval."""
+    """Return a rounded ratio and its interval."""
     return [round(value, 2) for value in ratio]

@@ -1,11 +1,11 @@
-"""Does the simulator tell the truth: the real engine and its simulation, on the same requests at the same times.
+"""Compares the simulator with the real engine on the same requests at the same times.
 
 Run ``python -m benchmarks.fidelity``. The engine serves Poisson arrivals at each rate without drafts, with three tokens
-and under ``auto``. Two sets of requests take turns, each twice, since the machine's speed changes with the minutes: a
-run is simulated with the level and pace of the run next to it, with other requests, and with the shape that costs have
-in all runs of its turn that served other requests. Beside these the simulator gets the arrivals, the lengths, and which
-output tokens the drafter would have guessed. Nothing that is compared is fed back. How far the engine is from itself,
-the second time, tells how near anything can come.
+and under ``auto``. Two sets of requests alternate, each twice, because the machine's speed changes within minutes. A
+run is simulated with the level and pace of the run next to it, which served other requests. The shape of the latency
+comes from all runs of its turn with other requests. The simulator also gets the arrivals, the lengths, and the output
+tokens that the drafter would predict. No compared value is an input. The engine's difference between its two runs is
+the limit of any simulator's accuracy.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 
 
 def outputs_of(llm: LLM, jobs: Sequence[Job]) -> list[list[int]]:
-    """What the target writes for every job, greedy."""
+    """Return the target's greedy output for every job."""
     params = [SamplingParams(temperature=0, max_tokens=job.tokens, ignore_eos=True) for job in jobs]
     found = llm.generate([list(job.prompt) for job in jobs], params)
     return [list(output.outputs[0].token_ids) for output in found]
 
 
 @torch.no_grad()
-def guessed(drafter: Any, jobs: Sequence[Job], outputs: Sequence[Sequence[int]]) -> list[list[int]]:
-    """1 where the drafter's likeliest token, behind the words before it, is the output's own; one list per job."""
+def correct_guesses(drafter: Any, jobs: Sequence[Job], outputs: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return 1 if the drafter's likeliest token equals the output's token, else 0; one list per job."""
     rows = []
     for job, output in zip(jobs, outputs, strict=True):
         ids = torch.tensor([[*job.prompt, *output]])
@@ -64,8 +64,8 @@ def guessed(drafter: Any, jobs: Sequence[Job], outputs: Sequence[Sequence[int]])
     return rows
 
 
-class Watch:
-    """Notes the rounds of an engine."""
+class StepRecorder:
+    """Records the steps of an engine."""
 
     def __init__(self, llm: LLM) -> None:
         self._rounds: list[MeasuredSteps] = []
@@ -75,7 +75,7 @@ class Watch:
         patch.object(self._policy, "observe", self.observe).start()
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """A round; whether the drafter saw one of its texts for the first time."""
+        """Record a step, and whether the drafter saw one of its texts for the first time."""
         ids = {commit.id for commit in commits if commit.drafted}
         fed = not ids <= self._drafted
         self._rounds.extend(MeasuredSteps(each, fed) for each, _ in split_steps(stats, commits))
@@ -83,20 +83,20 @@ class Watch:
         self._observe(stats, commits)
 
     def take(self) -> list[MeasuredSteps]:
-        """The rounds since the last time."""
+        """Return the steps since the last call."""
         rounds, self._rounds = self._rounds, []
         return rounds
 
 
 @dataclass(frozen=True)
 class Run:
-    """What serving came to: latencies in seconds, one per job, and rounds."""
+    """The result of serving: latencies in seconds, one per job, and steps."""
 
     latencies: Sequence[float]
     rounds: Sequence[MeasuredSteps]
 
     def rest(self, jobs: Sequence[Job]) -> float:
-        """Seconds of each round that is not in its total: those that somebody waited and no round ran."""
+        """Return the seconds per step outside of its total: a request waited and no step ran."""
         waited, until = 0.0, 0.0
         for job, latency in zip(jobs, self.latencies, strict=True):
             end = job.due + latency
@@ -107,13 +107,13 @@ class Run:
 
 @dataclass
 class Pair:
-    """Latencies of the same requests, turn after turn; the engine's are those of both times."""
+    """Latencies of the same requests, turn after turn; the engine's values are those of both runs."""
 
     measured: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     simulated: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, dict[str, float]]:
-        """Mean and p99 of both, the relative error, and that of the engine's second time beside its first."""
+        """Return mean and p99 of both, the relative error, and the relative error of the engine's second run."""
         first, second = self.measured
         found = {
             name: {"mean": float(np.mean(values)), "p99": float(np.quantile(values, 0.99))}
@@ -134,39 +134,39 @@ class Pair:
 
 @dataclass(frozen=True)
 class Cell:
-    """Two sets of requests that came at one rate, and what became of them.
+    """Two sets of requests at one rate, and their results.
 
     Attributes:
-        sets: every one begins with a request at once.
-        rights: which output tokens of theirs the drafter would have guessed.
-        runs: by configuration; of the first set, the second, the first and the second again.
+        sets: every set begins with a request at 0 s.
+        correct: output tokens that the drafter would predict.
+        runs: by configuration: first set, second set, first set, second set.
     """
 
     sets: Sequence[Sequence[Job]]
-    rights: Sequence[Sequence[Sequence[int]]]
+    correct: Sequence[Sequence[Sequence[int]]]
     runs: Mapping[str, Sequence[Run]]
 
     @classmethod
     def served(
-        cls, llms: Mapping[str, LLM], watches: Mapping[str, Watch], drafter: Any, sets: Sequence[Sequence[Job]]
+        cls, llms: Mapping[str, LLM], recorders: Mapping[str, StepRecorder], drafter: Any, sets: Sequence[Sequence[Job]]
     ) -> Cell:
-        """By each engine, four times."""
-        rights = [guessed(drafter, jobs, outputs_of(llms["off"], jobs)) for jobs in sets]
-        for watch in watches.values():
+        """Serve the sets with each engine, four runs each."""
+        correct = [correct_guesses(drafter, jobs, outputs_of(llms["off"], jobs)) for jobs in sets]
+        for watch in recorders.values():
             watch.take()
-        freeze_gc()  # as a server's processes do, with the rounds that were noted since
+        freeze_gc()  # as in a server's process, with the steps recorded so far
         runs = {
-            name: [Run(serve(llm.engine, jobs, 0.0), watches[name].take()) for jobs in (*sets, *sets)]
+            name: [Run(serve(llm.engine, jobs, 0.0), recorders[name].take()) for jobs in (*sets, *sets)]
             for name, llm in llms.items()
         }
-        return cls(sets, rights, runs)
+        return cls(sets, correct, runs)
 
     def simulated(self, name: str, place: int, rounds: Sequence[MeasuredSteps]) -> list[float]:
-        """Latencies of one of the runs by the simulator, with level, pace and rest of the run next to it.
+        """Return the simulated latencies of a run, with level, pace and rest of the run next to it.
 
         Args:
-            rounds: of runs that served other requests, which show the shape of the costs: of many runs, since a fit
-                that met one sequence at a time does not know what two of them take.
+            rounds: of many runs with other requests, which determine the shape. A fit to single sequences does not know
+                the time of two.
         """
         jobs, fitted = self.sets[place % 2], self.runs[name][place ^ 1]
         costs = fit_steps(rounds, fitted.rounds)
@@ -185,22 +185,22 @@ class Cell:
         )
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made)
-            rights = map(json.dumps, self.rights[place % 2])
-            (folder / "guessed.jsonl").write_text("\n".join(rights), encoding="utf-8")
+            correct = map(json.dumps, self.correct[place % 2])
+            (folder / "guessed.jsonl").write_text("\n".join(correct), encoding="utf-8")
             (folder / "arrivals.txt").write_text("\n".join(str(job.due) for job in jobs), encoding="utf-8")
             found, _ = serve_all(World(scenario, scenario.variants[0], folder), 1.0)
         return found.latencies
 
 
 def compare(turn: Mapping[float, Cell], pairs: Mapping[tuple[float, str], Pair]) -> None:
-    """Simulate every run of a turn, whose cells are by rate; shapes come from all runs in it of other requests."""
+    """Simulate every run of a turn, whose cells are by rate; shapes come from all runs with other requests."""
     for (rate, cell), place in product(turn.items(), range(4)):
         for name, runs in cell.runs.items():
             others = [
                 one
-                for their_rate, theirs in turn.items()
-                for their_place, run in enumerate(theirs.runs[name])
-                if their_rate != rate or their_place % 2 != place % 2
+                for other_rate, other in turn.items()
+                for other_place, run in enumerate(other.runs[name])
+                if other_rate != rate or other_place % 2 != place % 2
                 for one in run.rounds
             ]
             pair = pairs[rate, name]
@@ -220,17 +220,17 @@ def main() -> None:
     options = parser.parse_args()
     llms = {name: LLM("zoo", CONFIGS[name], enable_prefix_caching=False) for name in VARIANTS}
     drafter = AutoModelForCausalLM.from_pretrained(resolve("zoo:drafter"), dtype=torch.float32).eval()
-    listed = [llms["off"].encode(t) for trio in zip(*(prompts(d, 100) for d in DOMAINS), strict=True) for t in trio]
+    listed = [llms["off"].encode(t) for group in zip(*(prompts(d, 100) for d in DOMAINS), strict=True) for t in group]
     texts = [ids[: options.prompt] for ids in listed if len(ids) >= options.prompt]
     for llm in llms.values():
         serve(llm.engine, poisson(8, 24, texts, options.tokens, 99), 0.0)
-    watches = {name: Watch(llm) for name, llm in llms.items()}
+    recorders = {name: StepRecorder(llm) for name, llm in llms.items()}
     pairs: dict[tuple[float, str], Pair] = defaultdict(Pair)
     for number in range(options.turns):
         turn = {}
         for rate in options.rates:
             sets = [at_zero(poisson(rate, options.requests, texts, options.tokens, 2 * number + own)) for own in (0, 1)]
-            turn[rate] = Cell.served(llms, watches, drafter, sets)
+            turn[rate] = Cell.served(llms, recorders, drafter, sets)
         compare(turn, pairs)
         print(f"turn {number + 1} of {options.turns}", flush=True)
     rows: list[dict[str, Any]] = [{"rate": rate, "config": name, **pair.row()} for (rate, name), pair in pairs.items()]
@@ -244,7 +244,7 @@ def main() -> None:
 
 
 def at_zero(jobs: Sequence[Job]) -> list[Job]:
-    """The same requests, the first of them at once."""
+    """Return the same requests, shifted so that the first is due at 0 s."""
     return [replace(job, due=job.due - jobs[0].due) for job in jobs]
 
 

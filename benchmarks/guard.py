@@ -1,9 +1,9 @@
 """Costs that do not depend on the clock, compared with the costs in ``guard.json``.
 
-Run ``python benchmarks/guard.py``. Exit status 1 means that a cost rose. ``--update`` stores the measured costs, which
-is right after a change that is worth its cost. Fixed requests run on toy models: the guard counts forwards and rows
-(tokens fed in the forwards) of the target and of the drafters, per round and per generated token. A tiny Llama counts
-the tensor operations of a commit, which moves cache entries. Counts are equal with and without the native library.
+Run ``python benchmarks/guard.py``. Exit status 1 means that a cost rose. ``--update`` stores the measured costs, after
+a change that justifies its cost. Fixed requests run on toy models. The guard counts forwards and rows (tokens in the
+forwards) of target and drafters, per step and per generated token. A tiny Llama counts the tensor operations of a
+commit, which moves cache entries. Counts are equal with and without the native library.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Drafting:
 
 
 class CountedRound:
-    """Runs ``round``, and counts the commits that the round is given and their tensor operations."""
+    """Wraps an execution mode, and counts its commits and their tensor operations."""
 
     def __init__(self, execution_mode: ExecutionMode) -> None:
         self.execution_mode, self.components, self.info, self.times = (
@@ -85,7 +85,7 @@ class CountedRound:
 
 
 class TensorOps(TorchDispatchMode):
-    """Counts every tensor operation that runs inside it."""
+    """Counts every tensor operation in the block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,13 +97,13 @@ class TensorOps(TorchDispatchMode):
 
 
 def parts_of(target: Model, drafter: Drafter | None, length: int = LENGTH) -> EngineComponents:
-    """The parts of an engine without text."""
+    """Build the components of an engine without text."""
     speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=length, policy="fixed")
     return assemble(target, drafter, speculative, EngineConfig(), TextInfo())
 
 
 def drive(engine: Engine, params: SamplingParams, vocab: int) -> None:
-    """Fixed requests to their end."""
+    """Run fixed requests to their end."""
     for number in range(REQUESTS):
         prompt = [(number + place) % vocab for place in range(4)]
         (request,) = make_requests(f"guard-{number}", prompt, params)
@@ -113,7 +113,7 @@ def drive(engine: Engine, params: SamplingParams, vocab: int) -> None:
 
 
 def on_toys(drafting: Drafting, params: SamplingParams) -> dict[str, float]:
-    """Forwards and rows of the target and of the drafters."""
+    """Return forwards and rows of the target and of the drafters."""
     target = ToyModel(VOCAB, order=2, seed=1, sharpness=2.0)
     engine = Engine(parts_of(target, drafting.drafter))
     drive(engine, params, VOCAB)
@@ -129,13 +129,13 @@ def on_toys(drafting: Drafting, params: SamplingParams) -> dict[str, float]:
 
 
 def model_drafting() -> Drafting:
-    """One model."""
+    """Draft with one model."""
     model = ToyModel(VOCAB, order=1, seed=1, sharpness=2.0)
     return Drafting(ModelDrafter(model), [model])
 
 
 def pool_drafting(combiner: str) -> Drafting:
-    """Two models and prompt lookup, routed by ``hedge``."""
+    """Draft with two models and prompt lookup, routed by ``hedge``."""
     models = [ToyModel(VOCAB, order=1, seed=seed, sharpness=2.0) for seed in (1, 2)]
     drafters: dict[str, Drafter] = {
         "first": ModelDrafter(models[0]),
@@ -148,7 +148,7 @@ def pool_drafting(combiner: str) -> Drafting:
 
 
 def on_a_llama(folder: Path, drafter: Drafter) -> dict[str, float]:
-    """Tensor operations that a commit costs: none for a chain, the moved nodes of a branching tree."""
+    """Return the tensor operations of a commit: none for a chain, the moved nodes for a branching tree."""
     options = LoadOptions(
         device="cpu", dtype="float32", linear_backend="torch", attention_backend="sdpa", fused="never",
         cache_bytes=1 << 20, max_num_seqs=REQUESTS,
@@ -161,7 +161,7 @@ def on_a_llama(folder: Path, drafter: Drafter) -> dict[str, float]:
 
 
 def write_llama(folder: Path) -> None:
-    """A random Llama of four words, so that a tree of all of them always has one that is right."""
+    """Save a random Llama with a vocabulary of four, so that a tree of all tokens always has a correct token."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -174,7 +174,7 @@ def write_llama(folder: Path) -> None:
 
 
 def measure() -> Costs:
-    """Every cost of every scenario."""
+    """Measure every cost of every scenario."""
     found = {
         "plain": on_toys(Drafting(), GREEDY),
         "draft_model, greedy": on_toys(model_drafting(), GREEDY),
@@ -192,7 +192,7 @@ def measure() -> Costs:
 
 
 def regressions(found: Mapping[str, Mapping[str, float]], stored: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """What costs more than is stored, or is not stored at all, in words."""
+    """Describe costs above the stored costs, and costs without a stored value."""
     complaints = []
     for name, costs in found.items():
         for key, value in costs.items():

@@ -1,9 +1,9 @@
-"""Medusa heads: how often each is right, and which tree of their guesses is worth its nodes.
+"""Medusa heads: the accuracy of each head, and the best tree of their predictions.
 
-Run ``python -m benchmarks.heads``. The first table is what training measured of each head and rank on held-out text of
-the target (``heads.json``). The others draft with trees on the shipped prompts of three domains, greedy and at
-temperature 0.8: the full tree of given widths, and the sparse tree of as many nodes that holds the likeliest paths;
-beside them the chain, prompt lookup and the generic drafter.
+Run ``python -m benchmarks.heads``. The first table has the accuracy of each head and rank on held-out text of the
+target, from training (``heads.json``). The other tables draft on the shipped prompts of three domains, greedy and at
+temperature 0.8. Compared are the full tree of given widths, the sparse tree with the same number of nodes, the chain,
+prompt lookup and the generic drafter. A sparse tree holds the likeliest paths.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cospec import LLM, SamplingParams
 from cospec.drafters.medusa import level_paths
 from cospec.models.medusa_heads import MedusaHeads, resolve_medusa_heads
 
-TEMPERATURES = {"rows": 0.0, "sampled": 0.8}  # by what the results call them
+TEMPERATURES = {"rows": 0.0, "sampled": 0.8}  # temperatures by their names in the results
 WIDTHS = ((2, 2), (3, 2), (2, 2, 2), (3, 2, 2), (4, 3, 2))
 
 
 def systems(depth: int) -> dict[str, dict[str, Any]]:
-    """``speculative_config`` of what is compared, by name."""
+    """Return the compared ``speculative_config`` by name."""
     heads = {"method": "heads", "policy": "fixed"}
     found = {f"chain of {n}": {**heads, "num_speculative_tokens": n} for n in range(1, depth + 1)}
     for widths in WIDTHS:
@@ -46,7 +46,7 @@ def systems(depth: int) -> dict[str, dict[str, Any]]:
 
 
 def measure(llm: LLM, texts: list[str], params: SamplingParams, batch: int) -> dict[str, Any]:
-    """Acceptance length with a 95% bootstrap interval over prompts; what that is per call, token and second."""
+    """Measure the acceptance length with a 95% bootstrap interval over prompts, and its speed."""
     llm.generate(texts[:batch], params)
     before = llm.engine.metrics().round_seconds
     outputs = llm.generate(texts, params)
@@ -77,20 +77,20 @@ def main() -> None:
     options = parser.parse_args()
     accuracy = MedusaHeads.load(resolve_medusa_heads("zoo:heads")).accuracy
     first = Table(
-        "head", *(f"width {k}" for k in range(1, len(accuracy[0]) + 1)), title="right among the first k guesses"
+        "head", *(f"width {k}" for k in range(1, len(accuracy[0]) + 1)), title="accuracy of the first k predictions"
     )
     for number, ranks in enumerate(accuracy, start=1):
         first.add_row(str(number), *(f"{share:.1%}" for share in itertools.accumulate(ranks)))
-    texts = [text for trio in zip(*(prompts(d, options.prompts) for d in DOMAINS), strict=True) for text in trio]
+    texts = [text for group in zip(*(prompts(d, options.prompts) for d in DOMAINS), strict=True) for text in group]
     found: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in TEMPERATURES}
     for name, config in systems(len(accuracy)).items():
         llm = LLM("zoo", config, max_num_seqs=options.batch)
-        for kind, heat in TEMPERATURES.items():
-            params = SamplingParams(temperature=heat, seed=1, max_tokens=options.tokens, ignore_eos=True)
+        for kind, temperature in TEMPERATURES.items():
+            params = SamplingParams(temperature=temperature, seed=1, max_tokens=options.tokens, ignore_eos=True)
             found[kind][name] = measure(llm, texts, params, options.batch)
     Console().print(first)
-    for kind, heat in TEMPERATURES.items():
-        show(f"temperature {heat:g}, three domains", found[kind])
+    for kind, temperature in TEMPERATURES.items():
+        show(f"temperature {temperature:g}, three domains", found[kind])
     print(
         "written to",
         write(options.name, {"options": vars(options), "accuracy": accuracy, "temperatures": TEMPERATURES, **found}),
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def show(title: str, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """A row for each way of drafting."""
+    """Print a row for each system."""
     heads = ("drafts", "nodes", "acceptance length", "tokens per call", "verified per token", "tokens/s")
     table = Table(*heads, title=title)
     for name, row in rows.items():

@@ -1,13 +1,13 @@
-"""Does a hostile request harm anything: mutated and hostile requests at a served zoo, and neighbours with known texts.
+"""Tests a server with mutated and hostile requests next to regular requests with known texts.
 
-Run ``python -m benchmarks.hostile --requests 10000``. A server with default options serves the zoo. Steady neighbours
-send greedy and seeded requests, whose texts an undisturbed run gave before. ``hostile_requests`` sends mutated bodies,
-raw bytes, known attacks, early closes and slow bodies; the engine process is killed ``--kills`` times. Counted are
-statuses, pauses of the server's event loop, changed texts of neighbours, memory, and the size of the log. The exit
-status is 1 when a check fails. ``--results ''`` writes no file.
+Run ``python -m benchmarks.hostile --requests 10000``. A server with default options serves the zoo. Neighbours send
+greedy and seeded requests, whose texts an earlier undisturbed run recorded. ``hostile_requests`` sends mutated bodies,
+raw bytes, known attacks, early closes and slow bodies. The benchmark kills the engine process ``--kills`` times. The
+report counts statuses, pauses of the server's event loop, changed texts of neighbours, memory, and the size of the log.
+The exit status is 1 if a check fails. ``--results ''`` writes no file.
 
-A pause counts as far as the server's process had a processor meanwhile. ``longest`` has the pauses of a busy machine
-too, as ``idle_loop`` shows for an event loop without work.
+A pause counts only while the server's process had a processor. ``longest`` includes the pauses of a busy machine, like
+``idle_loop``, an event loop without work.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import ROOT, prompts, write
-from benchmarks.hostile_requests import HostileRequest, Manner, requests
+from benchmarks.hostile_requests import HostileRequest, SendMode, requests
 
 SENDERS, NEIGHBOURS = 24, 3
-ANSWER_SECONDS = 75.0  # more than a body may take
-ATTEMPTS = 100  # of a request that gets 503
+ANSWER_SECONDS = 75.0  # above the time limit of a body
+ATTEMPTS = 100  # of a request with status 503
 SLOW_PIECES, SLOW_SECONDS, HELD_SECONDS = 4, 0.25, 1.0
-RESTART_MARGIN = 1.5  # seconds around a restart, as /health shows the restart, in which 503 is right
+RESTART_MARGIN = 1.5  # seconds around a restart of /health in which status 503 is allowed
 PAUSE = 0.1
 UNANSWERED = ("no answer", "no answer in time", "connection lost")
 
@@ -49,7 +49,7 @@ Body = dict[str, Any]
 
 @dataclass
 class Findings:
-    """What was counted; ``refused`` are the times of 503."""
+    """The counts; ``refused`` are the times of status 503."""
 
     statuses: dict[str, Counter[str]] = field(default_factory=dict)
     refused: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Findings:
     memory: dict[str, list[int]] = field(default_factory=lambda: {"server": [], "engine": []})
 
     def note(self, request: HostileRequest, label: str) -> None:
-        """Count what became of a hostile request."""
+        """Count the result of a hostile request."""
         self.statuses.setdefault(request.family, Counter())[label] += 1
         if label.startswith("503"):
             self.refused.append(time.monotonic())
@@ -70,7 +70,7 @@ class Findings:
 
 
 class Server:
-    """The served zoo in a process of its own, its probes and its log."""
+    """The served zoo in its own process, with its probes and its log."""
 
     def __init__(self, folder: Path, engine: str, settings: str) -> None:
         self.folder, self.log = folder, folder / "log"
@@ -84,18 +84,18 @@ class Server:
             raise SystemExit(self.log.read_text("utf-8"))
 
     def watch(self) -> None:
-        """Start the probes outside."""
+        """Start the external probes."""
         self._probe("control")
         self._probe("health", self.url)
 
     def found(self, probe: str) -> dict[str, Any]:
-        """What a probe has written."""
+        """Return the records of a probe."""
         path = self.folder / probe
         return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
 
     @property
     def engine(self) -> int | None:
-        """Process id of the engine; None while there is none."""
+        """Return the process id of the engine; None without an engine."""
         pid = self.process.pid
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ class Server:
         return None
 
     def stop(self) -> None:
-        """End everything that was started."""
+        """End all started processes."""
         self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(60)
@@ -119,7 +119,7 @@ class Server:
 
 
 def resident(pid: int | None) -> int:
-    """Resident memory in bytes; 0 where there is no such process."""
+    """Return resident memory in bytes; 0 if the process does not exist."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmRSS"):
@@ -128,7 +128,7 @@ def resident(pid: int | None) -> int:
 
 
 def neighbour_bodies() -> list[Body]:
-    """Requests whose text is a function of the request."""
+    """Return requests that determine their text."""
     texts = [text[:60] for domain in ("prose", "code", "math") for text in prompts(domain, 2)]
     found: list[Body] = []
     for number, text in enumerate(texts):
@@ -139,7 +139,7 @@ def neighbour_bodies() -> list[Body]:
 
 
 async def text_of(client: httpx.AsyncClient, body: Body) -> tuple[int, str]:
-    """Status and text of a completion; an error in a stream counts as a status."""
+    """Return status and text of a completion; an error in a stream counts as a status."""
     response = await client.post("/v1/completions", json=body)
     if response.status_code != 200 or not body["stream"]:
         return response.status_code, "" if response.status_code != 200 else response.json()["choices"][0]["text"]
@@ -154,7 +154,7 @@ async def text_of(client: httpx.AsyncClient, body: Body) -> tuple[int, str]:
 
 
 async def neighbour(client: httpx.AsyncClient, expected: Sequence[tuple[Body, str]], found: Findings) -> None:
-    """Ask for known texts until cancelled."""
+    """Request known texts until cancelled."""
     while True:
         for body, text in expected:
             started = time.monotonic()
@@ -164,7 +164,7 @@ async def neighbour(client: httpx.AsyncClient, expected: Sequence[tuple[Body, st
             except httpx.HTTPError as error:
                 status, got = type(error).__name__, ""
             found.neighbours[str(status)] += 1
-            if status in (429, 503):  # asked to come again
+            if status in (429, 503):  # the server asks for a retry
                 if status == 503:
                     found.refused.append(time.monotonic())
                 await asyncio.sleep(0.2)
@@ -175,32 +175,32 @@ async def neighbour(client: httpx.AsyncClient, expected: Sequence[tuple[Body, st
 
 
 async def label_of(url: str, request: HostileRequest) -> str:
-    """What became of a request, in a word."""
+    """Return the result of a request in a few words."""
     try:
         return await asyncio.wait_for(send(url, request), ANSWER_SECONDS)
     except TimeoutError:
         return "no answer in time"
-    except OSError:  # a server that answers before it has read all may close so early that the answer is lost
-        partly = request.manner is Manner.SLOW or len(request.body) > 2**12
+    except OSError:  # a server that answers before the end of the request may close so early that the answer is lost
+        partly = request.send_mode is SendMode.SLOW or len(request.body) > 2**12
         return "closed by server" if partly else "connection lost"
 
 
 async def send(url: str, request: HostileRequest) -> str:
-    """Send one request in its manner; what came back, in a word."""
+    """Send one request in its mode; return the result in a few words."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         head, body, half = request.head(), request.body, len(request.body) // 2
-        match request.manner:
-            case Manner.HALF_OPEN:
+        match request.send_mode:
+            case SendMode.HALF_OPEN:
                 writer.write(head[:-2])
                 await asyncio.sleep(HELD_SECONDS)
                 return "closed by sender"
-            case Manner.CLOSE_INSIDE:
+            case SendMode.CLOSE_INSIDE:
                 writer.write(head + body[:half])
                 await writer.drain()
                 return "closed by sender"
-            case Manner.SLOW:
+            case SendMode.SLOW:
                 writer.write(head)
                 size = len(body) // SLOW_PIECES + 1
                 for start in range(0, len(body), size):
@@ -208,9 +208,9 @@ async def send(url: str, request: HostileRequest) -> str:
                     writer.write(body[start : start + size])
             case _:
                 writer.write(head + body)
-        with contextlib.suppress(ConnectionError):  # an answer may come before the server has read all
+        with contextlib.suppress(ConnectionError):  # an answer may arrive before the server has read the whole request
             await writer.drain()
-        if request.manner is Manner.CLOSE_EARLY:
+        if request.send_mode is SendMode.CLOSE_EARLY:
             return "closed by sender"
         return _label(await reader.read(-1))
     finally:
@@ -220,7 +220,7 @@ async def send(url: str, request: HostileRequest) -> str:
 
 
 def _label(answer: bytes) -> str:
-    """The status, and whether a stream brought an error instead of its end."""
+    """Return the status, and whether a stream ended with an error."""
     if not answer.startswith(b"HTTP/"):
         return "no answer"
     status = answer.split(b" ", 2)[1].decode()
@@ -230,7 +230,7 @@ def _label(answer: bytes) -> str:
 
 
 async def attack(server: Server, given: Sequence[HostileRequest], kills: int, seconds: float) -> Findings:
-    """Send everything, or what fits into ``seconds``, while neighbours ask."""
+    """Send all requests, or as many as fit into ``seconds``, while neighbours send theirs."""
     end = time.monotonic() + seconds
     found, todo = Findings(), list(enumerate(given))[::-1]
     strikes = {len(given) * (kill + 1) // (kills + 1) for kill in range(kills)}
@@ -247,7 +247,7 @@ async def attack(server: Server, given: Sequence[HostileRequest], kills: int, se
                 found.note(request, label)
                 if label != "503":
                     break
-                await asyncio.sleep(0.5)  # asked to come again
+                await asyncio.sleep(0.5)  # the server asks for a retry
 
     async def memory() -> None:
         while True:
@@ -263,18 +263,18 @@ async def attack(server: Server, given: Sequence[HostileRequest], kills: int, se
             assert status == 200, f"an undisturbed request got {status}"
             expected.append((body, text))
         server.watch()
-        beside = [asyncio.create_task(neighbour(client, expected, found)) for _ in range(NEIGHBOURS)]
-        beside.append(asyncio.create_task(memory()))
+        neighbour_tasks = [asyncio.create_task(neighbour(client, expected, found)) for _ in range(NEIGHBOURS)]
+        neighbour_tasks.append(asyncio.create_task(memory()))
         await asyncio.gather(*(sender() for _ in range(SENDERS)))
-        await asyncio.sleep(2)  # neighbours that wait for a restart come through, probes write
-        for task in beside:
+        await asyncio.sleep(2)  # neighbours that wait for a restart finish, probes write
+        for task in neighbour_tasks:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(*neighbour_tasks, return_exceptions=True)
     return found
 
 
 def _restarts(health: dict[str, Any]) -> list[tuple[float, float]]:
-    """When /health was 503, as spans of time."""
+    """Return the time spans with status 503 of /health."""
     spans, begun = [], None
     for started, _, status in health.get("statuses", ()):
         if status != 200 and begun is None:
@@ -285,8 +285,8 @@ def _restarts(health: dict[str, Any]) -> list[tuple[float, float]]:
     return [*spans, *([(begun - RESTART_MARGIN, float("inf"))] if begun is not None else [])]
 
 
-def judge(server: Server, found: Findings) -> dict[str, Any]:
-    """Figures and checks."""
+def evaluate(server: Server, found: Findings) -> dict[str, Any]:
+    """Compute figures and checks."""
     total: Counter[str] = sum(found.statuses.values(), Counter())
     loop, control, health = (server.found(probe) for probe in ("serve", "control", "health"))
     spans = _restarts(health)
@@ -326,9 +326,9 @@ def _quantiles(values: Any) -> dict[str, float]:
 
 
 def show(figures: dict[str, Any], console: Console) -> None:
-    """Print what was found."""
+    """Print the findings."""
     labels = list(figures["statuses"])
-    table = Table("family", *labels, title="What became of the requests")
+    table = Table("family", *labels, title="Results of the requests")
     for family, counts in figures["by_family"].items():
         table.add_row(family, *(str(counts.get(label, "")) for label in labels))
     table.add_row("all", *map(str, figures["statuses"].values()))
@@ -360,7 +360,7 @@ def main() -> None:
         started = time.monotonic()
         try:
             found = asyncio.run(attack(server, drawn, given.kills, given.seconds))
-            figures = {"seconds": time.monotonic() - started, **judge(server, found)}
+            figures = {"seconds": time.monotonic() - started, **evaluate(server, found)}
         finally:
             server.stop()
     show(figures, console)

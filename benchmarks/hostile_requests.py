@@ -1,4 +1,4 @@
-"""Mutated and hostile HTTP requests, drawn from a seed: valid bodies with wrong parts, raw bytes, and known attacks."""
+"""Mutated and hostile HTTP requests, drawn from a seed: invalid parts in valid bodies, raw bytes, known attacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 
-class Manner(Enum):
+class SendMode(Enum):
     """How the bytes are sent."""
 
     WHOLE = "whole"
@@ -25,18 +25,18 @@ class HostileRequest:
     """One request.
 
     Attributes:
-        family: what the report counts the request under.
+        family: the group of the request in the report.
     """
 
     family: str
     path: str
     body: bytes
-    manner: Manner = Manner.WHOLE
+    send_mode: SendMode = SendMode.WHOLE
     method: str = "POST"
     headers: Mapping[str, str] | None = None
 
     def head(self) -> bytes:
-        """Request line and headers."""
+        """Return request line and headers."""
         given = {"Host": "127.0.0.1", "Content-Type": "application/json", "Connection": "close"}
         given |= {"Content-Length": str(len(self.body)), **(self.headers or {})}
         lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
@@ -109,7 +109,7 @@ def _nested(depth: int, list_too: bool) -> Any:
 
 
 def any_value(draw: random.Random) -> Any:
-    """A value of any type and size."""
+    """Return a value of any type and size."""
     kind = draw.randrange(12)
     if kind < 4:
         return draw.choice(NUMBERS)
@@ -127,7 +127,7 @@ def any_value(draw: random.Random) -> Any:
 
 
 def _extremes(draw: random.Random) -> Body:
-    """Sampling parameters inside the documented bounds, at their ends, many at once."""
+    """Return extreme sampling parameters inside the documented bounds, many together."""
     ends: dict[str, tuple[Any, ...]] = {
         "temperature": (0, 1e-300, 1e-5, 1, 100),
         "top_p": (1e-300, 1e-9, 0.5, 1),
@@ -178,7 +178,7 @@ def _mutated(draw: random.Random) -> tuple[str, Body]:
 
 
 def _shortened(body: Body) -> Body:
-    """The body with few tokens to write, so that thousands of requests end in minutes."""
+    """Return the body with few output tokens, so that thousands of requests end in minutes."""
     for name, most in (("max_tokens", 64), ("max_completion_tokens", 64), ("n", 8)):
         value = body.get(name)
         if isinstance(value, int | float) and value > most:
@@ -205,7 +205,7 @@ def _dumps(body: Body) -> bytes:
     return json.dumps(body).encode()
 
 
-# Attacks that a review of the server found, with the sizes that it found them with. They are costly, so they are rare.
+# Attacks from a review of the server, with the sizes of the review. The attacks are expensive, so they are rare.
 ATTACKS: Mapping[str, Callable[[], tuple[str, Body]]] = {
     "list of objects": lambda: ("/v1/completions", {"prompt": [{}] * 300_000}),
     "list of words": lambda: ("/v1/completions", {"prompt": [7, *["x"] * 200_000]}),
@@ -259,7 +259,7 @@ OTHERS: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 
 
 def requests(count: int, seed: int, attacks_every: int = 250) -> list[HostileRequest]:
-    """``count`` requests; each attack of ``ATTACKS`` comes in turn, every ``attacks_every`` requests."""
+    """Yield ``count`` requests; every ``attacks_every`` requests the next attack of ``ATTACKS``."""
     draw, found, names = random.Random(seed), [], sorted(ATTACKS)
     for number in range(count):
         if number % attacks_every == attacks_every // 2:
@@ -275,23 +275,25 @@ def _one(draw: random.Random) -> HostileRequest:
     kind = draw.random()
     if kind < 0.55:
         path, body = _mutated(draw)
-        return HostileRequest("mutated", path, _dumps(body), _manner(draw))
+        return HostileRequest("mutated", path, _dumps(body), _send_mode(draw))
     if kind < 0.70:
         return HostileRequest("extremes", "/v1/completions", _dumps(_extremes(draw)))
     if kind < 0.80:
-        return HostileRequest("raw body", draw.choice(VALID)[0], _raw(draw), _manner(draw))
+        return HostileRequest("raw body", draw.choice(VALID)[0], _raw(draw), _send_mode(draw))
     if kind < 0.88:
         name = draw.choice(sorted(SMALL))
         path, body = SMALL[name](draw)
         return HostileRequest(name, path, _dumps(body))
     if kind < 0.93:
         method, path, headers = draw.choice(OTHERS)
-        manner = Manner.CLOSE_EARLY if "Content-Length" in headers else Manner.WHOLE  # a body that never comes
-        return HostileRequest("paths and headers", path, b"", manner, method, headers)
-    manner = draw.choice((Manner.CLOSE_EARLY, Manner.CLOSE_EARLY, Manner.CLOSE_INSIDE, Manner.SLOW, Manner.HALF_OPEN))
+        send_mode = SendMode.CLOSE_EARLY if "Content-Length" in headers else SendMode.WHOLE  # a body that never arrives
+        return HostileRequest("paths and headers", path, b"", send_mode, method, headers)
+    send_mode = draw.choice(
+        (SendMode.CLOSE_EARLY, SendMode.CLOSE_EARLY, SendMode.CLOSE_INSIDE, SendMode.SLOW, SendMode.HALF_OPEN)
+    )
     body = {"prompt": "It was", "max_tokens": 30, "stream": draw.random() < 0.7}
-    return HostileRequest(manner.value, "/v1/completions", _dumps(body), manner)
+    return HostileRequest(send_mode.value, "/v1/completions", _dumps(body), send_mode)
 
 
-def _manner(draw: random.Random) -> Manner:
-    return draw.choices((Manner.WHOLE, Manner.CLOSE_EARLY, Manner.CLOSE_INSIDE), (90, 7, 3))[0]
+def _send_mode(draw: random.Random) -> SendMode:
+    return draw.choices((SendMode.WHOLE, SendMode.CLOSE_EARLY, SendMode.CLOSE_INSIDE), (90, 7, 3))[0]

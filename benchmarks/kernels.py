@@ -1,7 +1,7 @@
-"""What the native kernels reach on this machine: products of few rows and the fused forward, beside the memory.
+"""Measures the native kernels: products of few rows, the fused forward, and the memory bandwidth.
 
 Run by hand on a quiet machine: ``python benchmarks/kernels.py [--kind bf16] [--threads 2] [--repeats 15]``. Row counts
-take turns within each repeat and the medians are shown, so that a disturbance does not fall on one of them alone.
+alternate within each repeat and the tables show medians, so that a disturbance does not affect a single row count.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SHAPES = (Shape("1M", 128, 3, 384, 4, 2), Shape("22M", 512, 7, 1376, 8, 4), Shap
 
 
 def medians(calls: dict[int, Callable[[], Any]], repeats: int) -> dict[int, float]:
-    """Seconds of each call; they take turns."""
+    """Return the median seconds of each call; the calls alternate."""
     times: dict[int, list[float]] = {key: [] for key in calls}
     for _ in range(repeats):
         for key, call in calls.items():
@@ -66,14 +66,14 @@ def medians(calls: dict[int, Callable[[], Any]], repeats: int) -> dict[int, floa
 
 
 def memory_bandwidth(repeats: int) -> float:
-    """Bytes per second that reading 512 MiB reaches."""
+    """Measure bytes per second while reading 512 MiB."""
     block = torch.ones(128 << 20)
     seconds = medians({0: block.sum}, repeats)[0]
     return block.numel() * 4 / seconds
 
 
 def bench_linear(shape: Shape, kind: Kind, repeats: int) -> None:
-    """All products of a forward, one after the other, so that weights come from where they would."""
+    """Time all products of a forward in sequence, so that weights come from the usual memory."""
     layers = [PackedLinear(torch.randn(size), None, kind) for size in shape.products]
     weights = sum(out * width for out, width in shape.products)
 
@@ -95,7 +95,7 @@ def bench_linear(shape: Shape, kind: Kind, repeats: int) -> None:
 
 
 def bench_forward(shape: Shape, kind: Kind, repeats: int, bandwidth: float) -> None:
-    """Whole forwards of one sequence; rows as in verifying a chain."""
+    """Time whole forwards of one sequence; rows as in the verification of a chain."""
     fused, cache, weights = _model(shape, kind)
 
     def batch(rows: int) -> InputBatch:
@@ -130,7 +130,7 @@ def _model(shape: Shape, kind: Kind) -> tuple[FusedLlama, KVCache, int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=tuple(BYTES), default="bf16", help="how weights are held")
+    parser.add_argument("--kind", choices=tuple(BYTES), default="bf16", help="format of the weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
     parser.add_argument("--repeats", type=int, default=31)

@@ -33,8 +33,8 @@ Sample = dict[int, float]
 """Median milliseconds of one forward, by the number of its rows."""
 
 
-class Theirs:
-    """llama-bench, a process for every turn.
+class LlamaCpp:
+    """llama-bench, one process per turn.
 
     Args:
         binary, file: the program and the weights.
@@ -55,8 +55,8 @@ class Theirs:
         }
 
 
-class Ours:
-    """A model as the engine loads and calls it."""
+class Cospec:
+    """A model that is loaded and called as in the engine."""
 
     def __init__(self, folder: str, dtype: str, context: int) -> None:
         self._model: Model = load_model(folder, LoadOptions(dtype=dtype))
@@ -81,10 +81,10 @@ class Ours:
         return (time.perf_counter() - started) * 1e3
 
 
-def measure(theirs: Theirs, ours: Ours, turns: int, repeats: int) -> list[dict[str, Any]]:
-    """One row for each number of rows; times are medians over turns, the ratio is theirs / ours."""
+def measure(llama_cpp: LlamaCpp, cospec: Cospec, turns: int, repeats: int) -> list[dict[str, Any]]:
+    """Return one row per number of rows; times are medians over turns, the ratio is llama.cpp / cospec."""
     shuffler, found = random.Random(0), list[dict[str, Sample]]()
-    systems: dict[str, Theirs | Ours] = {"theirs": theirs, "ours": ours}
+    systems: dict[str, LlamaCpp | Cospec] = {"theirs": llama_cpp, "ours": cospec}
     for turn in range(turns + 1):
         samples = {name: systems[name].sample(repeats) for name in shuffler.sample(list(systems), 2)}
         if turn:  # the first one warms up
@@ -109,15 +109,18 @@ def main() -> None:
     table = Table("weights", "rows", "llama.cpp, ms", "cospec, ms", "times as fast (95% interval)")
     found = []
     for folder, file, dtype in options.pair:
-        theirs, ours = Theirs(options.binary, Path(file), options.context), Ours(folder, dtype, options.context)
+        llama_cpp, cospec = (
+            LlamaCpp(options.binary, Path(file), options.context),
+            Cospec(folder, dtype, options.context),
+        )
         name = Path(file).stem
-        for row in measure(theirs, ours, options.turns, options.repeats):
-            found.append({"weights": name, "dtype": dtype, "llama_cpp": theirs.build, **row})
+        for row in measure(llama_cpp, cospec, options.turns, options.repeats):
+            found.append({"weights": name, "dtype": dtype, "llama_cpp": llama_cpp.build, **row})
             ratio = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
             table.add_row(name, str(row["rows"]), f"{row['theirs_ms']:.2f}", f"{row['ours_ms']:.2f}", ratio)
     Console().print(table)
-    told = {"context": options.context, "turns": options.turns, "repeats": options.repeats}
-    print("written to", write("llamacpp", {"options": told, "rows": found}))
+    settings = {"context": options.context, "turns": options.turns, "repeats": options.repeats}
+    print("written to", write("llamacpp", {"options": settings, "rows": found}))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Does speculation ever slow a loaded engine down: latency by request rate, ``auto`` against off and fixed lengths.
+"""Measures latency by request rate under load: ``auto`` against off and fixed lengths.
 
-Run ``python -m benchmarks.load``. Requests of three domains come at Poisson times. At every rate all configurations
-serve the same requests at the same times, in short turns: one configuration after the other in a new order each turn,
-so that a machine which is slower for a minute is slower for all of them. Each has an engine of its own that stays warm.
-Latency counts from when a request was due, as a user sees it, so a queue shows. Ratios are of what the same requests
-took, their intervals from drawing turns again. The best of several noisy figures is too good, so ``auto`` is also
-compared with the configuration that was the best in the *other* turns. ``paired`` is the median over turns of the
-ratio of mean latencies in one turn, with the interval of that median. Every engine serves ``WARM`` requests first.
-Beside the figures it writes the plot of SmartSpec's figure 11.
+Run ``python -m benchmarks.load``. Requests of three domains arrive at Poisson times. At every rate all configurations
+serve the same requests at the same times. The configurations alternate in short turns, in a new order each turn, so
+that a slow minute of the machine affects all. Each configuration has a warm engine of its own. Latency counts from the
+due time, as a user sees it, so queues count. Ratios compare the same requests; intervals resample the turns. The best
+of several noisy figures is too good, so ``auto`` is also compared with the best configuration of the *other* turns.
+``paired`` is the median over turns of the ratio of mean latencies in one turn, with an interval. Every engine serves
+``WARM`` requests first. The benchmark also draws SmartSpec's figure 11.
 
-``--instruction-set`` forces the kernels of a lesser processor; results have the processor and the instruction set in
-their names. ``--disturb`` starts a second process that takes a core for a while now and then, and stops this one.
+``--instruction-set`` forces the kernels of an older processor; the names of results have processor and instruction set.
+``--disturb`` starts a second process that occupies a core at times and stops this process at times.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     **{f"k={k}": {"method": "draft_model", "model": "zoo:drafter", "num_speculative_tokens": k} for k in (1, 3, 5)},
 }
 MEASURES: Mapping[str, Callable[[Any], Any]] = {"mean": np.mean, "p99": lambda x: np.quantile(x, 0.99)}
-WARM = 20  # requests that every engine has served before anything counts
+WARM = 20  # requests that every engine serves before the measurement
 DISTURBANCE = """
 import os, random, signal, sys, time
 engine = int(sys.argv[1])
@@ -68,7 +67,7 @@ _numbers = count()
 
 @dataclass(frozen=True)
 class Job:
-    """One request: when it is due, in seconds from the start, and what it asks."""
+    """One request: its due time in seconds from the start, its prompt and its length."""
 
     due: float
     prompt: tuple[int, ...]
@@ -76,7 +75,7 @@ class Job:
 
 
 def poisson(rate: float, number: int, texts: Sequence[Sequence[int]], tokens: int, seed: int) -> list[Job]:
-    """``number`` requests at ``rate`` per second, domains by turns, half to one and a half times ``tokens`` long."""
+    """Draw ``number`` requests at ``rate`` per second: domains in turn, lengths from 0.5 to 1.5 times ``tokens``."""
     draw = np.random.default_rng((seed, int(rate * 1000)))
     due = np.cumsum(draw.exponential(1 / rate, number))
     lengths = draw.integers(tokens // 2, tokens * 3 // 2 + 1, number)
@@ -85,49 +84,49 @@ def poisson(rate: float, number: int, texts: Sequence[Sequence[int]], tokens: in
     return [Job(float(at), tuple(texts[(start + i) % len(texts)]), int(n)) for i, (at, n) in enumerate(jobs)]
 
 
-class Callers:
-    """Jobs that come when they are due, whatever the engine does; it hears of them as a server's engine does."""
+class RequestFeeder:
+    """Submits jobs at their due times, independent of the engine, and wakes the engine as a server does."""
 
     def __init__(self, jobs: Sequence[Job], started: float) -> None:
         self._jobs, self._started = jobs, started
-        self._come: SimpleQueue[Job] = SimpleQueue()
-        self.bell = os.eventfd(0)
+        self._arrived: SimpleQueue[Job] = SimpleQueue()
+        self.wakeup_fd = os.eventfd(0)
         self._thread = Thread(target=self._call, daemon=True)
 
-    def __enter__(self) -> Callers:
+    def __enter__(self) -> RequestFeeder:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.join()
-        os.close(self.bell)
+        os.close(self.wakeup_fd)
 
     def take(self, wait: bool) -> list[Job]:
-        """Those that came since it was last asked; ``wait`` for one."""
-        if select([self.bell], [], [], None if wait else 0.0)[0]:
-            os.eventfd_read(self.bell)
-        return [self._come.get() for _ in range(self._come.qsize())]
+        """Return the jobs since the last call; with ``wait`` block until a job arrives."""
+        if select([self.wakeup_fd], [], [], None if wait else 0.0)[0]:
+            os.eventfd_read(self.wakeup_fd)
+        return [self._arrived.get() for _ in range(self._arrived.qsize())]
 
     def _call(self) -> None:
         for job in self._jobs:
             time.sleep(max(0.0, self._started + job.due - time.monotonic()))
-            self._come.put(job)
-            os.eventfd_write(self.bell, 1)
+            self._arrived.put(job)
+            os.eventfd_write(self.wakeup_fd, 1)
 
 
 def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float]:
-    """Latency of every job in seconds, from when it was due to its last token."""
+    """Return the latency of every job in seconds, from its due time to its last token."""
     ends: dict[str, float] = {}
     ids: list[str] = []
     started = time.monotonic()
-    with Callers(jobs, started) as callers:
-        engine.set_wakeup_fd(callers.bell)
+    with RequestFeeder(jobs, started) as feeder:
+        engine.set_wakeup_fd(feeder.wakeup_fd)
         while len(ends) < len(jobs):
-            come = callers.take(wait=False)
-            if not come and not engine.has_work:
-                engine.on_idle()  # as a server's engine
-                come = callers.take(wait=True)
-            for job in come:
+            arrived = feeder.take(wait=False)
+            if not arrived and not engine.has_work:
+                engine.on_idle()  # as in a server's engine
+                arrived = feeder.take(wait=True)
+            for job in arrived:
                 params = SamplingParams(temperature=temperature, max_tokens=job.tokens, ignore_eos=True)
                 (request,) = make_requests(f"load-{next(_numbers)}", job.prompt, params, arrival=started + job.due)
                 ids.append(request.id)
@@ -140,20 +139,20 @@ def serve(engine: Engine, jobs: Sequence[Job], temperature: float) -> list[float
 
 
 Turns = Mapping[str, Sequence[Sequence[float]]]
-"""Latencies by configuration and turn; requests of one place are the same ones."""
+"""Latencies by configuration and turn; equal indices are the same request."""
 
 
 def figures(turns: Turns) -> dict[str, dict[str, float]]:
-    """Mean and p99 by configuration, in seconds."""
+    """Return mean and p99 by configuration, in seconds."""
     return {
         name: {each: float(measure(np.concatenate(found))) for each, measure in MEASURES.items()}
         for name, found in turns.items()
     }
 
 
-def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], statistic: str) -> dict[str, float]:
-    """One configuration over another, by turn, with a 95% interval from drawing turns, and requests in them, again."""
-    pair = [[np.array(turn) for turn in each] for each in (ours, theirs)]
+def ratio(ours: Sequence[Sequence[float]], baseline: Sequence[Sequence[float]], statistic: str) -> dict[str, float]:
+    """Return a configuration's ratio to another, with a 95% interval from resampled turns and requests."""
+    pair = [[np.array(turn) for turn in each] for each in (ours, baseline)]
     generator, found = np.random.default_rng(0), []
     for _ in range(1000):
         chosen = generator.integers(0, len(ours), len(ours))
@@ -166,7 +165,7 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], st
 
 
 def best(turns: Turns, statistic: str, among: Sequence[int]) -> str:
-    """The configuration beside ``auto`` that was best in some of the turns."""
+    """Return the configuration other than ``auto`` that was best in some of the turns."""
     values = {
         name: float(MEASURES[statistic](np.concatenate([found[turn] for turn in among])))
         for name, found in turns.items()
@@ -176,20 +175,23 @@ def best(turns: Turns, statistic: str, among: Sequence[int]) -> str:
 
 
 def against_best(turns: Turns, statistic: str) -> dict[str, float | str]:
-    """``auto`` over the best of the others, see ``ratio``: the luckiest of four, so above 1 if all are equal."""
+    """Return ``auto`` over the best of the others, see ``ratio``.
+
+    The best of four is lucky, so equal systems give a ratio above 1.
+    """
     name = best(turns, statistic, range(len(turns["auto"])))
     return {"best": name, **ratio(turns["auto"], turns[name], statistic)}
 
 
 def against_chosen(turns: Turns, statistic: str) -> dict[str, float]:
-    """``auto`` over what an operator would have chosen: in each turn the one that was best in all other turns."""
+    """Return ``auto`` over an operator's choice: in each turn the configuration that was best in all other turns."""
     every = range(len(turns["auto"]))
     chosen = [best(turns, statistic, [other for other in every if other != turn]) for turn in every]
     return ratio(turns["auto"], [turns[name][turn] for turn, name in enumerate(chosen)], statistic)
 
 
 def paired(turns: Turns) -> dict[str, float | str]:
-    """The median over turns of ``auto``'s mean latency over that of the best of the others, with a 95% interval."""
+    """Return the median over turns of ``auto``'s mean latency over the best other, with a 95% interval."""
     name = best(turns, "mean", range(len(turns["auto"])))
     ratios = np.array([np.mean(one) / np.mean(two) for one, two in zip(turns["auto"], turns[name], strict=True)])
     drawn = np.median(np.random.default_rng(0).choice(ratios, (2000, len(ratios))), axis=1)
@@ -199,7 +201,7 @@ def paired(turns: Turns) -> dict[str, float | str]:
 
 @contextmanager
 def disturbed(wanted: bool) -> Iterator[None]:
-    """A second process that slows and stops this one now and then."""
+    """Run a second process in the block that slows and stops this process at times."""
     if not wanted:
         yield
         return
@@ -212,13 +214,13 @@ def disturbed(wanted: bool) -> Iterator[None]:
 
 
 def place(name: str) -> str:
-    """The name of a result file: with the processor, the instruction set and the number of threads."""
+    """Return the name of a result file, with processor, instruction set and number of threads."""
     about = machine()
     return re.sub(r"[^\w.-]+", "-", f"{name}_{about['processor']}_{about['kernels']}").strip("-").lower()
 
 
 def plot(rows: Sequence[Mapping[str, Any]], name: str) -> None:
-    """Speedup over no speculation by rate, as in SmartSpec's figure 11."""
+    """Plot the speedup over no speculation by rate, as in SmartSpec's figure 11."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -258,11 +260,11 @@ def main() -> None:
     llms = {name: LLM("zoo", config, **how) for name, config in CONFIGS.items()}
     any_llm = llms["off"]
     texts = [
-        any_llm.encode(text)[:96] for trio in zip(*(prompts(d, 60) for d in DOMAINS), strict=True) for text in trio
+        any_llm.encode(text)[:96] for group in zip(*(prompts(d, 60) for d in DOMAINS), strict=True) for text in group
     ]
     for llm in llms.values():
         serve(llm.engine, poisson(8, WARM, texts, options.tokens, 99), options.temperature)
-    freeze_gc()  # as a server's processes do
+    freeze_gc()  # as in a server's process
     shuffler = random.Random(0)
     found: dict[float, dict[str, list[list[float]]]] = {rate: {name: [] for name in CONFIGS} for rate in options.rates}
     with disturbed(options.disturb):
@@ -277,12 +279,12 @@ def main() -> None:
     results = {"options": vars(options), "rows": rows}
     print("written to", write(place(options.name), results))
     if options.instruction_set == "auto" and options.dtype == "auto" and not options.disturb:
-        write(options.name, results)  # what the pages show
+        write(options.name, results)  # results for the pages
         plot(rows, options.name)
 
 
 def row_of(rate: float, turns: Turns) -> dict[str, Any]:
-    """All figures of one rate."""
+    """Return all figures of one rate."""
     return {
         "rate": rate,
         "requests": sum(map(len, turns["auto"])),

@@ -1,8 +1,8 @@
-"""Where a round's time goes: the models' forwards, and everything else the engine does.
+"""Measures the time of a step: the models' forwards, and the rest of the engine.
 
-Run ``python -m benchmarks.overhead``. It also gives the share of the memory-bandwidth roofline that plain decoding
-reaches: the bytes of the target's weights over the measured bandwidth, divided by the measured time per token. Rounds
-that were run as one call count as what they are; of such a call the library tells what was spent inside of the models.
+Run ``python -m benchmarks.overhead``. The output includes the share of the memory-bandwidth roofline that plain
+decoding reaches: bytes of the target's weights over measured bandwidth, divided by the measured time per token. Steps
+of one native call count as single steps; the library reports the time inside the models.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from cospec.text.input_processor import make_requests
 
 @dataclass
 class Clock:
-    """Seconds spent inside the forwards of the models it watches, and in those of ``burst``."""
+    """Seconds inside the forwards of the observed models, and inside the forwards of ``burst``."""
 
     burst: NativeMultiStep | None
     seconds: float = 0.0
 
     def read(self) -> float:
-        """So far."""
+        """Return the seconds so far."""
         return self.seconds + (self.burst.working if self.burst is not None else 0.0)
 
     def watch(self, model: Model) -> None:
-        """Count the time of every forward of ``model`` from now on."""
+        """Count the time of every later forward of ``model``."""
         for name in ("forward", "rollout"):
             setattr(model, name, self._timed(getattr(model, name)))
 
@@ -104,13 +104,13 @@ def main() -> None:
 
 
 def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: int) -> dict[str, float]:
-    """Milliseconds per decoding round, inside forwards and outside, medians over ``repeats``; prefills are left out."""
+    """Return milliseconds per decoding step, inside and outside of forwards: medians over ``repeats``, no prefills."""
     texts = [text for domain in ("code", "math", "prose") for text in prompts(domain, 3)][:batch]
     results = []
     for _ in range(repeats + 1):
         for text in texts:
             for request in make_requests(text[:40], llm.encode(text)[:128], params):
-                llm.engine.add(replace(request, streams=False))  # as ``LLM.generate`` does
+                llm.engine.add(replace(request, streams=False))  # as in ``LLM.generate``
         llm.engine.step()  # the prompts
         before, rounds, started = clock.read(), llm.engine.counters.rounds, time.perf_counter()
         while llm.engine.scheduler.running and len(llm.engine.scheduler.running) == batch:
@@ -125,7 +125,7 @@ def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: 
 
 
 def roofline(model: str, dtype: str, ms: float) -> dict[str, float]:
-    """Bytes of the weights in memory, the time they take at the measured bandwidth, and the share of it reached."""
+    """Return the bytes of the weights, their read time at the measured bandwidth, and the share reached."""
     size = cost_of(model, dtype).weight_bytes
     measured = bandwidth()
     floor = size / measured / 1e6

@@ -1,11 +1,11 @@
-"""Drafting beside verification: every round and handle on this machine, and the pipeline in the simulator.
+"""Measures overlapped drafting: every execution mode and executor on this machine, and the pipeline in the simulator.
 
-Run ``python -m benchmarks.pipelining``; it takes less than four minutes on two cores. Each way of working is an engine
-in a process of its own, and all of them write the same texts by turns, so that what counts are ratios within one turn.
+Run ``python -m benchmarks.pipelining``, which takes less than four minutes on two cores. Each variant is an engine in
+its own process. All variants generate from the same texts in turn, and ratios compare variants within one turn.
 
-Overlap efficiency is the sum of the seconds that drafter and target worked, over the seconds that passed: 1 is taking
-turns without a gap, 2 would be two machines that never wait. On shared cores two stages that overlap slow each other
-down, so that their busy seconds grow and throughput need not.
+Overlap efficiency is the busy seconds of drafter and target over the elapsed seconds. 1 is alternation without a gap; 2
+would be two machines without waits. On shared cores overlapping stages slow each other down, so their busy seconds grow
+without more throughput.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "draft-ahead, a core each": {"execution_mode": "draft-ahead", **OWN},
     "auto, process": {"execution_mode": "auto", "drafter_executor": "process"},
 }
-# Drafting over verification in Minions: what its pipeline brought is what drafting took (figure 10).
+# Drafting over verification in Minions: its pipeline saved the time of drafting (figure 10).
 RATIOS = {"OPT-13B": 0.3427, "Llama2-70B": 0.5537}
 SCENARIO = ROOT / "examples" / "scenarios" / "minions-fig12.yaml"
 LENGTH, BATCH = 4, 16  # of the simulated drafts and target batches
-REQUESTS = 1024  # simulated ones; of few, the last ones that no other half is left for are too large a part
+REQUESTS = 1024  # number of simulated requests; with few requests the end without overlap would be too large a part
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class RunTimes:
     """One batch, from its first request to its last token."""
 
     seconds: float
@@ -66,8 +66,8 @@ class Took:
         return (self.draft + self.target) / self.seconds
 
 
-async def write_batch(client: AsyncEngineClient, texts: Sequence[Sequence[int]], params: SamplingParams) -> Took:
-    """Have an engine write a batch."""
+async def write_batch(client: AsyncEngineClient, texts: Sequence[Sequence[int]], params: SamplingParams) -> RunTimes:
+    """Generate a batch with an engine."""
     before, started = await client.metrics(), time.perf_counter()
     requests = [one for n, text in enumerate(texts) for one in make_requests(f"{started}-{n}", text, params)]
     tokens = 0
@@ -75,11 +75,11 @@ async def write_batch(client: AsyncEngineClient, texts: Sequence[Sequence[int]],
         tokens += len(event.tokens)
     seconds, after = time.perf_counter() - started, await client.metrics()
     draft, target = (after[name] - before[name] for name in ("draft_seconds", "target_seconds"))
-    return Took(seconds, tokens, draft, target, after["round_info"])
+    return RunTimes(seconds, tokens, draft, target, after["round_info"])
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Any]:
-    """All ways by turns, for each batch."""
+    """Measure all variants in turn, for each batch."""
     clients = {name: AsyncEngineClient() for name in given.ways}
     speculative = {"method": "draft_model", "num_speculative_tokens": given.length}
     shared = {"model": "zoo", "kv_cache_memory_bytes": 64 << 20}
@@ -91,36 +91,36 @@ async def measure(given: argparse.Namespace) -> dict[str, Any]:
         for batch in given.batches:
             per, order = -(-batch // len(DOMAINS)), list(clients)
             texts = [tokenizer.encode(text) for domain in DOMAINS for text in prompts(domain, per)][:batch]
-            rows: dict[str, list[Took]] = {name: [] for name in clients}
+            rows: dict[str, list[RunTimes]] = {name: [] for name in clients}
             for turn in range(given.repeats + 1):
                 shuffler.shuffle(order)
                 for name in order:
-                    took = await write_batch(clients[name], texts, params)
-                    if turn:  # the first one warms up
-                        rows[name].append(took)
+                    run_times = await write_batch(clients[name], texts, params)
+                    if turn:  # the first turn is a warm-up
+                        rows[name].append(run_times)
             found[str(batch)] = {name: _figures(rows, name) for name in rows}
     finally:
         await asyncio.gather(*(client.close() for client in clients.values()))
     return found
 
 
-def _figures(rows: Mapping[str, Sequence[Took]], name: str) -> dict[str, Any]:
-    """One way's medians, and its speed over taking turns by paired ratios."""
+def _figures(rows: Mapping[str, Sequence[RunTimes]], name: str) -> dict[str, Any]:
+    """Return a variant's medians, and its speed over sequential execution by paired ratios."""
     own = rows[name]
-    samples = Samples({each: [took.seconds / took.tokens for took in rows[each]] for each in rows})
+    samples = Samples({each: [run_times.seconds / run_times.tokens for run_times in rows[each]] for each in rows})
     ratio, low, high = samples.ratio(TURNS, name)
     return {
-        "tokens_per_second": median(took.tokens / took.seconds for took in own),
+        "tokens_per_second": median(run_times.tokens / run_times.seconds for run_times in own),
         "speed": ratio,
         "speed_interval": [low, high],
-        "overlap": median(took.overlap for took in own),
-        "draft_share": median(took.draft / (took.draft + took.target) for took in own),
+        "overlap": median(run_times.overlap for run_times in own),
+        "draft_share": median(run_times.draft / (run_times.draft + run_times.target) for run_times in own),
         "at_work": dict(own[-1].info),
     }
 
 
 def simulated() -> dict[str, Any]:
-    """What the pipeline brings where drafters have hardware of their own, at Minions' ratios of the stages' times."""
+    """Simulate the pipeline with separate hardware for drafters, at the ratios of stage times in Minions."""
     scenario = Scenario.read(SCENARIO)
     cost = scenario.target.cost.built(SCENARIO.parent)
     context = BATCH * sum(length.mean for length in (scenario.domains[0].prompt, scenario.domains[0].output)) / 2
@@ -151,7 +151,7 @@ def simulated() -> dict[str, Any]:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """What was found, to be read."""
+    """Print the tables."""
     here = Table(
         "batch", "execution_mode, drafting", "tokens/s", "speed over turns", "95%", "overlap", "at work", box=None
     )
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     given = parser.parse_args(arguments)
     if TURNS not in given.ways:
-        parser.error(f"{TURNS!r} is what the others are compared with")
+        parser.error(f"{TURNS!r} is the baseline of the comparison")
     found = {"batches": asyncio.run(measure(given)), "simulated": simulated()}
     for table in tables(found):
         Console().print(table)

@@ -1,8 +1,8 @@
-"""What a decision of each policy costs, in microseconds and as a share of a round.
+"""Measures the cost of a policy's decision, in microseconds and as a share of a step.
 
-Run ``python -m benchmarks.policy_cost``. Rounds are simulated: acceptances are drawn, seconds come from a time model of
-about the zoo on two cores, so that decisions are made anew as often as they would be. Time is the processor's own, so
-that other processes do not lengthen it.
+Run ``python -m benchmarks.policy_cost``. Steps are simulated: acceptance is drawn, and seconds come from a latency
+model similar to the zoo on two cores. So policies decide anew as often as in an engine. Times are process times, which
+other processes do not lengthen.
 """
 
 from __future__ import annotations
@@ -57,20 +57,22 @@ def main() -> None:
 
 
 def cost(name: str, batch: int, rounds: int) -> dict[str, float]:
-    """Mean microseconds of planning and learning, and their share of a round."""
-    cls, chance = POLICIES.load(name), np.random.default_rng(0)
+    """Return mean microseconds of planning and learning, and their share of a step."""
+    cls, rng = POLICIES.load(name), np.random.default_rng(0)
     policy = cls.build(cls.Options(), PolicyContext(costs=COSTS))
     ready = [
         RequestState(Request(f"s{n}", (1,) * 8, SamplingParams(max_tokens=9999), 0), [1] * 200) for n in range(batch)
     ]
-    rates = chance.uniform(0.5, 0.98, batch)
+    rates = rng.uniform(0.5, 0.98, batch)
     load, plans, observes, seconds, before, made = BatchState(ready), [], [], 0.0, None, 0
     for step in range(rounds):
         budgets, spent = timed(lambda: policy.plan(load))
         plans.append(spent)
         made += budgets is not before
         before = budgets
-        commits = [judged(one, budget, rate, chance) for one, budget, rate in zip(ready, budgets, rates, strict=True)]
+        commits = [
+            verified_commit(one, budget, rate, rng) for one, budget, rate in zip(ready, budgets, rates, strict=True)
+        ]
         stats = measured(step, budgets)
         seconds += stats.total
         _, spent = timed(partial(policy.observe, stats, commits))
@@ -88,21 +90,21 @@ def cost(name: str, batch: int, rounds: int) -> dict[str, float]:
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """A result and the processor's seconds for it."""
+    """Return a result and its process seconds."""
     started = time.thread_time()
     found = call()
     return found, time.thread_time() - started
 
 
-def judged(one: RequestState, budget: DraftBudget, rate: float, chance: np.random.Generator) -> Commit:
-    """The commit of a chain whose tokens are accepted at ``rate``."""
-    kept = int(np.cumprod(chance.random(budget.depth) < rate).sum())
+def verified_commit(one: RequestState, budget: DraftBudget, rate: float, rng: np.random.Generator) -> Commit:
+    """Return the commit of a chain whose tokens are accepted at ``rate``."""
+    kept = int(np.cumprod(rng.random(budget.depth) < rate).sum())
     n = len(one.tokens)
     return Commit(one.id, n, (1,) * (kept + 1), tuple(range(kept)), n, budget.max_nodes, rejected=kept < budget.depth)
 
 
 def measured(step: int, budgets: list[DraftBudget]) -> StepStats:
-    """What the round would have taken."""
+    """Return the simulated time of the step."""
     n, proposed, depth = len(budgets), sum(b.max_nodes for b in budgets), max(b.depth for b in budgets)
     assert COSTS.target is not None and COSTS.draft is not None
     target = COSTS.target.seconds(200 * n, n + proposed, n)

@@ -1,10 +1,9 @@
-"""Drafters alone and together: what a pool gains, on which domain, at which cost.
+"""Compares single drafters and pools: gains by domain, and costs.
 
-Run ``python -m benchmarks.pool``. Every system writes the same outputs for the same prompts: the three domains by
-themselves, and mixed, so that neighbours in a batch are of different domains; greedy, and at temperature 0.8. Requests
-are seeded, so that all systems but one are judged by ``match``; ``mix block`` is not, and is judged by ``block``. All
-systems are loaded at once and write every batch one after the other, in a new order each time, so that a machine which
-is slower for a minute is slower for all of them.
+Run ``python -m benchmarks.pool``. Every system generates the same outputs for the same prompts: each domain alone, and
+all domains mixed in a batch; greedy, and at temperature 0.8. Requests are seeded, so all systems use ``match``, except
+``mix block``, which is unseeded and uses ``block``. All systems are loaded together and run every batch in sequence, in
+a new order each time, so that a slow minute of the machine affects all.
 
 Figures, with 95% bootstrap intervals over the prompts:
 - acceptance: mean acceptance length, 1 + accepted / drafts.
@@ -59,17 +58,17 @@ class Runs:
     own: list[float] = field(default_factory=list)
 
     def acceptance(self, prompts: Any = slice(None)) -> float:
-        """The mean acceptance length over some of the prompts, by number."""
+        """Return the mean acceptance length over some prompts, by number."""
         counts = np.array([(each.accepted, each.drafts) for each in self.stats], dtype=np.float64)[prompts].sum(0)
         return float(1.0 + counts[0] / max(1.0, counts[1]))
 
     def draft_acceptance(self, prompts: Any = slice(None)) -> float:
-        """Accepted per drafted tokens over some of the prompts, by number."""
+        """Return accepted per drafted tokens over some prompts, by number."""
         counts = np.array([(each.accepted, each.drafted) for each in self.stats], dtype=np.float64)[prompts].sum(0)
         return float(counts[0] / max(1.0, counts[1]))
 
     def figures(self) -> dict[str, Any]:
-        """What the table shows."""
+        """Return the figures of the table."""
         columns = {
             name: np.array([getattr(each, name) for each in self.stats], dtype=np.float64)
             for name in ("accepted", "drafts", "drafted", "target_calls")
@@ -88,7 +87,7 @@ RATIOS: dict[str, Callable[[Mapping[str, Any]], float]] = {
 
 
 def interval(columns: Mapping[str, Any], ratio: Callable[[Mapping[str, Any]], float], draws: int = 2000) -> Interval:
-    """A ratio of sums over the prompts, and its 95% bootstrap interval."""
+    """Return a ratio of sums over the prompts, and its 95% bootstrap interval."""
     count = len(columns["tokens"])
     picks = np.random.default_rng(0).integers(0, count, (draws, count))
     resampled = [ratio({name: column[pick].sum() for name, column in columns.items()}) for pick in picks]
@@ -97,7 +96,7 @@ def interval(columns: Mapping[str, Any], ratio: Callable[[Mapping[str, Any]], fl
 
 
 def spread(values: Sequence[float], draws: int = 2000) -> Interval:
-    """The median and its 95% bootstrap interval."""
+    """Return the median and its 95% bootstrap interval."""
     picks = np.random.default_rng(0).choice(np.array(values), size=(draws, len(values)))
     low, high = np.quantile(np.median(picks, axis=1), [0.025, 0.975])
     return statistics.median(values), float(low), float(high)
@@ -107,9 +106,9 @@ Key = tuple[str, str, float]  # system, workload, temperature
 
 
 def hedged(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
-    """Acceptance lengths by ``hedge`` as ratios to the best drafter in hindsight and to the other routings.
+    """Return acceptance lengths of ``hedge`` as ratios to the best drafter in hindsight and to other routings.
 
-    Each with its 95% bootstrap interval over the prompts, which all systems share.
+    Each ratio has a 95% bootstrap interval over the common prompts.
     """
     ratios = []
     for system, workload, temperature in runs:
@@ -131,7 +130,7 @@ def hedged(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
 
 
 def hedged_speed(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
-    """Tokens per second by ``hedge`` over those by other routings: the median over all batches, and its interval."""
+    """Return tokens per second of ``hedge`` over other routings: the median over all batches, and its interval."""
     ratios = []
     for combiner, temperature in product(COMBINERS, (0.0, 0.8)):
         row: dict[str, Any] = {"combiner": combiner, "temperature": temperature}
@@ -148,7 +147,7 @@ def hedged_speed(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
 
 
 def specialised(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
-    """Draft acceptance of each specialist on its domain as ratios to the other drafters', with intervals."""
+    """Return each specialist's draft acceptance on its domain as ratios to other drafters', with intervals."""
     ratios = []
     for system, workload, temperature in runs:
         if system in DOMAINS and system == workload:
@@ -162,7 +161,7 @@ def specialised(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
 
 
 def beside_trees(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
-    """Acceptance lengths of pools that make trees as ratios to the best tree of a drafter alone, with intervals."""
+    """Return acceptance lengths of pools with trees as ratios to the best single drafter's tree, with intervals."""
     ratios = []
     for system, workload, temperature in runs:
         trees = [name for name in DRAFTERS if (f"{name} tree", workload, temperature) in runs]
@@ -177,7 +176,7 @@ def beside_trees(runs: Mapping[Key, Runs]) -> list[dict[str, Any]]:
 
 
 def paired(measure: Callable[..., float], ours: Runs, theirs: Runs, draws: int = 2000) -> Interval:
-    """The ratio of a measure of two systems on the same prompts, and its interval."""
+    """Return the ratio of a measure of two systems on the same prompts, and its interval."""
     picks = np.random.default_rng(0).integers(0, len(ours.stats), (draws, len(ours.stats)))
     below = [measure(theirs, pick) for pick in picks]
     ratios = [measure(ours, pick) / other for pick, other in zip(picks, below, strict=True) if other > 0]
@@ -186,14 +185,14 @@ def paired(measure: Callable[..., float], ours: Runs, theirs: Runs, draws: int =
 
 
 def member(name: str) -> dict[str, Any]:
-    """One drafter of the zoo, or prompt lookup."""
+    """Return the options of a zoo drafter or of prompt lookup."""
     if name == "copy":
         return {"name": name, "method": "ngram"}
     return {"name": name, "method": "draft_model", "model": f"zoo:{ZOO_NAMES.get(name, name)}"}
 
 
 def shipped(name: str) -> bool:
-    """Whether the zoo has that drafter."""
+    """Whether the zoo has the drafter."""
     try:
         resolve(member(name)["model"])
     except ModelError:
@@ -202,14 +201,14 @@ def shipped(name: str) -> bool:
 
 
 def pool(combiner: str, routing: str, names: Sequence[str], at_most: int | None = None) -> dict[str, Any]:
-    """A pool of drafters of the zoo."""
+    """Return the options of a pool of zoo drafters."""
     found: dict[str, Any] = {"method": "pool", "combiner": combiner, "routing": routing}
     bound = {} if at_most is None else {"at_most": at_most}
     return found | bound | {"drafters": [member(name) for name in names]}
 
 
 def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str, Any]]:
-    """What is compared, by name: ``speculative_config`` of each."""
+    """Return the compared ``speculative_config`` by name."""
     found: dict[str, dict[str, Any]] = {}
     for name in (*names, "copy"):
         given = member(name)
@@ -233,14 +232,14 @@ def systems(names: Sequence[str], length: int, nodes: int) -> dict[str, dict[str
 
 
 def workloads(count: int) -> dict[str, list[str]]:
-    """``count`` prompts of each domain, and as many of all, interleaved."""
+    """Return ``count`` prompts of each domain, and as many of all domains interleaved."""
     found = {domain: prompts(domain, count) for domain in DOMAINS}
     turns = [text for texts in zip(*found.values(), strict=False) for text in texts]
     return found | {MIXED: turns[:count]}
 
 
 def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repeat: int) -> None:
-    """One batch. Whoever writes it again tells of its speed and of nothing else."""
+    """Run one batch; a repeated batch counts for the speed only."""
     drafter = llm.engine.execution_mode.components.drafter
     own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
     before = llm.engine.metrics().round_seconds
@@ -285,7 +284,7 @@ def main() -> None:
     }
     for llm in llms.values():
         llm.generate(list(work[MIXED][: options.batch]), SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    freeze_gc()  # as a server's processes do
+    freeze_gc()  # as in a server's process
     shuffler = random.Random(0)
     batches = product(range(options.repeats), (0.0, 0.8), work, range(0, options.prompts, options.batch))
     for repeat, temperature, workload, first in batches:
@@ -310,7 +309,7 @@ def main() -> None:
 
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    """One table per workload and temperature."""
+    """Print one table per workload and temperature."""
     for workload, temperature in sorted({(row["workload"], row["temperature"]) for row in rows}):
         table = Table("system", "acceptance", "tokens per call", "verified", "tokens/s", "own")
         for row in rows:
@@ -322,7 +321,7 @@ def show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def compare(title: str, ratios: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A table of ratios with their intervals."""
+    """Print a table of ratios with their intervals."""
     table = Table(title, *columns)
     for ratio in ratios:
         values = ["{:.3f} ({:.3f} to {:.3f})".format(*ratio[name]) if name in ratio else "" for name in columns]

@@ -1,9 +1,9 @@
-"""What watches a server from inside and outside: pauses of an event loop, and the latency of ``/health``.
+"""Probes of a server from inside and outside: pauses of an event loop, and the latency of ``/health``.
 
-``python -m benchmarks.probes serve FILE ENGINE SETTINGS`` serves as ``cospec serve`` does. A task in the server's
-event loop sleeps for ``PERIOD`` and notes how late the loop wakes the task. ``... control FILE`` does the same in an
-idle loop, which shows the pauses of the machine. ``... health FILE URL`` asks for ``/health`` every ``POLL`` seconds.
-Each writes its findings to FILE once a second.
+``python -m benchmarks.probes serve FILE ENGINE SETTINGS`` serves like ``cospec serve``. A task in the server's event
+loop sleeps for ``PERIOD`` and records the delay of its wake-up. ``... control FILE`` does the same in an idle loop,
+which shows the pauses of the machine. ``... health FILE URL`` requests ``/health`` every ``POLL`` seconds. Each probe
+writes its findings to FILE once a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 PERIOD = 0.01  # seconds
 POLL = 0.02
-LONG = 0.05  # pauses from here on are listed one by one
+LONG = 0.05  # longer pauses are listed individually
 LISTED = 2000
 
 
@@ -31,10 +31,10 @@ def _save(path: str, found: dict[str, Any]) -> None:
 
 
 async def watch_pauses(path: str) -> None:
-    """Note how late this event loop is.
+    """Record the delays of this event loop.
 
-    ``own`` is the part of a pause in which the process had a processor: the whole pause where the process computed, and
-    nothing where the system let other processes run.
+    ``own`` is the part of a pause in which the process had a processor: the whole pause if the process computed, and 0
+    if the system ran other processes.
     """
     found: dict[str, Any] = {"wakes": 0, "longest": 0.0, "longest_own": 0.0, "over_100_ms": 0, "pauses": []}
     saved = time.monotonic()
@@ -55,7 +55,7 @@ async def watch_pauses(path: str) -> None:
 
 
 def poll_health(path: str, url: str) -> None:
-    """Ask for ``/health`` until the parent process ends."""
+    """Request ``/health`` until the parent process ends."""
     where, parent, saved = urlsplit(url), os.getppid(), 0.0
     latencies: list[float] = []
     statuses: list[list[float]] = []  # time and status of each change
@@ -82,7 +82,7 @@ def poll_health(path: str, url: str) -> None:
 
 
 def serve(path: str, engine: str, settings: str) -> None:
-    """Serve with default options but for ``engine`` and ``settings``, JSON."""
+    """Serve with default options except ``engine`` and ``settings``, both JSON."""
     from cospec.config import EngineConfig
     from cospec.server.run import run
     from cospec.server.settings import ServerSettings

@@ -51,7 +51,7 @@ def compared(found: Found) -> Iterator[str]:
 
 
 def roofline(found: Found) -> Iterator[str]:
-    """Bytes and time per committed token, and the shares of what the device allows."""
+    """Return bytes and time per committed token, and the shares of the device's limits."""
     device = found["roofline"]
     speeds = (device["bytes_per_s"] / 1e9, device["flops_per_s"] / 1e9)
     yield "Memory read at {:.0f} GB/s, products at {:.0f} GFLOP/s.\n".format(*speeds)
@@ -127,8 +127,8 @@ def pipelining(found: Found) -> Iterator[str]:
     for way in next(iter(batches.values())):
         cells: list[str] = []
         for row in (ways[way] for ways in batches.values()):
-            told = "{:.2f} ({:.2f} to {:.2f})".format(row["speed"], *row["speed_interval"])
-            cells += [f"{row['tokens_per_second']:.0f} tokens/s" if way == "sequential" else told]
+            shown_ratio = "{:.2f} ({:.2f} to {:.2f})".format(row["speed"], *row["speed_interval"])
+            cells += [f"{row['tokens_per_second']:.0f} tokens/s" if way == "sequential" else shown_ratio]
             cells += [f"{row['overlap']:.2f}"]
         yield _row(way, *cells)
 
@@ -139,10 +139,12 @@ def pool(found: Found) -> Iterator[str]:
     mixed = {(row["system"], row["temperature"]): row for row in found["rows"] if row["workload"] == "mixed"}
     figures = {"acceptance": "acceptance", "tokens_per_call": "per call", "verified": "verified"}
     yield "Three domains mixed:\n"
-    yield from _head("", *(f"{name}, T = {heat:g}" for heat in heats for name in (*figures.values(), "tokens/s")))
+    yield from _head(
+        "", *(f"{name}, T = {temperature:g}" for temperature in heats for name in (*figures.values(), "tokens/s"))
+    )
     for name in dict.fromkeys(system for system, _ in mixed if not system[0].isdigit()):
         cells: list[str] = []
-        for row in (mixed[name, heat] for heat in heats):
+        for row in (mixed[name, temperature] for temperature in heats):
             cells += ["{:.2f} ({:.2f} to {:.2f})".format(*row[key]) for key in figures]
             cells += ["{:.0f} ({:.0f} to {:.0f})".format(*row["tokens_per_s"])]
         yield _row(name, *cells)
@@ -155,8 +157,8 @@ def pool(found: Found) -> Iterator[str]:
     others = list(dict.fromkeys(name for row in found["specialists"] for name in row if isinstance(row[name], list)))
     yield from _head("", "T", *others)
     for row in found["specialists"]:
-        told = ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) if name in row else "" for name in others]
-        yield _row(row["specialist"], f"{row['temperature']:g}", *told)
+        shown_ratio = ["{:.2f} ({:.2f} to {:.2f})".format(*row[name]) if name in row else "" for name in others]
+        yield _row(row["specialist"], f"{row['temperature']:g}", *shown_ratio)
 
 
 def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]:
@@ -164,11 +166,11 @@ def _by_workload(ratios: Sequence[Found], names: Sequence[str]) -> Iterator[str]
     workloads = list(dict.fromkeys(row["workload"] for row in ratios))
     cells = {(row["combiner"], row["temperature"], row["workload"]): row for row in ratios}
     yield from _head("", "T", *workloads)
-    for combiner, heat in dict.fromkeys(key[:2] for key in cells):
-        rows = [cells[combiner, heat, workload] for workload in workloads]
+    for combiner, temperature in dict.fromkeys(key[:2] for key in cells):
+        rows = [cells[combiner, temperature, workload] for workload in workloads]
         only = ["{:.2f} ({:.2f} to {:.2f})".format(*row[names[0]]) for row in rows]
         several = [" / ".join(f"{row[name][0]:.2f}" if name in row else "" for name in names) for row in rows]
-        yield _row(combiner, f"{heat:g}", *(only if len(names) == 1 else several))
+        yield _row(combiner, f"{temperature:g}", *(only if len(names) == 1 else several))
 
 
 def heads(found: Found) -> Iterator[str]:
@@ -180,14 +182,14 @@ def heads(found: Found) -> Iterator[str]:
         yield _row(str(number), *(f"{sum(ranks[:width]):.1%}" for width in range(1, len(ranks) + 1)))
     yield "\nAcceptance lengths of trees:\n"
     yield from _head("T", "nodes", "widths", "full", "sparse, as deep", "sparse")
-    for kind, heat in found["temperatures"].items():
+    for kind, temperature in found["temperatures"].items():
         cells = {
             name: "{:.2f} ({:.2f} to {:.2f})".format(*row["acceptance_length"]) for name, row in found[kind].items()
         }
         for name in (name for name in cells if name.startswith("full ")):
             widths, nodes = name.removeprefix("full ").removesuffix(")").split(" (")
             sparse = (f"sparse ({nodes}), as deep as {widths}", f"sparse ({nodes})")
-            yield _row(f"{heat:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
+            yield _row(f"{temperature:g}", nodes, widths, cells[name], *(cells[each] for each in sparse))
 
 
 def policy_cost(found: Found) -> Iterator[str]:
@@ -229,7 +231,7 @@ TABLES: dict[str, Callable[[Found], Iterator[str]]] = {
 
 
 def block(name: str) -> str:
-    """The command, the table, and where and when it was measured."""
+    """Return the command, the table, and the place and time of the measurement."""
     found = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
     machine = found["machine"]
     date = (found.get("date") or machine["date"])[:10]

@@ -47,7 +47,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that the command line starts without loading torch."""
+    """Import a public name on first use, so that the command line starts without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'cospec' has no attribute {name!r}")
     if sentence := unsupported():

@@ -1,4 +1,4 @@
-"""The engine's configuration: frozen, read once from arguments or one JSON/YAML file, in vLLM's names."""
+"""The engine's configuration: frozen, read once from arguments or one JSON or YAML file, in vLLM's names."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ DTYPES = {"half": "float16", "float": "float32"}  # other names of a dtype
 
 
 class SpeculativeConfig(Options):
-    """How drafts are made and judged. Keys that are not named here belong to the method and are checked by it.
+    """The drafter and the acceptance method. The drafter checks keys that have no field here.
 
     Attributes:
         method: a name from the drafter table, or ``off``.
-        num_speculative_tokens: tokens drafted per round, or the most of them for a policy that chooses; ``auto`` lets
-            it choose freely.
-        rule: ``auto`` judges greedy and seeded requests by ``match`` and the others by ``block``.
-        policy: who is drafted for, and how far; ``auto`` is ``fixed`` for a number of tokens and ``goodput`` otherwise.
-        policy_options: what the policy itself takes.
-        max_nodes: tokens drafted per round, side branches included, where drafts are trees; None drafts chains.
-        widths: children of each node, level by level; left out, the likeliest paths decide.
-        round: the order of drafting and verification; ``auto`` chooses it by measured times.
-        drafting: where the drafter works when it works beside the target: in the target's own thread (``here``),
-            another thread, or a process of its own.
-        drafter_cores: processors that the drafter's process has for itself; the target keeps to the others. Each uses
-            as many threads as it has processors. Empty lets both use all of them.
-        request_may_choose: what a request may choose for itself.
-        options: what the method itself takes, such as ``model`` or ``prompt_lookup_max``.
+        num_speculative_tokens: tokens drafted per step, or the maximum for an adaptive policy. ``auto`` sets no limit
+            for the policy.
+        acceptance_method: ``auto`` takes ``match`` for greedy and seeded requests, and ``block`` for other requests.
+        policy: chooses the draft length of each request. ``auto`` is ``fixed`` for a number of tokens, else
+            ``goodput``.
+        policy_options: options of the policy.
+        max_nodes: tokens of a draft tree per step, side branches included. None drafts chains.
+        widths: children per node at each level of the tree. None lets the likeliest paths decide.
+        execution_mode: the order of drafting and verification. ``auto`` chooses by measured times.
+        drafter_executor: where an overlapped drafter runs: in the target's thread (``inline``), in another thread, or
+            in a process.
+        drafter_cores: processors reserved for the drafter's process; the target uses the others. Each side starts one
+            thread per processor. An empty list lets both sides use all processors.
+        request_may_choose: the choices that a request may make for its own drafts.
+        options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``.
     """
 
     method: str = "off"
@@ -63,7 +64,10 @@ class SpeculativeConfig(Options):
         raise PydanticCustomError("length", "a whole number from 0 to {most}, or 'auto'", {"most": LONGEST_DRAFT})
 
     def branches(self, capabilities: DrafterCapabilities) -> bool:
-        """Whether drafts may be trees: asked for, or left to the policy, of a drafter that can make them."""
+        """Whether drafts may be trees.
+
+        True if the configuration asks for trees, or leaves the choice to the policy and the drafter makes trees.
+        """
         if capabilities.chains:
             return False
         if self.num_speculative_tokens == "auto":
@@ -72,23 +76,23 @@ class SpeculativeConfig(Options):
 
     @property
     def policy_name(self) -> str:
-        """The policy that decides."""
+        """The name of the policy in use."""
         if self.policy != "auto":
             return self.policy
         return "goodput" if self.num_speculative_tokens == "auto" and not self.widths else "fixed"
 
 
 class CollaborationConfig(Options):
-    """How several models speak as one.
+    """How the models of an ensemble propose tokens.
 
     Attributes:
-        proposal: ``alternate``: every model proposes in turn; ``naive``: one does; ``standard``: none does, every model
-            is asked for every token; ``parallel``: the same, at once in threads.
-        gamma: tokens of a proposal, one number for all or one for each model; ``auto`` chooses by measured cost and
+        proposal: ``alternate``: every model proposes in turn. ``naive``: one model proposes. ``standard``: no model
+            proposes; every model scores every token. ``parallel``: ``standard`` with one thread per model.
+        gamma: tokens per proposal: one number, or one number per model. ``auto`` chooses by measured cost and
             acceptance.
-        proposer: the model that proposes by default, by its place in ``models``; None is the first, or a free choice
-            where gamma is.
-        request_laws: whether a request may ask for a law of its own.
+        proposer: the index in ``models`` of the default proposer. None is the first model, or a free choice for
+            ``gamma`` ``auto``.
+        request_ensembles: whether a request may choose another ensemble.
     """
 
     proposal: Literal["alternate", "naive", "standard", "parallel"] = "alternate"
@@ -107,29 +111,29 @@ class CollaborationConfig(Options):
 
 
 class EngineConfig(Options):
-    """Everything that the engine is built from.
+    """Everything that an engine is built from.
 
     Attributes:
-        models: several models that speak as one, named as in ``model``, which is then the first of them.
-        law: how their distributions become one, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``.
-        collaboration: who proposes how much among them.
+        models: the models of an ensemble, named as in ``model``; ``model`` is then the first of them.
+        ensemble: how the models' distributions combine, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``.
+        collaboration: which model proposes how many tokens.
         model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
-        dtype: of the weights in memory; ``auto`` keeps the file's; ``half`` and ``float`` are ``float16`` and
-            ``float32``. On a CPU a product's inputs are rounded to bfloat16 with bfloat16 weights; float16 weights are
-            computed as float32, four bytes each. Sums are float32 whatever it is.
-        quantization: ``int8`` holds linear weights as 8-bit integers (a different model: its own law).
-        max_model_len: tokens of one sequence, prompt and output; None is the model's own limit.
-        max_num_seqs: sequences that run at once.
-        max_num_batched_tokens: tokens computed in one round, drafts included.
-        kv_cache_memory_bytes: of the KV caches of all models together, divided so that each holds equally many tokens;
-            None takes a share of what is free.
-        gpu_memory_utilization: share of a GPU's memory for weights and cache.
-        enable_prefix_caching: reuse the cache of shared prompts.
-        linear_backend, attention_backend: ``auto`` is ``native`` where it was built, then the fall-back.
-        measure_at_start: take three seconds for a time model where the policy needs one and none is kept.
-        threads: of the CPU kernels; None is every core.
-        instruction_set: of the CPU kernels, for the whole process; ``auto`` is the best that the processor has.
-        plugins: Python modules that the engine's process imports first, such as one that registers blends.
+        dtype: of the weights in memory. ``auto`` keeps the file's; ``half`` is ``float16``, ``float`` is ``float32``.
+            On a CPU, bfloat16 weights round a product's inputs to bfloat16. float16 weights are computed as float32,
+            four bytes each. Sums are always float32.
+        quantization: ``int8`` stores linear weights as 8-bit integers: a different model with another distribution.
+        max_model_len: tokens of one sequence, prompt and output together; None is the model's limit.
+        max_num_seqs: sequences that run together.
+        max_num_batched_tokens: tokens computed per step, drafts included.
+        kv_cache_memory_bytes: bytes of all models' KV caches; each cache holds the same number of tokens. None takes a
+            share of free memory.
+        gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
+        enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
+        linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
+        measure_at_start: measure for three seconds if the policy needs a latency model and no stored model exists.
+        threads: threads of the CPU kernels; None is one per core.
+        instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
+        plugins: Python modules that the engine's process imports first, for example to register a blend.
     """
 
     model: str = "zoo"
@@ -158,16 +162,16 @@ class EngineConfig(Options):
     @field_validator("dtype", mode="before")
     @classmethod
     def _name_dtype(cls, value: object) -> object:
-        """Read vLLM's names and torch's dtypes."""
+        """Read vLLM's dtype names and torch's dtypes."""
         name = str(value).removeprefix("torch.")
         return DTYPES.get(name, name if str(value) != name else value)
 
     @classmethod
     def build(cls, given: Mapping[str, Any]) -> EngineConfig:
-        """From plain keys; ``speculative_config`` may be a mapping, JSON text, or None.
+        """Build from plain keys; ``speculative_config`` may be a mapping, JSON text or None.
 
         Raises:
-            InvalidInput: an unknown key or a value outside its bounds, by name.
+            InvalidInput: a key is unknown, or a value is out of bounds. The error names the field.
         """
         values = dict(given)
         speculative = values.pop("speculative_config", None)
@@ -179,7 +183,7 @@ class EngineConfig(Options):
 
 
 def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
-    """Read what concerns several models; the first of them stands for all where one is meant."""
+    """Parse the ensemble options; ``model`` becomes the first of ``models``."""
     for key in ("ensemble", "collaboration"):
         if isinstance(values.get(key), str):
             values[key] = read_json(values[key], key)
@@ -189,7 +193,7 @@ def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
         del values["collaboration"]
     models = values.get("models")
     if "collaboration" in values and models is None and values.get("ensemble") is None:
-        raise InvalidInput("collaboration", words("given for one model"), "absent without models or law")
+        raise InvalidInput("collaboration", words("given for one model"), "absent without models or ensemble")
     if models is None:
         return values
     if not isinstance(models, list | tuple) or not models or not all(isinstance(name, str | Path) for name in models):
@@ -200,7 +204,7 @@ def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
-    """Split the common keys from the method's own, which its drafter checks when it is built."""
+    """Separate the common keys from the keys of the method. The drafter checks the latter when built."""
     if not isinstance(given, Mapping):
         raise InvalidInput("speculative_config", given, "an object of options")
     common = {key: value for key, value in given.items() if key in SpeculativeConfig.model_fields and key != "options"}
@@ -209,10 +213,10 @@ def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
 
 
 def read_json(text: str, field: str) -> dict[str, Any]:
-    """A JSON object given on a command line.
+    """Parse a JSON object of the command line.
 
     Raises:
-        InvalidInput: not JSON, or not an object.
+        InvalidInput: the text is no JSON, or no object.
     """
     try:
         value = json.loads(text)
@@ -224,10 +228,10 @@ def read_json(text: str, field: str) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """A JSON or YAML configuration file.
+    """Read a JSON or YAML configuration file.
 
     Raises:
-        InvalidInput: the file cannot be read, or does not hold an object.
+        InvalidInput: the file is unreadable, or holds no object.
     """
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))

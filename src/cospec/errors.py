@@ -1,10 +1,10 @@
-"""Errors that a user can act on: one sentence that names what was given and what is allowed."""
+"""Errors that a user can act on: one sentence that names the given and the allowed value."""
 
 from __future__ import annotations
 
 import reprlib
 
-# What a user gave may be large; a sentence shows its beginning and its end.
+# A value of a user may be large; a sentence shows its beginning and its end.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict = 4, 20, 20, 20
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 1000
@@ -12,22 +12,22 @@ _SHORT.fillvalue = " ... "
 
 
 class CospecError(Exception):
-    """Base of every error that is shown to a user without a traceback.
+    """Base of every error that users see without a traceback.
 
     Attributes:
-        field: the name of the value that is wrong, as the user knows the value; None where no single value is.
+        field: the user's name of the wrong value; None if no single value is wrong.
     """
 
     field: str | None = None
 
 
 class InvalidInput(CospecError, ValueError):
-    """A value outside what is allowed.
+    """A value outside of the allowed values.
 
     Args:
-        field: the name the user knows it by, such as ``temperature`` or ``speculative_config.acceptance_method``.
-        given: the value, or what was found.
-        allowed: what would have been accepted, in words.
+        field: the user's name of the value, such as ``temperature`` or ``speculative_config.acceptance_method``.
+        given: the value, or a description of the value.
+        allowed: the accepted values, in words.
     """
 
     def __init__(self, field: str, given: object, allowed: str) -> None:
@@ -36,7 +36,7 @@ class InvalidInput(CospecError, ValueError):
         self.field = field
 
     def within(self, where: str) -> InvalidInput:
-        """The same sentence behind the name of the part that it is about; what both begin with is said once."""
+        """Return the same error with ``where`` in front; a common prefix of both stands once."""
         whole, _, _ = where.partition(".")
         text = f"{where}: {str(self).removeprefix(f'{whole}.')}"
         located = InvalidInput.__new__(InvalidInput, text)
@@ -45,21 +45,21 @@ class InvalidInput(CospecError, ValueError):
 
 
 class _Raw(str):
-    """Text shown without quotes."""
+    """Text that errors show without quotes."""
 
 
 def words(text: str) -> str:
-    """Mark ``text`` as a description of what was given rather than the value itself."""
+    """Mark ``text`` as a description of the given value rather than the value."""
     return _Raw(text)
 
 
 def failure(error: Exception) -> str:
-    """The sentence for a request that ends because ``error`` was raised in its own part of the work."""
+    """Return the sentence for a request that ended because ``error`` was raised in its part of a step."""
     return f"The request failed in the engine: {type(error).__name__}: {' '.join(str(error).split())}."
 
 
 def is_text(text: str) -> bool:
-    """Whether ``text`` is whole Unicode characters; JSON may hold halves of one, which nothing can write or read."""
+    """Whether ``text`` has whole Unicode characters only; JSON may hold lone surrogates without a UTF-8 form."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -68,22 +68,22 @@ def is_text(text: str) -> bool:
 
 
 class ModelError(CospecError):
-    """A model that cannot be loaded or served; the sentence says which and why."""
+    """A model cannot be loaded or served; the sentence names the model and the reason."""
 
 
 class EngineStopped(CospecError):
-    """The engine is draining or has ended and takes no more requests."""
+    """The engine drains or has ended, and takes no more requests."""
 
 
 class DrafterLost(CospecError):
-    """A drafter that works elsewhere died or cannot be reached; what it was asked for will not come."""
+    """A remote drafter died or is unreachable; its pending drafts will not arrive."""
 
 
 class RequestsFailed(CospecError):
-    """An error of some requests: the engine ends these, and goes on with the others.
+    """An error of some requests: the engine ends these requests and continues with the others.
 
     Args:
-        ids: of the requests.
+        ids: ids of the failed requests.
     """
 
     def __init__(self, message: str, ids: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The offline face: load a model, give prompts, get texts. The names follow vLLM's."""
+"""Offline interface: load a model, complete prompts, return texts. Names follow vLLM."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ log = logging.getLogger(__name__)
 
 
 class LLM:
-    """A model with its drafters, ready to write; ``close`` or the end of a ``with`` block gives back what it holds.
+    """A model with its drafters for offline generation.
+
+    ``close``, or the end of a ``with`` block, frees models, caches, threads and processes.
 
     Args:
         model: ``zoo``, ``zoo:NAME``, a folder or a hub name.
-        models, law: several models that speak as one, and how: ``{"method": "weighted", "weights": [0.6, 0.4]}``. A law
-            without models is over ``model`` and its drafter.
-        speculative_config: how drafts are made and judged; None is the model's own default (the zoo has a drafter).
-        options: any other field of ``EngineConfig``; keywords of vLLM's ``LLM`` are accepted where they change nothing.
+        models, ensemble: several models with one joint distribution, such as ``{"method": "weighted", "weights": [0.6,
+            0.4]}``. ``ensemble`` without ``models`` combines ``model`` and its drafter.
+        speculative_config: the drafter and the acceptance method. None takes the model's default; the zoo has a
+            drafter.
+        options: any other field of ``EngineConfig``. A vLLM keyword is accepted if the keyword changes nothing.
 
     Raises:
-        CospecError: a model, option or combination that cannot be served, in one sentence.
+        CospecError: cospec cannot serve a model, an option or a combination. The message is one sentence.
     """
 
     def __init__(
@@ -57,8 +60,8 @@ class LLM:
         self._open(Engine.build(EngineConfig.build(given | without_vllm_options(options))))
 
     @classmethod
-    def around(cls, engine: Engine) -> LLM:
-        """The offline face of an engine that is built already."""
+    def from_engine(cls, engine: Engine) -> LLM:
+        """Wrap an engine that exists already."""
         made = cls.__new__(cls)
         made._open(engine)
         return made
@@ -69,10 +72,10 @@ class LLM:
         self._inboxes: dict[str, deque[Event]] = {}
 
     def close(self) -> None:
-        """End what is under way, the drafters' threads and processes, and free models and caches.
+        """Abort all requests, end the drafters' threads and processes, and free models and caches.
 
-        Everything else then raises ``EngineStopped``; closing again does nothing. What nobody holds any more frees
-        itself as well, whenever Python comes to it.
+        Every later call raises ``EngineStopped``; a second ``close`` does nothing. Python also frees an unreferenced
+        LLM, but at no fixed time.
         """
         engine, self._engine = self._engine, None
         if engine is None:
@@ -83,7 +86,7 @@ class LLM:
         self.__dict__.pop("_tokens", None)
         engine.close()
         del engine
-        gc.collect()  # models are parts of cycles, which would else wait for the collector
+        gc.collect()  # models are parts of reference cycles, which only the collector frees
 
     def __enter__(self) -> LLM:
         return self
@@ -95,32 +98,32 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine that writes.
+        """The engine that runs the requests.
 
         Raises:
             EngineStopped: ``close`` was called.
         """
         if self._engine is None:
-            raise EngineStopped("This LLM is closed and writes no more; make a new one.")
+            raise EngineStopped("This LLM is closed and generates no more tokens; make a new LLM.")
         return self._engine
 
     @property
     def model_path(self) -> Path | None:
-        """The folder that the weights came from."""
+        """The folder of the weights."""
         return self.engine.model_path
 
     @property
     def model_paths(self) -> tuple[Path, ...]:
-        """The folders of all models that speak as one."""
+        """The folders of all models of an ensemble."""
         return self.engine.model_paths
 
     @property
     def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer in use."""
+        """The Hugging Face tokenizer."""
         return self.engine.tokenizer
 
     def get_tokenizer(self) -> Any:
-        """The Hugging Face tokenizer in use, as vLLM's method of this name gives it."""
+        """The Hugging Face tokenizer, under the name of vLLM's method."""
         return self.tokenizer
 
     def generate(
@@ -132,20 +135,20 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[RequestOutput]:
-        """Complete prompts, all at once; results come in the order of the prompts.
+        """Complete all prompts together; return results in the order of the prompts.
 
-        An output that fails has ``finish_reason`` "error" and a sentence in ``error``, which the log repeats.
+        A failed output has ``finish_reason`` "error" and one sentence in ``error``. The log repeats the sentence.
 
         Args:
-            prompts: texts, lists of token ids, ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``; a single one may
-                stand by itself.
-            sampling_params: one for all, or one per prompt.
-            speculation: other choices than those that the model was loaded with; a mapping has ``Speculation``'s keys.
-            law: another blend of the models than the one that they were loaded with, as an object or JSON text.
-            use_tqdm: True shows a bar of finished outputs on stderr; a callable takes the place of ``tqdm``.
+            prompts: one prompt or several; each is a text, a list of token ids, ``{"prompt": text}`` or
+                ``{"prompt_token_ids": ids}``.
+            sampling_params: one for all prompts, or one per prompt.
+            speculation: choices that differ from the loaded configuration; a mapping has the keys of ``Speculation``.
+            ensemble: a blend of the models other than the loaded blend, as an object or JSON text.
+            use_tqdm: True shows a bar of finished outputs on stderr; a callable replaces ``tqdm``.
 
         Raises:
-            InvalidInput: a prompt or parameter that cannot be served; then none of them runs.
+            InvalidInput: cospec cannot serve a prompt or a parameter. Then no prompt runs.
         """
         listed = each(prompts)
         params = _match(sampling_params, len(listed))
@@ -177,7 +180,7 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = False,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, through the tokenizer's chat template; else as ``generate``."""
+        """Answer one conversation or several through the tokenizer's chat template; arguments as in ``generate``."""
         prompts = [self._tokens.chat(each) for each in conversations(messages)]
         return self.generate(prompts, sampling_params, speculation, ensemble, use_tqdm=use_tqdm)
 
@@ -188,14 +191,14 @@ class LLM:
         speculation: Speculation | Mapping[str, Any] | None = None,
         ensemble: Mapping[str, Any] | str | None = None,
     ) -> Iterator[Event]:
-        """Complete one prompt and give its events as they come; closing the iterator ends the work."""
+        """Complete one prompt and yield its events as they arrive; closing the iterator aborts the request."""
         (params,) = _match(sampling_params, 1)
         return self._follow(
             self._requests(prompt, params, speculation=_choices(speculation), ensemble=_ensemble(ensemble))
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt; ids pass through."""
+        """Return the token ids of a prompt; a prompt of ids stays unchanged."""
         return read(prompt, self._tokens)
 
     @cached_property
@@ -207,10 +210,10 @@ class LLM:
         return [replace(request, **how) for request in made]
 
     def _follow(self, requests: Sequence[Request]) -> Iterator[Event]:
-        """Run ``requests`` and give their events until each has ended.
+        """Run ``requests`` and yield their events until every request has ended.
 
-        Several calls may be open at once, such as two streams read by turns: whoever steps the engine puts the others'
-        events into their inboxes.
+        Several calls may be open at once, such as two streams read in turn. The call that steps the engine puts events
+        of other calls into their inboxes.
         """
         inbox: deque[Event] = deque()
         missing: set[str] = set()
@@ -228,7 +231,7 @@ class LLM:
                 if event.finish is not None:
                     missing.discard(event.id)
                 yield event
-        finally:  # an interrupt, or a request that is refused, must not leave work behind
+        finally:  # an interrupt or a refused request must not leave requests in the engine
             if self._engine is not None:
                 self._engine.abort(missing)
             for request in requests:
@@ -249,7 +252,7 @@ class LLM:
 
 
 def _bar(wanted: bool | Callable[..., Any], total: int) -> AbstractContextManager[Any]:
-    """The progress bar of ``total`` outputs; one that shows nothing where none is wanted."""
+    """Return the progress bar of ``total`` outputs; the bar shows nothing if ``wanted`` is False."""
     make = wanted if callable(wanted) else tqdm
     shown = {} if callable(wanted) else {"disable": not wanted}
     return closing(make(total=total, desc="outputs", dynamic_ncols=True, **shown))

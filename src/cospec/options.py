@@ -1,4 +1,4 @@
-"""Options as data: frozen, refusing unknown keys, with errors that are one sentence each."""
+"""Options as data: frozen, without unknown keys, with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OptionsT = TypeVar("OptionsT", bound="Options")
 
 
 class Options(BaseModel):
-    """Base of every part's options. Subclasses add fields with defaults and bounds."""
+    """Base of the options of every part. Subclasses add fields with defaults and bounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
@@ -47,7 +47,7 @@ def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> Opt
         where: prefix of the field names in errors, such as ``speculative_config.``.
 
     Raises:
-        InvalidInput: the first key that is unknown or outside its bounds.
+        InvalidInput: the first key that is unknown or out of bounds.
     """
     try:
         return cls.model_validate(dict(given))
@@ -58,7 +58,7 @@ def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> Opt
 def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationError, where: str) -> InvalidInput:
     first, *others = error.errors()
     place = _place(given, first)
-    for other in others:  # what every member of a union says; the one that got furthest is the one that was meant
+    for other in others:  # every member of a union reports an error; the deepest place belongs to the intended member
         found = _place(given, other)
         if found[: len(place)] == place and len(found) > len(place):
             first, place = other, found
@@ -75,7 +75,7 @@ def _sentence(cls: type[Options], given: Mapping[str, Any], error: ValidationErr
 
 
 def _place(given: object, error: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """Where the value stands that an error is about: what of ``loc`` is in ``given``, so no names of union members."""
+    """Return the path in ``given`` of the wrong value: the parts of ``loc`` without names of union members."""
     found: list[int | str] = []
     for part in error["loc"]:
         here = isinstance(given, list | tuple) and isinstance(part, int) and part < len(given)
@@ -85,7 +85,7 @@ def _place(given: object, error: Mapping[str, Any]) -> tuple[int | str, ...]:
 
 
 def allowed(error: Mapping[str, Any]) -> str:
-    """What a value should have been, in words that need no Python; ``error`` is one of a ``ValidationError``'s."""
+    """Describe the allowed values without Python terms; ``error`` is an entry of ``ValidationError.errors()``."""
     if error["type"] in OBJECTS:
         return "an object"
     if error["type"] in BOUNDS:

@@ -1,4 +1,4 @@
-"""What a call returns, in vLLM's shape."""
+"""The outputs of a call, in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class CompletionOutput:
     """One output of a request.
 
     Attributes:
-        sources: ``[len(token_ids)]``, who produced each token: a drafter's name, ``target`` or ``bonus``.
-        logprobs: per token where the request asked for them.
-        error: why the output ended without being finished, in one sentence; None for all other outputs.
+        sources: ``[len(token_ids)]``, the origin of each token: a drafter's name, ``target`` or ``bonus``.
+        logprobs: per token, if the request asked for log-probabilities.
+        error: one sentence why the output failed; None for all other outputs.
     """
 
     index: int
@@ -31,7 +31,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """All outputs of one prompt, and the law that their tokens follow."""
+    """All outputs of one prompt, and the name of the distribution of their tokens."""
 
     request_id: str
     prompt: str | None
@@ -42,24 +42,24 @@ class RequestOutput:
 
     @property
     def stats(self) -> RequestStats:
-        """Counters of all outputs together; times are those of the first token and of the last end."""
+        """Counters of all outputs together. Times are those of the first token and of the last end, in seconds."""
         return total([output.stats for output in self.outputs])
 
 
 class OutputBuilder:
-    """Gathers the events of one output."""
+    """Collects the events of one output."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
 
     def add(self, event: Event) -> bool:
-        """Returns whether that was the last one."""
+        """Add an event; return whether the event was the last."""
         self._events.append(event)
         return event.finish is not None
 
     @property
     def distribution(self) -> str:
-        """What the tokens follow."""
+        """The name of the distribution of the tokens."""
         return self._events[-1].distribution
 
     @property
@@ -67,7 +67,7 @@ class OutputBuilder:
         return next((event.prompt_logprobs for event in self._events if event.prompt_logprobs is not None), None)
 
     def build(self, wants_logprobs: bool) -> CompletionOutput:
-        """The output so far."""
+        """Build the output from the events so far."""
         last = self._events[-1]
         return CompletionOutput(
             index=last.index,

@@ -1,4 +1,4 @@
-"""Start and end of a long-lived process: freeze objects for garbage collection, exit without tearing down modules."""
+"""Start and end of a long-lived process: freeze objects for garbage collection, exit without module teardown."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 
 def freeze_gc() -> None:
-    """Leave all that is there now out of collections.
+    """Exclude all existing objects from garbage collection.
 
-    With torch and transformers loaded a full collection looks at 400,000 objects: 0.16 s in which no round is run. For
-    processes that serve one thing until they end; what is kept is never given back.
+    With torch and transformers loaded a full collection scans 400,000 objects: 0.16 s without a step. Use only in
+    processes that serve until they end: frozen objects are never freed.
     """
     gc.collect()
     gc.freeze()
@@ -22,16 +22,16 @@ def freeze_gc() -> None:
 
 @contextlib.contextmanager
 def fast_exit() -> Iterator[None]:
-    """Around all that a process does: it then ends without taking the interpreter's modules apart.
+    """Exit at the end of the block without tearing down the interpreter's modules.
 
-    With torch and its friends loaded that takes a second, and ten of them on a busy machine. What was begun inside is
-    ended as ever: threads are joined, and whatever is registered with ``atexit`` inside runs before.
+    With torch loaded the teardown takes one second, and ten seconds on a busy machine. The exit still joins threads and
+    runs the ``atexit`` functions that were registered inside the block.
     """
     code = 1
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            with contextlib.suppress(OSError, ValueError):  # the reader may be gone
                 stream.flush()
         os._exit(code)
 

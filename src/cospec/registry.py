@@ -1,11 +1,11 @@
-"""What can be named in a configuration: lazy tables from a name to a class.
+"""Tables of plug-ins: lazy maps from a configuration name to a class.
 
-A new drafter, rule, blend, policy or round is one file and one line here. Each table has an interface, which declares
-what a class needs or offers (``AcceptanceMethod.stream_kind``, ``Drafter.samples``); the engine reads these attributes,
-and no names.
+A new drafter, acceptance method, blend, policy or execution mode is one file and one line here. Each table has an
+interface. The interface declares what a class needs or offers (``AcceptanceMethod.stream_kind``, ``Drafter.samples``).
+The engine reads these attributes and no names.
 
-A plug-in in a package of its own needs no line here. The package names the class in an entry point of the table's
-group, or a program registers the class; either way the table checks what the class declares.
+A plug-in in another package needs no line here. The package names the class in an entry point of the table's group, or
+a program registers the class. In both cases the table checks the declarations of the class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, Union, get_ar
 
 from cospec.errors import InvalidInput, words
 
-if TYPE_CHECKING:  # interfaces are imported when a class is checked against them
+if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.core.interfaces import BlendFactory, ExecutionMode
     from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
     from cospec.drafters.pool.combiners.combine import Combiner
@@ -29,20 +29,20 @@ if TYPE_CHECKING:  # interfaces are imported when a class is checked against the
 
 PluginT = TypeVar("PluginT")
 
-RESERVED = ("auto", "off")  # names that have a meaning of their own in configurations
+RESERVED = ("auto", "off")  # names with a fixed meaning in configurations
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Declares:
-    """What a class has to declare before a table takes the class: everything that the interface of the table has.
+    """The declarations that a table requires of a class: all members of the table's interface.
 
     Attributes:
-        kind: what errors call an entry.
-        interface: ``module:Class``. A subclass inherits what has a default there, and declares the rest.
-        on_instances: attributes of the interface that instances set, so that the class may lack them.
-        named: whether ``name`` has to be the name in the table.
+        kind: the word for an entry in errors.
+        interface: ``module:Class``. A subclass inherits defaults and declares the rest.
+        on_instances: attributes that instances set, so that the class may lack them.
+        named: whether ``name`` must equal the name in the table.
     """
 
     kind: str
@@ -51,7 +51,7 @@ class Declares:
     named: bool = False
 
     def check(self, name: str, made: object) -> None:
-        """Raise ``InvalidInput`` about the first attribute of ``made`` that is missing or of another type."""
+        """Raise ``InvalidInput`` about the first attribute of ``made`` that is missing or has another type."""
         interface = _imported(self.interface)
         hints = {key: hint for key, hint in get_type_hints(interface).items() if key not in self.on_instances}
         members = [key for key in vars(interface) if not key.startswith("_") and key not in hints]
@@ -67,17 +67,17 @@ class Declares:
 
 
 class PluginTable(Mapping[str, str], Generic[PluginT]):
-    """Names to ``module:Class``, imported when first asked for.
+    """Names to ``module:Class``; the first ``load`` imports the class.
 
-    As a mapping the table holds what comes with cospec. ``names`` adds what installed packages offer as entry points of
-    ``group``, and what programs registered.
+    As a mapping the table holds the plug-ins of cospec. ``names`` adds the entry points of ``group`` in installed
+    packages, and the registered classes.
     """
 
     def __init__(self, field: str, entries: Mapping[str, str], declares: Declares, group: str | None = None) -> None:
         self.declares = declares
         self._field, self._entries, self._group = field, dict(entries), group
         self._registered: dict[str, PluginT] = {}
-        self._loaded: dict[str, PluginT] = {}  # entry points that were asked for
+        self._loaded: dict[str, PluginT] = {}  # entry points that were loaded
 
     def __getitem__(self, name: str) -> str:
         return self._entries[name]
@@ -90,23 +90,23 @@ class PluginTable(Mapping[str, str], Generic[PluginT]):
 
     @property
     def names(self) -> list[str]:
-        """All that can be named."""
+        """All names of the table."""
         return [*self._entries, *self._offered, *self._registered]
 
     @property
     def installed(self) -> list[str]:
-        """What packages other than cospec offer."""
+        """Names that packages other than cospec offer."""
         return list(self._offered)
 
     def knows(self, name: object) -> bool:
-        """Whether ``name`` can be named."""
+        """Whether the table has ``name``."""
         return isinstance(name, str) and (name in self._entries or name in self._registered or name in self._offered)
 
     def load(self, name: str) -> PluginT:
-        """The class of that name.
+        """Return the class of that name.
 
         Raises:
-            InvalidInput: the table has no such name, or the package that offers the name cannot be loaded.
+            InvalidInput: the table has no such name, or the package of that name cannot be loaded.
         """
         self.check(name)
         if name in self._registered:
@@ -117,15 +117,15 @@ class PluginTable(Mapping[str, str], Generic[PluginT]):
         return found
 
     def check(self, name: object, *also: str, field: str | None = None) -> None:
-        """Raise ``InvalidInput``, about ``field`` or the table's own, unless ``name`` is in it or among ``also``."""
+        """Raise ``InvalidInput`` unless the table or ``also`` has ``name``. ``field`` None names the table's field."""
         if name not in also and not self.knows(name):
             raise InvalidInput(field or self._field, name, "one of " + ", ".join([*self.names, *also]))
 
     def register(self, name: str, made: PluginT) -> None:
-        """Let ``name`` mean the class ``made``. A later registration of the same name replaces an earlier one.
+        """Register the class ``made`` under ``name``. A later registration of the same name replaces an earlier one.
 
         Raises:
-            InvalidInput: cospec or an installed package has the name, or the class lacks what the table asks for.
+            InvalidInput: cospec or an installed package has the name, or the class lacks a declaration.
         """
         kind = self.declares.kind
         if not isinstance(name, str) or not name.strip():
@@ -136,7 +136,7 @@ class PluginTable(Mapping[str, str], Generic[PluginT]):
         self._registered[name] = made
 
     def unregister(self, name: str) -> None:
-        """Forget a class that a program registered. Unknown names are ignored."""
+        """Remove a registered class. Unknown names are ignored."""
         self._registered.pop(name, None)
 
     @cached_property
@@ -162,7 +162,7 @@ class PluginTable(Mapping[str, str], Generic[PluginT]):
             )
         try:
             made: PluginT = entry.load()
-        except Exception as error:  # whatever the code of another package raises
+        except Exception as error:  # the code of another package may raise anything
             raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
             given = words(f"{name!r} of package {_package(entry)}, which cannot be loaded ({raised})")
             raise InvalidInput(self._field, given, "a plug-in that Python can import") from error
@@ -175,7 +175,7 @@ def import_plugins(modules: Iterable[str]) -> None:
     """Import modules that register plug-ins.
 
     Raises:
-        InvalidInput: there is no such module.
+        InvalidInput: a module does not exist, or cannot be imported.
     """
     for name in modules:
         try:
@@ -185,19 +185,19 @@ def import_plugins(modules: Iterable[str]) -> None:
 
 
 def _package(entry: EntryPoint) -> str:
-    """The package that offers an entry point."""
+    """Return the package that offers an entry point."""
     return entry.dist.name if entry.dist is not None else entry.module
 
 
 def _imported(place: str) -> Any:
-    """What ``module:name`` names."""
+    """Import the object that ``module:name`` names."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def _problem(made: object, names: Iterable[str], methods: Iterable[str], hints: Mapping[str, Any]) -> str | None:
-    """What is wrong with the first of an object's attributes that is missing, abstract or of another type."""
-    abstract = getattr(made, "__abstractmethods__", ())  # classes without an abstract base class have none
+    """Describe the first attribute that is missing, abstract or of another type; None if all attributes fit."""
+    abstract = getattr(made, "__abstractmethods__", ())  # only classes with an abstract base class have the attribute
     for name in names:
         if not hasattr(made, name) or name in abstract:
             return f"which does not declare {name}"
@@ -209,7 +209,7 @@ def _problem(made: object, names: Iterable[str], methods: Iterable[str], hints: 
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether a value has the type of an annotation; what a container holds is not looked at."""
+    """Whether a value has the type of an annotation; the items of a container are not checked."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (ClassVar, Union, UnionType):
         return any(_fits(value, part) for part in parts)
@@ -299,7 +299,7 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
         "pipelined": "cospec.execution.pipelined:Pipelined",
         "draft-ahead": "cospec.execution.draft_ahead:DraftAhead",
     },
-    Declares("round", "cospec.core.interfaces:ExecutionMode", on_instances=("components", "times", "info")),
+    Declares("execution mode", "cospec.core.interfaces:ExecutionMode", on_instances=("components", "times", "info")),
 )
 
 register_drafter = DRAFTERS.register

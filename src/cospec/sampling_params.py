@@ -1,4 +1,4 @@
-"""What a request may ask for: the sampling parameters, in vLLM's names."""
+"""Sampling parameters of a request, in vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from cospec.errors import InvalidInput, is_text
 
 MAX_LOGPROBS = 20
 GREEDY_BELOW = 1e-5
-LARGEST_WHOLE = 2**63 - 1  # the largest number of a signed word, which messages and native structs carry
-LEAST_REPETITION_PENALTY = 0.01  # smaller divisors would take logits out of single precision's range
+LARGEST_WHOLE = 2**63 - 1  # the largest signed 64-bit number, the limit of messages and native structs
+LEAST_REPETITION_PENALTY = 0.01  # a smaller divisor would take logits out of single precision's range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are drawn; every field is applied at every drafted position.
+    """How the engine samples the tokens of one request; every field applies at every drafted position.
 
     Attributes:
-        n: how many independent outputs.
-        temperature: 0 is greedy; the law is the distribution at this temperature otherwise.
-        top_p, top_k, min_p: truncations, applied in the order top-k, top-p, min-p; ``top_k`` 0 or -1 is off. ``top_k``
-            and ``top_p`` keep every token that ties with the last kept token; transformers keeps only some of these.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; 0.01 to 100.
-        presence_penalty, frequency_penalty: subtracted once, or per occurrence, for tokens in the output.
-        logit_bias: token id to a number added to its logit.
-        min_tokens, max_tokens: length bounds in tokens; stop tokens are banned below ``min_tokens``.
-        stop: strings that end the output; the text is cut before them.
+        n: number of independent outputs.
+        temperature: 0 is greedy; other values scale the logits by 1 / temperature.
+        top_p, top_k, min_p: truncations, applied in the order top-k, top-p, min-p. ``top_k`` 0 or -1 is off. ``top_k``
+            and ``top_p`` keep every token that ties with the last kept token; transformers keeps only some ties.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output; from 0.01 to
+            100.
+        presence_penalty, frequency_penalty: subtracted from logits of output tokens, once or per occurrence.
+        logit_bias: token id to a number that is added to the logit.
+        min_tokens, max_tokens: bounds of the output length in tokens. Stop tokens have probability 0 below
+            ``min_tokens``.
+        stop: strings that end the output; the text ends before the string.
         stop_token_ids: token ids that end the output.
-        ignore_eos: go on after the end-of-sequence token.
-        seed: makes the output a function of model, prompt, parameters and seed alone under ``match``. Other rules also
-            read the drafts; where a drafter or policy learns, the same request made again is a new sample.
-        logprobs: how many alternatives to report per output token (0: the chosen one only), None for none.
-        prompt_logprobs: the same for the prompt's tokens.
+        ignore_eos: continue after the end-of-sequence token.
+        seed: under ``match``, model, prompt, parameters and seed alone determine the output. Other acceptance methods
+            also read the drafts. If a drafter or policy learns, a repeated request is then a new sample.
+        logprobs: number of alternatives per output token; 0 reports the sampled token only, None nothing.
+        prompt_logprobs: the same for the tokens of the prompt.
         include_stop_str_in_output: keep the stop string in the text.
-        skip_special_tokens: leave special tokens out of the text.
+        skip_special_tokens: omit special tokens from the text.
 
     Raises:
-        InvalidInput: a field is outside its range; the sentence names it.
+        InvalidInput: a field is out of range. The sentence names the field.
     """
 
     n: int = 1
@@ -105,27 +107,27 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the law is a point mass on the likeliest token."""
+        """Whether the target distribution is a point mass on the likeliest token."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens lose their probability to the others."""
+        """Whether truncation sets some tokens' probability to 0."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
     @property
     def edits_logits(self) -> bool:
-        """Whether anything but temperature and truncation changes the logits."""
+        """Whether something other than temperature and truncation changes the logits."""
         return self.has_penalties or bool(self.logit_bias) or self.min_tokens > 0
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the law depends on which tokens came before."""
+        """Whether the target distribution depends on earlier tokens through penalties."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> SamplingParams:
-        """Build from JSON keys; an unknown key is refused by name. ``logit_bias`` keys may be strings."""
+        """Build from JSON keys and refuse an unknown key by name. Keys of ``logit_bias`` may be strings."""
         known = {f.name for f in fields(cls)}
         for key in given:
             if key not in known:
@@ -147,7 +149,7 @@ def _listed(name: str, given: object, allowed: str) -> tuple[Any, ...]:
 
 
 def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Token ids have no ``high`` here; the vocabulary bounds them."""
+    """Check a whole number. Token ids have no ``high`` here: the vocabulary bounds token ids."""
     bounds = f"a whole number from {low}" + (f" to {high}" if high is not None else " up")
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         raise InvalidInput(name, value, bounds)
@@ -157,5 +159,5 @@ def _number(name: str, value: object, low: float, high: float, above: bool = Fal
     bounds = f"a number {'above' if above else 'from'} {low} {'up ' if above else ''}to {high}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(name, value, bounds)
-    if not low <= value <= high or (above and value == low):  # false of what is not a number, too
+    if not low <= value <= high or (above and value == low):  # also false for NaN
         raise InvalidInput(name, value, bounds)

@@ -1,7 +1,7 @@
-"""What the operating system says of the machine: processors, memory, and whether cospec runs there.
+"""The machine as the operating system describes it: processors, memory, and whether cospec supports the system.
 
-Linux answers in files, macOS through ``sysctl``. A container with a limit answers with its limit (cgroup v2), since the
-machine's own figures are those of all containers together.
+Linux answers in files, macOS through ``sysctl``. A container reports its own limits (cgroup v2), because the machine's
+figures cover all containers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _UNKNOWN_MEMORY = 4 << 30
 
 
 def unsupported() -> str | None:
-    """Why cospec does not run on this operating system, as one sentence; None where cospec runs."""
+    """Return one sentence why cospec does not run on this operating system; None if cospec runs."""
     if sys.platform == "win32":
         return "Windows is not supported; run cospec in WSL2, the Linux inside Windows (wsl --install)."
     return None
 
 
 def processor(root: Path = ROOT) -> str:
-    """The name of the processor; two kinds of processors have two names.
+    """Return the name of the processor; different kinds of processors have different names.
 
     Args:
         root: folder that holds ``proc``.
@@ -38,13 +38,13 @@ def processor(root: Path = ROOT) -> str:
     if "model name" in facts:
         return facts["model name"]
     arm = [f"{name.removeprefix('CPU ')} {facts[name]}" for name in ("CPU implementer", "CPU part") if name in facts]
-    if arm:  # Arm processors have numbers in place of a name
+    if arm:  # Arm processors have numbers instead of a name
         return f"{platform.machine()} ({', '.join(arm)})"
     return _sysctl("machdep.cpu.brand_string") or platform.processor() or platform.machine()
 
 
 def usable_processors(root: Path = ROOT) -> int:
-    """How many processors this process may keep busy, at least 1; of Apple's processors the fast ones.
+    """Return the number of processors for this process, at least 1. On Apple processors only fast cores count.
 
     Args:
         root: folder that holds ``sys``.
@@ -52,17 +52,17 @@ def usable_processors(root: Path = ROOT) -> int:
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
-        # Threads meet after each product, so slow cores would hold up fast ones; torch counts the same way.
+        # Threads synchronise after each product, so slow cores delay fast cores; torch counts the same way.
         fast = _sysctl("hw.perflevel0.logicalcpu")
         count = int(fast) if fast.isdecimal() else os.cpu_count() or 1
-    limit = " ".join(_lines(root / "sys/fs/cgroup/cpu.max")).split()  # microseconds, and the period they are for
+    limit = " ".join(_lines(root / "sys/fs/cgroup/cpu.max")).split()  # microseconds per period, and the period
     if len(limit) == 2 and limit[0].isdecimal():
         count = min(count, math.ceil(int(limit[0]) / int(limit[1])))
     return max(count, 1)
 
 
 def available_memory(root: Path = ROOT) -> int:
-    """Bytes that can be had without swapping; half of all memory where the system gives no such figure.
+    """Return the bytes available without swapping; half of all memory if the system has no such figure.
 
     Args:
         root: folder that holds ``proc`` and ``sys``.
@@ -75,11 +75,11 @@ def available_memory(root: Path = ROOT) -> int:
 
 
 def _memory_limit(group: Path) -> list[int]:
-    """Bytes that the container may still take; nothing where there is no limit."""
+    """Return the bytes that the container may still allocate; empty without a limit."""
     limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
     if not limit or not used or not limit[0].isdecimal():
         return []
-    # Files that were read count as used until the memory is needed.
+    # Cached file pages count as used until the memory is needed.
     files = sum(int(line.split()[1]) for line in _lines(group / "memory.stat") if line.startswith("inactive_file "))
     return [max(int(limit[0]) - int(used[0]) + files, 0)]
 
@@ -87,12 +87,12 @@ def _memory_limit(group: Path) -> list[int]:
 def _lines(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # another operating system, or no such limit
+    except OSError:  # another operating system, or no limit
         return []
 
 
 def _sysctl(name: str) -> str:
-    """A value that macOS keeps under ``name``; empty elsewhere."""
+    """Return the macOS value of ``name``; empty on other systems."""
     command = shutil.which("sysctl") if sys.platform == "darwin" else None
     if command is None:
         return ""

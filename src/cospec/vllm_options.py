@@ -1,4 +1,4 @@
-"""Keywords of vLLM's ``LLM`` that cospec has no use for: harmless values are accepted, others name the cospec way."""
+"""Keywords of vLLM's ``LLM`` without a function in cospec: harmless values are accepted, other values raise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cospec.sampling_params import MAX_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class _Accepted:
-    """Which values of a keyword change nothing here, and in words what is allowed."""
+    """Which values of a keyword change nothing, and the allowed values in words."""
 
     harmless: Callable[[Any], bool]
     allowed: str
@@ -26,9 +26,9 @@ def _number(least: float, most: float = float("inf")) -> Callable[[Any], bool]:
     return lambda given: type(given) in (int, float) and least <= given <= most
 
 
-_switch = _Accepted(_only(True, False), "True or False; both do the same here")
+_switch = _Accepted(_only(True, False), "True or False; both have the same effect")
 _one_device = _Accepted(_only(1), "1: an engine runs on one device; start one server for each device")
-_none = "None: a model is a folder or the newest version of a hub name"
+_none = "None: a model is a folder, or the newest version of a hub name"
 
 ACCEPTED: Mapping[str, _Accepted] = {
     "tensor_parallel_size": _one_device,
@@ -44,13 +44,13 @@ ACCEPTED: Mapping[str, _Accepted] = {
     "max_logprobs": _Accepted(
         lambda given: type(given) is int and 0 <= given <= MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"
     ),
-    "max_seq_len_to_capture": _Accepted(_number(0), "a number from 0 up, which does nothing here"),
-    "swap_space": _Accepted(_number(0), "a number from 0 up, which does nothing here"),
+    "max_seq_len_to_capture": _Accepted(_number(0), "a number from 0 up, which has no effect"),
+    "swap_space": _Accepted(_number(0), "a number from 0 up, which has no effect"),
     "cpu_offload_gb": _Accepted(_number(0, 0), "0: weights and cache stay on one device"),
     "kv_cache_dtype": _Accepted(_only("auto"), "'auto'; kv_cache_memory_bytes bounds the cache"),
     "load_format": _Accepted(_only("auto", "safetensors"), "'auto' or 'safetensors'"),
     "tokenizer_mode": _Accepted(_only("auto"), "'auto'"),
-    "skip_tokenizer_init": _Accepted(_only(False), "False; prompts may be token ids all the same"),
+    "skip_tokenizer_init": _Accepted(_only(False), "False; prompts may be token ids in any case"),
     "revision": _Accepted(_only(None), _none),
     "tokenizer_revision": _Accepted(_only(None), _none),
     "download_dir": _Accepted(_only(None), "None; the environment variable HF_HOME names the folder"),
@@ -61,10 +61,10 @@ ACCEPTED: Mapping[str, _Accepted] = {
 
 
 def without_vllm_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``LLM`` without the keywords that only vLLM has.
+    """Return the options of ``LLM`` without the keywords that only vLLM has.
 
     Raises:
-        InvalidInput: such a keyword has a value that would change what vLLM does.
+        InvalidInput: such a keyword has a value that would change vLLM's behaviour.
     """
     for name in given.keys() & ACCEPTED.keys():
         if not ACCEPTED[name].harmless(given[name]):

@@ -21,7 +21,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetPr
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import BranchingRandom, Trace, Unsound, total_variation
+from harness.oracle import BranchingRandom, BranchTrace, Unsound, total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, run_all, toy_engine, verifier_of
 from harness.toys import make_request as request
@@ -329,7 +329,7 @@ def test_one_stream_for_drafting_and_accepting_is_seen() -> None:
 
 
 def test_the_trace_visits_every_path_once() -> None:
-    trace = Trace()
+    trace = BranchTrace()
     assert [trace.choose([0.5, 0.0, 0.5]), trace.choose([1.0]), trace.choose([0.25, 0.75])] == [0, 0, 0]
     assert trace.left == [(2,), (0, 0, 1)]
     assert trace.probability == 0.125

@@ -24,7 +24,7 @@ from cospec.models.toy import ToyModel
 from cospec.native.pool import NativePool
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
-from harness.oracle import BranchingRandom, OutputDistribution, Trace, enumerate_runs, total_variation
+from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
 from harness.pools import pool_engine, pool_of, toy_drafters
 from harness.reference import joint_distribution_of
 from harness.toys import drawing, enumerated_law, make_request, toy_engine
@@ -69,7 +69,7 @@ def error(
         "watched", PROMPT, params, 5, parent="watched", speculation=Speculation(acceptance_method=acceptance_method)
     )
 
-    def run(trace: Trace) -> tuple[int, ...]:
+    def run(trace: BranchTrace) -> tuple[int, ...]:
         def real(seed: int, base: int) -> RandomStreams | BranchingRandom:
             return BranchingRandom(trace, base) if seed == watched.seed else RandomStreams(seed, base)
 

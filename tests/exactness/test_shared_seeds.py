@@ -21,7 +21,7 @@ from cospec.drafters.suffix import SuffixDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text import input_processor
-from harness.oracle import OutputDistribution, Trace, Uniform, enumerate_runs, total_variation
+from harness.oracle import BranchTrace, OutputDistribution, Uniform, enumerate_runs, total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import drawing, run_all, tokens_of, toy_engine
 
@@ -36,7 +36,7 @@ OTHER_TEMPERATURE = replace(FIRST, id="second", sampling=replace(FIRST.sampling,
 class Numbers:
     """One run's random numbers, each of them known by its key."""
 
-    trace: Trace
+    trace: BranchTrace
     known: dict[tuple[int, ...], Uniform] = field(default_factory=dict)
 
     def draws(self, seed: int, base: int) -> RememberedDraws:
@@ -80,7 +80,7 @@ def distribution_of_last(acceptance_method: str, requests: Sequence[Request], vo
     target = ToyModel(vocab, order=2, seed=1)
     shape = {"max_nodes": 3} if acceptance_method == "recursive" else {}
 
-    def run(trace: Trace) -> tuple[int, ...]:
+    def run(trace: BranchTrace) -> tuple[int, ...]:
         engine = toy_engine(target, SuffixDrafter(), acceptance_method, k=2, **shape)
         numbers = Numbers(trace)
         with drawing(numbers.draws), patch("cospec.acceptance.reference.exponential_sample", _race):

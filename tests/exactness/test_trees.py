@@ -19,7 +19,7 @@ from cospec.drafters import dynamic_tree
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import BranchingRandom, Trace, Unsound, enumerate_runs, total_variation
+from harness.oracle import BranchingRandom, BranchTrace, Unsound, enumerate_runs, total_variation
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, verifier_of
 
@@ -194,7 +194,7 @@ def test_a_rule_that_does_not_claim_to_be_exact_is_not() -> None:
     assert error(ScriptedDrafter([0, 1], [-1, -1]), "two", acceptance_method=Typical(), length=2) > SEEN
 
 
-def with_replacement(p: Floats, q: Floats, count: int, trace: Trace) -> int:
+def with_replacement(p: Floats, q: Floats, count: int, trace: BranchTrace) -> int:
     """``count`` children of the root drawn independently from q, judged; the first token that this gives."""
     tokens = tuple(trace.choose(list(q)) for _ in range(count))
     draft = Draft("s", 5, tokens, (-1,) * count, ("d",) * count, np.tile(q, (count, 1)))

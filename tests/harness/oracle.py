@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cospec.verify.oracle import (
     BranchingRandom,
+    BranchTrace,
     OutputDistribution,
     Scaled,
-    Trace,
     Uniform,
     Unsound,
     branching_sample,
@@ -18,7 +18,7 @@ __all__ = [
     "BranchingRandom",
     "OutputDistribution",
     "Scaled",
-    "Trace",
+    "BranchTrace",
     "Uniform",
     "Unsound",
     "branching_sample",

@@ -1,6 +1,6 @@
 """Enumeration of runs that draw ahead: numbers drawn for later steps branch only where a later step comes.
 
-``oracle.Trace`` branches at every choice in the order of the choices. A draft made ahead is drawn before the
+``oracle.BranchTrace`` branches at every choice in the order of the choices. A draft made ahead is drawn before the
 verification of the same step, and is thrown away where that verification rejects a token or ends the run. Branching
 there multiplies the runs for nothing. ``StepTrace`` puts the choices made ahead after the other choices of their step,
 and forgets those that are of no use. The order is sound as long as no choice of a step depends on what the step drew
@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cospec.core.rng import Floats
-from harness.oracle import OutputDistribution, Trace, Unsound
+from harness.oracle import BranchTrace, OutputDistribution, Unsound
 
 DEPENDS = "a choice depends on what was drawn ahead in its own step"
 
@@ -25,7 +25,7 @@ Groups = tuple[tuple[Choice, ...], ...]  # of every step two: the choices for th
 
 
 @dataclass(eq=False)
-class _Branch(Trace):
+class _Branch(BranchTrace):
     """The choices of one kind; the noise of both kinds is used once."""
 
     owner: StepTrace | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.rng import Floats, RandomStreams
 from cospec.core.types import Draft, TargetProbs
-from harness.oracle import BranchingRandom, OutputDistribution, Trace, enumerate_runs
+from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs
 
 Words = tuple[int, ...]
 
@@ -36,7 +36,9 @@ class Tables:
             }
         return dict(probs.items())
 
-    def round(self, acceptance_method: AcceptanceMethod, trace: Trace, point: Words | None = None) -> tuple[Words, int]:
+    def round(
+        self, acceptance_method: AcceptanceMethod, trace: BranchTrace, point: Words | None = None
+    ) -> tuple[Words, int]:
         """One draft drawn from q (or ``point``, without q), judged; the tokens it gave, continued by p to the end."""
         words: Words = ()
         for node in range(self.depth):

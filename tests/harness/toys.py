@@ -17,7 +17,7 @@ from cospec.core.verifier import TargetVerifier
 from cospec.models.block_manager import BlockPool
 from cospec.models.toy import EMPTY, ToyModel
 from cospec.sampling_params import SamplingParams
-from harness.oracle import BranchingRandom, OutputDistribution, Trace, branching_sample
+from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, branching_sample
 from harness.stepwise import StepTrace, enumerate_steps
 
 DRAWING_MODULES = (
@@ -105,7 +105,7 @@ def enumerated_law(
     Every path through the random choices is a request of its own, known by its seed. Up to 16 of them run at once and
     new ones arrive while others are in the middle, so the enumeration also goes through a busy engine.
     """
-    traces: dict[int, Trace] = {}
+    traces: dict[int, BranchTrace] = {}
     outputs: dict[str, tuple[int, ...]] = {}
     waiting: list[tuple[int, ...]] = [()]
     distribution: OutputDistribution = {}
@@ -118,7 +118,7 @@ def enumerated_law(
         while waiting or outputs:
             while waiting and len(outputs) < 16:
                 seed = len(traces)
-                traces[seed] = Trace(waiting.pop())
+                traces[seed] = BranchTrace(waiting.pop())
                 outputs[str(seed)] = ()
                 acceptance_method = engine.parts.resolver.acceptance_method
                 chosen = Speculation(acceptance_method=acceptance_method if acceptance_method != "auto" else "block")

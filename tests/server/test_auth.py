@@ -70,7 +70,7 @@ def test_a_key_may_have_any_characters() -> None:
 
 def test_no_redirect_follows_the_host_of_the_sender(server: Running) -> None:
     for path in ("/health/", "/version/", "/v1/completions/"):
-        found = server.http.get(path, headers={"DrafterBuildContext": "elsewhere.example"})
+        found = server.http.get(path, headers={"Host": "elsewhere.example"})
         assert found.status_code in (404, 405)
         assert "location" not in found.headers
 
@@ -82,14 +82,14 @@ def test_no_redirect_follows_the_host_of_the_sender(server: Running) -> None:
 )  # fmt: skip
 def test_hosts_may_be_listed(server_of: Callable[..., Running], host: str, status: int) -> None:
     server = server_of(allowed_hosts=["a.example", "*.b.example", "[::1]"])
-    found = server.http.get("/version", headers={"DrafterBuildContext": host})
+    found = server.http.get("/version", headers={"Host": host})
     assert found.status_code == status
     if status == 400:
         assert "--allowed-hosts" in error_of(found, 400)["message"]
 
 
 def test_any_host_is_answered_by_default(server: Running) -> None:
-    assert server.http.get("/version", headers={"DrafterBuildContext": "elsewhere"}).status_code == 200
+    assert server.http.get("/version", headers={"Host": "elsewhere"}).status_code == 200
 
 
 def preflight(server: Running, origin: str) -> httpx.Response:

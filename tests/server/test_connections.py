@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from cospec.server.connections import FEWEST, connection_limit
+from cospec.server.connections import MIN_CONNECTIONS, connection_limit
 from server.test_operations import active, wait_until
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def test_the_limit_stays_below_the_files_of_the_process(monkeypatch: pytest.Monk
     raised: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     for limits, wanted, found in [
-        ((256, 4096), 1024, 1024), ((1024, 1024), 2000, 832), ((64, 64), 1024, FEWEST),
+        ((256, 4096), 1024, 1024), ((1024, 1024), 2000, 832), ((64, 64), 1024, MIN_CONNECTIONS),
         ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 5000, 5000),
     ]:  # fmt: skip
         monkeypatch.setattr(resource, "getrlimit", lambda _, limits=limits: limits)

@@ -103,7 +103,7 @@ def test_a_declared_length_above_the_bound_is_refused_before_the_body_comes(serv
         ({"max_logprobs": 2}, {"prompt_logprobs": 3}, "prompt_logprobs", "from 0 to 2"),
         ({}, {"stop": "x" * 257}, "stop", "256 characters"),
         ({}, {"stop_token_ids": [1] * 1025}, "stop_token_ids", "at most 1024"),
-        ({}, {"priority": -1}, "priority", "lets no request choose"),
+        ({}, {"priority": -1}, "priority", "forbids priorities"),
         ({"max_priority": 5}, {"priority": -6}, "priority", "from -5 to 5"),
         ({"max_priority": 5}, {"priority": -(2**63)}, "priority", "from -5 to 5"),
     ],

@@ -24,7 +24,7 @@ from harness.toys import toy_engine
 
 def llm() -> LLM:
     """An ``LLM`` around loaded parts."""
-    return LLM.around(toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2))))
+    return LLM.from_engine(toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2))))
 
 
 SEEDED = SamplingParams(max_tokens=12, seed=4)
@@ -56,7 +56,7 @@ def test_an_output_that_fails_is_told_and_the_others_are_written(caplog: pytest.
     target = ToyModel(5, order=1, seed=1)
     target.table[4] = float("nan")
     target.table[..., 4] = -50.0
-    failed, written = LLM.around(toy_engine(target, None)).generate([[0, 4], [0, 1]], SEEDED)
+    failed, written = LLM.from_engine(toy_engine(target, None)).generate([[0, 4], [0, 1]], SEEDED)
     sentence = failed.outputs[0].error
     assert failed.outputs[0].finish_reason == "error" and sentence is not None and "not numbers" in sentence
     assert (written.outputs[0].finish_reason, written.outputs[0].error) == ("length", None)
@@ -153,7 +153,7 @@ def test_closing_ends_what_drafts_and_frees_the_models(options: dict[str, Any]) 
 def test_closing_ends_the_threads_of_models_that_score_at_once() -> None:
     threads = set(threading.enumerate())
     ensemble = {"method": "weighted", "weights": [0.6, 0.4]}
-    with LLM.around(ensemble_engine(toys(2, 5), ensemble, proposal="parallel")) as made:
+    with LLM.from_engine(ensemble_engine(toys(2, 5), ensemble, proposal="parallel")) as made:
         made.generate([[0, 1]], SEEDED)
         assert set(threading.enumerate()) - threads
     assert not set(threading.enumerate()) - threads
@@ -182,7 +182,7 @@ def test_prompts_parameters_and_speculation_in_other_shapes() -> None:
 
 
 def test_the_law_of_one_call() -> None:
-    made = LLM.around(ensemble_engine(toys(2, 5), {"method": "weighted"}))
+    made = LLM.from_engine(ensemble_engine(toys(2, 5), {"method": "weighted"}))
     ensemble, other = {"method": "contrastive", "mu": 0.5}, "contrastive(mu=0.5)"
     assert made.generate([0], SEEDED)[0].distribution == "weighted(0.5, 0.5)"
     assert {

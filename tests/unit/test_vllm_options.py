@@ -87,7 +87,7 @@ def into(bars: list[Bar]) -> Any:
 
 
 def toys() -> LLM:
-    return LLM.around(toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2))))
+    return LLM.from_engine(toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2))))
 
 
 def test_a_callable_takes_the_place_of_the_bar() -> None:

@@ -1,1 +1,1 @@
-"""Benchmarks: the same prompts, the same clock and the same token counts for every system that is measured."""
+"""Benchmarks: the same prompts, the same clock and the same token counts for every measured system."""

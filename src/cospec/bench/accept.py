@@ -1,8 +1,7 @@
-"""Acceptance by drafter, domain, temperature and position, with intervals (spec section 1).
+"""Acceptance by drafter, domain, temperature and position, with intervals.
 
-A drafter is judged by what its drafts met, so each commit of each request is one observation: how deep it was drafted,
-how far it was accepted, and whether a token was refused there. Intervals resample whole prompts, because tokens of one
-output are no independent evidence.
+Each commit of each request is one observation: draft depth, accepted length, and whether a token was rejected.
+Intervals resample whole prompts, because tokens of one output are dependent.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cospec.bench.policy_recorder import PolicyRecorder, watched_engine
+from cospec.bench.policy_recorder import PolicyRecorder, recorded_engine
 from cospec.bench.timing import Prompt
 from cospec.config import EngineConfig
 from cospec.core.engine import Engine
@@ -26,11 +25,11 @@ RESAMPLES, CONFIDENCE = 2000, 0.95
 
 @dataclass(slots=True)
 class Tally:
-    """What happened to the drafts of one prompt.
+    """The draft results of one prompt.
 
     Attributes:
-        accepted, refused: by position in the draft, from 0: tokens kept there, and drafts that ended there.
-        calls: rounds of the target that the request took part in, its prompt's included.
+        accepted, refused: by draft position, from 0: accepted tokens, and drafts with a rejection there.
+        calls: target steps of the request, its prompt's included.
     """
 
     drafts: int = 0
@@ -41,7 +40,7 @@ class Tally:
     calls: int = 0
 
     def add(self, commit: Commit) -> None:
-        """One more round."""
+        """Add one step."""
         self.calls += 1
         self.tokens += len(commit.tokens)
         if not commit.drafted:
@@ -58,7 +57,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and its interval; None where nothing was observed."""
+    """A value and its interval; None without observations."""
 
     value: float | None
     low: float | None = None
@@ -75,10 +74,10 @@ class Row:
     """One drafter on one domain at one temperature.
 
     Attributes:
-        alpha: accepted / (accepted + rejections), the conditional rate per position (spec section 1).
-        draft_acceptance_rate: accepted / proposed, as servers report it.
+        alpha: accepted / (accepted + rejections), the conditional rate per position.
+        draft_acceptance_rate: accepted / proposed, as servers report.
         mean_acceptance_length: 1 + accepted / drafts.
-        calls_per_token: rounds of the target per token written, one request at a time.
+        calls_per_token: target steps per generated token, one request at a time.
         by_position: ``alpha`` at each position of the draft.
     """
 
@@ -95,7 +94,7 @@ class Row:
 
 
 def summarise(drafter: str, domain: str, temperature: float, tallies: Sequence[Tally]) -> Row:
-    """Figures over the prompts of one domain."""
+    """Summarise the prompts of one domain."""
     depth = max((len(tally.accepted) for tally in tallies), default=0)
 
     def at(place: int) -> Callable[[Tally], tuple[float, float]]:
@@ -116,7 +115,7 @@ def summarise(drafter: str, domain: str, temperature: float, tallies: Sequence[T
 
 
 def ratio(tallies: Sequence[Tally], parts: Callable[[Tally], tuple[float, float]]) -> Estimate:
-    """Sum over sum, with the percentile bootstrap over prompts; no interval for a single prompt."""
+    """Return the ratio of sums with its percentile bootstrap over prompts; a single prompt has no interval."""
     table = np.array([parts(tally) for tally in tallies], dtype=np.float64).reshape(-1, 2)
     above, below = table.sum(axis=0) if len(table) else (0.0, 0.0)
     if below == 0:
@@ -133,12 +132,12 @@ def ratio(tallies: Sequence[Tally], parts: Callable[[Tally], tuple[float, float]
 def measure(
     drafter: str, config: EngineConfig, prompts: Sequence[Prompt], temperatures: Sequence[float], max_tokens: int
 ) -> list[Row]:
-    """Every domain at every temperature, and all domains together where there are several."""
-    engine, watch = watched_engine(config)
+    """Measure every domain at every temperature, and all domains together if there are several."""
+    engine, recorder = recorded_engine(config)
     rows = []
     for temperature in temperatures:
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-        tallies = _run(engine, watch, prompts, params)
+        tallies = _run(engine, recorder, prompts, params)
         domains = list(dict.fromkeys(prompt.category for prompt in prompts))
         for domain in domains:
             own = [tally for prompt, tally in zip(prompts, tallies, strict=True) if prompt.category == domain]
@@ -148,9 +147,9 @@ def measure(
     return rows
 
 
-def _run(engine: Engine, watch: PolicyRecorder, prompts: Sequence[Prompt], params: SamplingParams) -> list[Tally]:
-    """The tallies of the prompts, in order; seeds are their numbers, so that a run can be repeated."""
-    watch.clear()
+def _run(engine: Engine, recorder: PolicyRecorder, prompts: Sequence[Prompt], params: SamplingParams) -> list[Tally]:
+    """Return the tallies of the prompts in order; seeds are prompt numbers, so that runs are repeatable."""
+    recorder.clear()
     tallies: dict[str, Tally] = {}
     for number, prompt in enumerate(prompts):
         (request,) = make_requests(f"accept-{number}", engine.tokenizer.encode(prompt.text), params)
@@ -158,13 +157,13 @@ def _run(engine: Engine, watch: PolicyRecorder, prompts: Sequence[Prompt], param
         tallies[request.id] = Tally()
     while engine.has_work:
         engine.step()
-    for commit in watch.commits:
+    for commit in recorder.commits:
         tallies[commit.id].add(commit)
     return list(tallies.values())
 
 
 def as_runs(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """The rows as a report takes them; ``intervals`` holds what its tables leave out."""
+    """Convert the rows for a report; ``intervals`` has the values that tables omit."""
     return [
         {
             "label": f"{row.drafter}, {row.domain}, T {row.temperature:g}",

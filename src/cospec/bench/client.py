@@ -1,6 +1,6 @@
-"""One streaming request to an OpenAI-compatible server, and what can be asked of such a server beside it.
+"""One streaming request to an OpenAI-compatible server, and the server's health, model and metrics.
 
-Works with our server, vLLM's, llama.cpp's and TGI. Proxies from the environment are not used: they gather streams up.
+Supports cospec, vLLM, llama.cpp and TGI. Proxies of the environment are ignored, because proxies buffer streams.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from cospec.bench.timing import Chunk, Params, Prompt, Timing
 from cospec.errors import InvalidInput, words
 
 CONNECT_SECONDS = 10.0
-UNREACHABLE = "no connection"  # the kind of error that says the server is gone
+UNREACHABLE = "no connection"  # the error kind of an unreachable server
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go and what they carry beside the prompt.
+    """The target of requests, and the common fields of requests.
 
     Attributes:
         url: of the server, with or without ``/v1``.
-        model: as the server names it; ``probe`` asks for it when None.
+        model: the server's model name; None lets ``probe`` ask the server.
         chat: use ``/v1/chat/completions`` instead of ``/v1/completions``.
-        extra_body: keys laid over every request's body.
-        timeout: seconds without a byte after which a request has failed.
+        extra_body: keys added to every request's body.
+        timeout: seconds without data until a request fails.
     """
 
     url: str
@@ -50,8 +50,8 @@ class Endpoint:
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self, prompt: Prompt, params: Params) -> dict[str, Any]:
-        """The JSON of one request."""
-        asked: dict[str, Any] = {
+        """Return the JSON of one request."""
+        fields: dict[str, Any] = {
             "model": self.model,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
@@ -59,17 +59,17 @@ class Endpoint:
             "stream_options": {"include_usage": True},
         }
         if self.chat:
-            asked["messages"] = [{"role": "user", "content": prompt.text}]
+            fields["messages"] = [{"role": "user", "content": prompt.text}]
         else:
-            asked["prompt"] = prompt.text
+            fields["prompt"] = prompt.text
         if params.ignore_eos:
-            asked["ignore_eos"] = True
+            fields["ignore_eos"] = True
         if params.seed is not None:
-            asked["seed"] = params.seed
-        return asked | dict(self.extra_body)
+            fields["seed"] = params.seed
+        return fields | dict(self.extra_body)
 
     def connect(self) -> httpx.AsyncClient:
-        """A client for many requests at once."""
+        """Return a client for many parallel requests."""
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return httpx.AsyncClient(
             base_url=self.root,
@@ -81,7 +81,7 @@ class Endpoint:
 
 
 class StreamClock:
-    """Seconds since it was made."""
+    """Seconds since the creation of the object."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -91,14 +91,14 @@ class StreamClock:
 
 
 async def probe(http: httpx.AsyncClient, endpoint: Endpoint) -> Endpoint:
-    """Check that the server answers; fills ``model``, and asks our own server for each request's counters.
+    """Check that the server answers; fill ``model``, and request counters per request from cospec servers.
 
     Raises:
-        InvalidInput: nothing answers at the URL, or it names no model.
+        InvalidInput: no server answers at the URL, or the server names no model.
     """
     try:
         if (httpx.URL(endpoint.url).port or 0) > 65535:
-            raise httpx.InvalidURL("there is no such port")
+            raise httpx.InvalidURL("the port is invalid")
         answer = await http.get("/v1/models")
         answer.raise_for_status()
         models = [str(one["id"]) for one in answer.json()["data"]]
@@ -107,7 +107,7 @@ async def probe(http: httpx.AsyncClient, endpoint: Endpoint) -> Endpoint:
     except (ValueError, KeyError, TypeError):
         raise _unusable(endpoint, "/v1/models is no list of models") from None
     if not models and endpoint.model is None:
-        raise _unusable(endpoint, "it names no model")
+        raise _unusable(endpoint, "the server names no model")
     extra = dict(endpoint.extra_body)
     if "cospec:" in (await _metrics_page(http) or ""):
         extra.setdefault("include_speculation_stats", True)
@@ -121,7 +121,7 @@ def _unusable(endpoint: Endpoint, why: str) -> InvalidInput:
 
 
 async def read_load(http: httpx.AsyncClient, at: float) -> LoadSample | None:
-    """What the server's ``/metrics`` says now; None where it has no such page, or none of the names that are known."""
+    """Read the server's ``/metrics``; None without such a page, or without known names."""
     page = await _metrics_page(http)
     return None if page is None else from_prometheus(page, at)
 
@@ -136,7 +136,7 @@ async def _metrics_page(http: httpx.AsyncClient) -> str | None:
 
 @dataclass(slots=True)
 class _Stream:
-    """What has come so far of one answer. Written by ``complete`` alone."""
+    """The data of one answer so far. Only ``complete`` changes the fields."""
 
     chunks: list[Chunk] = field(default_factory=list)
     usage: Mapping[str, Any] = field(default_factory=dict)
@@ -144,10 +144,10 @@ class _Stream:
     done: bool = False
 
     def take(self, event: Mapping[str, Any], at: float) -> None:
-        """Add one server-sent event that came ``at``.
+        """Add one server-sent event that arrived ``at`` seconds.
 
         Raises:
-            _Failed: it tells of an error.
+            _Failed: the event reports an error.
         """
         if event.get("error"):
             raise _Failed("error in the stream", str(event["error"]))
@@ -160,7 +160,7 @@ class _Stream:
 
 
 class _Failed(Exception):
-    """A request that did not end well: a kind to count it under, and what happened."""
+    """A failed request: the kind of the error, and its description."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -175,7 +175,7 @@ async def complete(
     clock: StreamClock,
     arrival: float = 0.0,
 ) -> Timing:
-    """Send one prompt and record its stream; whatever goes wrong is in the timing, beside what came until then."""
+    """Send one prompt and record its stream. The timing holds any error and the data before the error."""
     stream, failed = _Stream(), None
     sent = clock()
     try:
@@ -215,10 +215,10 @@ async def complete(
 
 
 async def _events(answer: httpx.Response) -> AsyncIterator[Mapping[str, Any] | None]:
-    """Server-sent events as objects; None for the one that ends the stream."""
+    """Yield server-sent events as objects, None at the end of the stream."""
     async for line in answer.aiter_lines():
         if not line.startswith("data:"):
-            continue  # comments that keep the connection open, and blank lines
+            continue  # keep-alive comments and blank lines
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             yield None

@@ -1,7 +1,7 @@
-"""Several systems over the same prompts in one run, so that nothing differs but the system.
+"""Compares several systems over the same prompts in one run, so that only the system differs.
 
-The prompts are cut into pieces that each run at once. For every repetition of a piece all systems run it one right
-after the other, in an order drawn anew, after a warm-up of each. What is compared are ratios within such a turn.
+The prompts are cut into pieces that run as batches. For every repetition of a piece, all systems run the piece directly
+after each other, in random order. Each system has a warm-up. The comparison uses ratios within such a turn.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class TurnOrder:
-    """How a comparison is run.
+    """The plan of a comparison.
 
     Attributes:
-        batch: prompts that run at once.
+        batch: prompts that run together.
         repetitions: turns of every piece.
-        warmups: runs of every system before the first turn, not counted.
+        warmups: uncounted runs of every system before the first turn.
         seed: of the order of systems in each turn, and of the bootstrap.
     """
 
@@ -46,7 +46,7 @@ class TurnOrder:
     seed: int = 0
 
     def pieces(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-        """Batches; the last one may be smaller."""
+        """Return the batches; the last batch may be smaller."""
         return [list(prompts[start : start + self.batch]) for start in range(0, len(prompts), self.batch)]
 
 
@@ -55,7 +55,7 @@ class Observation:
     """One system's run of one piece in one turn.
 
     Attributes:
-        counters: of this run alone, since two systems may be one server; None where it reports none.
+        counters: of this run alone, because two systems may be one server; None if not reported.
     """
 
     system: str
@@ -70,11 +70,11 @@ class Observation:
 
     @property
     def seconds(self) -> float:
-        """From the first request to the last one's end."""
+        """Seconds from the first request to the last end."""
         return max((one.end for one in self.timings), default=0.0)
 
     def costs(self) -> dict[str, float]:
-        """What is compared, in seconds; only what this run can tell. Lower is better."""
+        """Return the compared costs in seconds, as far as this run has the data. Lower is better."""
         tokens = sum(one.output_tokens for one in self.timings)
         found: dict[str, float] = {"time_per_token": self.seconds / tokens} if tokens else {}
         latencies: list[Latency] = [one for one in map(latency, self.timings) if one is not None]
@@ -93,32 +93,34 @@ class Comparison:
     observations: tuple[Observation, ...]
 
     def of(self, system: str) -> list[Observation]:
-        """One system's, in the order of turns."""
+        """Return one system's observations in the order of turns."""
         return [one for one in self.observations if one.system == system]
 
     def counters(self, system: str) -> SpeculationCounters | None:
-        """One system's, of all its runs; None where it reports none."""
-        told = [one.counters for one in self.of(system) if one.counters is not None]
-        return reduce(operator.add, told) if told else None
+        """Return one system's counters over all its runs; None if not reported."""
+        reported = [one.counters for one in self.of(system) if one.counters is not None]
+        return reduce(operator.add, reported) if reported else None
 
     def ratio(self, system: str, baseline: str, cost: str, seed: int = 0) -> Ratio | None:
-        """How many times less ``system`` costs than ``baseline``; None when no turn has both. Turns in which a request
-        of either failed are left out."""
+        """Return how many times less ``system`` costs than ``baseline``.
+
+        Turns with a failed request are omitted; without a common turn the result is None.
+        """
         pairs = [
-            (mine.costs()[cost], theirs.costs()[cost])
-            for theirs, mine in zip(self.of(baseline), self.of(system), strict=True)
-            if mine.ok and theirs.ok and cost in mine.costs() and cost in theirs.costs()
+            (own.costs()[cost], reference.costs()[cost])
+            for reference, own in zip(self.of(baseline), self.of(system), strict=True)
+            if own.ok and reference.ok and cost in own.costs() and cost in reference.costs()
         ]
-        return paired_ratio([their for _, their in pairs], [my for my, _ in pairs], seed) if pairs else None
+        return paired_ratio([reference for _, reference in pairs], [own for own, _ in pairs], seed) if pairs else None
 
     def same_text(self, system: str, baseline: str) -> float:
-        """Share of outputs that are the baseline's, character for character."""
+        """Return the share of outputs that equal the baseline's, character for character."""
         pairs = [
-            (mine.text, theirs.text)
+            (own.text, reference.text)
             for one, other in zip(self.of(system), self.of(baseline), strict=True)
-            for mine, theirs in zip(one.timings, other.timings, strict=True)
+            for own, reference in zip(one.timings, other.timings, strict=True)
         ]
-        return sum(mine == theirs for mine, theirs in pairs) / len(pairs) if pairs else 0.0
+        return sum(own == reference for own, reference in pairs) / len(pairs) if pairs else 0.0
 
 
 def compare(
@@ -129,7 +131,7 @@ def compare(
     counter: TokenCounter,
     progress: Progress = lambda name: None,
 ) -> Comparison:
-    """Start all systems, warm them up, and alternate them; stops them whatever happens.
+    """Start all systems, warm up, and alternate the systems; stop all systems after any error.
 
     Args:
         progress: called with a system's name after each of its runs, warm-ups included.
@@ -159,7 +161,7 @@ def _between(before: SpeculationCounters | None, after: SpeculationCounters | No
 
 
 def report(comparison: Comparison, selection: Selection, seed: int = 0) -> dict[str, Any]:
-    """``runs``, the figures of each system, and ``ratios`` of each against all before it, the first one's first."""
+    """Return ``runs``, the values of each system, and ``ratios`` of each system to all systems before."""
     baseline = comparison.systems[0]
     runs = list[dict[str, Any]]()
     for name in comparison.systems:

@@ -1,4 +1,4 @@
-"""Speculation counters of a whole system, from our engine's own numbers or a server's Prometheus page."""
+"""Speculation counters of a whole system, from an engine's metrics or a server's Prometheus page."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ GAUGES = {"num_requests_running": "running", "num_requests_waiting": "waiting"}
 
 @dataclass(frozen=True, slots=True)
 class SpeculationCounters:
-    """Sums since the system started; two snapshots subtracted are those of what ran between them, which add up.
+    """Sums since the system's start. The difference of two snapshots counts the runs between them.
 
     Attributes:
-        accepted_per_pos: accepted draft tokens by their position in the draft.
-        target_calls: forwards of the target over whole batches; None where the system does not count them.
+        accepted_per_pos: accepted draft tokens by draft position.
+        target_calls: target forwards over whole batches; None if not counted.
     """
 
     drafts: int = 0
@@ -57,23 +57,23 @@ class SpeculationCounters:
 
     @property
     def length(self) -> float | None:
-        """Mean tokens per draft; None when nothing was drafted."""
+        """Mean tokens per draft; None without drafts."""
         return self.draft_tokens / self.drafts if self.drafts else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """1 + accepted / drafts; None when nothing was drafted."""
+        """1 + accepted / drafts; None without drafts."""
         return 1.0 + self.accepted_tokens / self.drafts if self.drafts else None
 
     @property
     def per_position(self) -> list[float]:
-        """Share of drafts whose token at each position was accepted; unconditional, as servers report it."""
+        """Share of drafts whose token at each position was accepted; unconditional, as servers report."""
         return [count / self.drafts for count in self.accepted_per_pos] if self.drafts else []
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSample:
-    """What a server said of itself at one moment. ``at`` is in seconds on the run's clock."""
+    """A server's load at one moment. ``at`` is in seconds on the run's clock."""
 
     at: float
     running: int
@@ -82,7 +82,7 @@ class LoadSample:
 
 
 def from_engine(metrics: Mapping[str, Any]) -> SpeculationCounters:
-    """From our engine's ``EngineMetrics`` as a dictionary, summed over its drafters."""
+    """Build from an ``EngineMetrics`` dictionary, summed over drafters."""
     per_position = [sum(counts) for counts in zip_longest(*metrics["accepted_per_pos"].values(), fillvalue=0)]
     return SpeculationCounters(
         sum(metrics["drafts"].values()),
@@ -95,7 +95,7 @@ def from_engine(metrics: Mapping[str, Any]) -> SpeculationCounters:
 
 
 def from_prometheus(text: str, at: float = 0.0) -> LoadSample | None:
-    """From the page that our server and vLLM's give at ``/metrics``; None when it holds none of these names."""
+    """Build from the ``/metrics`` page of cospec or vLLM; None without known names."""
     sums: dict[str, float] = {}
     positions: dict[int, float] = {}
     found = False
@@ -122,7 +122,7 @@ def from_prometheus(text: str, at: float = 0.0) -> LoadSample | None:
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
-    """Names without their prefix and ``_total``, labels and values."""
+    """Yield names without prefix and ``_total``, labels and values."""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             prefix = next((prefix for prefix in PREFIXES if sample.name.startswith(prefix)), None)

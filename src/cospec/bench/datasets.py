@@ -1,4 +1,4 @@
-"""Prompts from files, each format known by its content: no option says which one a file is.
+"""Reads prompts from files. The content determines the format, so no option names the format.
 
 | format     | a line, or an item of one JSON list                        | domain                    |
 | ---------- | ---------------------------------------------------------- | ------------------------- |
@@ -8,7 +8,7 @@
 | plain      | ``prompt``, or ``turns`` with or without ``id``            | ``category``, if there    |
 | ShareGPT   | ``conversations`` of ``from`` and ``value``, or ``messages`` | ``category``, if there  |
 
-Of several turns the first is the prompt, as the later ones depend on what a system answered.
+Of several turns only the first is the prompt, because later turns depend on the system's answers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ MODEL = ("gpt", "assistant", "chatgpt", "bing", "bard")
 
 
 def load(path: Path) -> list[Prompt]:
-    """All prompts of a file of JSON lines or of one JSON list.
+    """Read all prompts of a file of JSON lines or of one JSON list.
 
     Raises:
-        InvalidInput: the file cannot be read, holds no prompts, or holds something else; the sentence names the line.
+        InvalidInput: the file is unreadable, empty, or of another format. The error names the line.
     """
     found = [_prompt(item, where, path) for where, item in _items(path)]
     prompts = [prompt for prompt in found if prompt is not None]
@@ -42,7 +42,7 @@ def load(path: Path) -> list[Prompt]:
 
 
 def load_all(paths: Sequence[Path]) -> list[Prompt]:
-    """The prompts of several files; a file's name is the domain of those that have none."""
+    """Read the prompts of several files; a prompt without a domain gets the file's name."""
     return [
         prompt if prompt.category else Prompt(prompt.id, prompt.text, path.stem, prompt.reference)
         for path in paths
@@ -51,9 +51,9 @@ def load_all(paths: Sequence[Path]) -> list[Prompt]:
 
 
 def sample(prompts: Sequence[Prompt], n: int, seed: int) -> list[Prompt]:
-    """``n`` prompts by turns from every domain, in an order drawn by ``seed``; repeats only when all were taken.
+    """Return ``n`` prompts, in turn from every domain, in an order drawn by ``seed``; repeats start after all prompts.
 
-    Domains alternate so that a run that is cut short has seen all of them. Repeated prompts get ids of their own.
+    Domains alternate, so that an interrupted run has covered all domains. Repeated prompts get new ids.
 
     Raises:
         InvalidInput: ``n`` is below 1.
@@ -81,7 +81,7 @@ def _renamed(prompt: Prompt, id: str) -> Prompt:
 
 
 def _items(path: Path) -> Iterator[tuple[str, Any]]:
-    """The objects of a file, each with its place in words."""
+    """Yield the objects of a file, each with its position in words."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _prompt(item: Any, where: str, path: Path) -> Prompt | None:
-    """The prompt of one object; None for a conversation that nobody opens."""
+    """Return the prompt of an object; None for a conversation without a human message."""
     if not isinstance(item, Mapping):
         raise _bad(path, where, f"{type(item).__name__}, not an object")
     for keys, read in READERS:
@@ -111,7 +111,7 @@ def _prompt(item: Any, where: str, path: Path) -> Prompt | None:
             try:
                 return read(item, where)
             except (KeyError, TypeError, IndexError, AttributeError):
-                raise _bad(path, where, f"an object whose {keys[-1]} cannot be read") from None
+                raise _bad(path, where, f"an object whose {keys[-1]} is unreadable") from None
     raise _bad(path, where, "an object with " + (", ".join(map(str, item)) or "no keys"))
 
 
@@ -121,7 +121,7 @@ def _bad(path: Path, where: str, found: str) -> InvalidInput:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise TypeError("a prompt is a string that is not empty")
+        raise TypeError("a prompt is a non-empty string")
     return value
 
 
@@ -155,7 +155,7 @@ def _messages(item: Mapping[str, Any], where: str) -> Prompt | None:
 
 
 def _conversation(item: Mapping[str, Any], where: str, turns: Sequence[tuple[str, str]]) -> Prompt | None:
-    """What the human says first, and what is answered."""
+    """Return the first human message, and the answer."""
     opening = next((i for i, (who, text) in enumerate(turns) if who in HUMAN and text), None)
     if opening is None:
         return None
@@ -164,13 +164,13 @@ def _conversation(item: Mapping[str, Any], where: str, turns: Sequence[tuple[str
 
 
 def _first(value: Any) -> str:
-    """A reference may be a text or a list with one per turn."""
+    """Return a reference, which may be a text or a list with one text per turn."""
     if isinstance(value, list):
         value = value[0] if value else ""
     return str(value)
 
 
-# Keys that tell a format, the most telling first.
+# Keys that identify a format, the most specific first.
 READERS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str], Prompt | None]], ...] = (
     (("task_id", "prompt"), _human_eval),
     (("question", "answer"), _gsm8k),

@@ -10,10 +10,10 @@ NEEDED = ("matplotlib", "scipy")
 
 
 def require() -> None:
-    """Check for them before anything is measured.
+    """Check the packages before the measurement.
 
     Raises:
-        CospecError: one is missing; the sentence says how to install it.
+        CospecError: a package is missing. The error names the install command.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

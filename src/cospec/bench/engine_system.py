@@ -1,4 +1,4 @@
-"""Our engine in this process as a system that can be compared."""
+"""The cospec engine in this process as a comparable system."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cospec.text.input_processor import make_requests
 class EngineSystem:
     """An engine with one configuration. Its options are ``EngineConfig``'s keys.
 
-    Prefix caching is off unless it is asked for, as a repetition would else find its prompts already computed.
+    Prefix caching is off by default, because repetitions would find their prompts in the cache.
     """
 
     def __init__(self, name: str, config: EngineConfig) -> None:
@@ -38,7 +38,7 @@ class EngineSystem:
 
     @property
     def engine(self) -> Engine:
-        """The engine, once started."""
+        """The engine after ``start``."""
         assert self._engine is not None, "start comes before run"
         return self._engine
 
@@ -47,7 +47,7 @@ class EngineSystem:
         self._engine = Engine.build(self._config)
 
     def run(self, prompts: Sequence[Prompt], params: Params) -> list[Timing]:
-        """See ``systems.System``; all prompts are in the engine from the first round on."""
+        """See ``systems.System``; all prompts are in the engine from the first step."""
         started = time.perf_counter()
         sampling = SamplingParams(
             temperature=params.temperature,

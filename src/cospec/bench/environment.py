@@ -1,4 +1,4 @@
-"""The machine and the versions that a figure was measured with; no figure stands without them."""
+"""The machine and the versions of a measurement; every result includes the environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("cospec", "torch", "transformers")
 
 
 def describe() -> dict[str, str | int]:
-    """Processor, cores that may be used, operating system, versions, native kernels, the GPU where torch sees one."""
+    """Describe processor, usable cores, operating system, versions, native kernels, and a GPU if torch has one."""
     found: dict[str, str | int] = {
         "processor": processor(),
         "cores": usable_processors(),

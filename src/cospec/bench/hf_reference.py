@@ -1,4 +1,4 @@
-"""Models as transformers itself runs them: what ``verify`` compares with and what peers decode with."""
+"""Models in transformers' code: the reference of ``verify``, and the model of compared systems."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cospec.models.linear import weight_of
 
 
 def load_plain(folder: Path, dtype: torch.dtype, rounded: bool = False, device: str = "cpu") -> Any:
-    """A Hugging Face causal LM in evaluation mode, its generation settings all at their defaults: greedy, no end token.
+    """Load a Hugging Face causal LM in evaluation mode, with default generation settings: greedy, no end token.
 
     Args:
         dtype: of the arithmetic.
-        rounded: round weights and what linear layers read to bfloat16, as an engine does that computes so on a CPU.
+        rounded: round weights and inputs of linear layers to bfloat16, as the engine does on a CPU.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 

@@ -1,4 +1,4 @@
-"""One system at fixed batch sizes: no arrivals, nothing but batches that run one after the other."""
+"""Measures one system at fixed batch sizes: batches run one after the other, without arrivals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cospec.bench.token_counter import TokenCounter
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """A batch size and how often it runs: ``warmups`` times uncounted, then ``iterations`` times."""
+    """A batch size, its uncounted ``warmups`` and its counted ``iterations``."""
 
     size: int
     iterations: int = 5
@@ -23,16 +23,16 @@ class Batches:
 
     @property
     def prompts(self) -> int:
-        """How many it takes, so that every iteration has prompts of its own."""
+        """Number of prompts, so that every iteration has its own prompts."""
         return self.size * (self.iterations + self.warmups)
 
     def cut(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-        """One batch of prompts per iteration, warm-ups first."""
+        """Return one batch of prompts per iteration, warm-ups first."""
         return [list(prompts[start : start + self.size]) for start in range(0, self.prompts, self.size)]
 
 
 class Bench:
-    """Runs batch after batch on a system that was started.
+    """Runs batches on a started system.
 
     Args:
         done: called after every iteration.
@@ -44,7 +44,7 @@ class Bench:
         self._system, self._params, self._counter, self._done = system, params, counter, done
 
     def run(self, batches: Batches, prompts: Sequence[Prompt], selection: Selection) -> dict[str, Any]:
-        """The figures of one batch size; ``seconds`` lists the iterations."""
+        """Return the values of one batch size; ``seconds`` lists the iterations."""
         work = batches.cut(prompts)
         for piece in work[: batches.warmups]:
             self._iterate(piece)

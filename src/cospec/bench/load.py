@@ -1,4 +1,4 @@
-"""Drives a server: requests sent when they are due, at most so many at once, until all ended or the server is gone."""
+"""Drives a server: sends requests when due, bounded in number, until all end or the server is gone."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from cospec.bench.client import UNREACHABLE, Endpoint, StreamClock, complete, re
 from cospec.bench.counters import LoadSample
 from cospec.bench.timing import Params, Prompt, Timing
 
-OUTAGE = 3  # refused connections in a row after which nothing more is sent
-SAMPLE_SECONDS = 1.0  # between looks at the server's own metrics
+OUTAGE = 3  # consecutive refused connections after which the run stops
+SAMPLE_SECONDS = 1.0  # between reads of the server's metrics
 
 Done = Callable[[Timing], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a run saw, whole or broken off.
+    """The result of a run, complete or interrupted.
 
     Attributes:
-        timings: of every request that was sent and ended, in the order of ``prompts``.
-        prompts: theirs.
+        timings: of every sent and ended request, in the order of ``prompts``.
+        prompts: the prompts of ``timings``.
         duration: seconds from the first arrival to the last end.
-        loads: what the server said of itself, before, during and after; empty where it says nothing.
-        not_sent: requests that were given up before they were sent, or while they ran.
-        interrupted: why the run ended early, in words; None when it did not.
+        loads: the server's load before, during and after the run; empty if not reported.
+        not_sent: requests that were dropped before or after sending.
+        interrupted: why the run ended early, in words; None for a complete run.
     """
 
     prompts: tuple[Prompt, ...]
@@ -45,8 +45,8 @@ class Generator:
     """Sends prompts to one endpoint.
 
     Args:
-        max_concurrency: requests at once; None sends each when it is due.
-        done: called with each timing as it ends.
+        max_concurrency: parallel requests; None sends each request when due.
+        done: called with each timing at its end.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Generator:
         self._limit = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 
     async def run(self, prompts: Sequence[Prompt], times: Sequence[float], params: Params) -> Recording:
-        """Send ``prompts[i]`` at ``times[i]`` seconds, ascending. Cancelling ends the run and keeps what was seen."""
+        """Send ``prompts[i]`` at ``times[i]`` seconds, ascending. A cancelled run keeps its results."""
         clock, found = StreamClock(), dict[int, Timing]()
         refused = deque[bool](maxlen=OUTAGE)
         gone = asyncio.Event()
@@ -88,15 +88,15 @@ class Generator:
         watch: asyncio.Future[Any] = asyncio.create_task(gone.wait())
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # Ctrl-C: what was measured is kept
-            interrupted = f"stopped by hand after {clock():.1f} s"
+        except asyncio.CancelledError:  # Ctrl-C keeps the measured results
+            interrupted = f"interrupted by the user after {clock():.1f} s"
         if gone.is_set():
             lost = min(timing.end for timing in found.values() if timing.error_kind == UNREACHABLE)
             interrupted = f"the server stopped answering; connections were refused from {lost:.1f} s on"
         failure = work.exception() if work.done() else None
         await _finish(work, watch, sampler)
         if failure is not None:
-            raise failure  # one of our own: what a server does is in the timings
+            raise failure  # an internal error: errors of a server are in the timings
         last = await read_load(self._http, clock()) if loads else None
         kept = sorted(found)
         return Recording(
@@ -109,7 +109,7 @@ class Generator:
         )
 
     async def _sample(self, clock: StreamClock, loads: list[LoadSample]) -> None:
-        """Look at the server's metrics now and then, for as long as it has any."""
+        """Read the server's metrics regularly, as long as the server has any."""
         while (load := await read_load(self._http, clock())) is not None:
             loads.append(load)
             await asyncio.sleep(SAMPLE_SECONDS)

@@ -8,8 +8,8 @@
 ``e2el``  end-to-end latency: from sending to the last chunk with text
 ========  ==============================================================================================================
 
-``itl`` thereby adds up to ``e2el - ttft`` for every request however its stream was cut; a server that sends four tokens
-every 40 ms has an ``itl`` of 10 ms. A limit on concurrency delays sending, and that wait is not part of a latency.
+Thus ``itl`` sums to ``e2el - ttft`` for every request and any chunking: four tokens every 40 ms have an ``itl`` of 10
+ms. A limit on concurrency delays sending; the delay is not part of a latency.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLO_METRICS = ("ttft", "tpot", "e2el")
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The latencies of one request in seconds; None where it has too few tokens, or did not stream."""
+    """The latencies of one request in seconds; None with too few tokens, or without streaming."""
 
     e2el: float
     ttft: float | None = None
@@ -40,10 +40,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which metrics and percentiles are wanted.
+    """The metrics and percentiles of a report.
 
     Attributes:
-        goodput: upper bounds in milliseconds that a good request keeps, by metric; empty for no goodput.
+        goodput: upper bounds of a good request in milliseconds, by metric; empty for no goodput.
     """
 
     metrics: tuple[str, ...] = METRICS
@@ -52,10 +52,10 @@ class Selection:
 
 
 def latency(timing: Timing) -> Latency | None:
-    """The latencies of one request; None when no text came.
+    """Compute the latencies of one request; None without text.
 
     Raises:
-        ValueError: a chunk came before the one in front of it.
+        ValueError: a chunk has an earlier time than the chunk before.
     """
     chunks = [chunk for chunk in timing.chunks if chunk.text or chunk.tokens]
     if not chunks:
@@ -72,10 +72,10 @@ def latency(timing: Timing) -> Latency | None:
 
 
 def gaps(chunks: Sequence[Chunk]) -> tuple[float, ...]:
-    """Inter-token latencies of one stream in seconds; the module docstring says how they are shared out.
+    """Return inter-token latencies of one stream in seconds; see the module docstring for the shares.
 
-    A chunk in which no token begins is the rest of tokens before it: its time counts with the next chunk that has one,
-    or with the last chunk that had, when no other follows.
+    A chunk without the beginning of a token continues an earlier token. Its time counts with the next chunk that begins
+    a token, or with the last such chunk.
     """
     counted = [(chunk.at, chunk.tokens) for chunk in chunks if chunk.tokens]
     if not counted:
@@ -94,12 +94,12 @@ def gaps(chunks: Sequence[Chunk]) -> tuple[float, ...]:
 
 
 def summarise(timings: Sequence[Timing], duration: float, selection: Selection) -> dict[str, float | int]:
-    """Figures of a run under ``vllm bench serve``'s names; latencies in ms, rates per second.
+    """Summarise a run under ``vllm bench serve``'s names; latencies in ms, rates per second.
 
-    Latencies and goodput are those of requests that ended well; tokens of failed requests count in no rate.
+    Latencies and goodput cover successful requests; tokens of failed requests count in no rate.
 
     Args:
-        duration: seconds from the first request's arrival to the last one's end.
+        duration: seconds from the first request's arrival to the last end.
     """
     done = [timing for timing in timings if timing.ok]
     found = [one for one in map(latency, done) if one is not None]
@@ -125,22 +125,22 @@ def summarise(timings: Sequence[Timing], duration: float, selection: Selection) 
 
 
 def values(latencies: Sequence[Latency], metric: str) -> list[float]:
-    """All values of a metric in seconds; ``itl`` has one per token, the others one per request that has it."""
+    """Return all values of a metric in seconds; ``itl`` has one per token, the others one per request."""
     if metric == "itl":
         return [gap for one in latencies for gap in one.itl]
     return [value for one in latencies if (value := getattr(one, metric)) is not None]
 
 
 def keeps(one: Latency, bounds_ms: Mapping[str, float]) -> bool:
-    """Whether a request is within every bound; a metric that it does not have, such as the TPOT of one token, is."""
+    """Whether a request is within every bound; a missing metric, such as the TPOT of one token, is within."""
     return all((value := getattr(one, metric)) is None or value * 1e3 <= bound for metric, bound in bounds_ms.items())
 
 
 def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
-    """``["ttft:200", "tpot:50"]`` to bounds in ms; several pairs may stand in one string.
+    """Parse ``["ttft:200", "tpot:50"]`` into bounds in ms; one string may hold several pairs.
 
     Raises:
-        InvalidInput: not ``METRIC:MS`` with a metric of ``SLO_METRICS``.
+        InvalidInput: the text is not ``METRIC:MS`` with a metric of ``SLO_METRICS``.
     """
     bounds: dict[str, float] = {}
     for pair in " ".join(pairs).replace(",", " ").split():
@@ -153,10 +153,10 @@ def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
 
 
 def parse_metrics(text: str) -> tuple[str, ...]:
-    """``"ttft,tpot"`` to names, in that order.
+    """Parse ``"ttft,tpot"`` into names, in order.
 
     Raises:
-        InvalidInput: a name that is no metric.
+        InvalidInput: a name is no metric.
     """
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
@@ -166,10 +166,10 @@ def parse_metrics(text: str) -> tuple[str, ...]:
 
 
 def parse_percentiles(text: str) -> tuple[float, ...]:
-    """``"50,99"`` to numbers.
+    """Parse ``"50,99"`` into numbers.
 
     Raises:
-        InvalidInput: something that is no number from 0 to 100.
+        InvalidInput: a part is no number from 0 to 100.
     """
     found: list[float] = []
     for part in (part.strip() for part in text.split(",")):
@@ -193,7 +193,7 @@ def _rate(count: float, duration: float) -> float:
 
 
 def _distribution(metric: str, seconds: Sequence[float], percentiles: Sequence[float]) -> dict[str, float]:
-    """Mean, median, standard deviation and percentiles in ms; nothing when there is no value."""
+    """Return mean, median, standard deviation and percentiles in ms; empty without values."""
     if not seconds:
         return {}
     ms = np.asarray(seconds, dtype=np.float64) * 1e3

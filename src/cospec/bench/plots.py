@@ -1,4 +1,4 @@
-"""Plots of results as SVG text. Each function takes a result and gives None where it has nothing to show."""
+"""Plots of results as SVG text. Each function takes a result and returns None without data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SIZE = (6.4, 3.8)  # inches
 
 
 def all_plots(result: Result) -> list[tuple[str, str]]:
-    """Titles and SVG of everything that the result has data for."""
+    """Return titles and SVG of every plot that the result has data for."""
     found = ((title, draw(result)) for title, draw in PLOTS.items())
     return [(title, svg) for title, svg in found if svg is not None]
 
 
 def latency_by_rate(result: Result) -> str | None:
-    """Median and p99 of TTFT and TPOT over the request rate; saturated runs are hollow."""
+    """Plot median and p99 of TTFT and TPOT over the request rate; saturated runs are hollow."""
     runs = [run for run in result["runs"] if run.get("request_rate") and "median_ttft_ms" in run]
     if not runs:
         return None
@@ -43,7 +43,7 @@ def latency_by_rate(result: Result) -> str | None:
 
 
 def throughput_by_batch(result: Result) -> str | None:
-    """Output tokens per second over the batch size."""
+    """Plot output tokens per second over the batch size."""
     runs = sorted((run for run in result["runs"] if "batch" in run), key=lambda run: run["batch"])
     if not runs:
         return None
@@ -56,7 +56,7 @@ def throughput_by_batch(result: Result) -> str | None:
 
 
 def throughput_by_system(result: Result) -> str | None:
-    """Output tokens per second of compared systems."""
+    """Plot output tokens per second of compared systems."""
     if "ratios" not in result:
         return None
     runs = result["runs"]
@@ -72,7 +72,7 @@ def throughput_by_system(result: Result) -> str | None:
 
 
 def ratios(result: Result) -> str | None:
-    """How many times as fast as the baseline, with intervals."""
+    """Plot the speed relative to the baseline, with intervals."""
     rows = [row for row in against_first(result) if row["cost"] == "time_per_token" and row["low"] is not None]
     if not rows:
         return None
@@ -84,14 +84,14 @@ def ratios(result: Result) -> str | None:
         axes.axvline(1.0, color="grey", linewidth=1)
         axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
         axes.invert_yaxis()
-        axes.set(xlabel=f"times as fast as {rows[0]['baseline']} (95% interval)")
+        axes.set(xlabel=f"speed relative to {rows[0]['baseline']} (95% interval)")
         axes.margins(y=0.3)
 
     return _svg(draw)
 
 
 def acceptance_by_position(result: Result) -> str | None:
-    """Share of drafts whose token was accepted, by its position."""
+    """Plot the share of drafts whose token was accepted, by position."""
     runs = [run for run in result["runs"] if run.get("speculation", {}).get("acceptance_per_position")]
     if not runs:
         return None
@@ -108,7 +108,7 @@ def acceptance_by_position(result: Result) -> str | None:
 
 
 def length_by_load(result: Result) -> str | None:
-    """Mean speculation length over the number of running requests, a point per look at the server."""
+    """Plot the mean speculation length over the number of running requests, one point per metrics read."""
     runs = [run for run in result["runs"] if run.get("length_by_load")]
     if not runs:
         return None
@@ -125,7 +125,7 @@ def length_by_load(result: Result) -> str | None:
 
 
 def roofline(result: Result) -> str | None:
-    """Attained against attainable operations per second.
+    """Plot attained over attainable operations per second.
 
     ``result["roofline"]`` holds ``bytes_per_s``, ``flops_per_s`` and ``points`` of ``name``, ``intensity`` (operations
     per byte) and ``flops_per_s``.
@@ -162,7 +162,7 @@ PLOTS: Mapping[str, Callable[[Result], str | None]] = {
 
 
 def _svg(draw: Callable[[Any], None]) -> str:
-    """One figure with one pair of axes, drawn without a display."""
+    """Draw one figure with one pair of axes, without a display."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 

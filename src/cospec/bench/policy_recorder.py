@@ -1,4 +1,4 @@
-"""An engine whose rounds are written down as its policy sees them."""
+"""An engine that records its steps as the policy sees the steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cospec.policies.goodput.split_steps import split_steps
 
 
 class PolicyRecorder(Policy):
-    """A policy that decides as another does and keeps every commit and every round's figures."""
+    """A policy that delegates its decisions, and records every commit and every step's statistics."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -24,46 +24,46 @@ class PolicyRecorder(Policy):
         self.rounds: list[StepStats] = []
 
     def clear(self) -> None:
-        """Begin again."""
+        """Clear the records."""
         self.commits.clear()
         self.rounds.clear()
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """As the policy does."""
+        """See the wrapped policy."""
         return self._policy.plan(load)
 
     @property
     def horizon(self) -> int:
-        """As the policy's plan."""
+        """See the wrapped policy."""
         return self._policy.horizon
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """As the policy does."""
+        """See the wrapped policy."""
         return self._policy.trim(drafts)
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Write down, then as the policy does."""
+        """Record, then pass to the wrapped policy."""
         self.commits.extend(commits)
         self.rounds.extend(each for each, _ in split_steps(stats, commits))
         self._policy.observe(stats, commits)
 
     def learn(self) -> None:
-        """As the policy does."""
+        """See the wrapped policy."""
         self._policy.learn()
 
     def gauges(self) -> Mapping[str, float]:
-        """As the policy does."""
+        """See the wrapped policy."""
         return self._policy.gauges()
 
 
-def watched_engine(config: EngineConfig) -> tuple[Engine, PolicyRecorder]:
-    """The engine of ``config``, and who watches it."""
-    parts, watch = watched(build_components(config))
-    return Engine(parts, config), watch
+def recorded_engine(config: EngineConfig) -> tuple[Engine, PolicyRecorder]:
+    """Build the engine of ``config`` with a recorder."""
+    parts, recorder = recorded(build_components(config))
+    return Engine(parts, config), recorder
 
 
-def watched(parts: EngineComponents) -> tuple[EngineComponents, PolicyRecorder]:
-    """The same parts with somebody who watches."""
+def recorded(parts: EngineComponents) -> tuple[EngineComponents, PolicyRecorder]:
+    """Return the same components with a recorder."""
     scheduler = parts.scheduler
-    watch = PolicyRecorder(scheduler.policy)
-    return replace(parts, scheduler=Scheduler(scheduler.pages, watch, scheduler.limits)), watch
+    recorder = PolicyRecorder(scheduler.policy)
+    return replace(parts, scheduler=Scheduler(scheduler.pages, recorder, scheduler.limits)), recorder

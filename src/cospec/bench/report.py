@@ -1,4 +1,4 @@
-"""Results for people and programs: tables on the terminal, JSON, and one HTML page that needs nothing beside it."""
+"""Results for people and programs: tables on the terminal, JSON, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cospec.bench.results import against_first
 
 Result = Mapping[str, Any]
 
-# Rows of the table: key, words, decimals. A row is shown when some run has it.
+# Rows of the table: key, words, decimals. A row is shown if some run has a value.
 ROWS = (
     ("completed", "requests completed", 0),
     ("failed", "requests failed", 0),
-    ("not_sent", "requests given up", 0),
+    ("not_sent", "requests dropped", 0),
     ("duration", "duration, s", 2),
     ("total_input_tokens", "input tokens", 0),
     ("total_output_tokens", "output tokens", 0),
@@ -47,10 +47,10 @@ td:first-child,th:first-child{text-align:left}figure{display:inline-block;margin
 
 
 def complete(kind: str, command: str, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """A result that can stand alone: what was measured, by which command, where and when.
+    """Return a self-contained result: values, command, environment and date.
 
     Args:
-        measured: ``runs``, a list of figures with ``label`` each, and ``ratios`` for a comparison.
+        measured: ``runs``, a list of values with ``label`` each, and ``ratios`` for a comparison.
     """
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     head = {"kind": kind, "date": date, "command": command, "machine": describe()}
@@ -58,14 +58,14 @@ def complete(kind: str, command: str, settings: Mapping[str, Any], measured: Map
 
 
 def save(result: Result, path: Path) -> None:
-    """Write the result: a page for ``.html``, otherwise JSON."""
+    """Write the result: an HTML page for ``.html``, else JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = page(result) if path.suffix == ".html" else json.dumps(result, indent=1, allow_nan=False) + "\n"
     path.write_text(text, encoding="utf-8")
 
 
 def show(result: Result, console: Console) -> None:
-    """Tables and remarks on the terminal."""
+    """Print tables and remarks on the terminal."""
     table = Table(title=f"cospec bench {result['kind']}")
     head, *rows = cells(result)
     for number, name in enumerate(head):
@@ -78,7 +78,7 @@ def show(result: Result, console: Console) -> None:
 
 
 def cells(result: Result) -> list[list[str]]:
-    """The table as text, a column per run; the first row is the head."""
+    """Return the table as text, a column per run; the first row is the head."""
     runs = result["runs"]
     table = [["", *(run["label"] for run in runs)]]
     for key, words, digits in ROWS:
@@ -93,7 +93,7 @@ def cells(result: Result) -> list[list[str]]:
 
 
 def remarks(result: Result) -> list[str]:
-    """What a reader must know beside the table: ratios, saturation, failures, interruptions."""
+    """Return remarks besides the table: ratios, saturation, failures, interruptions."""
     found: list[str] = []
     for row in against_first(result):
         if row["cost"] == "time_per_token":
@@ -102,9 +102,7 @@ def remarks(result: Result) -> list[str]:
             found.append(f"{row['system']} is {row['ratio']:.2f} x as fast as {row['baseline']}{interval}{pairs}.")
     for run in result["runs"]:
         if run.get("interrupted"):
-            found.append(
-                f"{run['label']}: INTERRUPTED, {run['interrupted']}; {run['not_sent']} requests were given up."
-            )
+            found.append(f"{run['label']}: INTERRUPTED, {run['interrupted']}; {run['not_sent']} requests were dropped.")
         for reason in run.get("saturation", {}).get("reasons", ()):
             found.append(f"{run['label']}: SATURATED, {reason}; its latencies depend on how long it ran.")
         if run.get("error_kinds"):
@@ -118,7 +116,7 @@ def remarks(result: Result) -> list[str]:
 
 
 def page(result: Result) -> str:
-    """The HTML report; plots are inside as images."""
+    """Return the HTML report with embedded plots."""
     head, *rows = cells(result)
     machine = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
     body = [
@@ -141,7 +139,7 @@ def page(result: Result) -> str:
 
 
 def _ratios(result: Result) -> Iterator[str]:
-    """How many times as fast each system is than the baseline, for every cost that is compared."""
+    """Return the speed of each system relative to the baseline, for every cost."""
     rows: dict[str, dict[str, str]] = {}
     for row in against_first(result):
         interval = "" if row["low"] is None else f" ({row['low']:.2f} to {row['high']:.2f})"
@@ -150,11 +148,11 @@ def _ratios(result: Result) -> Iterator[str]:
         costs = list(dict.fromkeys(cost for own in rows.values() for cost in own))
         table = [[name, *(own.get(cost, "") for cost in costs)] for name, own in rows.items()]
         baseline = html.escape(result["ratios"][0]["baseline"])
-        yield f"<h2>Times as fast as {baseline}, with 95% intervals</h2>" + _table(["", *costs], table)
+        yield f"<h2>Speed relative to {baseline}, with 95% intervals</h2>" + _table(["", *costs], table)
 
 
 def _domains(result: Result) -> Iterator[str]:
-    """Mean acceptance length by domain, where a run tells domains apart and speculates."""
+    """Return mean acceptance lengths by domain, if a run has domains and speculation."""
     runs = [run for run in result["runs"] if run.get("by_category")]
     names = sorted({name for run in runs for name in run["by_category"]})
     rows = [
@@ -170,14 +168,14 @@ def _acceptance(domain: Mapping[str, Any]) -> float | None:
 
 
 def _latency_keys(runs: list[Mapping[str, Any]]) -> list[str]:
-    """Keys such as ``p99_ttft_ms``, in the order in which the runs hold them."""
+    """Return keys such as ``p99_ttft_ms``, in the order of the runs."""
     found = dict.fromkeys(key for run in runs for key in run if key.endswith("_ms") and key.count("_") == 2)
-    doubled = {key for key in found if key.startswith("p50_")}  # the median by another name
+    doubled = {key for key in found if key.startswith("p50_")}  # the median under another name
     return [key for key in found if key not in doubled and not key.startswith("std_")]
 
 
 def _row(words: str, values: list[Any], digits: int) -> list[list[str]]:
-    """A row, or none when no run has a value."""
+    """Return a row; empty if no run has a value."""
     if all(value is None for value in values):
         return []
     return [[words, *(_number(value, digits) for value in values)]]

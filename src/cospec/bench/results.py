@@ -1,4 +1,4 @@
-"""From timings to the figures of one run: a flat dictionary under ``vllm bench serve``'s names, and a few more."""
+"""Turns timings into the values of one run: a flat dictionary under ``vllm bench serve``'s names, with additions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def figures(
     selection: Selection,
     counters: SpeculationCounters | None = None,
 ) -> dict[str, Any]:
-    """All that a report says of one run.
+    """Return all values of one run for reports.
 
     Args:
         duration: seconds from the first arrival to the last end.
-        counters: the system's own, of this run alone; None where it has none.
+        counters: the system's, of this run alone; None if not reported.
     """
     found: dict[str, Any] = dict(summarise(timings, duration, selection))
     failed = [one for one in timings if not one.ok]
@@ -40,16 +40,16 @@ def figures(
 
 
 def speculation(timings: Sequence[Timing], counters: SpeculationCounters | None = None) -> dict[str, Any]:
-    """What drafting was worth; keys are there only where the system reports what they need.
+    """Return the speculation values; a key exists only if the system reports its data.
 
-    ``target_calls_per_token`` counts the rounds that each request took part in, so it does not depend on the batch;
-    ``forwards_per_token`` counts forwards of whole batches. Counts come from each request's own where it has them.
+    ``target_calls_per_token`` counts the target steps of each request, independent of the batch. ``forwards_per_token``
+    counts forwards of whole batches. The counts of single requests are preferred.
     """
     found: dict[str, Any] = {}
-    told = [one for one in timings if one.ok and one.stats]
-    if told:
-        sums = {name: sum(int(one.stats[name]) for one in told) for name in SUMMED}
-        tokens = sum(one.reported_tokens or 0 for one in told)
+    reported = [one for one in timings if one.ok and one.stats]
+    if reported:
+        sums = {name: sum(int(one.stats[name]) for one in reported) for name in SUMMED}
+        tokens = sum(one.reported_tokens or 0 for one in reported)
         if tokens:
             found["target_calls_per_token"] = sums["target_calls"] / tokens
         found |= _rates(sums["drafts"], sums["drafted"], sums["accepted"])
@@ -66,7 +66,7 @@ def speculation(timings: Sequence[Timing], counters: SpeculationCounters | None 
 
 
 def by_load(loads: Sequence[LoadSample]) -> list[dict[str, float]]:
-    """How long drafts were at what load: one point per interval between two looks at the server."""
+    """Return draft length by load: one point per interval between two reads of the server."""
     points: list[dict[str, float]] = []
     for before, after in pairwise(loads):
         step = after.counters - before.counters
@@ -77,13 +77,13 @@ def by_load(loads: Sequence[LoadSample]) -> list[dict[str, float]]:
 
 
 def against_first(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The ratios of a comparison whose baseline is the first system."""
+    """Return the ratios of a comparison whose baseline is the first system."""
     found: Sequence[Mapping[str, Any]] = result.get("ratios", ())
     return [row for row in found if row["baseline"] == found[0]["baseline"]]
 
 
 def detailed(timings: Sequence[Timing]) -> dict[str, list[Any]]:
-    """Every request's own figures, as ``--save-detailed`` stores them; times in seconds."""
+    """Return every request's values, as ``--save-detailed`` stores them; times in seconds."""
     found = [latency(one) for one in timings]
     return {
         "ids": [one.id for one in timings],
@@ -98,14 +98,14 @@ def detailed(timings: Sequence[Timing]) -> dict[str, list[Any]]:
 
 
 def _domain(timings: Sequence[Timing]) -> Mapping[str, Any]:
-    """Figures of one domain inside a mixed run; throughput would be that of the mixture, so there is none."""
+    """Return the values of one domain in a mixed run, without throughput, which is the mixture's."""
     whole = summarise(timings, 0.0, Selection(percentiles=()))
     kept = {name: value for name, value in whole.items() if name.startswith("mean_") or name in ("completed", "failed")}
     return kept | {"total_output_tokens": whole["total_output_tokens"], "speculation": speculation(timings)}
 
 
 def _rates(drafts: int, drafted: int, accepted: int) -> dict[str, float]:
-    """Of verified drafts; nothing where nothing was drafted."""
+    """Return the rates of verified drafts; empty without drafts."""
     if not drafts:
         return {}
     rates = {"mean_acceptance_length": 1.0 + accepted / drafts, "speculation_length": drafted / drafts}

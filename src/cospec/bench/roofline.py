@@ -1,9 +1,9 @@
-"""How near the target's forwards come to what the memory and the arithmetic of the device allow.
+"""Compares the target's forwards with the limits of the device's memory and arithmetic.
 
-A round reads every weight once and the keys and values of its sequences, and does two operations per weight for each
-token that it computes. The least time for that is the larger of bytes / bandwidth and operations / FLOP rate, both
-measured on the spot; the share is that time over the measured one. Attention's own operations are left out: at the
-contexts of a benchmark they are a few in a hundred.
+A step reads every weight once and the keys and values of its sequences. A step does two operations per weight for each
+computed token. The minimum time is the larger of bytes / bandwidth and operations / FLOP rate, both measured here. The
+share is the minimum time over the measured time. Attention's operations are omitted: at a benchmark's contexts they are
+a few percent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cospec.bench.policy_recorder import watched_engine
+from cospec.bench.policy_recorder import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
 from cospec.models.checkpoint import read_config, resolve, weight_files
@@ -31,56 +31,56 @@ SIDE = {"cpu": 1024, "cuda": 8192}
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the device reached: bytes read per second, and operations per second in products of large matrices."""
+    """The device's measured rates: bytes read per second, and operations per second of large matrix products."""
 
     bytes_per_s: float
     flops_per_s: float
 
     def best(self, other: Device) -> Device:
-        """What was reached in either measurement; one before and one after hold against a machine that changes."""
+        """Return the better of two measurements; measurements before and after handle a machine whose speed changes."""
         return Device(max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s))
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Of one model: bytes of the weights that a forward reads, bytes per token of cache, operations per token."""
+    """Costs of one model: weight bytes per forward, cache bytes per token, operations per token."""
 
     weight_bytes: float
     cache_bytes: float
     operations: float
 
     def of(self, rounds: Sequence[StepStats]) -> tuple[float, float]:
-        """Bytes and operations of the target in these rounds."""
+        """Return bytes and operations of the target in these steps."""
         bytes_read = sum(self.weight_bytes + one.context_tokens * self.cache_bytes for one in rounds)
         return bytes_read, sum(one.batched_tokens * self.operations for one in rounds)
 
 
 def measure_device(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Device:
-    """Bandwidth and FLOP rate, each the best of many tries: measure on a quiet machine, as the shares rest on them.
+    """Measure bandwidth and FLOP rate, each the best of many tries. Measure on a quiet machine.
 
     Args:
-        dtype: of a model's weights, in which a product's inputs are multiplied.
+        dtype: of the weights, which also rounds the inputs of products.
     """
-    # A processor without an instruction for bfloat16 multiplies such weights as float32.
+    # A processor without bfloat16 instructions multiplies such weights as float32.
     kinds = {torch.float32, dtype} if device == "cpu" else {torch.bfloat16}
     return Device(bandwidth(READ_BYTES, device) * 1e9, max(flop_rate(device, each) for each in kinds))
 
 
 def bandwidth(size: int = READ_BYTES, device: str = "cpu") -> float:
-    """Memory read bandwidth in GB/s: the best of several sums over more bytes than any cache holds."""
+    """Measure memory read bandwidth in GB/s: the best of several sums over more bytes than any cache."""
     data = torch.ones(size // 4, dtype=torch.float32, device=device)
     return data.numel() * 4 / _best(data.sum, 60) / 1e9
 
 
 def flop_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
-    """Operations per second of a product of two large matrices of ``dtype``."""
+    """Measure operations per second of a product of two large matrices of ``dtype``."""
     side = SIDE[device]
     first, second = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return 2.0 * side**3 / _best(lambda: torch.mm(first, second), 20)
 
 
 def _best(call: Callable[[], Any], tries: int) -> float:
-    """Seconds of the fastest call."""
+    """Return the seconds of the fastest call."""
     best = float("inf")
     for _ in range(tries):
         started = time.perf_counter()
@@ -92,7 +92,7 @@ def _best(call: Callable[[], Any], tries: int) -> float:
 
 
 def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> StepCost:
-    """Read from the headers of a model's files. An input embedding that is no output layer too is only looked up."""
+    """Read the costs from file headers. An input embedding that is no output layer is only looked up."""
     from safetensors import safe_open
 
     folder = resolve(model)
@@ -109,7 +109,7 @@ def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cu
 
 
 def _cache_bytes(folder: Path, width: int) -> float:
-    """Keys and values of one token over all layers; 0 where the configuration does not tell."""
+    """Return the bytes of one token's keys and values over all layers; 0 if the configuration lacks the data."""
     config: Mapping[str, Any] = read_config(folder)
     heads = config.get("num_attention_heads")
     layers = config.get("num_hidden_layers")
@@ -120,10 +120,10 @@ def _cache_bytes(folder: Path, width: int) -> float:
 
 
 def watch(config: EngineConfig, texts: Sequence[str], max_tokens: int) -> tuple[StepCost, list[StepStats]]:
-    """All ``texts`` at once, greedily: what the model costs, and the rounds that only wrote, prompts left out."""
-    engine, seen = watched_engine(config)
+    """Run all ``texts`` together, greedily; return the model's costs, and the steps without prompts."""
+    engine, seen = recorded_engine(config)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    for turn in range(2):  # the first one warms up
+    for turn in range(2):  # the first turn is a warm-up
         seen.clear()
         for number, text in enumerate(texts):
             (request,) = make_requests(f"roof-{turn}-{number}", engine.tokenizer.encode(text)[:128], params)
@@ -136,7 +136,7 @@ def watch(config: EngineConfig, texts: Sequence[str], max_tokens: int) -> tuple[
 
 
 def figures(cost: StepCost, rounds: Sequence[StepStats], device: Device) -> dict[str, Any]:
-    """Per committed token, and as shares of what the device allows."""
+    """Return costs per committed token, and shares of the device's limits."""
     bytes_read, operations = cost.of(rounds)
     tokens = sum(one.committed for one in rounds)
     target = sum(one.times.target for one in rounds)

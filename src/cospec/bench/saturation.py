@@ -1,7 +1,7 @@
-"""Did the server keep up? Beyond saturation every latency measures how long the run was, not the server.
+"""Detects saturation. Beyond saturation every latency measures the length of the run instead of the server.
 
-Two signs, and either marks a run: in the second half of the arrivals fewer requests ended than came, by more than
-chance allows, so the queue grew; or the time to first token rose from beginning to end.
+Either of two signs marks a run. In the second half of the arrivals significantly fewer requests ended than arrived, so
+the queue grew. Or the time to first token rose over the run.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import numpy as np
 
 from cospec.bench.timing import Timing
 
-FEWEST = 12  # requests; less tell nothing
+MIN_REQUESTS = 12  # requests; fewer are not significant
 SIGNIFICANT = 0.01
-TREND = 0.4  # Kendall's tau from which on a trend is no accident of a few requests in a burst
-RISE = 1.5  # the last quarter's median TTFT over the first one's
-BEHIND = 0.85  # completions per arrival below which a queue grows
-DEVIATIONS = 2.5  # by how many standard deviations of a Poisson count
+TREND = 0.4  # Kendall's tau above which a trend is no accident of a burst
+RISE = 1.5  # the last quarter's median TTFT over the first quarter's
+MIN_COMPLETION_RATIO = 0.85  # completions per arrival below which a queue grows
+DEVIATIONS = 2.5  # number of standard deviations of a Poisson count
 
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """What was found; rates in requests per second over the second half of the arrivals.
+    """The findings; rates in requests per second over the second half of the arrivals.
 
     Attributes:
-        reasons: why the run counts as saturated, a sentence each; empty when it does not.
+        reasons: why the run counts as saturated, one sentence each; empty if not saturated.
         ttft_trend: Kendall's tau between arrival and TTFT; None for too few requests.
     """
 
@@ -42,33 +42,35 @@ class Saturation:
 
 
 def detect(timings: Sequence[Timing]) -> Saturation:
-    """Look at an open-loop run. A closed loop has no queue to grow, and all-at-once is saturated by design: where the
-    arrivals take no time at all, nothing is said.
+    """Analyse an open-loop run.
+
+    A closed loop has no queue, and an all-at-once run is saturated by design. So arrivals without duration give no
+    finding.
     """
     arrivals = sorted(timing.arrival for timing in timings)
-    if len(timings) < FEWEST or arrivals[-1] <= arrivals[0]:
+    if len(timings) < MIN_REQUESTS or arrivals[-1] <= arrivals[0]:
         return Saturation()
     middle, end = arrivals[len(arrivals) // 2], arrivals[-1]
     if end <= middle:
         return Saturation()
-    came = sum(middle < at <= end for at in arrivals)
-    went = sum(middle < timing.end <= end for timing in timings)
+    arrived = sum(middle < at <= end for at in arrivals)
+    completed = sum(middle < timing.end <= end for timing in timings)
     reasons: list[str] = []
-    if went < BEHIND * came and came - went > DEVIATIONS * math.sqrt(came):
-        reasons.append(f"the queue grew: {came} requests came while {went} ended")
+    if completed < MIN_COMPLETION_RATIO * arrived and arrived - completed > DEVIATIONS * math.sqrt(arrived):
+        reasons.append(f"the queue grew: {arrived} requests arrived while {completed} ended")
     tau, rise = _trend(timings)
     if rise is not None:
         reasons.append(f"the time to first token rose {rise:.1f}-fold over the run")
     seconds = end - middle
-    return Saturation(tuple(reasons), came / seconds, went / seconds, tau)
+    return Saturation(tuple(reasons), arrived / seconds, completed / seconds, tau)
 
 
 def _trend(timings: Sequence[Timing]) -> tuple[float | None, float | None]:
-    """Kendall's tau of TTFT over arrival, and how much it rose where that is significant and large."""
+    """Return Kendall's tau of TTFT over arrival, and the rise if significant and large."""
     from scipy import stats
 
     points = [(one.arrival, one.chunks[0].at - one.arrival) for one in timings if one.streamed and one.chunks]
-    if len(points) < FEWEST:
+    if len(points) < MIN_REQUESTS:
         return None, None
     points.sort()
     waits = np.array([wait for _, wait in points])

@@ -1,4 +1,4 @@
-"""A server under load: one run per request rate, each with its arrivals, its figures and whether the server kept up."""
+"""A server under load: one run per request rate, with its arrivals, its values and its saturation."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from cospec.bench.token_counter import TokenCounter
 from cospec.errors import InvalidInput, words
 from cospec.simulation.arrivals import Arrivals
 
-WARM_UP = Prompt("warm-up", "Once upon a time")  # of no dataset, so that it warms no prompt's cache
+WARM_UP = Prompt("warm-up", "Once upon a time")  # outside of all datasets, so that no prompt is cached
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One run of a sweep. Its prompts are its own: those of an earlier run may be in the server's prefix cache.
+    """One run of a sweep. Its prompts are new, because the server's prefix cache may hold earlier prompts.
 
     Attributes:
-        max_concurrency: requests at once; None for an open loop.
+        max_concurrency: parallel requests; None for an open loop.
     """
 
     arrivals: Arrivals
@@ -38,17 +38,17 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """In words, for reports."""
+        """Description for reports."""
         limit = "" if self.max_concurrency is None else f", at most {self.max_concurrency} at a time"
         return self.arrivals.label + limit
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is sent.
+    """The requests of a benchmark.
 
     Attributes:
-        warmups: requests before the first run, one after the other, not counted.
+        warmups: uncounted requests before the first run, one after the other.
         seed: of the arrivals; the same in every run of a sweep.
     """
 
@@ -60,7 +60,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ServeObserver:
-    """Who follows the runs: ``begin`` is told each one's label, ``done`` each request that ended."""
+    """Observes the runs: ``begin`` gets each run's label, ``done`` each ended request."""
 
     begin: Callable[[str], None] = lambda label: None
     done: Callable[[Timing], None] = lambda timing: None
@@ -69,13 +69,13 @@ class ServeObserver:
 async def record(
     endpoint: Endpoint, workload: Workload, watch: ServeObserver = ServeObserver()
 ) -> tuple[Endpoint, list[Recording]]:
-    """One recording per stage; those after one that was interrupted are left out.
+    """Record each stage; stages after an interrupted stage are omitted.
 
     Returns:
-        The endpoint with the model's name as the server gave it, and the recordings.
+        Returns the endpoint with the server's model name, and the recordings.
 
     Raises:
-        InvalidInput: nothing answers at the URL, or the warm-up fails, or a trace is too short.
+        InvalidInput: no server answers at the URL, the warm-up fails, or a trace is too short.
     """
     times = [stage.arrivals.times(len(stage.prompts), workload.seed) for stage in workload.stages]
     found: list[Recording] = []
@@ -102,7 +102,7 @@ async def _warm_up(http: httpx.AsyncClient, endpoint: Endpoint, workload: Worklo
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends the run that is going on and not the command, so that what was measured is shown."""
+    """Let Ctrl-C end the current run instead of the command, so that results are shown."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     try:
@@ -121,7 +121,7 @@ def _interruptible() -> Iterator[None]:
 def report(
     recording: Recording, stage: Stage, counter: TokenCounter, selection: Selection, keep_requests: bool = False
 ) -> dict[str, Any]:
-    """The figures of one recording of a stage, with how it was made."""
+    """Return the values of one recording of a stage, with its settings."""
     timings = counter.count(recording.prompts, recording.timings)
     loads = recording.loads
     counters = loads[-1].counters - loads[0].counters if len(loads) > 1 else None

@@ -1,10 +1,11 @@
-"""Is one system faster than another, by how much, and how sure is that: paired ratios with bootstrap intervals.
+"""Paired ratios with bootstrap intervals: whether one system is faster than another, and by how much.
 
-Systems that ran the same work one right after the other share the machine's mood, so their *ratio* is steadier than
-either time. The figure is the geometric mean of these ratios. Its interval is the bootstrap's percentile interval,
-expanded for small samples (Hesterberg, arXiv:1411.5279): a plain one is too narrow by ``sqrt((n - 1) / n)`` and by the
-difference between Student's and the normal distribution, and would call equal systems different too often. Resampling
-never leaves the range of the sample, which fewer than eight pairs miss the truth with too often; they get Student's.
+Systems that run the same work directly after each other share the machine's condition, so their *ratio* varies less
+than their times. The result is the geometric mean of these ratios. Its interval is the bootstrap's percentile interval,
+expanded for small samples (Hesterberg, arXiv:1411.5279). A plain interval is too narrow by ``sqrt((n - 1) / n)`` and by
+the difference between Student's and the normal distribution. Such an interval would call equal systems different too
+often. Resampling never leaves the range of the sample, which with fewer than eight pairs misses the truth too often.
+Fewer pairs get Student's interval.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 RESAMPLES = 9_999
-FEWEST = 8  # pairs to resample from
+MIN_PAIRS = 8  # pairs for resampling
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast, with a confidence interval; ``low`` and ``high`` are NaN below two pairs."""
+    """A speed ratio with a confidence interval; ``low`` and ``high`` are NaN below two pairs."""
 
     value: float
     low: float
@@ -32,23 +33,23 @@ class Ratio:
 
     @property
     def differs(self) -> bool:
-        """Whether the interval leaves out 1, equal speed."""
+        """Whether the interval excludes 1, equal speed."""
         return not self.low <= 1.0 <= self.high and not math.isnan(self.low)
 
     def as_json(self) -> dict[str, float | int | None]:
-        """Plain numbers; None for an interval that there is not."""
+        """Return plain numbers; None for a missing interval."""
         low, high = (None if math.isnan(end) else end for end in (self.low, self.high))
         return {"ratio": self.value, "low": low, "high": high, "pairs": self.pairs, "confidence": CONFIDENCE}
 
 
 def paired_ratio(slow: Sequence[float], fast: Sequence[float], seed: int = 0, confidence: float = CONFIDENCE) -> Ratio:
-    """``slow / fast``: how many times as fast the second is, from seconds (or any cost) on the same pieces of work.
+    """Return ``slow / fast``: the speed ratio, from seconds or other costs of the same pieces of work.
 
     Args:
-        slow, fast: ``[n]`` positive costs, of the same work at the same index.
+        slow, fast: ``[n]`` positive costs; equal indices are the same work.
 
     Raises:
-        ValueError: lengths that differ, no pairs, or a cost that is not positive.
+        ValueError: lengths differ, no pair exists, or a cost is not positive.
     """
     if len(slow) != len(fast) or not len(slow):
         raise ValueError(f"ratios need pairs, but there are {len(slow)} and {len(fast)} costs")
@@ -66,12 +67,12 @@ def paired_ratio(slow: Sequence[float], fast: Sequence[float], seed: int = 0, co
 
 
 def _interval(logs: NDArray[np.float64], confidence: float, seed: int) -> tuple[float, float]:
-    """A confidence interval of the mean of ``logs``, ``[n]``."""
+    """Return a confidence interval of the mean of ``logs``, ``[n]``."""
     from scipy import stats
 
     n = len(logs)
     student = float(stats.t.ppf(1 - (1 - confidence) / 2, n - 1))
-    if n < FEWEST:
+    if n < MIN_PAIRS:
         middle, error = float(np.mean(logs)), student * float(stats.sem(logs))
         return middle - error, middle + error
     tail = float(stats.norm.cdf(-math.sqrt(n / (n - 1)) * student))
@@ -87,5 +88,5 @@ def _interval(logs: NDArray[np.float64], confidence: float, seed: int) -> tuple[
 
 
 def against(costs: Mapping[str, Sequence[float]], baseline: str, seed: int = 0) -> dict[str, Ratio]:
-    """How many times as fast as ``baseline`` every other system is."""
+    """Return the speed ratio of every other system to ``baseline``."""
     return {name: paired_ratio(costs[baseline], own, seed) for name, own in costs.items() if name != baseline}

@@ -1,9 +1,8 @@
-"""What can be compared: a small protocol, a table of kinds, and how a command line names one.
+"""The systems of a comparison: an interface, a table of kinds, and the parsing of command-line names.
 
-A system is given as ``NAME=WHAT``. ``WHAT`` is a URL of an OpenAI-compatible server, a JSON object, the path of a file
-that holds one, or an entry of ``SYSTEMS`` by itself. The object's ``system`` is such an entry, and ``cospec``, our
-engine in this process, when absent; its other keys belong to that entry. ``model`` is the command's own unless it is
-among them.
+A system is given as ``NAME=WHAT``. ``WHAT`` is the URL of an OpenAI-compatible server, a JSON object, the path of a
+JSON file, or an entry of ``SYSTEMS``. The object's ``system`` is such an entry, by default ``cospec``, the engine in
+this process. The other keys are options of the entry. ``model`` defaults to the command's model.
 """
 
 from __future__ import annotations
@@ -37,40 +36,40 @@ SYSTEMS: PluginTable[Buildable] = PluginTable(
 
 
 class System(Protocol):
-    """Something that completes prompts. ``SYSTEMS`` names classes with ``build`` that make one."""
+    """A system that completes prompts. ``SYSTEMS`` names classes with ``build``."""
 
     name: str
 
     def start(self) -> None:
-        """Load models or connect; nothing of it is timed."""
+        """Load models or connect, untimed."""
 
     def run(self, prompts: Sequence[Prompt], params: Params) -> list[Timing]:
-        """Complete all ``prompts`` at once; one timing each, in their order, on a clock that starts at the call.
+        """Complete all ``prompts`` together; return one timing each, in order, on a clock that starts at the call.
 
-        A request that fails is a timing with ``error``; it does not end the others. Token counts are left at 0.
+        A failed request is a timing with ``error`` and does not end the others. Token counts stay 0.
         """
 
     def counters(self) -> SpeculationCounters | None:
-        """Speculation counters since the start; None where the system reports none."""
+        """Return speculation counters since the start; None if not reported."""
 
     def stop(self) -> None:
-        """Give back memory and connections. May be followed by ``start``."""
+        """Free memory and connections. ``start`` may follow."""
 
 
 class Buildable(Protocol):
-    """What an entry of ``SYSTEMS`` is: a class that makes a system of its options."""
+    """An entry of ``SYSTEMS``: a class that builds a system from its options."""
 
     def build(self, name: str, options: Mapping[str, Any]) -> System:
-        """Check ``options``, which always hold ``model``; load nothing.
+        """Check ``options``, which include ``model``; load nothing.
 
         Raises:
-            InvalidInput: an option that is unknown or outside its bounds.
+            InvalidInput: an option is unknown or out of bounds.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SystemSpec:
-    """A system as it was asked for; stored with the results."""
+    """A system as given on the command line; stored with the results."""
 
     name: str
     kind: str
@@ -78,10 +77,10 @@ class SystemSpec:
 
     @classmethod
     def parse(cls, text: str, model: str) -> SystemSpec:
-        """Read ``NAME=WHAT``; a bare URL is its own name.
+        """Parse ``NAME=WHAT``; a bare URL is its own name.
 
         Raises:
-            InvalidInput: something else, or a kind that is not in the table.
+            InvalidInput: the text has another form, or the kind is not in the table.
         """
         name, what = _split(text)
         if what.startswith(("http://", "https://")):
@@ -92,7 +91,7 @@ class SystemSpec:
         return cls(name, kind, options)
 
     def build(self) -> System:
-        """The system itself, not started."""
+        """Build the system without starting."""
         return SYSTEMS.load(self.kind).build(self.name, self.options)
 
 
@@ -101,22 +100,22 @@ def _split(text: str) -> tuple[str, str]:
         return text, text
     found = re.fullmatch(r"([^={}\s]+)=(.+)", text, re.DOTALL)
     if found is None:
-        raise InvalidInput("system", text, "NAME=WHAT, where WHAT is a URL, a JSON object or a file that holds one")
+        raise InvalidInput("system", text, "NAME=WHAT, where WHAT is a URL, a JSON object or a JSON file")
     return found[1], found[2].strip()
 
 
 def _file(name: str, path: str) -> dict[str, Any]:
-    if path in SYSTEMS:  # a kind without options may stand by its word alone
+    if path in SYSTEMS:  # a kind without options may stand alone
         return {"system": path}
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError):
-        allowed = "a URL, a JSON object, a readable file that holds one, or one of " + ", ".join(SYSTEMS)
+        allowed = "a URL, a JSON object, a readable JSON file, or one of " + ", ".join(SYSTEMS)
         raise InvalidInput(f"system {name}", path, allowed) from None
     return read_json(text, f"system {name}")
 
 
 def as_json(spec: SystemSpec) -> str:
-    """The spec as one line, for reports; without the key to somebody's server."""
+    """Return the spec as one line for reports, without API keys."""
     shown = {key: "..." if key == "api_key" else value for key, value in spec.options.items()}
     return json.dumps({"system": spec.kind, **shown}, sort_keys=True)

@@ -1,6 +1,6 @@
-"""What a benchmark asks for and what it records of one request; everything else is computed from these records.
+"""The parameters and the record of one benchmark request; all other values derive from these records.
 
-Times are seconds on the run's own clock, which starts at 0 when the run does.
+Times are seconds on the run's clock, which starts at 0 with the run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class Prompt:
     """One prompt of a dataset.
 
     Attributes:
-        category: the domain that results are broken down by, such as ``code``.
-        reference: what the dataset gives as the answer; empty where it gives none.
+        category: the domain for breakdowns, such as ``code``.
+        reference: the dataset's answer; empty without an answer.
     """
 
     id: str
@@ -27,7 +27,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
-    """What every system is asked for, alike. ``ignore_eos`` makes all of them write exactly ``max_tokens`` tokens."""
+    """The parameters of every system. ``ignore_eos`` makes every system generate exactly ``max_tokens`` tokens."""
 
     max_tokens: int = 128
     temperature: float = 0.0
@@ -37,11 +37,11 @@ class Params:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of output as it arrived.
+    """A piece of output.
 
     Attributes:
-        at: when, in seconds on the run's clock.
-        tokens: how many tokens begin in ``text``; 0 until ``tokens.TokenCounter`` has counted them.
+        at: arrival time in seconds on the run's clock.
+        tokens: number of tokens that begin in ``text``; 0 until ``TokenCounter`` has counted.
     """
 
     at: float
@@ -51,17 +51,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """One request as it was seen from outside.
+    """One request as a client sees it.
 
     Attributes:
-        arrival: when it was due; ``sent`` is later where a limit on concurrency held it back.
-        end: when the stream closed, whole or broken.
-        chunks: in order of arrival. A system that does not stream has one, at the end.
-        streamed: whether ``chunks`` tell when tokens came; False leaves TTFT, TPOT and ITL unknown.
-        prompt_tokens: 0 until they are counted.
-        reported_tokens: output tokens as the system itself counts them; None where it does not say.
-        stats: the system's own speculation counters of this request, under ``RequestStats``' names; empty for none.
-        error: why it failed, in words; None when it ended well. ``error_kind`` groups such reasons.
+        arrival: when the request was due; ``sent`` is later if a limit on concurrency delayed the request.
+        end: when the stream closed, complete or broken.
+        chunks: in order of arrival. A system without streaming has one chunk at the end.
+        streamed: whether ``chunks`` have token times; False leaves TTFT, TPOT and ITL unknown.
+        prompt_tokens: 0 before counting.
+        reported_tokens: output tokens as the system reports; None if not reported.
+        stats: the system's speculation counters of this request, under ``RequestStats``' names; may be empty.
+        error: why the request failed, in words; None for success. ``error_kind`` groups the reasons.
     """
 
     id: str
@@ -80,15 +80,15 @@ class Timing:
 
     @property
     def ok(self) -> bool:
-        """Whether the answer came whole."""
+        """Whether the answer is complete."""
         return self.error is None
 
     @property
     def text(self) -> str:
-        """The output so far as it came."""
+        """The output text so far."""
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
     def output_tokens(self) -> int:
-        """Tokens of the output, by the one counter that counts for all systems."""
+        """Number of output tokens, by the common counter of all systems."""
         return sum(chunk.tokens for chunk in self.chunks)

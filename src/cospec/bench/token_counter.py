@@ -1,8 +1,8 @@
-"""Counts tokens once, by the target's tokenizer, the same for every system.
+"""Counts tokens with the target's tokenizer, the same way for every system.
 
-Servers count differently: with or without the end token, by their own chunks, or by a tokenizer of their own. So the
-whole output is encoded again here, in one piece, and each token belongs to the chunk in which its text *begins*. Where
-the network cut the output never changes the count.
+Servers count differently: with or without the end token, by chunks, or by other tokenizers. Therefore the whole output
+is encoded again in one piece, and each token belongs to the chunk in which its text *begins*. The chunk borders of the
+network do not change the count.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ class TokenCounter:
     """Fills the token counts of timings.
 
     Args:
-        tokenizer: a Hugging Face fast tokenizer; None where there is none, and then what the system itself reports is
-            spread over the chunks by their lengths.
+        tokenizer: a Hugging Face fast tokenizer. None spreads the system's reported count over the chunks by length.
     """
 
     def __init__(self, tokenizer: Any | None) -> None:
@@ -33,7 +32,7 @@ class TokenCounter:
         return "as reported by each system" if self._tokenizer is None else "re-encoded by the target's tokenizer"
 
     def count(self, prompts: Sequence[Prompt], timings: Sequence[Timing]) -> list[Timing]:
-        """The timings, in order, with the tokens of prompts and chunks filled in."""
+        """Return the timings in order, with the token counts of prompts and chunks."""
         return [self._one(prompt, timing) for prompt, timing in zip(prompts, timings, strict=True)]
 
     def _one(self, prompt: Prompt, timing: Timing) -> Timing:
@@ -48,7 +47,7 @@ class TokenCounter:
         return replace(timing, chunks=chunks, prompt_tokens=prompt_tokens)
 
     def _split(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens of the joined text begin in each piece."""
+        """Count the tokens of the joined text that begin in each piece."""
         assert self._tokenizer is not None
         whole = "".join(texts)
         encoded = self._tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -56,17 +55,17 @@ class TokenCounter:
 
 
 def pieces(starts: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """How many of ``starts``, character offsets, lie in each of adjacent pieces of ``lengths`` characters."""
+    """Count the ``starts``, character offsets, in each of adjacent pieces of ``lengths`` characters."""
     ends = list(accumulate(lengths))
     counts = [0] * len(lengths)
     for start in starts:
-        # Offsets may leave out the white space of a token, and so stand at the very end of the text.
+        # Offsets may omit the white space of a token, and so be at the very end of the text.
         counts[min(bisect_right(ends, start), len(ends) - 1)] += 1
     return counts
 
 
 def spread(total: int, lengths: Sequence[int]) -> list[int]:
-    """``total`` tokens over pieces in proportion to ``lengths``; the counts add up to ``total`` exactly."""
+    """Spread ``total`` tokens over pieces in proportion to ``lengths``; the counts sum to ``total`` exactly."""
     if not lengths:
         return []
     whole = sum(lengths)

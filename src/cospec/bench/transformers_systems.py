@@ -1,8 +1,8 @@
-"""transformers' own ways of decoding, in this process and on the same weights, as systems that can be compared.
+"""transformers' decoding methods, in this process and on the same weights, as comparable systems.
 
-``transformers`` is ``generate``; ``transformers-assisted`` gives it a drafter, ``transformers-lookup`` lets it look up
-the prompt; both take one prompt at a time, so several run one after the other. ``transformers-continuous`` is its
-continuous batching. All of it runs on the CPU in float32, as the engine computes there too.
+``transformers`` is ``generate``. ``transformers-assisted`` adds a drafter, and ``transformers-lookup`` prompt lookup.
+Both take one prompt at a time, so several prompts run in sequence. ``transformers-continuous`` is continuous batching.
+All systems run on the CPU in float32, like the engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cospec.options import Options, parse
 Ids = list[list[int]]
 
 
-class PeerOptions(Options):
+class TransformersOptions(Options):
     """``dtype`` is of weights and arithmetic; ``auto`` keeps the file's."""
 
     model: str
@@ -35,22 +35,22 @@ class PeerOptions(Options):
     threads: int | None = Field(default=None, ge=1, le=64)
 
 
-class AssistedOptions(PeerOptions):
-    """``assistant`` drafts; how many tokens is transformers' own business unless it is said."""
+class AssistedOptions(TransformersOptions):
+    """``assistant`` drafts; by default transformers chooses the number of tokens."""
 
     assistant: str = "zoo:drafter"
     num_assistant_tokens: int | None = Field(default=None, ge=1)
 
 
-class LookupOptions(PeerOptions):
-    """In transformers' names."""
+class LookupOptions(TransformersOptions):
+    """Options of prompt lookup in transformers' names."""
 
     prompt_lookup_num_tokens: int = Field(default=10, ge=1)
     max_matching_ngram_size: int = Field(default=2, ge=1)
 
 
-class ContinuousOptions(PeerOptions):
-    """Of the paged cache; in transformers' names."""
+class ContinuousOptions(TransformersOptions):
+    """Options of the paged cache in transformers' names."""
 
     num_blocks: int = Field(default=64, ge=1)
     page_size: int = Field(default=256, ge=1)
@@ -59,7 +59,7 @@ class ContinuousOptions(PeerOptions):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One output: its tokens, and when each was there, on the machine's monotonic clock."""
+    """One output: its tokens, and the time of each on the machine's monotonic clock."""
 
     tokens: list[int]
     times: list[float]
@@ -67,29 +67,29 @@ class Written:
 
 
 Decode = Callable[[Any, Ids, dict[str, Any]], list[Written]]
-"""A model, prompts and settings of generation to one output per prompt."""
+"""(model, prompts, generation settings) -> one output per prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way of decoding, as an entry of ``SYSTEMS``.
+class DecodingMethod:
+    """A decoding method as an entry of ``SYSTEMS``.
 
     Attributes:
-        prepare: from options to the decoding and what stays loaded for it.
+        prepare: turns options into a decoding function and its loaded objects.
     """
 
-    options: type[PeerOptions]
+    options: type[TransformersOptions]
     prepare: Callable[[Any], Decode]
 
-    def build(self, name: str, options: Mapping[str, Any]) -> Peer:
+    def build(self, name: str, options: Mapping[str, Any]) -> TransformersSystem:
         """See ``systems.Buildable``."""
-        return Peer(name, parse(self.options, options, f"system {name}."), self.prepare)
+        return TransformersSystem(name, parse(self.options, options, f"system {name}."), self.prepare)
 
 
-class Peer:
-    """A model of transformers, and one way of decoding with it."""
+class TransformersSystem:
+    """A transformers model with one decoding method."""
 
-    def __init__(self, name: str, options: PeerOptions, prepare: Callable[[Any], Decode]) -> None:
+    def __init__(self, name: str, options: TransformersOptions, prepare: Callable[[Any], Decode]) -> None:
         self.name = name
         self._options, self._prepare = options, prepare
         self._loaded: tuple[Any, Any, Decode, Any] | None = None
@@ -141,7 +141,7 @@ class Peer:
         ]
 
     def counters(self) -> SpeculationCounters | None:
-        """transformers counts nothing."""
+        """transformers has no counters."""
         return None
 
     def stop(self) -> None:
@@ -153,24 +153,24 @@ class Peer:
 
 
 class _Stamps:
-    """What ``generate`` calls a streamer: notes when tokens came. The first call brings the prompt."""
+    """A streamer for ``generate`` that records token times. The first call has the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
         self._begun = False
 
     def put(self, value: torch.Tensor) -> None:
-        """Tokens of one step: ``[batch]`` from plain decoding, ``[n]`` of a single prompt from assisted."""
+        """Add tokens of one step: ``[batch]`` from plain decoding, ``[n]`` of one prompt from assisted decoding."""
         if self._begun:
             self.times.extend([time.monotonic()] * value.shape[-1])
         self._begun = True
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """End of the output."""
 
 
-def _plain(options: PeerOptions) -> Decode:
-    """One padded batch."""
+def _plain(options: TransformersOptions) -> Decode:
+    """Decode one padded batch."""
 
     def decode(model: Any, ids: Ids, settings: dict[str, Any]) -> list[Written]:
         longest = max(map(len, ids))
@@ -188,7 +188,7 @@ def _plain(options: PeerOptions) -> Decode:
 
 
 def _one_by_one(extra: Mapping[str, Any]) -> Decode:
-    """Each prompt by itself, with more arguments for ``generate``."""
+    """Decode each prompt alone, with extra arguments of ``generate``."""
 
     def decode(model: Any, ids: Ids, settings: dict[str, Any]) -> list[Written]:
         written = []
@@ -222,16 +222,16 @@ def _lookup(options: LookupOptions) -> Decode:
 
 
 def _continuous(options: ContinuousOptions) -> Decode:
-    """All prompts through transformers' scheduler and paged cache."""
+    """Decode all prompts with transformers' scheduler and paged cache."""
     from transformers import ContinuousBatchingConfig
 
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # failures are told by the results
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # results report the failures
     keys = ("num_blocks", "page_size", "max_batch_tokens")
     cache = ContinuousBatchingConfig(
         **{key: getattr(options, key) for key in keys}, use_cuda_graph=False, use_async_batching=False
     )
 
-    before: dict[str, Any] = {}  # the settings that its manager, which is kept from batch to batch, was made for
+    before: dict[str, Any] = {}  # the settings of its manager, which is reused between batches
 
     def decode(model: Any, ids: Ids, settings: dict[str, Any]) -> list[Written]:
         if settings != before:
@@ -249,7 +249,7 @@ def _continuous(options: ContinuousOptions) -> Decode:
         )
         if len(found) < len(ids):
             return [Written([], [], "continuous batching lost requests of this batch")] * len(ids)
-        shift = time.monotonic() - time.perf_counter()  # its clock to ours
+        shift = time.monotonic() - time.perf_counter()  # converts its clock to the monotonic clock
         return [
             Written(list(one.generated_tokens), [at + shift for at in one.timestamps or ()], one.error)
             for one in found.values()
@@ -270,19 +270,19 @@ def _load(name: str, dtype: str) -> Any:
 
 
 def cut_at_eos(tokens: list[int], times: list[float], eos: int | list[int] | None) -> Written:
-    """The tokens up to the first that ends the output, that one included."""
+    """Return the tokens up to the first end token, inclusive."""
     ends = set(eos if isinstance(eos, list) else [] if eos is None else [eos])
     count = next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))
     return Written(tokens[:count], times[:count])
 
 
 def chunks_of(tokenizer: Any, output: Written, started: float) -> tuple[Chunk, ...]:
-    """What became readable, and when; a character whose bytes come in several tokens waits for the last."""
+    """Return readable text with its times; a character of several tokens waits for the last token."""
     chunks, shown = [], ""
     for place, at in enumerate(output.times, start=1):
         last = place == len(output.times)
         if not last and output.times[place] == at:
-            continue  # these came together
+            continue  # these tokens arrived together
         text = tokenizer.decode(output.tokens[: len(output.tokens) if last else place], skip_special_tokens=True)
         if (last or not text.endswith("\ufffd")) and len(text) > len(shown):
             chunks.append(Chunk(at - started, text[len(shown) :]))
@@ -290,7 +290,7 @@ def chunks_of(tokenizer: Any, output: Written, started: float) -> tuple[Chunk, .
     return tuple(chunks)
 
 
-GENERATE = Way(PeerOptions, _plain)
-ASSISTED = Way(AssistedOptions, _assisted)
-LOOKUP = Way(LookupOptions, _lookup)
-CONTINUOUS = Way(ContinuousOptions, _continuous)
+GENERATE = DecodingMethod(TransformersOptions, _plain)
+ASSISTED = DecodingMethod(AssistedOptions, _assisted)
+LOOKUP = DecodingMethod(LookupOptions, _lookup)
+CONTINUOUS = DecodingMethod(ContinuousOptions, _continuous)

@@ -1,4 +1,4 @@
-"""A server by its URL as a system that can be compared."""
+"""A server by its URL as a comparable system."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cospec.options import Options, parse
 
 
 class UrlOptions(Options):
-    """Of a server in a comparison.
+    """Options of a server in a comparison.
 
     Attributes:
-        model: of the comparison; only its tokenizer is used here.
-        served_model_name: as the server names it; None asks the server.
+        model: of the comparison; only its tokenizer is used.
+        served_model_name: the server's model name; None asks the server.
     """
 
     url: str
@@ -33,7 +33,7 @@ class UrlOptions(Options):
 
 
 class UrlSystem:
-    """Sends each batch at once over connections that stay open."""
+    """Sends each batch at once over persistent connections."""
 
     def __init__(self, name: str, endpoint: Endpoint) -> None:
         self.name = name
@@ -51,7 +51,7 @@ class UrlSystem:
         """See ``systems.System``.
 
         Raises:
-            InvalidInput: nothing answers at the URL.
+            InvalidInput: no server answers at the URL.
         """
         self._runner, self._http = asyncio.Runner(), self._endpoint.connect()
         try:

@@ -1,9 +1,9 @@
-"""The command line. A module here imports heavy things inside its functions, so that ``--help`` is quick."""
+"""The command line. A module here imports large libraries inside its functions, so that ``--help`` is quick."""
 
 import sys
 
 from cospec.system import unsupported
 
-# Before any command is imported: the libraries of some commands may be absent on such a system.
+# This check runs before any command is imported: an unsupported system may lack the libraries of some commands.
 if sentence := unsupported():
     sys.exit(f"cospec: {sentence}")

@@ -1,4 +1,4 @@
-"""Runs the jobs of ``cospec generate`` through an engine: many at once, each turn after the one before it."""
+"""Runs the requests of ``cospec generate`` through an engine: many together, the turns of each in order."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished job as a line of the output, or the reason why it has none."""
+    """A finished request as an output line, or the reason why the request failed."""
 
-    job: BatchRequest
+    batch_request: BatchRequest
     row: Mapping[str, Any] | None = None
     error: str | None = None
     tokens: int = 0
 
 
 @dataclass(slots=True)
-class _Talk:
-    """A job in progress. Written by ``Batch`` alone."""
+class _Conversation:
+    """A batch request in progress. Only ``Batch`` changes the fields."""
 
-    job: BatchRequest
+    batch_request: BatchRequest
     answers: list[str] = field(default_factory=list)
     stats: list[RequestStats] = field(default_factory=list)
 
 
 class Batch:
-    """Keeps an engine busy with jobs.
+    """Keeps an engine busy with batch requests.
 
     Args:
-        chat: whether prompts of one turn go through the chat template as well; those of several turns always do when
-            the tokenizer has one, and are otherwise joined by line breaks.
-        window: jobs that are in the engine at a time.
+        chat: whether single-turn prompts also use the chat template. Prompts of several turns use the template if the
+            tokenizer has one, else line breaks join the turns.
+        window: requests in the engine at a time.
     """
 
     def __init__(self, engine: Engine, params: SamplingParams, chat: bool, window: int) -> None:
@@ -56,15 +56,15 @@ class Batch:
         self._window = window
         self._has_template = bool(getattr(engine.tokenizer, "chat_template", None))
         self._tokens = TextTokenizer(engine.tokenizer, engine.max_model_len, engine.vocab_size)
-        self._talks: dict[str, _Talk] = {}
+        self._conversations: dict[str, _Conversation] = {}
 
-    def run(self, jobs: Iterable[BatchRequest]) -> Iterator[Result]:
-        """Results in the order in which they finish; stopping the iteration ends what is under way."""
-        waiting = deque(jobs)
+    def run(self, batch_requests: Iterable[BatchRequest]) -> Iterator[Result]:
+        """Yield results in the order in which requests finish; stopping the iteration aborts the rest."""
+        waiting = deque(batch_requests)
         try:
-            while waiting or self._talks:
-                while waiting and len(self._talks) < self._window:
-                    failed = self._begin(_Talk(waiting.popleft()))
+            while waiting or self._conversations:
+                while waiting and len(self._conversations) < self._window:
+                    failed = self._begin(_Conversation(waiting.popleft()))
                     if failed is not None:
                         yield failed
                 for event in self._engine.step() if self._engine.has_work else []:
@@ -72,57 +72,57 @@ class Batch:
                     if result is not None:
                         yield result
         finally:
-            self._engine.abort(list(self._talks))
+            self._engine.abort(list(self._conversations))
 
-    def _begin(self, talk: _Talk) -> Result | None:
-        """Send the next turn to the engine; a result when it is refused."""
+    def _begin(self, conversation: _Conversation) -> Result | None:
+        """Send the next turn to the engine; return a result if the engine refuses the turn."""
         from cospec.text.input_processor import make_requests
 
-        id = f"job-{talk.job.line}-{len(talk.answers)}"
+        id = f"job-{conversation.batch_request.line}-{len(conversation.answers)}"
         try:
-            ids = self._tokens.check(self._prompt(talk))
+            ids = self._tokens.check(self._prompt(conversation))
             (request,) = make_requests(id, ids, self._params, arrival=time.monotonic())
             self._engine.add(dataclasses.replace(request, streams=False))
         except CospecError as error:
-            return Result(talk.job, error=str(error))
-        self._talks[request.id] = talk
+            return Result(conversation.batch_request, error=str(error))
+        self._conversations[request.id] = conversation
         return None
 
-    def _prompt(self, talk: _Talk) -> tuple[int, ...]:
-        turns, answers = talk.job.turns, talk.answers
+    def _prompt(self, conversation: _Conversation) -> tuple[int, ...]:
+        turns, answers = conversation.batch_request.turns, conversation.answers
         if self._chat or (len(turns) > 1 and self._has_template):
             messages = [{"role": "user", "content": turns[0]}]
             for answer, turn in zip(answers, turns[1:], strict=False):
                 messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": turn}]
             return self._tokens.chat(messages)
-        said = [text for pair in zip(turns, answers, strict=False) for text in pair]
-        return self._tokens.encode("\n".join([*said, turns[len(answers)]]))
+        turns_and_answers = [text for pair in zip(turns, answers, strict=False) for text in pair]
+        return self._tokens.encode("\n".join([*turns_and_answers, turns[len(answers)]]))
 
     def _take(self, event: Event) -> Result | None:
-        talk = self._talks.pop(event.id, None)  # all of an output comes in one event
-        if talk is None:
+        conversation = self._conversations.pop(event.id, None)  # one event holds the whole output
+        if conversation is None:
             return None
         if event.error is not None:
-            return Result(talk.job, error=event.error)
-        talk.answers.append(event.text)
-        talk.stats.append(event.stats or RequestStats())
-        if len(talk.answers) < len(talk.job.turns):
-            return self._begin(talk)
-        return Result(talk.job, row=_row(talk, event), tokens=len(event.tokens))
+            return Result(conversation.batch_request, error=event.error)
+        conversation.answers.append(event.text)
+        conversation.stats.append(event.stats or RequestStats())
+        if len(conversation.answers) < len(conversation.batch_request.turns):
+            return self._begin(conversation)
+        return Result(conversation.batch_request, row=_row(conversation, event), tokens=len(event.tokens))
 
 
-def _row(talk: _Talk, last: Event) -> dict[str, Any]:
-    """A line of the output. Of several turns ``text`` is the last answer and ``answers`` holds all of them."""
+def _row(conversation: _Conversation, last: Event) -> dict[str, Any]:
+    """Return an output line. With several turns ``text`` is the last answer and ``answers`` holds all answers."""
     row: dict[str, Any] = {
-        "id": talk.job.id,
+        "id": conversation.batch_request.id,
         "text": last.text,
         "token_ids": list(last.tokens),
         "finish_reason": last.finish.value if last.finish else None,
-        "stats": _stats(talk.stats),
+        "stats": _stats(conversation.stats),
         "distribution": last.distribution,
     }
-    if len(talk.job.turns) > 1:
-        row["answers"] = talk.answers
+    if len(conversation.batch_request.turns) > 1:
+        row["answers"] = conversation.answers
     if last.logprobs:
         row["logprobs"] = [dataclasses.asdict(entry) for entry in last.logprobs]
     if last.prompt_logprobs is not None:
@@ -131,7 +131,7 @@ def _row(talk: _Talk, last: Event) -> dict[str, Any]:
 
 
 def _stats(parts: list[RequestStats]) -> dict[str, Any]:
-    """The counters of all turns; ``ttft`` is the first turn's, ``e2e`` the sum, in seconds."""
+    """Sum the counters of all turns; ``ttft`` is the first turn's, ``e2e`` the sum, both in seconds."""
     found = total(parts)
     found.ttft, found.e2e = parts[0].ttft, sum(part.e2e or 0.0 for part in parts)
     return {**dataclasses.asdict(found), "mean_acceptance_length": found.mean_acceptance_length}

@@ -1,4 +1,4 @@
-"""The files of ``cospec generate``: prompts in, results out, and what is left to do after an interruption."""
+"""The files of ``cospec generate``: prompts in, results out, and the requests left after an interruption."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from typing import Any
 from cospec.errors import InvalidInput, is_text, words
 
 Id = str | int
-ROW_BEGINS = b'{"id": '  # of every line that this command writes
+ROW_BEGINS = b'{"id": '  # beginning of every line of a result file
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line of the prompts' file: what to answer, turn by turn."""
+    """One line of the prompt file: the turns to answer."""
 
     id: Id
     line: int
     turns: tuple[str, ...]
 
 
-def read_jobs(path: Path) -> tuple[list[BatchRequest], list[str]]:
-    """The jobs of a file, and a complaint for each line that is none.
+def read_batch(path: Path) -> tuple[list[BatchRequest], list[str]]:
+    """Return the requests of a file, and a warning for each invalid line.
 
     Raises:
-        InvalidInput: the file cannot be read.
+        InvalidInput: the file is unreadable.
     """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise InvalidInput("prompts", str(path), f"a readable file ({error.strerror})") from None
-    jobs: list[BatchRequest] = []
-    complaints: list[str] = []
+    batch_requests: list[BatchRequest] = []
+    warnings: list[str] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            job = _parse(line, number)
-            first = seen.setdefault(key(job.id), number)
+            batch_request = _parse(line, number)
+            first = seen.setdefault(key(batch_request.id), number)
             if first != number:
-                raise InvalidInput("id", job.id, f"an id of its own, as line {first} has this one")
-            jobs.append(job)
+                raise InvalidInput("id", batch_request.id, f"a unique id; line {first} has this id")
+            batch_requests.append(batch_request)
         except InvalidInput as error:
-            complaints.append(f"line {number}: {error}")
-    return jobs, complaints
+            warnings.append(f"line {number}: {error}")
+    return batch_requests, warnings
 
 
 def key(id: Id) -> str:
-    """An id as a text that tells 1 from "1"."""
+    """Return an id as text; the ids 1 and "1" differ."""
     return json.dumps(id)
 
 
@@ -75,30 +75,30 @@ def _parse(line: bytes, number: int) -> BatchRequest:
 def _turns(given: Mapping[str, Any]) -> tuple[str, ...]:
     if ("prompt" in given) == ("turns" in given):
         found = "both prompt and turns" if "prompt" in given else "neither prompt nor turns"
-        raise InvalidInput("line", words(f"an object with {found}"), "an object with one of them")
+        raise InvalidInput("line", words(f"an object with {found}"), "an object with either prompt or turns")
     if "prompt" in given:
         if not isinstance(given["prompt"], str) or not given["prompt"]:
-            raise InvalidInput("prompt", given["prompt"], "a string that is not empty")
+            raise InvalidInput("prompt", given["prompt"], "a non-empty string")
         return (given["prompt"],)
     turns = given["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise InvalidInput("turns", turns, "a list of strings that are not empty")
+        raise InvalidInput("turns", turns, "a list of non-empty strings")
     return tuple(turns)
 
 
 class ResultFile:
-    """Results as JSON lines, each whole on disk before the next is begun. Goes on where an earlier run stopped.
+    """A file of results as JSON lines, for a run that may continue an earlier run.
 
-    One run at a time has the file: the run holds a lock until ``close``. A result that does not fit on the disk is
-    taken back, so that the file holds whole results at any time. A pipe or a device holds nothing to go on from.
+    Each result is whole on disk before the next begins. The run holds a lock until ``close``, so only one run writes.
+    If a result does not fit on the disk, its partial line is removed. A pipe or a device has no earlier results.
 
     Raises:
-        InvalidInput: the file cannot be written, another run writes to the file, or it holds something else.
+        InvalidInput: the file is not writable, another run writes to the file, or the file has other content.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._end = 0  # bytes of whole results
+        self._end = 0  # size of the whole results in bytes
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -126,12 +126,12 @@ class ResultFile:
         """Append one result.
 
         Raises:
-            InvalidInput: the result does not fit on the disk; the file is as before.
+            InvalidInput: the result does not fit on the disk; the file is unchanged.
         """
         data = memoryview(json.dumps(result, ensure_ascii=False).encode() + b"\n")
         size = len(data)
         try:
-            while data:  # a disk that fills up takes a part first
+            while data:  # a disk that fills up accepts only a part
                 data = data[self._file.write(data) :]
         except OSError as error:
             if self._regular:
@@ -140,7 +140,7 @@ class ResultFile:
         self._end += size
 
     def _unwritable(self, error: OSError) -> InvalidInput:
-        return InvalidInput("output", str(self._path), f"a file that can be written ({error.strerror or error})")
+        return InvalidInput("output", str(self._path), f"a writable file ({error.strerror or error})")
 
     def _lock(self) -> None:
         import fcntl
@@ -152,7 +152,7 @@ class ResultFile:
             raise InvalidInput("output", shown, "another file, or the same command after that run") from None
 
     def _recover(self) -> Iterable[str]:
-        """Ids of whole results; a last one that was cut off is dropped from the file, and nothing else ever is."""
+        """Return the ids of whole results. Only a truncated last line is removed from the file."""
         ids: list[str] = []
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -172,7 +172,7 @@ class ResultFile:
 
 
 def _id_of(line: bytes) -> str | None:
-    """The id of a result; None for a line that is none."""
+    """Return the id of a result; None if the line is no result."""
     try:
         row = json.loads(line)
         return key(row["id"]) if "text" in row else None
@@ -181,7 +181,7 @@ def _id_of(line: bytes) -> str | None:
 
 
 def _may_begin_a_row(line: bytes) -> bool:
-    """Whether a line without an end is a result that was cut off, which is no JSON."""
+    """Whether an incomplete line is a truncated result. A truncated result is not valid JSON."""
     try:
         json.loads(line)
     except ValueError:

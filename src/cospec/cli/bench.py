@@ -1,4 +1,4 @@
-"""``cospec bench``: what an engine or a server does with prompts that are like yours, at a load that is like yours."""
+"""``cospec bench``: measures engines and servers with your prompts at your load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def latency(
     speculative_config: options.SpeculativeConfig = None,
     batch_size: bench.BatchSizes = [1],  # noqa: B006
     num_iters: Annotated[int, typer.Option(min=1, help="Counted batches of each size.")] = 5,
-    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Batches before them.")] = 1,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Uncounted batches before the counted ones.")] = 1,
 ) -> None:
     """Time one engine in this process at fixed batch sizes, without server and arrivals."""
     output.require()
@@ -61,7 +61,7 @@ app.command()(serve)
 def compare(
     systems: Annotated[
         list[str],
-        typer.Argument(help="NAME=WHAT, the baseline first; WHAT is a URL, a JSON object, a file of one, or a kind."),
+        typer.Argument(help="NAME=WHAT, the baseline first; WHAT is a URL, a JSON object, a JSON file, or a kind."),
     ],
     prompts: bench.PromptFlags,
     decoding: bench.DecodingFlags,
@@ -73,7 +73,7 @@ def compare(
     repetitions: Annotated[int, typer.Option(min=1, help="Turns of every batch.")] = 3,
     num_warmups: Annotated[int, typer.Option(min=0, help="Batches of each system before the first turn.")] = 1,
 ) -> None:
-    """Alternate systems over the same prompts in one run, and give paired ratios with their intervals."""
+    """Alternate systems over the same prompts in one run; report paired ratios with intervals."""
     output.require()
     from cospec.bench import compare as comparing
     from cospec.bench.systems import SystemSpec, as_json
@@ -83,7 +83,7 @@ def compare(
     specs = [SystemSpec.parse(text, model) for text in systems]
     names = [spec.name for spec in specs]
     if len(names) < 2 or len(set(names)) < len(names):
-        raise InvalidInput("systems", ", ".join(names), "two or more, each by a name of its own")
+        raise InvalidInput("systems", ", ".join(names), "two or more systems with different names")
     built = [spec.build() for spec in specs]
     texts = prompts.take(num_prompts)
     counter = TokenCounter(output.load_tokenizer(metrics.tokenizer or model))

@@ -1,4 +1,4 @@
-"""The groups of options that the benchmarks share, in the names of ``vllm bench``, and what each becomes."""
+"""The option groups that the benchmarks share, in the names of ``vllm bench``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = "Prompts"
 METRICS = "Metrics"
 RESULTS = "Results"
 
-NumPrompts = Annotated[int, typer.Option(min=1, help="By turns from every domain.", rich_help_panel=DATA)]
+NumPrompts = Annotated[int, typer.Option(min=1, help="Prompts, in turn from every domain.", rich_help_panel=DATA)]
 OutputLen = Annotated[
     int, typer.Option("--output-len", "--max-tokens", min=1, help="Tokens per answer.", rich_help_panel=DATA)
 ]
@@ -30,19 +30,19 @@ BatchSizes = Annotated[list[int], typer.Option(min=1, help="Prompts at once; may
 
 @dataclass(frozen=True, slots=True)
 class PromptFlags:
-    """Which prompts, and what is drawn by which seed."""
+    """The prompts, and the seed of all random choices."""
 
     dataset_path: Annotated[
         list[Path],
         typer.Option(
-            help="Spec-Bench, HumanEval, GSM8K, ShareGPT or plain prompts; the format is found out. May be repeated.",
+            help="Spec-Bench, HumanEval, GSM8K, ShareGPT or plain prompts; the format is detected. May be repeated.",
             rich_help_panel=DATA,
         ),
     ]
-    seed: Annotated[int, typer.Option(help="Of prompts, arrivals, orders and resampling.", rich_help_panel=DATA)] = 0
+    seed: Annotated[int, typer.Option(help="Seed of every random choice.", rich_help_panel=DATA)] = 0
 
     def take(self, n: int) -> list[Prompt]:
-        """``n`` prompts, by turns from every domain."""
+        """Return ``n`` prompts, in turn from every domain."""
         from cospec.bench import datasets
 
         return datasets.sample(datasets.load_all(self.dataset_path), n, self.seed)
@@ -50,7 +50,7 @@ class PromptFlags:
 
 @dataclass(frozen=True, slots=True)
 class DecodingFlags:
-    """How every answer is written."""
+    """The sampling parameters of every output."""
 
     output_len: OutputLen = 128
     ignore_eos: Annotated[
@@ -60,7 +60,7 @@ class DecodingFlags:
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.", rich_help_panel=DATA)] = 0.0
 
     def params(self, seed: int) -> Params:
-        """What every system is asked for."""
+        """Build the parameters that every system gets."""
         from cospec.bench.timing import Params
 
         return Params(max_tokens=self.output_len, temperature=self.temperature, seed=seed, ignore_eos=self.ignore_eos)
@@ -68,7 +68,7 @@ class DecodingFlags:
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags:
-    """Where and how our engine computes."""
+    """Where and how the cospec engine computes."""
 
     dtype: options.Dtype = None
     quantization: options.Quantization = None
@@ -78,7 +78,7 @@ class EngineFlags:
     max_model_len: options.MaxModelLen = None
 
     def given(self, model: str) -> dict[str, Any]:
-        """Those options that were given, as the engine's configuration has them."""
+        """Return the given options under the field names of the engine's configuration."""
         return present(
             model=model,
             dtype=self.dtype,
@@ -92,26 +92,27 @@ class EngineFlags:
 
 @dataclass(frozen=True, slots=True)
 class MetricFlags:
-    """What is reported, and by whose tokens."""
+    """The reported metrics, and the tokenizer that counts tokens."""
 
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Folder, zoo or hub name that tokens are counted with; none is 'none'.", rich_help_panel=METRICS
+            help="Tokenizer that counts tokens: folder, zoo or hub name, or none.",
+            rich_help_panel=METRICS,
         ),
     ] = None
     percentile_metrics: Annotated[
         str, typer.Option(help="Which of ttft, tpot, itl and e2el to report.", rich_help_panel=METRICS)
     ] = "ttft,tpot,itl,e2el"
-    metric_percentiles: Annotated[str, typer.Option(help="Percentiles of each of them.", rich_help_panel=METRICS)] = (
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles of each metric.", rich_help_panel=METRICS)] = (
         "50,99"
     )
 
     def selection(self, goodput: list[str] | None = None) -> Selection:
-        """All of it checked.
+        """Parse the options.
 
         Raises:
-            InvalidInput: a metric, percentile or bound that there is not.
+            InvalidInput: an unknown metric, percentile or bound.
         """
         from cospec.bench import metrics as measured
 
@@ -124,21 +125,22 @@ class MetricFlags:
 
 @dataclass(frozen=True, slots=True)
 class ResultFlags:
-    """Where the result is written, if anywhere. Naming a file is asking for it."""
+    """Where the result is saved. A file name implies ``--save-result``."""
 
     save_result: Annotated[
-        bool, typer.Option("--save-result", help="Write the result as JSON and as HTML.", rich_help_panel=RESULTS)
+        bool, typer.Option("--save-result", help="Save the result as JSON and as HTML.", rich_help_panel=RESULTS)
     ] = False
     result_dir: Annotated[Path, typer.Option(help="Folder for results.", rich_help_panel=RESULTS)] = Path("results")
     result_filename: Annotated[
-        str | None, typer.Option(help="Name of the JSON file; the page's ends in .html.", rich_help_panel=RESULTS)
+        str | None,
+        typer.Option(help="Name of the JSON and the HTML file.", rich_help_panel=RESULTS),
     ] = None
 
     def place(self) -> Path | None:
-        """Where the JSON goes; None when nothing is to be written. Asked before anything is measured.
+        """Return the path of the JSON file; None if no result is saved. Called before the measurement.
 
         Raises:
-            InvalidInput: nothing can be written there.
+            InvalidInput: the path is not writable.
         """
         if not self.save_result and self.result_filename is None:
             return None

@@ -1,4 +1,4 @@
-"""What the benchmarks share at their ends: the tokenizer that counts, the progress bar, how a result is told."""
+"""Shared parts of the benchmarks: the tokenizer that counts, the progress bar, the output of results."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cospec.errors import CospecError, InvalidInput
 
 
 def require() -> None:
-    """Check that what only benchmarks need is installed, before anything is measured."""
+    """Check before the measurement that the packages of the benchmarks are installed."""
     from cospec.bench.deps import require
 
     require()
 
 
 def tokenizer_of(served: str | None) -> Any | None:
-    """The served model's tokenizer where it is on this machine; None to trust the server."""
+    """Return the served model's tokenizer if this machine has it; None to trust the server's counts."""
     try:
         return load_tokenizer(served or "none", download=False)
     except CospecError:
@@ -28,10 +28,10 @@ def tokenizer_of(served: str | None) -> Any | None:
 
 
 def load_tokenizer(name: str, download: bool = True) -> Any | None:
-    """A tokenizer to count with; None for the name ``none``.
+    """Load a tokenizer for counting; None for the name ``none``.
 
     Raises:
-        InvalidInput: there is none of that name.
+        InvalidInput: no tokenizer of that name exists.
     """
     if name == "none":
         return None
@@ -47,7 +47,7 @@ def load_tokenizer(name: str, download: bool = True) -> Any | None:
 
 
 def command(arguments: list[str]) -> str:
-    """The command line as it can be repeated, without the key to somebody's server."""
+    """Return the command line in repeatable form, without API keys."""
     hidden = [
         "..." if before == "--api-key" else "--api-key=..." if own.startswith("--api-key=") else own
         for before, own in zip(["", *arguments], arguments, strict=False)
@@ -56,7 +56,7 @@ def command(arguments: list[str]) -> str:
 
 
 def finish(kind: str, settings: Mapping[str, Any], measured: Mapping[str, Any], to: Path | None) -> None:
-    """Show the result, and write it where that was asked for."""
+    """Show the result, and save the result if ``to`` is a path."""
     from rich.console import Console
 
     from cospec.bench import report
@@ -67,14 +67,14 @@ def finish(kind: str, settings: Mapping[str, Any], measured: Mapping[str, Any], 
 
 
 def complete(kind: str, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of this command line; see ``report.complete``."""
+    """Complete the result with this command line; see ``report.complete``."""
     from cospec.bench import report
 
     return report.complete(kind, command(sys.argv[1:]), settings, measured)
 
 
 def write(result: Mapping[str, Any], to: Path | None) -> None:
-    """The result as JSON, and as a page beside it; nothing for None."""
+    """Write the result as JSON and as an HTML page; do nothing if ``to`` is None."""
     from cospec.bench import report
 
     if to is not None:
@@ -84,7 +84,7 @@ def write(result: Mapping[str, Any], to: Path | None) -> None:
 
 
 class Bar:
-    """A progress bar on stderr, with a count of failures once there are any."""
+    """A progress bar on stderr, with a count of failures if requests fail."""
 
     def __init__(self, total: int) -> None:
         from rich.console import Console
@@ -103,17 +103,17 @@ class Bar:
         self._progress.stop()
 
     def describe(self, label: str) -> None:
-        """What is going on now."""
+        """Show the current stage."""
         self._label = label
         self._show()
 
     def ran(self, label: str) -> None:
-        """One of what ``label`` names is done."""
+        """Count one finished run of ``label``."""
         self.describe(label)
         self.advance()
 
     def advance(self, failed: bool = False) -> None:
-        """One more is done."""
+        """Count one finished request."""
         self._failures += failed
         self._progress.advance(self._task)
         self._show()

@@ -1,4 +1,4 @@
-"""``cospec bench serve``: any OpenAI-compatible server under load."""
+"""``cospec bench serve``: measures any OpenAI-compatible server under load."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ RATES = "a number above 0, or several, or inf"
 
 @dataclass(frozen=True, slots=True)
 class ServerFlags:
-    """Whom to ask."""
+    """The server under test."""
 
-    base_url: Annotated[str, typer.Option("--base-url", "--url", help="Of the server.", rich_help_panel=SERVED)] = (
+    base_url: Annotated[str, typer.Option("--base-url", "--url", help="URL of the server.", rich_help_panel=SERVED)] = (
         "http://127.0.0.1:8000"
     )
     model: Annotated[
-        str | None, typer.Option(help="As the server names it; its only one by itself.", rich_help_panel=SERVED)
+        str | None,
+        typer.Option(help="Model on the server; default is the only model.", rich_help_panel=SERVED),
     ] = None
     chat: Annotated[bool, typer.Option("--chat", help="Use chat completions.", rich_help_panel=SERVED)] = False
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", rich_help_panel=SERVED)] = None
     extra_body: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Keys laid over every request.", rich_help_panel=SERVED)
+        str | None, typer.Option(metavar="JSON", help="Keys added to every request.", rich_help_panel=SERVED)
     ] = None
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds of silence that fail a request.", rich_help_panel=SERVED)
+        float, typer.Option(min=0.1, help="Seconds without data until a request fails.", rich_help_panel=SERVED)
     ] = 600.0
 
     def endpoint(self) -> Endpoint:
-        """Not yet asked anything."""
+        """Build the endpoint; no request is sent."""
         from cospec.bench.client import Endpoint
         from cospec.config import read_json
 
@@ -56,27 +57,30 @@ class ServerFlags:
 
 @dataclass(frozen=True, slots=True)
 class RateFlags:
-    """When requests come, and how many at once."""
+    """When requests arrive, and how many run together."""
 
     request_rate: Annotated[
-        str, typer.Option(help="Requests/s; several by commas for a sweep; inf is at once.", rich_help_panel=ARRIVALS)
+        str,
+        typer.Option(help="Requests/s; a list is a sweep; inf sends all at once.", rich_help_panel=ARRIVALS),
     ] = "inf"
     burstiness: Annotated[
-        float, typer.Option(help="Shape of the gamma gaps; 1 is Poisson, less is burstier.", rich_help_panel=ARRIVALS)
+        float,
+        typer.Option(help="Shape of the gamma gaps; 1 is Poisson, less is burstier.", rich_help_panel=ARRIVALS),
     ] = 1.0
     trace: Annotated[
-        Path | None, typer.Option(help="File of arrival times in seconds, in their place.", rich_help_panel=ARRIVALS)
+        Path | None, typer.Option(help="File of arrival times in seconds, instead of rates.", rich_help_panel=ARRIVALS)
     ] = None
     max_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests at once; a closed loop at rate inf.", rich_help_panel=ARRIVALS)
+        int | None,
+        typer.Option(min=1, help="Most open requests; a closed loop at rate inf.", rich_help_panel=ARRIVALS),
     ] = None
     num_warmups: Annotated[int, typer.Option(min=0, help="Requests before.", rich_help_panel=ARRIVALS)] = 1
 
     def sweep(self) -> list[Arrivals]:
-        """One for each run.
+        """Return one arrival process per run.
 
         Raises:
-            InvalidInput: a rate or a trace that cannot be read.
+            InvalidInput: a rate or a trace is invalid.
         """
         from cospec.simulation.arrivals import Trace, by_rate
 
@@ -94,7 +98,7 @@ class RateFlags:
         return found
 
     def stages(self, sweep: list[Arrivals], prompts: list[Prompt]) -> tuple[Stage, ...]:
-        """The runs with their prompts, each run's its own."""
+        """Return the runs, each with prompts of its own."""
         from cospec.bench.serve import Stage
 
         n = len(prompts) // len(sweep)
@@ -113,20 +117,21 @@ def serve(
     num_prompts: bench.NumPrompts = 100,
     goodput: Annotated[
         list[str],
-        typer.Option(metavar="METRIC:MS", help="Bounds of a good request, as ttft:200.", rich_help_panel=bench.METRICS),
+        typer.Option(metavar="METRIC:MS", help="Bounds of a good request: ttft:200.", rich_help_panel=bench.METRICS),
     ] = [],  # noqa: B006
     save_detailed: Annotated[
-        bool, typer.Option("--save-detailed", help="Every request's own figures too.", rich_help_panel=bench.RESULTS)
+        bool,
+        typer.Option("--save-detailed", help="Save figures of every request.", rich_help_panel=bench.RESULTS),
     ] = False,
     more: Annotated[list[str], typer.Argument(metavar="", hidden=True)] = [],  # noqa: B006
 ) -> None:
-    """Load any OpenAI-compatible server: ours, vLLM's, llama.cpp's, TGI. Bounds may follow --goodput in a row."""
+    """Measure any OpenAI-compatible server under load: cospec, vLLM, llama.cpp, TGI. --goodput takes several bounds."""
     output.require()
     from cospec.bench import serve as load
     from cospec.bench.token_counter import TokenCounter
 
     if more and not goodput:
-        raise InvalidInput("argument", more[0], "an option; the bounds of --goodput are the only words without one")
+        raise InvalidInput("argument", more[0], "an option; only the bounds of --goodput need no option")
     to, selection = results.place(), metrics.selection([*goodput, *more])
     endpoint, sweep = server.endpoint(), pace.sweep()
     texts = prompts.take(num_prompts * len(sweep))

@@ -1,4 +1,4 @@
-"""``cospec bench accept`` and ``cospec bench roofline``: what a drafter and a device are worth."""
+"""``cospec bench accept`` and ``cospec bench roofline``: measure drafters and devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def accept(
     output_len: bench.OutputLen = 128,
     temperature: Annotated[list[float], typer.Option(min=0, help="May be repeated.")] = [0.0],  # noqa: B006
 ) -> None:
-    """Acceptance by drafter, domain, temperature and position, with intervals over prompts."""
+    """Measure acceptance by drafter, domain, temperature and position, with intervals over prompts."""
     output.require()
     from cospec.bench import accept as measured
     from cospec.config import EngineConfig
@@ -65,7 +65,7 @@ def roofline(
     batch_size: bench.BatchSizes = [1, 8],  # noqa: B006
     output_len: bench.OutputLen = 96,
 ) -> None:
-    """Bandwidth and FLOP rate of the device, bytes and operations per token, and the share of them that is reached."""
+    """Measure the device's bandwidth and FLOP rate, the bytes and operations per token, and the share reached."""
     output.require()
     import torch
 
@@ -100,7 +100,7 @@ def roofline(
 
 
 def _drafter(text: str) -> tuple[str, Mapping[str, Any]]:
-    """``NAME=JSON``, or a method's name by itself. Its length is fixed unless it says otherwise, so that it drafts."""
+    """Parse ``NAME=JSON`` or a method's name. The default policy is ``fixed``, so that the drafter always drafts."""
     from cospec.config import read_json
 
     name, mark, value = text.partition("=")

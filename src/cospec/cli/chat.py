@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from cospec.sampling_params import SamplingParams
     from cospec.text.tokenizer import TextTokenizer
 
-LONGEST = 512  # tokens of an answer, unless given
+LONGEST = 512  # tokens of an answer by default
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
-# A model may write anything, also what would move the cursor or rename the window.
+# A model may generate control characters, which would move the cursor or rename the window.
 UNPRINTABLE = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 HELP = """/help   this page
 /stats  how the answers were speculated for
@@ -77,7 +77,7 @@ def chat(
 
 
 class Talk:
-    """One conversation: its messages, its statistics, its colours."""
+    """One conversation: its messages, statistics and colours."""
 
     def __init__(self, llm: Any, params: SamplingParams, console: Console) -> None:
         from cospec.text.tokenizer import TextTokenizer
@@ -92,7 +92,7 @@ class Talk:
         self._colours: dict[str, str] = {}
 
     def run(self) -> None:
-        """Ask and answer until the user leaves."""
+        """Read questions and answer until the user quits."""
         self._console.print(f"{self._llm.engine.model_name}: /help shows the commands.", style="dim")
         while True:
             try:
@@ -114,7 +114,7 @@ class Talk:
             self._show_stats()
         elif line == "/reset":
             self._messages.clear()
-            self._console.print("The conversation is forgotten.", style="dim")
+            self._console.print("The conversation starts anew.", style="dim")
         else:
             self._console.print(f"{line} is unknown; allowed are /help, /stats, /reset and /quit.", markup=False)
 
@@ -131,14 +131,14 @@ class Talk:
         except KeyboardInterrupt:
             self._console.print(" (stopped)", style="dim", end="")
         except CospecError as error:
-            self._console.print(f"{error} /reset forgets the conversation.", markup=False, end="")
+            self._console.print(f"{error} /reset starts the conversation anew.", markup=False, end="")
             written.clear()
         self._console.print()
-        if written:  # a question without an answer is no part of the conversation
+        if written:  # an unanswered question is no part of the conversation
             self._messages = [*messages, {"role": "assistant", "content": "".join(written)}]
 
     def _coloured(self, events: Iterator[Event]) -> Iterator[tuple[str, str]]:
-        """Pieces of text with the colour of the token that they begin in.
+        """Yield pieces of text, each with the colour of its first token.
 
         Raises:
             CospecError: the answer failed.
@@ -181,18 +181,18 @@ class Talk:
 
 
 class Pieces:
-    """Gives each character of a stream the source of the token it comes from.
+    """Assigns each character of a stream the source of its token.
 
-    Text comes later than its tokens where a character is incomplete or a stop string may have begun, so sources are
-    kept per byte until their text is there.
+    Text arrives later than its tokens if a character is incomplete or a stop string may have begun. Therefore sources
+    are kept per byte until their text arrives.
     """
 
     def __init__(self, tokens: TextTokenizer) -> None:
         self._tokens = tokens
-        self._sources: list[str] = []  # one per byte that was generated and not yet shown
+        self._sources: list[str] = []  # one source per byte of generated text that is not shown yet
 
     def split(self, event: Event) -> list[tuple[str, str]]:
-        """The event's text in pieces of one source each."""
+        """Split an event's text into pieces of one source each."""
         for token, source in zip(event.tokens, event.sources, strict=True):
             if not self._tokens.is_special(token):
                 self._sources.extend([source] * len(self._tokens.to_bytes(token)))

@@ -1,4 +1,4 @@
-"""What ``cospec doctor`` finds: installation, machine, memory plan, smoke test; each part as plain data."""
+"""The findings of ``cospec doctor`` as plain data: installation, machine, memory plan, smoke test."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cospec.native import library
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "pyzmq")
 PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
-TOKENS = 16  # of the smoke test's answer
+TOKENS = 16  # tokens of the smoke test's answer
 FEW_CORES = 2
-SWAP = 256 << 20  # bytes in use that say more than a few idle pages
+SWAP = 256 << 20  # bytes in use that show more than a few idle pages
 MEMORY_FILES = ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
 
 
 def versions() -> dict[str, str | None]:
-    """The installed versions; None for a package that is missing."""
+    """Return the installed versions; None for a missing package."""
     import cospec
 
     found: dict[str, str | None] = {"cospec": cospec.__version__, "python": platform.python_version()}
@@ -35,7 +35,7 @@ def versions() -> dict[str, str | None]:
 
 
 def machine() -> dict[str, Any]:
-    """Processors and memory; bytes are None where the system does not tell."""
+    """Return processors and memory; bytes are None if the system does not report the value."""
     from cospec.profiling.store import machine as known
 
     memory = memory_info()
@@ -53,12 +53,12 @@ def machine() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Return the processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def kernels(threads: int | None) -> dict[str, Any]:
-    """The native kernels: whether they were built, the instruction set in use, and the sets that the machine has."""
+    """Describe the native kernels: whether they were built, the instruction set in use, and the available sets."""
     from cospec.core.drafter_builder import set_threads
 
     set_threads(threads)
@@ -76,10 +76,10 @@ def kernels(threads: int | None) -> dict[str, Any]:
 
 
 def memory(config: EngineConfig) -> dict[str, Any]:
-    """The memory plan of a model and its drafter.
+    """Return the memory plan of a model and its drafter.
 
     Raises:
-        CospecError: the model cannot be served here, in one sentence.
+        CospecError: the model cannot be served here; the message is one sentence.
     """
     from cospec.core.assembly import memory_plan_of
     from cospec.metrics.summary import parameters
@@ -104,9 +104,9 @@ def memory(config: EngineConfig) -> dict[str, Any]:
 
 
 def smoke_test() -> dict[str, Any]:
-    """Answers of the zoo's target to one prompt: with native kernels, with torch's, and without drafts.
+    """Answer one prompt with the zoo's target: with native kernels, with torch's kernels, and without drafts.
 
-    All compute in float32, where near-ties do not depend on the order of a sum.
+    All runs compute in float32, because near-ties then do not depend on the order of a sum.
 
     Raises:
         CospecError: the zoo is missing or cannot run.
@@ -114,7 +114,7 @@ def smoke_test() -> dict[str, Any]:
     from cospec.models.checkpoint import zoo_members
 
     if "target" not in zoo_members():
-        raise ModelError("The smoke test cannot run because this installation has no zoo.")
+        raise ModelError("The smoke test needs the zoo, which this installation lacks.")
     plain = {"speculative_config": {"method": "off"}}
     ways: dict[str, dict[str, Any]] = {
         "torch": {**plain, "linear_backend": "torch", "attention_backend": "sdpa"},
@@ -127,7 +127,7 @@ def smoke_test() -> dict[str, Any]:
 
 
 def smoke_test_text(options: Mapping[str, Any]) -> str:
-    """The text that the zoo's target writes with these options of ``LLM``."""
+    """Return the text that the zoo's target generates with these options of ``LLM``."""
     from cospec import LLM, SamplingParams
 
     common: dict[str, Any] = {
@@ -142,7 +142,7 @@ def smoke_test_text(options: Mapping[str, Any]) -> str:
 
 
 def slow(found: Mapping[str, Any]) -> list[str]:
-    """What makes this machine or this model slower than it could be, one sentence each, with the remedy.
+    """List reasons why this machine or this model is slow, one sentence each, with the remedy.
 
     Args:
         found: the parts ``machine``, ``kernels`` and ``memory`` of a report; ``memory`` may be None.
@@ -151,7 +151,7 @@ def slow(found: Mapping[str, Any]) -> list[str]:
     reasons = []
     if not built["native"]:
         reasons.append(
-            f"Models on a CPU run by torch alone, since {built['reason']}; install g++ or clang++ and install cospec "
+            f"CPU models run on torch's kernels, because {built['reason']}; install g++ or clang++ and install cospec "
             "again."
         )
     elif "bf16" not in built["isa"] and (memory_plan_of is None or memory_plan_of["dtype"] == "bfloat16"):
@@ -164,13 +164,13 @@ def slow(found: Mapping[str, Any]) -> list[str]:
     if here["cores"] <= FEW_CORES:
         reasons.append(f"This process may use {here['cores']} processors only; more of them give more tokens/s.")
     if here["load"] is not None and here["load"] > 0.5 * here["cores"]:
-        reasons.append(f"Other processes work too: the load is {here['load']} on {here['cores']} processors.")
+        reasons.append(f"Other processes use the processors: the load is {here['load']} on {here['cores']} processors.")
     if (here["swap_used_bytes"] or 0) > SWAP:
         reasons.append(f"The system has moved {here['swap_used_bytes'] >> 20} MiB to swap; end other processes.")
     if memory_plan_of is not None:
         if memory_plan_of["slow"]:
             reasons.append(
-                f"{memory_plan_of['model']} runs by transformers' layers, because it {memory_plan_of['slow']}."
+                f"{memory_plan_of['model']} runs in transformers' layers, because the model {memory_plan_of['slow']}."
             )
         if memory_plan_of["cut"]:
             reasons.append(f"A sequence has at most {memory_plan_of['max_model_len']} tokens: {memory_plan_of['cut']}.")
@@ -180,7 +180,7 @@ def slow(found: Mapping[str, Any]) -> list[str]:
 
 
 def problems(found: Mapping[str, Any]) -> list[str]:
-    """What keeps the engine from working: missing packages, too little memory, texts that differ."""
+    """List the problems of the installation: missing packages, too little memory, smoke test texts that differ."""
     wrong = [f"The package {name} is missing." for name, value in found["versions"].items() if value is None]
     here, memory_plan_of, smoke = found["machine"], found["memory"], found["smoke_test"]
     if memory_plan_of is not None and here["available_bytes"] is not None and here["cuda"] is None:
@@ -194,7 +194,7 @@ def problems(found: Mapping[str, Any]) -> list[str]:
 
 
 def memory_info() -> dict[str, int]:
-    """Bytes by name in ``/proc/meminfo``; empty where the file does not exist."""
+    """Return bytes by name from ``/proc/meminfo``; empty if the file does not exist."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""``cospec doctor``: what is installed, whether a model fits, whether the engine works, and what is slow."""
+"""``cospec doctor``: checks the installation, the memory for a model, the engine and the speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def doctor(
     speculative_config: options.SpeculativeConfig = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke-test/--no-smoke-test", help="Write a few tokens with the zoo.")
+        bool, typer.Option("--smoke-test/--no-smoke-test", help="Generate a few tokens with the zoo.")
     ] = True,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
@@ -32,7 +32,7 @@ def doctor(
     quantization: options.Quantization = None,
     threads: options.Threads = None,
 ) -> None:
-    """Check installation, machine, memory and a few tokens; say what is slow. Exit status 1 on a problem."""
+    """Check the installation, the machine, the memory and the engine; list what is slow. Exit status 1 on a problem."""
     from cospec.config import EngineConfig
 
     given = present(
@@ -56,7 +56,7 @@ def doctor(
 
 
 def examine(config: EngineConfig, smoke: bool) -> dict[str, Any]:
-    """All findings; a part that fails is None, and its sentence is among the problems.
+    """Return all findings. A failed part is None, and its error is among the problems.
 
     Args:
         smoke: whether to run the smoke test.
@@ -84,7 +84,7 @@ def examine(config: EngineConfig, smoke: bool) -> dict[str, Any]:
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """The findings as lines for a reader."""
+    """Yield the findings as lines of text."""
     here, built = found["machine"], found["kernels"]
     yield "installed: " + ", ".join(f"{name} {value or 'missing'}" for name, value in found["versions"].items())
     yield f"machine: {here['processor']}, {here['cores']} processors, {here['system']}"
@@ -94,7 +94,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     if built["native"]:
         yield f"kernels: native, {built['isa']} of {', '.join(built['available'])}; {built['threads']} threads"
     else:
-        yield f"kernels: torch's, since {built['reason']}"
+        yield f"kernels: torch's, because {built['reason']}"
     if found["memory"] is not None:
         yield from _plan(found["memory"])
     if found["smoke_test"] is not None:

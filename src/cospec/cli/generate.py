@@ -1,4 +1,4 @@
-"""``cospec generate``: answer a file of prompts."""
+"""``cospec generate``: answers a file of prompts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from cospec.cli.batch import Result
     from cospec.cli.batch_io import ResultFile
 
-INTERRUPTED = 130  # what a shell reports of a command that was ended by Ctrl-C
-LONGEST = 256  # tokens of an output, unless given
-WINDOW = 64  # jobs in the engine at a time, unless more sequences may run at once
+INTERRUPTED = 130  # exit status of a command that Ctrl-C ended
+LONGEST = 256  # tokens of an output by default
+WINDOW = 64  # requests in the engine at a time, or ``max_num_seqs`` if larger
 
 
 def generate(
     prompts: Annotated[
         Path, typer.Option(help='JSON lines: {"id", "turns": [...]} or {"prompt"}; other keys are ignored.')
     ],
-    output: Annotated[Path, typer.Option(help="JSON lines to append to; ids that it holds are skipped.")],
+    output: Annotated[Path, typer.Option(help="JSON lines to append to; requests with ids in the file are skipped.")],
     model: options.Models = None,
     ensemble: options.OutputDistribution = None,
     collaboration: options.Collaboration = None,
@@ -39,10 +39,11 @@ def generate(
         typer.Option(help="Longest output, in tokens.", rich_help_panel=options.SAMPLING, show_default=str(LONGEST)),
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Write on behind the end.", rich_help_panel=options.SAMPLING)
+        bool,
+        typer.Option("--ignore-eos", help="Continue after the EOS token.", rich_help_panel=options.SAMPLING),
     ] = False,
     sampling_params: options.SamplingJson = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put prompts of one turn into the chat template too.")] = False,
+    chat: Annotated[bool, typer.Option("--chat", help="Use the chat template for single-turn prompts too.")] = False,
     max_num_seqs: Annotated[
         int | None, typer.Option("--max-num-seqs", "--batch", help="Sequences at once.", rich_help_panel=options.ENGINE)
     ] = None,
@@ -56,9 +57,9 @@ def generate(
     instruction_set: options.InstructionSet = None,
     plugins: options.Plugins = None,
 ) -> None:
-    """Answer prompts from a file into a file; run it again to go on after an interruption."""
+    """Answer prompts from a file into a file; a second run continues after an interruption."""
     from cospec.cli.batch import Batch
-    from cospec.cli.batch_io import ResultFile, key, read_jobs
+    from cospec.cli.batch_io import ResultFile, key, read_batch
     from cospec.errors import InvalidInput, words
 
     params = options.sampling_params(
@@ -71,13 +72,13 @@ def generate(
         max_tokens=max_tokens,
         ignore_eos=ignore_eos or None,
     )
-    jobs, complaints = read_jobs(prompts)
+    batch_requests, warnings = read_batch(prompts)
     if output.exists() and output.samefile(prompts):
         raise InvalidInput("output", words(f"{output}, the file of the prompts"), "another file")
-    for complaint in complaints:
-        _complain(prompts, complaint)
+    for warning in warnings:
+        _warn(prompts, warning)
     with ResultFile(output) as results:
-        left = [job for job in jobs if key(job.id) not in results.done]
+        left = [batch_request for batch_request in batch_requests if key(batch_request.id) not in results.done]
         failures = 0
         if left:
             from cospec.llm import LLM
@@ -99,10 +100,10 @@ def generate(
             window = max(WINDOW, 2 * (max_num_seqs or 0))
             with LLM(speculative_config=config, **chosen, **engine_options) as llm:
                 failures = _write(Batch(llm.engine, params, chat, window).run(left), results, len(left), prompts)
-        elif not complaints:
-            why = f"{output} has all of the answers" if jobs else "it holds no prompts"
-            _complain(prompts, f"nothing to do, {why}")
-    if complaints or failures:
+        elif not warnings:
+            why = f"{output} has all answers" if batch_requests else "the file has no prompts"
+            _warn(prompts, f"nothing to do, {why}")
+    if warnings or failures:
         raise typer.Exit(1)
 
 
@@ -113,7 +114,7 @@ def _speculation(text: str | None) -> dict[str, object] | None:
 
 
 def _write(found: Iterable[Result], results: ResultFile, total: int, prompts: Path) -> int:
-    """Write results as they come, under a progress bar; returns how many jobs failed."""
+    """Write results as they arrive, under a progress bar; return the number of failed requests."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -125,19 +126,19 @@ def _write(found: Iterable[Result], results: ResultFile, total: int, prompts: Pa
             for result in found:
                 if result.row is None:
                     failures += 1
-                    _complain(prompts, f"line {result.job.line}: {result.error}")
+                    _warn(prompts, f"line {result.batch_request.line}: {result.error}")
                 else:
                     results.write(result.row)
                     written += 1
                     tokens += result.tokens
                     calls += result.row["stats"]["target_calls"]
-                told = f"{tokens} tokens, {tokens / calls:.2f} per target call" if calls else "no tokens"
-                progress.update(bar, advance=1, description=told)
+                shown = f"{tokens} tokens, {tokens / calls:.2f} per target call" if calls else "no tokens"
+                progress.update(bar, advance=1, description=shown)
     except KeyboardInterrupt:
-        print(f"Interrupted after {written} of {total}; run the same command to go on.", file=sys.stderr)
+        print(f"Interrupted after {written} of {total}; run the same command to continue.", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     return failures
 
 
-def _complain(path: Path, complaint: str) -> None:
-    print(f"{path}: {complaint}", file=sys.stderr)
+def _warn(path: Path, warning: str) -> None:
+    print(f"{path}: {warning}", file=sys.stderr)

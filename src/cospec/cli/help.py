@@ -1,4 +1,4 @@
-"""Plain ``--help``: whole names at any width, options in groups, the default of every option from its one place."""
+"""Plain ``--help``: whole names at any width, options in groups, and the default of every option."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typer.core import TyperCommand
 ENGINE = "cospec.config:EngineConfig"
 SERVER = "cospec.server.settings:ServerSettings"
 SAMPLING = "cospec.sampling_params:SamplingParams"
-SENTENCE = re.compile(r"default: \((.*?)\)(?=[;\]])")  # typer's brackets around a default in words
+SENTENCE = re.compile(r"default: \((.*?)\)(?=[;\]])")  # typer puts brackets around a default in words
 
 
 class Command(TyperCommand):
-    """A command whose options take their defaults from ``sources`` where they are left out."""
+    """A command that takes missing defaults of options from ``sources``."""
 
-    sources: ClassVar[tuple[str, ...]] = ()  # module:class, of options or of a dataclass
+    sources: ClassVar[tuple[str, ...]] = ()  # ``module:class`` of options or of a dataclass
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write arguments and options, group by group; names that are long stand on lines of their own."""
+        """Write arguments and options by group; long names have lines of their own."""
         known: dict[str, Any] = {}
-        for source in reversed(self.sources):  # the first one wins
+        for source in reversed(self.sources):  # the first source wins
             known |= _defaults(source)
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
@@ -41,25 +41,25 @@ class Command(TyperCommand):
                     formatter.write_dl(rows)
 
 
-def showing(*sources: str) -> type[Command]:
-    """The class of a command whose defaults stand in ``sources``."""
+def command_class(*sources: str) -> type[Command]:
+    """Return a command class with these ``sources`` of defaults."""
     return type("Command", (Command,), {"sources": sources})
 
 
-def show_plainly(app: typer.Typer, *sources: str) -> typer.Typer:
-    """Give every command of ``app`` that has no class yet the plain help; returns ``app``."""
+def use_plain_help(app: typer.Typer, *sources: str) -> typer.Typer:
+    """Give the commands of ``app`` without a class the plain help; return ``app``."""
     app.rich_markup_mode = None
     for command in app.registered_commands:
         if not (command.cls and issubclass(command.cls, Command)):
-            command.cls = showing(*sources)
+            command.cls = command_class(*sources)
     return app
 
 
 def _addition(param: Any, known: dict[str, Any]) -> str:
-    """What a record lacks: the default of an option that is None on the command line."""
+    """Return the text that a help record lacks: the default of an option that is None on the command line."""
     if param.param_type_name != "option" or param.required or param.default not in (None, [], ()):
         return ""
-    if isinstance(param.show_default, str):  # typer writes such a sentence itself
+    if isinstance(param.show_default, str):  # typer writes such a sentence
         return ""
     value = known.get(param.name)
     if param.is_flag and not param.secondary_opts:
@@ -80,7 +80,7 @@ def _shown(value: Any) -> str:
 
 
 def _defaults(source: str) -> dict[str, Any]:
-    """The default of each field of a class of options or of a dataclass."""
+    """Return the default of each field of an options class or a dataclass."""
     module, _, name = source.partition(":")
     cls = getattr(import_module(module), name)
     if is_dataclass(cls):

@@ -1,6 +1,6 @@
 """The command ``cospec`` and its subcommands.
 
-Another command, or group of commands, is one entry near the end of this file; its module must be cheap to import.
+A new command or group is one entry near the end of this file. Its module must import quickly.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from cospec.process_utils import fast_exit
 
 
 class _Sentences(TyperGroup):
-    """Shows errors that a user can act on as their one sentence."""
+    """Shows errors that a user can act on as one sentence."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a subcommand; exit status 1 for errors in what it was given, 2 for wrong usage."""
+        """Run a subcommand. Exit status 1 is an error in the input, 2 is wrong usage."""
         try:
             return super().invoke(ctx)
         except CospecError as error:
@@ -44,11 +44,11 @@ class _Sentences(TyperGroup):
 app = typer.Typer(
     name="cospec",
     cls=_Sentences,
-    help="Speculative decoding that is exact to the last bit of probability.",
+    help="Exact speculative decoding with one or several drafters.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's tables cut names in narrow terminals
+    rich_markup_mode=None,  # rich's tables truncate names in narrow terminals
 )
 
 
@@ -62,10 +62,10 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _main(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show it.")) -> None:
-    """Options before a command."""
+    """Parse the options before a command."""
 
 
-# Each command, and the classes that its options take their defaults from.
+# Each command with the sources of its options' defaults.
 _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (serve.serve, (help.ENGINE, help.SERVER)),
     (generate.generate, (help.ENGINE, help.SAMPLING)),
@@ -77,12 +77,12 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (simulate.simulate, ()),
 )
 for _command, _sources in _COMMANDS:
-    app.command(cls=help.showing(*_sources))(_command)
-app.add_typer(help.show_plainly(bench.app, help.ENGINE), name="bench")
-app.add_typer(help.show_plainly(train.app), name="train")
+    app.command(cls=help.command_class(*_sources))(_command)
+app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
+app.add_typer(help.use_plain_help(train.app), name="train")
 
 
 def main() -> None:
-    """Run the command, as the whole of a process."""
+    """Run the command as a whole process."""
     with fast_exit():
         app()

@@ -1,4 +1,4 @@
-"""``cospec models``: the models that came with the package."""
+"""``cospec models``: lists the models of the package."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 HEAD = ("model", "role", "parameters", "layers", "width", "vocabulary", "context", "tokens in training")
 SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
-# Of members whose card does not tell.
+# Roles of members without a role in the card.
 ROLES = {
-    "target": "target, whose distribution outputs follow",
+    "target": "target, which defines the output distribution",
     "drafter": "drafter of zoo:target",
     "heads": "Medusa heads on zoo:target",
 }
-FILES = ("config.json", "adapter_config.json", "heads.json")  # one of them makes a folder a member
-WIDTH = 140  # of the table where nobody's terminal says
+FILES = ("config.json", "adapter_config.json", "heads.json")  # a folder with one of these files is a member
+WIDTH = 140  # width of the table without a terminal
 
 
 def models() -> None:
@@ -30,18 +30,18 @@ def models() -> None:
 
     rows = members(ZOO)
     if not rows:
-        print("The zoo has no models: this installation of cospec came without them.")
+        print("This installation of cospec has no zoo models.")
         return
     table = Table(box=None)
     for name in HEAD:
-        table.add_column(name, no_wrap=name == "model")  # a name that is cut off cannot be used
+        table.add_column(name, no_wrap=name == "model")  # a truncated name is useless
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
 
 
 def members(zoo: Path) -> list[tuple[str, ...]]:
-    """One row of text per model, under ``HEAD``; the target comes first."""
+    """Return one row of text per model in the order of ``HEAD``; the target comes first."""
     card = _card(zoo)
     found = {path.parent for name in FILES for path in zoo.glob(f"*/{name}")}
     ordered = sorted(found, key=lambda folder: (folder.name != "target", folder.name))
@@ -49,7 +49,7 @@ def members(zoo: Path) -> list[tuple[str, ...]]:
 
 
 def parameters(folder: Path) -> int:
-    """How many numbers the weights in a folder hold, read from the headers alone."""
+    """Return the number of weights in a folder, read from the file headers alone."""
     from safetensors import safe_open
 
     total = 0
@@ -63,7 +63,7 @@ def _row(folder: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
     from cospec.models.checkpoint import read_config
     from cospec.models.lora import base_folder
 
-    name, whole = folder.name, base_folder(folder)  # an adapter is merged: it has its base's shape and size
+    name, whole = folder.name, base_folder(folder)  # an adapter has the shape and size of its base
     shape = read_config(whole) if (whole / "config.json").exists() else {}
     role = str(about.get("role", ROLES.get(name, name)))
     trained = f"{about['tokens'] / 1e6:.1f}M" if "tokens" in about else "-"
@@ -72,7 +72,7 @@ def _row(folder: Path, about: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _card(zoo: Path) -> dict[str, Any]:
-    """What the family's card says of each member."""
+    """Read the entries of the members in the family's card."""
     path = zoo / "card.json"
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""Options in groups: a command takes frozen dataclasses, and Typer sees each of their fields as an option."""
+"""Options in groups: a command takes frozen dataclasses, and Typer sees each field as an option."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command for Typer: a parameter that is a dataclass gives way to one parameter for each field."""
+    """Return the command for Typer: one parameter per field instead of each dataclass parameter."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {}
     flat: list[Parameter] = []

@@ -1,4 +1,4 @@
-"""The options that commands share, as types, and how they become an engine's configuration."""
+"""Options that commands share, as types, and their conversion into an engine's configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Models = Annotated[
     list[str] | None,
     typer.Option(
         "--model",
-        help="zoo, zoo:NAME, a folder, or a hub name; several of them speak as one.",
+        help="zoo, zoo:NAME, a folder, or a hub name; several models form an ensemble.",
         show_default="zoo",
     ),
 ]
@@ -25,9 +25,10 @@ SpeculativeConfig = Annotated[
     str | None,
     typer.Option(
         metavar="JSON",
-        help="""How drafts are made, such as '{"method": "ngram", "num_speculative_tokens": 4}'. Keys: method,
-        num_speculative_tokens, max_nodes, widths, rule, policy, policy_options, round, drafting (here, thread or
-        process), drafter_cores, request_may_choose, and those of the method, such as model.""",
+        help="""How to draft and verify, such as '{"method": "ngram", "num_speculative_tokens": 4}'. Keys: method,
+        num_speculative_tokens, max_nodes, widths, acceptance_method, policy, policy_options, execution_mode,
+        drafter_executor (inline, thread or process), drafter_cores, request_may_choose, and the keys of the method,
+        such as model.""",
         rich_help_panel=ENGINE,
         show_default="the family's drafter, otherwise suffix, under the policy goodput",
     ),
@@ -36,7 +37,7 @@ OutputDistribution = Annotated[
     str | None,
     typer.Option(
         metavar="JSON",
-        help="""How several models become one law, such as '{"method": "weighted", "weights": [0.6, 0.4]}'.""",
+        help="""How several models form one distribution, such as '{"method": "weighted", "weights": [0.6, 0.4]}'.""",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -44,7 +45,7 @@ Collaboration = Annotated[
     str | None,
     typer.Option(
         metavar="JSON",
-        help="""Who proposes among several models, such as '{"proposal": "alternate", "gamma": [4, 1]}'.""",
+        help="""Which models of an ensemble propose, such as '{"proposal": "alternate", "gamma": [4, 1]}'.""",
         rich_help_panel=ENGINE,
     ),
 ]
@@ -52,23 +53,23 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option(help="Tokens of one sequence.", rich_help_panel=ENGINE, show_default="the model's own limit"),
 ]
-MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run at once.", rich_help_panel=ENGINE)]
-MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens computed per round.", rich_help_panel=ENGINE)]
+MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run together.", rich_help_panel=ENGINE)]
+MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Tokens computed per step.", rich_help_panel=ENGINE)]
 KvCacheMemoryBytes = Annotated[
     int | None,
     typer.Option(
-        help="Of the KV caches of all models together.",
+        help="Bytes of the KV caches of all models together.",
         rich_help_panel=ENGINE,
         show_default="a share of the free memory",
     ),
 ]
 GpuMemoryUtilization = Annotated[
-    float | None, typer.Option(help="Share of a GPU's memory to take.", rich_help_panel=ENGINE)
+    float | None, typer.Option(help="Share of a GPU's memory for cospec.", rich_help_panel=ENGINE)
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.", rich_help_panel=ENGINE)]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE)]
 Quantization = Annotated[
-    str | None, typer.Option(help="int8 holds the weights of products as 8-bit integers.", rich_help_panel=ENGINE)
+    str | None, typer.Option(help="int8 stores linear weights as 8-bit integers.", rich_help_panel=ENGINE)
 ]
 Plugins = Annotated[
     list[str] | None,
@@ -80,53 +81,53 @@ Plugins = Annotated[
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="Of the CPU kernels.", rich_help_panel=ENGINE, show_default="every processor")
+    int | None, typer.Option(help="Threads of the CPU kernels.", rich_help_panel=ENGINE, show_default="every processor")
 ]
 InstructionSet = Annotated[
     str | None,
-    typer.Option(help="Of the CPU kernels: auto, base, avx2, avx512 or avx512_bf16.", rich_help_panel=ENGINE),
+    typer.Option(help="For the CPU kernels: auto, base, avx2, avx512 or avx512_bf16.", rich_help_panel=ENGINE),
 ]
 PrefixCaching = Annotated[
     bool | None,
     typer.Option(
         "--enable-prefix-caching/--no-enable-prefix-caching",
-        help="Reuse the cache of shared prompts.",
+        help="Reuse the KV cache of shared prompt prefixes.",
         rich_help_panel=ENGINE,
     ),
 ]
 
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=SAMPLING)]
 TopP = Annotated[
-    float | None, typer.Option(help="Keep the likeliest tokens up to this mass.", rich_help_panel=SAMPLING)
+    float | None, typer.Option(help="Keep the likeliest tokens up to this probability.", rich_help_panel=SAMPLING)
 ]
 TopK = Annotated[int | None, typer.Option(help="Keep this many tokens; 0 keeps all.", rich_help_panel=SAMPLING)]
-Seed = Annotated[int | None, typer.Option(help="Makes the output repeatable.", rich_help_panel=SAMPLING)]
+Seed = Annotated[int | None, typer.Option(help="Seed of a repeatable output.", rich_help_panel=SAMPLING)]
 SamplingJson = Annotated[
     str | None,
     typer.Option(
         "--sampling-params",
         metavar="JSON",
-        help="""Any sampling parameters by name, such as '{"min_p": 0.05, "stop": ["."]}'; options beside it win.""",
+        help="""Any sampling parameters by name, such as '{"min_p": 0.05, "stop": ["."]}'; single options win.""",
         rich_help_panel=SAMPLING,
     ),
 ]
 
 
 def chosen_models(names: list[str]) -> dict[str, Any]:
-    """The configuration of one model, or of several that speak as one."""
+    """Return the configuration of one model, or of an ensemble."""
     if len(names) > 1:
         return {"models": names}
     return {"model": names[0]} if names else {}
 
 
 def sampling_params(text: str | None, longest: int, **given: Any) -> SamplingParams:
-    """What a command samples by: its JSON, with the options that were given over it.
+    """Return the sampling parameters of a command: the JSON object, overridden by single options.
 
     Args:
-        longest: tokens of an output where neither says.
+        longest: tokens of an output if no option sets the length.
 
     Raises:
-        InvalidInput: a parameter that there is not, or out of its range; more than one output.
+        InvalidInput: a parameter is unknown or out of range, or asks for more than one output.
     """
     from cospec.config import read_json
     from cospec.errors import InvalidInput
@@ -135,10 +136,10 @@ def sampling_params(text: str | None, longest: int, **given: Any) -> SamplingPar
     named = {} if text is None else read_json(text, "sampling_params")
     params = SamplingParams.parse({"max_tokens": longest, **named, **present(**given)})
     if params.n != 1:
-        raise InvalidInput("n", params.n, "1, as this command writes one answer to a prompt")
+        raise InvalidInput("n", params.n, "1, because this command writes one answer per prompt")
     return params
 
 
 def present(**values: Any) -> dict[str, Any]:
-    """The options that were given, so that what was not keeps the configuration's default."""
+    """Return the given options. The configuration keeps its defaults for the others."""
     return {name: value for name, value in values.items() if value is not None}

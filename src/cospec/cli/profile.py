@@ -1,4 +1,4 @@
-"""``cospec profile``: what forwards take on this machine, as the policies and the simulator use it."""
+"""``cospec profile``: measures the latency of forwards on this machine, for policies and the simulator."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def profile(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file for samples, fits and errors.")] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="PNG file of predicted against measured; needs the extra 'bench'.")
+        Path | None, typer.Option(help="PNG file of predicted and measured times; needs the extra 'bench'.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="For each model.")] = 20.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of measurement for each model.")] = 20.0,
     device: options.Device = None,
     dtype: options.Dtype = None,
     quantization: options.Quantization = None,
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
 ) -> None:
-    """Measure models over a grid of (context, tokens, sequences), fit the time model, and say how well it predicts."""
+    """Measure models over a grid of (context, tokens, sequences), fit the latency model, and report its errors."""
     from rich.console import Console
     from rich.table import Table
 

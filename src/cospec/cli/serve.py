@@ -41,20 +41,20 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"A key that clients may carry; repeat for several. Read from {KEY_VARIABLE}, too.",
+            help=f"An API key; repeat for several. {KEY_VARIABLE} is read, too.",
             rich_help_panel=ACCESS,
         ),
     ] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            help="File of such keys, one a line; a list of processes does not show them.", rich_help_panel=ACCESS
+            help="File of API keys, one per line; process lists do not show the keys.", rich_help_panel=ACCESS
         ),
     ] = None,
     allowed_hosts: Annotated[
         list[str] | None,
         typer.Option(
-            help="A name that the header Host may have; repeat for several.",
+            help="An allowed value of the header Host; repeat for several.",
             rich_help_panel=ACCESS,
             show_default="any",
         ),
@@ -62,27 +62,25 @@ def serve(
     allowed_origins: Annotated[
         list[str] | None,
         typer.Option(
-            help="A web page's origin that may read answers; repeat for several.",
+            help="An allowed CORS origin; repeat for several.",
             rich_help_panel=ACCESS,
         ),
     ] = None,
-    max_body_bytes: Annotated[int | None, typer.Option(help="Of one request.", rich_help_panel=BOUNDS)] = None,
-    max_prompts: Annotated[int | None, typer.Option(help="Prompts of one call.", rich_help_panel=BOUNDS)] = None,
-    max_outputs: Annotated[
-        int | None, typer.Option(help="Prompts times n of one call.", rich_help_panel=BOUNDS)
-    ] = None,
+    max_body_bytes: Annotated[int | None, typer.Option(help="Bytes of one request.", rich_help_panel=BOUNDS)] = None,
+    max_prompts: Annotated[int | None, typer.Option(help="Prompts per call.", rich_help_panel=BOUNDS)] = None,
+    max_outputs: Annotated[int | None, typer.Option(help="Prompts times n per call.", rich_help_panel=BOUNDS)] = None,
     max_stop_sequences: Annotated[
-        int | None, typer.Option(help="Stop strings of one request.", rich_help_panel=BOUNDS)
+        int | None, typer.Option(help="Stop strings per request.", rich_help_panel=BOUNDS)
     ] = None,
     max_logprobs: Annotated[int | None, typer.Option(help="Alternatives per token.", rich_help_panel=BOUNDS)] = None,
     max_priority: Annotated[
         int | None,
-        typer.Option(help="Requests choose a priority from -N to N; 0 leaves no choice.", rich_help_panel=BOUNDS),
+        typer.Option(help="Requests may set a priority from -N to N; 0 forbids priorities.", rich_help_panel=BOUNDS),
     ] = None,
     max_concurrent_requests: Annotated[
         int | None,
         typer.Option(
-            help="Outputs that run or wait at once; beyond them calls get 429.",
+            help="Outputs that run or wait; further calls get status 429.",
             rich_help_panel=QUEUE,
             show_default="four times --max-num-seqs",
         ),
@@ -90,17 +88,19 @@ def serve(
     max_key_share: Annotated[
         float | None,
         typer.Option(
-            help="Part of them that one key may hold.", rich_help_panel=QUEUE, show_default="0.5, or 1 with one key"
+            help="Share of these outputs per key.",
+            rich_help_panel=QUEUE,
+            show_default="0.5, or 1 with one key",
         ),
     ] = None,
     requests_per_minute: Annotated[
-        int | None, typer.Option(help="Calls that one key may begin.", rich_help_panel=QUEUE, show_default="any number")
+        int | None, typer.Option(help="Calls per minute of one key.", rich_help_panel=QUEUE, show_default="any number")
     ] = None,
     request_timeout: Annotated[
         float | None,
         typer.Option(help="Seconds until a call ends with an error.", rich_help_panel=QUEUE),
     ] = None,
-    max_connections: Annotated[int | None, typer.Option(help="Open at once.", rich_help_panel=CONNECTIONS)] = None,
+    max_connections: Annotated[int | None, typer.Option(help="Open connections.", rich_help_panel=CONNECTIONS)] = None,
     header_timeout: Annotated[
         float | None,
         typer.Option(help="Seconds for the head of a request.", rich_help_panel=CONNECTIONS),
@@ -114,29 +114,26 @@ def serve(
     ] = None,
     write_timeout: Annotated[
         float | None,
-        typer.Option(help="Seconds for a client to read what was sent.", rich_help_panel=CONNECTIONS),
+        typer.Option(help="Seconds for a client to read the data sent.", rich_help_panel=CONNECTIONS),
     ] = None,
     strict: Annotated[
-        bool | None, typer.Option("--strict", help="Refuse unknown keys of requests; by default a header names them.")
+        bool | None,
+        typer.Option("--strict", help="Refuse unknown keys of requests; by default a header names them."),
     ] = None,
-    drain_timeout: Annotated[
-        float | None, typer.Option(help="Seconds that running requests get after SIGTERM.")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="Of the web server.")] = None,
+    drain_timeout: Annotated[float | None, typer.Option(help="Seconds for running requests after SIGTERM.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="Log level of the web server.")] = None,
     served_model_name: Annotated[
-        str | None, typer.Option(help="The name that clients ask for.", show_default="the model")
+        str | None, typer.Option(help="The model's name for clients.", show_default="the model")
     ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Another tokenizer than the model's.", show_default="the model's")
-    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to use.", show_default="the model's")] = None,
     engine_timeout: Annotated[
         float | None,
-        typer.Option(help="Seconds without progress after which the engine counts as frozen.", rich_help_panel=ENGINE),
+        typer.Option(help="Seconds without progress until the engine counts as frozen.", rich_help_panel=ENGINE),
     ] = None,
     max_engine_restarts: Annotated[
         int | None,
         typer.Option(
-            help="Restarts of a dead engine in a row; 0 ends the server with its engine.", rich_help_panel=ENGINE
+            help="Consecutive restarts of a dead engine; 0 ends the server with the engine.", rich_help_panel=ENGINE
         ),
     ] = None,
     config: Annotated[
@@ -155,27 +152,30 @@ def serve(
     plugins: options.Plugins = None,
     enable_prefix_caching: options.PrefixCaching = None,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI does."""
-    # Every option has the name of the field that the option sets, but for these.
+    """Serve a model over an OpenAI-compatible HTTP API."""
+    # Every option has the name of its field, with these exceptions.
     given = {name: value for name, value in context.params.items() if name not in (*MODEL_KEYS, "config")}
     given |= {"api_key": api_key or _key_of_environment()}
     given = options.chosen_models([*([model] if model else []), *(models or [])]) | {
         name: value for name, value in given.items() if value not in (None, [], ())
     }
     read = _from_file(config)
-    if given.keys() & MODEL_KEYS:  # one model and several are different keys
+    if given.keys() & MODEL_KEYS:  # one model and several models are different keys
         read = {key: value for key, value in read.items() if key not in MODEL_KEYS}
     start({**read, **given})
 
 
 def _key_of_environment() -> list[str] | None:
-    """An empty variable is a key that is empty, and is refused; typer would take the variable for absent."""
+    """Return the key of the environment variable.
+
+    An empty variable is an empty key, which is refused; typer would treat the variable as absent.
+    """
     found = os.environ.get(KEY_VARIABLE)
     return None if found is None else [found]
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:
-    """Options from a file; names may be written as on the command line, with hyphens."""
+    """Read options from a file; names may have hyphens, as on the command line."""
     if path is None:
         return {}
     from cospec.config import read_file
@@ -184,10 +184,10 @@ def _from_file(path: Path | None) -> dict[str, Any]:
 
 
 def start(given: dict[str, Any]) -> None:
-    """Serve with plain options until told to stop.
+    """Serve with plain options until a signal ends the process.
 
     Raises:
-        CospecError: an option is wrong, the port is taken, or the model cannot be loaded.
+        CospecError: an option is wrong, the port is in use, or the model cannot be loaded.
     """
     from cospec.config import EngineConfig
     from cospec.options import parse
@@ -206,6 +206,6 @@ def start(given: dict[str, Any]) -> None:
     def say(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
-    # The engine's process reports what comes between these two lines, see ``engine.summary``.
+    # The engine's process prints its report between these two lines, see ``engine.summary``.
     say(f"cospec {cospec.__version__} starts and loads {name}")
     run(config, settings, lambda url: say(f"cospec serves {name} at {url}"))

@@ -1,4 +1,4 @@
-"""``cospec simulate``: the engine on a virtual clock, for a scenario."""
+"""``cospec simulate``: runs the engine on a virtual clock, for a scenario."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import typer
 
 from cospec.cli.output_paths import check_file, writing
 
-WIDTH = 140  # of the table where nobody's terminal says
+WIDTH = 140  # width of the table without a terminal
 
 
 def simulate(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO.yaml", help="What is simulated.")],
+    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO.yaml", help="The scenario to simulate.")],
     output: Annotated[Path | None, typer.Option(help="JSON file for the results.")] = None,
     plot: Annotated[Path | None, typer.Option(help="PNG file; needs the extra 'bench'.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Of each run, instead of the scenario's.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the scenario's.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests per run.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed, instead of the scenario's.")] = None,
 ) -> None:
-    """Run the engine's own scheduler, policies and rounds with drawn acceptances and computed times."""
+    """Run the engine's scheduler, policies and execution modes with drawn acceptance and computed times."""
     from rich.console import Console
 
     from cospec.cli.options import present
@@ -56,7 +56,7 @@ def _table(found: dict[str, Any]) -> Any:
         "k",
         "accepted",
         "batch",
-        "tokens/round",
+        "tokens/step",
     )
     table = Table(*head, box=None)
     for run in found["runs"]:

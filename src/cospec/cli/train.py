@@ -1,4 +1,4 @@
-"""``cospec train``: make a family of models, stage by stage. Every stage goes on where it was interrupted."""
+"""``cospec train``: makes a family of models, stage by stage. Every stage resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from cospec.cli.output_paths import make_folder
 from cospec.errors import InvalidInput
 
 app = typer.Typer(
-    help="Train a family of models: tokenizer, target, drafters, variants, heads. What was interrupted goes on when it "
-    "is run again with the same --out.",
+    help="Train a family of models: tokenizer, target, drafters, variants, heads. An interrupted stage resumes if it "
+    "runs again with the same --out.",
     no_args_is_help=True,
 )
 
 RecipeName = Annotated[str, typer.Option("--recipe", help="A shipped recipe, or the path of a YAML file.")]
 Data = Annotated[Path, typer.Option("--data", help="Folder with prose.txt.xz and math.jsonl.xz.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for checkpoints, logs and tokenised text.")]
-Tokens = Annotated[int | None, typer.Option("--tokens", min=1, help="Train on this many tokens in all.")]
+Tokens = Annotated[int | None, typer.Option("--tokens", min=1, help="Train on this many tokens in total.")]
 Compiled = Annotated[bool, typer.Option("--compile", help="Use torch.compile.")]
-To = Annotated[Path, typer.Option("--to", help="Folder that the finished models and their card go to.")]
+To = Annotated[Path, typer.Option("--to", help="Folder for the finished models and their card.")]
 From = Annotated[
     str | None,
-    typer.Option("--from", help="A family to go on from where --out has no checkpoints: zoo, or its folder."),
+    typer.Option("--from", help="Family to start from if --out has no checkpoints: zoo, or a folder."),
 ]
 
 RUNS = Path("runs/zoo")
@@ -52,7 +52,7 @@ def target(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Train the target by next-token prediction, from random weights or from a family's with a new schedule."""
+    """Train the target by next-token prediction, from random weights or from a family's weights with a new schedule."""
     from cospec.training.family import train_target
 
     _adopt(start, out, "target")
@@ -69,7 +69,7 @@ def drafter(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Distil the target into the drafter, which starts anew or from a family's with a new schedule."""
+    """Distil the target into the drafter, from new weights or from a family's weights with a new schedule."""
     from cospec.training.distill import train_drafter
 
     _adopt(start, out, "drafter")
@@ -85,7 +85,7 @@ def drafters(
     start: From = None,
     domain: Annotated[list[str] | None, typer.Option("--domain", help="Only this domain; repeatable.")] = None,
 ) -> None:
-    """Distil one specialist per domain, from the target and the drafter. Goes on where it was interrupted."""
+    """Distil one specialist per domain from the target and the drafter. Resumes after an interruption."""
     from cospec.training.distill import train_specialists
 
     made = _recipe(recipe, None)
@@ -103,7 +103,7 @@ def variants(
     start: From = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="Only this variant; repeatable.")] = None,
 ) -> None:
-    """Go on with the target on the recipe's other mixtures, as low-rank adapters."""
+    """Train the target on the recipe's other mixtures, as low-rank adapters."""
     from cospec.training.variants import train_variants
 
     made = _recipe(recipe, None)
@@ -117,14 +117,14 @@ def variants(
 def heads(
     recipe: RecipeName = "zoo", data: Data = DATA, out: Out = RUNS, start: From = None, to: To = EXPORTED
 ) -> None:
-    """Train Medusa heads on the frozen target, and write them to --to. Goes on where it was interrupted."""
+    """Train Medusa heads on the frozen target, and save the heads to --to. Resumes after an interruption."""
     from cospec.training.medusa_heads import train_heads
 
     made = _recipe(recipe, None)
     _adopt(start, out)
     trained = train_heads(made, _folder(data), make_folder(out, "out"), make_folder(to, "to"))
     for number, ranks in enumerate(trained.accuracy):
-        _say(f"head {number}: {ranks[0]:.1%} right at first, {sum(ranks):.1%} among its {len(ranks)} best guesses.")
+        _say(f"head {number}: top-1 accuracy {ranks[0]:.1%}, top-{len(ranks)} accuracy {sum(ranks):.1%}.")
     _say(f"The heads are in {to / 'heads'}.")
 
 
@@ -138,7 +138,7 @@ def export(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> No
 
 @app.command()
 def evaluate(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> None:
-    """Measure losses, acceptance and samples, and put them into the card that export wrote."""
+    """Measure losses, acceptance and samples; add the figures to the card of ``export``."""
     from cospec.training.export import measure
 
     card = measure(_recipe(recipe, None), _folder(out, "out"), to)
@@ -148,7 +148,7 @@ def evaluate(recipe: RecipeName = "zoo", out: Out = RUNS, to: To = EXPORTED) -> 
     for temperature, drafters in card.get("acceptance", {}).items():
         for name, domains in drafters.items():
             shares = ", ".join(f"{domain} {kept['draft_acceptance_rate']:.1%}" for domain, kept in domains.items())
-            _say(f"temperature {temperature}: of what {name} drafted the target kept {shares}.")
+            _say(f"temperature {temperature}: acceptance of {name}: {shares}.")
 
 
 @app.command(name="all")
@@ -160,9 +160,9 @@ def everything(
     compiled: Compiled = False,
     start: From = None,
 ) -> None:
-    """Run every stage: tokenizer, target, drafter, the recipe's specialists, variants and heads, export, evaluate.
+    """Run every stage: tokenizer, target, drafter, specialists, variants, heads, export, evaluate.
 
-    With --from target and drafter go on from a family's; what depends on them is made anew.
+    With --from, target and drafter start from a family's weights; stages after them start anew.
     """
     _adopt(start, out, "target", "drafter")
     tokenizer(recipe, data, out)
@@ -182,15 +182,15 @@ def _say(sentence: str) -> None:
 
 
 def _adopt(family: str | None, out: Path, *trained: str) -> None:
-    """Take a family over into ``out``; the members ``trained`` there go on from its weights."""
+    """Copy a family into ``out``; the members ``trained`` there start from the family's weights."""
     if family is None:
         return
     from cospec.models.checkpoint import ZOO
-    from cospec.training.family import adopt, go_on
+    from cospec.training.family import adopt, continue_training
 
     adopt(ZOO if family == "zoo" else _folder(Path(family), "from"), make_folder(out, "out"))
     for name in trained:
-        go_on(name, out)
+        continue_training(name, out)
 
 
 def _folder(path: Path, field: str = "data") -> Path:

@@ -1,4 +1,4 @@
-"""``cospec verify``: show on this machine that speculation changes nothing but the speed."""
+"""``cospec verify``: shows on this machine that speculation changes the speed and nothing else."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def verify(
     speculative_config: options.SpeculativeConfig = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter outputs.")] = False,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write every check to this file.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Save every check to this file.")
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
 ) -> None:
-    """Climb the ladder: enumeration, greedy identity, chi-square, drafter invariance. Exit status 1 on a failure."""
+    """Run the checks: enumeration, greedy identity, chi-square, drafter invariance. Exit status 1 on a failure."""
     from rich.console import Console
 
     from cospec.config import read_json
@@ -41,11 +41,11 @@ def verify(
     started = time.monotonic()
     speculative = None if speculative_config is None else read_json(speculative_config, "speculative_config")
     given = present(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set)
-    subject = suite.context_of_llm(model, speculative, quick, **given)
+    context = suite.context_of_llm(model, speculative, quick, **given)
     console = Console()
     checks = []
     with console.status("loading") as status:
-        for check in suite.run_checks(subject):
+        for check in suite.run_checks(context):
             checks.append(check)
             status.update(f"{check.check_group}: {check.name}")
     seconds = time.monotonic() - started
@@ -75,7 +75,7 @@ def _print(console: Console, checks: list[Check], seconds: float) -> None:
 
 
 def _false_alarm(checks: list[Check]) -> float:
-    """The probability that an exact engine fails at least one of ``checks``, at most."""
+    """Return an upper bound of the probability that an exact engine fails at least one of ``checks``."""
     return sum(check.false_alarm for check in checks)
 
 

@@ -1,4 +1,4 @@
-"""What an engine runs, in lines that a user reads at start: model, numbers, kernels, drafter, KV cache."""
+"""The summary of an engine at start: model, parameters, kernels, drafter, KV cache."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class EngineSummary:
     """The facts of an engine that has been built.
 
     Attributes:
-        models: name and number of parameters of each model whose distribution the outputs follow.
+        models: name and number of parameters of each model of the output distribution.
         dtype: of the weights.
-        kernels: the CPU kernels in use, or why there are none.
-        drafting: who drafts, by which policy.
-        kv_cache_tokens: tokens that fit into the KV cache.
+        kernels: the CPU kernels in use, or why native kernels are missing.
+        drafting: the drafter and its policy.
+        kv_cache_tokens: capacity of the KV cache in tokens.
         max_model_len: tokens of the longest sequence.
     """
 
@@ -41,7 +41,7 @@ class EngineSummary:
     max_model_len: int
 
     def lines(self) -> list[str]:
-        """One fact a line."""
+        """Return one line per fact."""
         models = ", ".join(f"{name} ({count(parameters)} parameters)" for name, parameters in self.models)
         return [
             f"model: {models}",
@@ -55,11 +55,11 @@ class EngineSummary:
 def summarize(
     config: EngineConfig, paths: Sequence[Path], device: torch.device, drafting: str, tokens: tuple[int, int]
 ) -> EngineSummary:
-    """The summary of an engine for ``config``.
+    """Build the summary of an engine for ``config``.
 
     Args:
-        paths: folders of the models whose distribution the outputs follow.
-        tokens: of the KV cache, and of the longest sequence.
+        paths: folders of the models of the output distribution.
+        tokens: capacity of the KV cache, and length of the longest sequence.
     """
     names = config.models or [config.model]
     if len(names) < len(paths):
@@ -77,28 +77,28 @@ def summarize(
 
 
 def parameters(folder: Path) -> int:
-    """How many numbers the weights of the model in ``folder`` hold; an adapter has the size of its base."""
+    """Return the number of weights of the model in ``folder``; an adapter has the size of its base."""
     return stored(weight_files(base_folder(folder))).elements
 
 
 def kernels(config: EngineConfig, device: torch.device) -> str:
-    """The kernels that models on ``device`` run by, or why the native ones are missing."""
+    """Return the kernels on ``device``, or why the native kernels are missing."""
     if device.type != "cpu":
-        return f"those of torch for {device.type}"
+        return f"torch's, for {device.type}"
     back_end = choose_linear(config.linear_backend, device)
     if back_end == "native":
         return f"native, {library.isa()}, {library.threads()} threads"
     by_torch = "oneDNN's, through torch" if back_end == "mkldnn" else "torch's"
     if not library.available():
-        return f"{by_torch}, since {library.why_not()}; {INSTALL_KERNELS}"
+        return f"{by_torch}, because {library.why_not()}; {INSTALL_KERNELS}"
     return f"{by_torch}, as configured"
 
 
 def drafting(speculative: SpeculativeConfig, model: str | None) -> str:
-    """Who drafts by which policy.
+    """Describe the drafter and its policy.
 
     Args:
-        model: the drafter's model where it is the family's own.
+        model: the drafter's model, if the family has a drafter.
     """
     if speculative.method == "off" or speculative.policy_name == "off":
         return "off"
@@ -110,5 +110,5 @@ def drafting(speculative: SpeculativeConfig, model: str | None) -> str:
 
 
 def count(number: int) -> str:
-    """A number of parameters in words: 22.4 M, 1.24 B."""
+    """Return a number of parameters in words: 22.4 M, 1.24 B."""
     return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.1f} M"

@@ -1,1 +1,1 @@
-"""Running models: loading, the packed forward, the KV cache, and the back ends for attention and linear layers."""
+"""Running models: loading, the packed forward, the KV cache, and the back ends of attention and linear layers."""

@@ -1,13 +1,13 @@
-"""Accounting of a paged KV cache: who holds which pages, which prefixes can be shared. No tensors.
+"""Accounting of a paged KV cache: the pages of each sequence and the shared prefixes. No tensors.
 
-A page holds ``page_size`` positions. A page that is full of committed tokens can be shared: it is known by its tokens
-and by the chain of pages before it, so equal prompts meet in equal chains. Pages that no sequence holds stay findable
-until they are needed again; the least recently used goes first::
+A page holds ``page_size`` positions. A page full of committed tokens can be shared. Its key is its tokens and the chain
+of pages before, so equal prompts have equal chains. Pages without a sequence stay findable until the space is needed;
+the least recently used page is evicted first::
 
-    free ──reserve──► held by sequences ──free──► idle (findable)   pages never kept go straight back to free
-      ▲                     ▲                         │
-      └────── evicted ──────┼─────────────────────────┤
-                            └──────── attach ─────────┘
+    free ──allocate──► held by sequences ──free──► idle (findable)   uncached pages return to free at once
+      ▲                     ▲                          │
+      └────── evicted ──────┼──────────────────────────┤
+                            └────── match_prefix ──────┘
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_ROOT = 0  # the chain of nothing; every chain has a number of its own, so that equal numbers mean equal tokens
+_ROOT = 0  # the empty chain; chain numbers are unique, so that equal numbers mean equal tokens
 ChainKey = tuple[int, tuple[int, ...]]
 
 
 @dataclass(slots=True)
 class _Holding:
-    """What one sequence holds: its pages in order, and the chain numbers of those that are full and kept."""
+    """The pages of one sequence in order, and the chain numbers of its cached full pages."""
 
-    pages: array[int] = field(default_factory=lambda: array("i"))  # which native code reads in place
+    pages: array[int] = field(default_factory=lambda: array("i"))  # native code reads the array in place
     chains: list[int] = field(default_factory=list)
 
 
 class BlockPool:
-    """Pages of one model's cache, shared by reference count.
+    """The pages of one model's cache, shared by reference count.
 
     Args:
-        num_pages: pages in all.
+        num_pages: total number of pages.
         page_size: positions per page.
         prefix_caching: whether full pages are kept for reuse.
     """
@@ -51,20 +51,20 @@ class BlockPool:
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit in all."""
+        """Number of tokens that fit in the cache."""
         return self.num_pages * self.page_size
 
     @property
     def usage(self) -> float:
-        """Share of the pages that sequences hold."""
+        """Share of the pages that sequences hold, 0 to 1."""
         return len(self._references) / self.num_pages if self.num_pages else 1.0
 
     def table(self, id: str) -> array[int]:
-        """The pages of a sequence in order, int32. The live array: do not write it."""
+        """Return the pages of a sequence in order, int32. The array is live: do not modify the array."""
         return self._holdings[id].pages
 
     def match_prefix(self, id: str, tokens: Sequence[int]) -> int:
-        """Open a sequence; returns how many leading ``tokens`` are in the cache already, at least one less than all."""
+        """Open a sequence; return the number of leading ``tokens`` in the cache, at most ``len(tokens) - 1``."""
         holding = self._holdings[id] = _Holding()
         if not self.prefix_caching:
             return 0
@@ -82,7 +82,7 @@ class BlockPool:
         return len(holding.pages) * size
 
     def allocate(self, id: str, length: int) -> bool:
-        """Make room for ``length`` tokens of sequence ``id``; False, with nothing changed, when there is none."""
+        """Reserve pages for ``length`` tokens of sequence ``id``; return False, unchanged, if pages are missing."""
         holding = self._holdings.get(id)
         if holding is None:
             holding = self._holdings[id] = _Holding()
@@ -104,14 +104,14 @@ class BlockPool:
             parent = holding.chains[-1] if holding.chains else _ROOT
             key = (parent, tuple(tokens[index * size : (index + 1) * size]))
             chain = self._chain_of.get(key)
-            if chain is None:  # otherwise another sequence computed the same page first; ours stays private
+            if chain is None:  # else another sequence computed the same page first, and this page stays private
                 chain, page = self._next_chain, holding.pages[index]
                 self._next_chain += 1
                 self._page_of[key], self._key_of[page], self._chain_of[key] = page, key, chain
             holding.chains.append(chain)
 
     def free(self, id: str) -> None:
-        """Give back a sequence's pages; the last ones become the first to be evicted. Unknown ids are ignored."""
+        """Free a sequence's pages; its last pages are evicted first. Unknown ids are ignored."""
         holding = self._holdings.pop(id, None)
         for page in reversed(holding.pages if holding else ()):
             self._references[page] -= 1
@@ -123,7 +123,7 @@ class BlockPool:
                     self._free[page] = None
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when a page is leaked, held twice by mistake or findable under a wrong name."""
+        """Raise ``AssertionError`` if a page is leaked, held twice by mistake or indexed under a wrong key."""
         held: dict[int, int] = {}
         for holding in self._holdings.values():
             assert len(set(holding.pages)) == len(holding.pages), "a sequence holds a page twice"
@@ -138,7 +138,7 @@ class BlockPool:
         assert set(self._idle) <= set(self._key_of), "an idle page cannot be found"
 
     def _take(self, wanted: int | None) -> int:
-        """A free page, the one behind the sequence's last where possible, so that caches stay contiguous."""
+        """Take a free page, preferably the page after the sequence's last, so that caches stay contiguous."""
         if wanted is not None and wanted in self._free:
             del self._free[wanted]
             return wanted

@@ -1,4 +1,4 @@
-"""Finding the folder of a model and checking what lies in it, before anything heavy is imported."""
+"""Finds the folder of a model and checks its files, before large libraries are imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ZOO = Path(__file__).resolve().parent.parent / "zoo"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _WEIGHTS = "allowed are float32, bfloat16 and float16 weights in safetensors files"
-# Files with which a folder says how its weights were quantized, where config.json does not.
+# Files that describe a quantization outside config.json.
 _QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 _BITSANDBYTES = {"load_in_4bit": 4, "load_in_8bit": 8}
 _ALLOWED = (
@@ -28,21 +28,21 @@ _ALLOWED = (
 
 
 def zoo_members() -> list[str]:
-    """Names of the models that came with the package."""
+    """Return the names of the models in the package."""
     found = [*ZOO.glob("*/config.json"), *ZOO.glob("*/adapter_config.json")]
     return sorted({path.parent.name for path in found})
 
 
 def in_zoo(name: str) -> bool:
-    """Whether ``name`` means a model that comes with the package."""
+    """Whether ``name`` means a model of the package."""
     return name.partition(":")[0] == "zoo"
 
 
 def resolve(name: str) -> Path:
-    """The folder of the model called ``name``: of the zoo, on disk, or in the hub's cache, downloaded if need be.
+    """Return the folder of the model ``name``: from the zoo, the disk or the hub, downloaded if necessary.
 
     Raises:
-        ModelError: there is no such model.
+        ModelError: no such model exists.
     """
     if in_zoo(name):
         return _zoo(name)
@@ -90,10 +90,10 @@ def _hub(name: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The contents of ``config.json``.
+    """Return the contents of ``config.json``.
 
     Raises:
-        ModelError: it is missing, or holds no JSON object.
+        ModelError: the file is missing, or holds no JSON object.
     """
     try:
         return read_object(folder / "config.json")
@@ -103,11 +103,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model's folder.
+    """Return the JSON object in a file of a model's folder.
 
     Raises:
-        OSError: it cannot be read.
-        ModelError: it holds something else.
+        OSError: the file is unreadable.
+        ModelError: the file holds something else.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -119,14 +119,16 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_stored(name: str, folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration whose weights are quantized, by their kind, or have a place of their own.
+    """Refuse a configuration with quantized weights or with another location of the weights.
 
     Raises:
-        ModelError: the configuration is of that sort.
+        ModelError: the weights are quantized or elsewhere.
     """
     named = config.get("transformers_weights")
     if named is not None:
-        raise ModelError(f"The model {name} names its weights itself ({named!r}); allowed is model.safetensors.")
+        raise ModelError(
+            f"The model {name} sets the location of its weights ({named!r}); allowed is model.safetensors."
+        )
     text = config.get("text_config")
     parts = [config, text if isinstance(text, dict) else {}]
     for part in parts:
@@ -139,7 +141,7 @@ def check_stored(name: str, folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _quantized(name: str, found: Any) -> str:
-    """The sentence about a quantization's configuration."""
+    """Return the error about a quantization's configuration."""
     about = found if isinstance(found, dict) else {}
     method = about.get("quant_method") or about.get("quant_algo") or "an unnamed method"
     width = next((about[key] for key in ("bits", "w_bit") if isinstance(about.get(key), int)), None)
@@ -149,17 +151,17 @@ def _quantized(name: str, found: Any) -> str:
 
 
 def _refuse_gguf(folder: Path) -> None:
-    """Raise ``ModelError`` for a folder whose weights are GGUF files."""
+    """Raise ``ModelError`` for a folder with GGUF weights."""
     file = next(iter(sorted(folder.glob("*.gguf"))), None)
     if file is not None:
         raise ModelError(f"The folder {folder} has GGUF weights ({file.name}), quantized or packed; {_WEIGHTS}.")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up a model, each checked to be readable and whole.
+    """Return the safetensors files of a model, each checked to be readable and complete.
 
     Raises:
-        ModelError: there are none, one is missing, or one is corrupt.
+        ModelError: a file is missing or corrupt, or no file exists.
     """
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
@@ -185,7 +187,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _check_names(index: Path, names: list[Any]) -> None:
-    """Refuse an index that names a file outside the model's folder; a link inside the folder may lead anywhere."""
+    """Refuse an index that names a file outside the model's folder. A link inside the folder may point anywhere."""
     for name in names:
         inside = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
         if not inside:
@@ -194,11 +196,11 @@ def _check_names(index: Path, names: list[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the files of a model hold.
+    """The contents of a model's weight files.
 
     Attributes:
-        dtype: the most frequent floating dtype of the tensors, in safetensors' words: ``F32``, ``BF16`` or ``F16``.
-        elements: numbers in all tensors.
+        dtype: the most frequent floating dtype of the tensors, in safetensors' names: ``F32``, ``BF16`` or ``F16``.
+        elements: number of weights in all tensors.
     """
 
     dtype: str
@@ -206,7 +208,7 @@ class Stored:
 
 
 def stored(files: list[Path]) -> Stored:
-    """Read the files' headers."""
+    """Read the headers of the files."""
     counts: dict[str, int] = {}
     elements = 0
     for file in files:

@@ -1,8 +1,8 @@
-"""Decoding steps as CUDA graphs: one launch instead of hundreds, which is what a small model's step consists of.
+"""Decoding steps as CUDA graphs: one launch instead of the hundreds that dominate a small model's step.
 
-A batch with one row per sequence is copied into tensors of fixed size, whose forward was recorded once and is repeated
-at a stroke. Sizes are powers of two. Copies of the last row fill up the batch: they compute and write once more what
-that row does, so they need no room of their own and their logits are dropped. All other batches run as they are.
+A batch with one row per sequence is copied into tensors of fixed size, whose forward was captured once. Sizes are
+powers of two. Copies of the last row pad the batch. The copies repeat the last row's computation and writes, so they
+need no pages, and their logits are dropped. All other batches run without graphs.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from cospec.models.attention.padded_sdpa import MAX_ENTRIES, Frame, Padded
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 
-MAX_SEGMENTS = 64  # beyond, the work outweighs the launches
+MAX_SEGMENTS = 64  # larger batches gain nothing, because computation outweighs launches
 MIN_ENTRIES = 256
-# Of the largest logit: recorded and ordinary steps add up in other orders, and half precision shows it.
+# Relative to the largest logit: captured and eager steps add in different orders, which shows in half precision.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 _log = logging.getLogger(__name__)
 
 
 class CapturableForward(Protocol):
-    """A forward that can also run with an attention that is given to it."""
+    """A forward that accepts an attention from outside."""
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
-        """Float32 ``[R, V]``; writes the batch's keys and values to the pages of each layer."""
+        """Return float32 logits ``[R, V]``; write the batch's keys and values to the pages of each layer."""
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
-        """Like ``logits``, with the float32 states ``[R, hidden]`` that the logits were read from."""
+        """Return logits like ``logits``, and the float32 states ``[R, hidden]`` before the output layer."""
 
     def run(self, batch: InputBatch, layers: Sequence[LayerBlocks], attend: LayerAttend) -> Tensor:
-        """Like ``logits``."""
+        """Like ``logits``, with the given attention."""
 
 
 Step = Callable[[], Tensor]
 Record = Callable[[Step], Step]
-"""Gives a function that repeats a step on what its tensors hold by then, into the same result tensor each time."""
+"""Returns a function that replays a step on the current contents of its tensors, into the same result tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """The size of a recorded batch: sequences, and pages of each."""
+    """The size of a captured batch: number of sequences, and pages of each."""
 
     segments: int
     pages: int
 
 
 def graph_shape_of(batch: InputBatch) -> GraphShape | None:
-    """The smallest bucket for ``batch``; None when it has another pattern than one row per sequence, or is too big."""
+    """Return the smallest shape for ``batch``; None if the batch is too big or has several rows per sequence."""
     count = len(batch.spans)
     if count > MAX_SEGMENTS or any(span.rows != 1 for span in batch.spans):
         return None
@@ -69,7 +69,7 @@ def _power_of_two(least: int) -> int:
 
 
 def blank(bucket: GraphShape, page_size: int, device: torch.device) -> InputBatch:
-    """A batch of fixed size to be filled; it has no spans, so that nothing of its contents is known to the host."""
+    """Build an empty batch of fixed size. The batch has no spans, because the host does not know its contents."""
     count = bucket.segments
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -91,9 +91,9 @@ def blank(bucket: GraphShape, page_size: int, device: torch.device) -> InputBatc
 
 
 def fill(static: InputBatch, batch: InputBatch) -> None:
-    """Copy ``batch`` to the front of ``static`` and its last row to the rest.
+    """Copy ``batch`` to the front of ``static``, and its last row to the rest.
 
-    Table entries beyond those of ``batch`` keep what they held: pages that no row attends.
+    Table entries beyond those of ``batch`` keep old values, which no row attends.
     """
     rows = static.logit_rows.clamp(max=batch.ids.shape[0] - 1)
     for name in ("ids", "positions", "visible", "write_at"):
@@ -102,25 +102,25 @@ def fill(static: InputBatch, batch: InputBatch) -> None:
 
 
 def step_of(stepper: CapturableForward, static: InputBatch, layers: Sequence[LayerBlocks]) -> Step:
-    """The forward of a batch of fixed size: all that it reads of the contents, it reads from tensors."""
+    """Return the forward of a fixed-size batch, which reads all contents from tensors."""
     frame = Frame(rows=1, entries=static.tables.shape[1] * static.page_size)
     return lambda: stepper.run(static, layers, Padded(static, frame))
 
 
 class CudaRecorder:
-    """Records steps as CUDA graphs, which share the memory of what they compute on the way."""
+    """Captures steps as CUDA graphs with one shared memory pool."""
 
     def __init__(self) -> None:
-        self._pool: Any = None  # torch has no public name for its type
+        self._pool: Any = None  # torch has no public name for the type
 
     def __call__(self, step: Step) -> Step:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            step()  # libraries set themselves up at their first call, which cannot be recorded
+            step()  # libraries initialise themselves at their first call, which cannot be captured
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on using the device meanwhile.
+        # Other threads may use the device during the capture.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = step()
         self._pool = graph.pool()
@@ -133,20 +133,20 @@ class CudaRecorder:
 
 
 class GraphRunner:
-    """A forward whose decoding steps are recorded at their first use, once per bucket.
+    """A forward whose decoding steps are captured at first use, once per shape.
 
-    The first result of a recording is compared with the ordinary one. When they differ or the recording fails, one
-    warning is logged and all batches run in the ordinary way from then on.
+    The first result of a graph is compared with the eager result. If the results differ or the capture fails, one
+    warning is logged, and all later batches run eagerly.
 
     Args:
         stepper: the forward.
-        record: how a step is recorded.
+        record: captures a step.
     """
 
     def __init__(self, stepper: CapturableForward, record: Record) -> None:
         self._stepper, self._record = stepper, record
         self._recorded: dict[GraphShape, tuple[InputBatch, Step]] = {}
-        self._layers: Sequence[LayerBlocks] | None = None  # those that the recordings write
+        self._layers: Sequence[LayerBlocks] | None = None  # the layers that the graphs write
         self._works = True
 
     @torch.no_grad()
@@ -164,14 +164,14 @@ class GraphRunner:
         return replay()[batch.logit_rows]
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
-        """See ``FusedLlama.states``. Never recorded: a target that is read from verifies drafts, not single tokens."""
+        """See ``FusedLlama.states``. Never captured: a target with states verifies drafts instead of single tokens."""
         return self._stepper.states(batch, layers)
 
     def on(self, cache: KVCache, max_len: int) -> None:
-        """Recorded forwards use torch."""
+        """Return None: captured forwards use torch."""
 
     def _first(self, bucket: GraphShape, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
-        """Record, and compare with the ordinary result, which is the one that counts here."""
+        """Capture, compare with the eager result, and return the eager result."""
         ordinary = self._stepper.logits(batch, layers)
         static = blank(bucket, batch.page_size, batch.ids.device)
         try:
@@ -179,20 +179,20 @@ class GraphRunner:
             replay = self._record(step_of(self._stepper, static, layers))
             found = replay()[batch.logit_rows]
             reason = _difference(found, ordinary, TOLERANCE[layers[0].keys.dtype])
-        except RuntimeError as error:  # what a device raises, running out of memory included
+        except RuntimeError as error:  # any device error, out of memory included
             reason = str(error).partition("\n")[0]
         if reason:
             _log.warning("decoding without CUDA graphs because recording one failed: %s", reason)
             self._works = False
             self._recorded.clear()
-            # What the recording wrote may be wrong as well.
+            # The writes of the failed graph may be wrong, so compute again.
             return self._stepper.logits(batch, layers)
         self._recorded[bucket] = static, replay
         return ordinary
 
 
 def _difference(found: Tensor, wanted: Tensor, tolerance: float) -> str:
-    """What is wrong with ``found``; empty when it is near enough."""
+    """Describe the difference of ``found``; empty if within the tolerance."""
     if not wanted.numel():
         return ""
     worst, largest = (float(x.abs().max()) for x in (found - wanted, wanted))

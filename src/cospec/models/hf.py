@@ -1,8 +1,8 @@
-"""Hugging Face causal language models on packed batches, their code untouched.
+"""Hugging Face causal language models on packed batches, with unchanged model code.
 
-The attention function is replaced through transformers' own interface, under a name that no mask function has, so
-that the models build no mask. What a forward needs to know reaches the layers as one extra keyword argument of the
-model call. A probe at load finds the shapes of the layers and refuses what cannot run this way.
+transformers' own interface replaces the attention function. The name of the function has no mask function, so models
+build no mask. One extra keyword argument carries the batch to the layers. A probe at load finds the shapes of the
+layers and refuses unsupported models.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ATTENTION_NAME = "cospec"
 
 
 class LayerCalls(Protocol):
-    """What a model call carries to its attention layers, which call it in order."""
+    """The data that a model call carries to its attention layers, which call in order."""
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, heads: AttentionShape) -> Tensor:
-        """``[T, H, D]``, ``[T, Hkv, D]`` twice, to ``[T, H, D]``."""
+        """Attend: queries ``[T, H, D]``, keys and values ``[T, Hkv, D]``; returns ``[T, H, D]``."""
 
 
 class _Refused(Exception):
-    """An attention layer asks for something that is not offered; the text completes "because it ..."."""
+    """An attention layer needs an unsupported feature; the text completes "because it ..."."""
 
 
 def _attention(
@@ -70,7 +70,7 @@ AttentionInterface.register(ATTENTION_NAME, _attention)
 
 @dataclass(slots=True)
 class _Forward:
-    """One forward pass over the cache; counts the layers as they call."""
+    """One forward pass over the cache; counts the calls of the layers."""
 
     cache: KVCache
     attend_layer: LayerAttend
@@ -84,7 +84,7 @@ class _Forward:
 
 @dataclass(slots=True)
 class _Probe:
-    """A forward of one short sequence without a cache, to see what the layers ask for."""
+    """A forward of one short sequence without a cache, to find the needs of the layers."""
 
     shapes: list[LayerShape] = field(default_factory=list)
     windows: list[int | None] = field(default_factory=list)
@@ -99,13 +99,13 @@ class _Probe:
 
 
 def architecture(config: Any) -> str:
-    """The name that a user knows a model's kind by."""
+    """Return the user's name of a model's architecture."""
     names = getattr(config, "architectures", None)
     return names[0] if names else str(getattr(config, "model_type", type(config).__name__))
 
 
 def refusal(config: Any, reason: str) -> ModelError:
-    """The sentence for an architecture that cannot run; ``reason`` completes "because it ..."."""
+    """Return the error for an unsupported architecture; ``reason`` completes "because it ..."."""
     return ModelError(
         f"The architecture {architecture(config)} cannot run as a packed batch because it {reason}; allowed are causal "
         "language models whose attention can be replaced, such as Llama, Mistral, Qwen, Gemma, Phi, OPT and GPT-2."
@@ -122,10 +122,10 @@ def _call(model: nn.Module, packed_ids: Tensor, positions: Tensor, calls: LayerC
 
 @torch.inference_mode()
 def probe(model: Any) -> list[LayerShape]:
-    """Shapes of the attention layers, in the order of their calls.
+    """Return the shapes of the attention layers, in the order of their calls.
 
     Raises:
-        ModelError: the architecture's attention cannot be replaced; the sentence names it.
+        ModelError: the architecture's attention cannot be replaced. The error names the architecture.
     """
     config = model.config.get_text_config()
     device = next(model.parameters()).device
@@ -135,7 +135,7 @@ def probe(model: Any) -> list[LayerShape]:
     except _Refused as error:
         raise refusal(model.config, str(error)) from None
     except Exception as error:
-        # Any error may come out of code that was not written for this; the user needs the architecture, not the trace.
+        # Model code may raise anything here; the user needs the architecture instead of the trace.
         raise refusal(model.config, f"fails without its own attention ({type(error).__name__})") from error
     if not seen.shapes:
         raise refusal(model.config, "never calls the attention function that replaces its own")
@@ -151,11 +151,11 @@ def probe(model: Any) -> list[LayerShape]:
 
 
 def score(model: Any, cache: KVCache, attention: str) -> Score:
-    """The forward pass of a Hugging Face model.
+    """Build the forward pass of a Hugging Face model.
 
     Args:
         model: in evaluation mode, with ``attn_implementation`` set to ``ATTENTION_NAME``.
-        cache: built from the shapes that ``probe`` found.
+        cache: built from the shapes of ``probe``.
         attention: name of the attention back end.
     """
     prepare = ATTENTION[attention]
@@ -171,7 +171,7 @@ def score(model: Any, cache: KVCache, attention: str) -> Score:
 
 
 def read(model: Any, run: Score) -> Read:
-    """``run``, the forward pass of ``model``, with what the output layer was given."""
+    """Build the forward pass that also returns the input of the output layer."""
     given: list[Tensor] = []
     model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
 
@@ -186,7 +186,7 @@ def read(model: Any, run: Score) -> Read:
 def packed_model(
     name: str, model: Any, cache: KVCache, attention: str, max_len: int, keep_states: bool = False
 ) -> ModelRunner:
-    """A Hugging Face model behind the ``Model`` protocol, see ``score``."""
+    """Build a Hugging Face model with the ``Model`` interface, see ``score``."""
     vocab_size = int(model.config.get_text_config().vocab_size)
     run = score(model, cache, attention)
     return ModelRunner(name, Forwards(run, read(model, run) if keep_states else None), cache, vocab_size, max_len)
@@ -194,15 +194,15 @@ def packed_model(
 
 @torch.inference_mode()
 def check_packing(model: Any, cache: KVCache, attention: str) -> None:
-    """Score two sequences together, then one of them alone in two pieces: neighbours and pieces must not matter.
+    """Check that a sequence gets equal logits in a batch, alone, and in two pieces.
 
-    This finds what the shapes cannot tell: layers that mix neighbouring rows or carry a state besides the KV cache.
+    The check finds what shapes cannot show: layers that mix neighbouring rows or carry a state outside the KV cache.
 
     Args:
-        cache: an empty one with at least 3 pages of 8 entries; not the one to be used.
+        cache: a separate empty cache with at least 3 pages of 8 entries.
 
     Raises:
-        ModelError: the results differ; the sentence names the architecture.
+        ModelError: the results differ. The error names the architecture.
     """
     packed = packed_model("probe", model, cache, attention, max_len=8)
     for id in ("a", "b", "c"):
@@ -212,7 +212,7 @@ def check_packing(model: Any, cache: KVCache, attention: str) -> None:
     together = packed.forward(TokenBatch((SequenceSlice("a", 0, one), SequenceSlice("b", 0, two))))[6:]
     pieces = [packed.forward(TokenBatch((SequenceSlice("c", start, two[start : start + 2]),))) for start in (0, 2)]
     if None in likeliest(together):
-        return  # rows that are not numbers cannot be compared; ``models.smoke`` refuses such a model
+        return  # NaN rows cannot be compared; ``models.smoke_test`` refuses such a model
     worst = float((together - torch.cat(pieces)).abs().max())
     tolerance = (1e-3 if packed.dtype is torch.float32 else 0.1) * max(1.0, float(together.std()))
     if not worst <= tolerance:

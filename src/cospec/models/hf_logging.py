@@ -1,4 +1,4 @@
-"""Transformers without its chatter."""
+"""Silences the logging of transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def hf_logging_off() -> Iterator[None]:
-    """Without transformers' progress bars and anybody's warnings; all settings are as before afterwards."""
+    """Turn off transformers' progress bars and all warnings in the block; restore the settings afterwards."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,7 +1,7 @@
-"""The packed batch: the tokens of all sequences concatenated, with all that attention needs to keep them apart.
+"""The packed batch: the concatenated tokens of all sequences, and the data that separates the sequences in attention.
 
-A *row* is one token of the batch. Known tokens and chain drafts attend a prefix of their sequence's cache that ends
-with themselves. The nodes of a branching tree attend the known prefix and their ancestors, told by a word of bits.
+A *row* is one token of the batch. Known tokens and chain drafts attend a prefix of their sequence's cache, up to
+themselves. A node of a branching tree attends the known prefix and its ancestors, given by a bit mask.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Tables = Mapping[str, Sequence[int]] | Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpan:
-    """The rows of one sequence, for back ends that go through the sequences in Python.
+    """The rows of one sequence, for back ends that loop over sequences in Python.
 
     Attributes:
         first, rows: the rows are ``first .. first + rows - 1``.
-        start: cache index of the first row; the cache holds ``start + rows`` entries once they are written.
-        pages: the pages that hold those entries, in order.
+        start: cache index of the first row; after the write the cache holds ``start + rows`` entries.
+        pages: the pages of those entries, in order.
         tree: whether some rows are nodes of a branching tree.
     """
 
@@ -39,7 +39,7 @@ class SequenceSpan:
 
     @property
     def length(self) -> int:
-        """Cache entries after this batch."""
+        """Number of cache entries after this batch."""
         return self.start + self.rows
 
 
@@ -49,16 +49,16 @@ class InputBatch:
 
     Attributes:
         ids: int64 ``[T]``.
-        positions: int64 ``[T]``, position in the sequence; of a tree node, by its depth.
+        positions: int64 ``[T]``, position in the sequence; tree nodes count by depth.
         row_segment: int32 ``[T]``, the sequence of each row.
-        visible: int32 ``[T]``, how many leading cache entries a row attends.
+        visible: int32 ``[T]``, number of leading cache entries that a row attends.
         mask: int64 ``[T]``; bit ``j`` lets the row attend cache entry ``visible + j``. 0 for causal rows.
         tables: int32 ``[S, max_pages]``, pages of each sequence; unused entries are 0.
         starts: int32 ``[S + 1]``, first row of each sequence.
-        write_at: int32 ``[T]``, cache entry that the row's keys and values are written to.
+        write_at: int32 ``[T]``, cache entry of the row's keys and values.
         logit_rows: int64 ``[R]``.
         page_size: cache entries per page.
-        spans: ``[S]``, the same on the host.
+        spans: ``[S]``, the same data on the host.
     """
 
     ids: Tensor
@@ -75,7 +75,7 @@ class InputBatch:
 
 
 class _Rows:
-    """Columns under construction."""
+    """Columns of a batch under construction."""
 
     __slots__ = ("ids", "logit_rows", "mask", "positions", "row_segment", "spans", "visible", "write_at")
 
@@ -109,14 +109,14 @@ class _Rows:
 
 
 def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device, ahead: int = 0) -> InputBatch:
-    """Lay out ``batch`` for one forward pass.
+    """Pack ``batch`` for one forward pass.
 
     Args:
-        tables: gives the pages of a sequence by its id.
-        ahead: tokens behind each segment that the page tables must reach as well.
+        tables: returns the pages of a sequence by id.
+        ahead: tokens after each segment that the page tables must cover too.
 
     Raises:
-        ValueError: a sequence has not enough pages reserved, or a parent list is not a tree.
+        ValueError: a sequence has too few reserved pages, or a parent list is no tree.
     """
     lookup = tables if callable(tables) else tables.__getitem__
     rows = _Rows()
@@ -150,11 +150,11 @@ def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device
 
 
 def check(batch: TokenBatch, vocab_size: int, max_len: int) -> None:
-    """Refuse what would corrupt the cache or read outside a table.
+    """Refuse a batch that would corrupt the cache or read outside a table.
 
     Raises:
-        InvalidInput: a token id outside the vocabulary, or a sequence longer than the model takes.
-        ValueError: an empty batch or segment, which no caller should send.
+        InvalidInput: a token id is outside the vocabulary, or a sequence is too long for the model.
+        ValueError: a batch or a segment is empty, an error of the caller.
     """
     if not batch.segments:
         raise ValueError("a batch needs at least one segment")

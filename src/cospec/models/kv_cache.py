@@ -1,8 +1,8 @@
 """The KV cache: keys and values of all sequences, in pages, outside the model.
 
-A sequence's entry ``i`` lies in page ``table[i // page_size]`` at slot ``i % page_size``. Which page belongs to whom
-is the pool's business; here are the tensors. What lies behind a sequence's computed tokens is simply overwritten, so
-neither the commit nor the rollback of a chain copies anything.
+A sequence's entry ``i`` is in page ``table[i // page_size]`` at slot ``i % page_size``. The pool assigns pages to
+sequences; this module holds the tensors. Entries after a sequence's computed tokens are overwritten. Therefore commit
+and rollback of a chain copy nothing.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from cospec.models.input_batch import InputBatch, pack
 
 
 class BlockTables(BlockManager, Protocol):
-    """A page pool that tells which pages a sequence has."""
+    """A page pool that returns the pages of a sequence."""
 
     page_size: int
     num_pages: int
 
     def table(self, id: str) -> array[int]:
-        """Pages of a sequence in order, int32.
+        """Return the pages of a sequence in order, int32.
 
         Raises:
-            KeyError: the sequence holds none.
+            KeyError: the sequence has no pages.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Key/value heads of one attention layer and the size of each."""
+    """Key/value heads of one attention layer, and the size of a head."""
 
     heads: int
     dim: int
@@ -52,7 +52,7 @@ class LayerBlocks:
 
 
 def block_bytes(shapes: Sequence[LayerShape], page_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one page over all layers, keys and values."""
+    """Return the bytes of one page over all layers, keys and values together."""
     return sum(2 * shape.heads * shape.dim for shape in shapes) * page_size * dtype.itemsize
 
 
@@ -61,8 +61,8 @@ class KVCache:
 
     Args:
         shapes: one per attention layer, in the order of their calls.
-        pages: hands out the pages.
-        by_head: lay a head's pages side by side, so that a run of adjacent pages is one view for stock attention.
+        pages: the page pool.
+        by_head: store the pages of a head contiguously, so that adjacent pages are one view for stock attention.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class KVCache:
         self.layers = tuple(LayerBlocks(allocate(shape), allocate(shape)) for shape in shapes)
 
     def pack(self, batch: TokenBatch, ahead: int = 0) -> InputBatch:
-        """Lay out ``batch`` against this cache's pages, with page tables that reach ``ahead`` tokens further."""
+        """Pack ``batch`` with this cache's page tables, which cover ``ahead`` more tokens."""
         return pack(batch, self.pages.table, self.pages.page_size, self.device, ahead)
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Move the entries of accepted nodes together behind the known tokens, where they are not yet.
+        """Move the entries of accepted nodes to the end of the known tokens.
 
-        Node ``i`` of the sequence's last forward lies at entry ``base_len + i``; an accepted path that is a prefix of
-        the nodes, which that of a chain always is, costs nothing.
+        Node ``i`` of the sequence's last forward is at entry ``base_len + i``. An accepted path that is a prefix of the
+        nodes moves nothing; the path of a chain always is a prefix.
         """
         sources: list[int] = []
         targets: list[int] = []
@@ -110,11 +110,11 @@ class KVCache:
             self._copy(sources, targets)
 
     def move(self, table: Sequence[int], from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
-        """Copy entries of one sequence to others of it; all are read before any is written."""
+        """Copy entries of one sequence to other places of the sequence; all reads precede all writes."""
         self._copy(self._slots(table, from_indices), self._slots(table, to_indices))
 
     def free(self, ids: Sequence[str]) -> None:
-        """Give back the pages of sequences. Unknown ids are ignored."""
+        """Free the pages of sequences. Unknown ids are ignored."""
         for id in ids:
             self.pages.free(id)
 

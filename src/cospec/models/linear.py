@@ -1,8 +1,8 @@
-"""Linear layers of a loaded model: the back ends, and putting them in place.
+"""Linear layers of a loaded model: the back ends, and the replacement of layers.
 
-On a CPU sums are float32 whatever the weights are held as, and so are inputs, except those of bf16 weights: they are
-rounded to bf16, as GPUs do. Stock products of a few rows cost about twice those of one row; the native and the packed
-mkldnn ones do not, and that decides whether speculation pays.
+On a CPU sums are float32 for all weight formats. Inputs are float32 too, except that bf16 weights round their inputs to
+bf16, as GPUs do. Stock products of a few rows cost about twice a product of one row. Native and packed mkldnn products
+do not, and this difference decides whether speculation pays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Build = Callable[[Tensor, Tensor | None, Kind], nn.Module]
 
 
 class _Torch(nn.Module):
-    """Stock product; also where gradients or another dtype are wanted."""
+    """Stock product; also for gradients and other dtypes."""
 
     weight: Tensor
     bias: Tensor | None
@@ -38,7 +38,7 @@ class _Torch(nn.Module):
 
 
 class _Mkldnn(nn.Module):
-    """oneDNN with the weight reordered once."""
+    """oneDNN with a weight that is reordered once."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class _Mkldnn(nn.Module):
         self._out = weight.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.numel() == 0:  # which oneDNN refuses
+        if x.numel() == 0:  # oneDNN refuses an empty input
             return x.new_zeros(*x.shape[:-1], self._out)
         result: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return result
 
 
 class _Rounded(nn.Module):
-    """A product in float32 of inputs rounded to bfloat16."""
+    """A float32 product of inputs rounded to bfloat16."""
 
     def __init__(self, product: nn.Module) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class _Rounded(nn.Module):
 
 
 class HalfEmbedding(nn.Module):
-    """An embedding held as bfloat16 that gives float32."""
+    """An embedding stored as bfloat16 with float32 output."""
 
     weight: Tensor
 
@@ -79,13 +79,13 @@ class HalfEmbedding(nn.Module):
 
 
 def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """8-bit weights ``[out, in]`` and their scales ``[out, 1]``, symmetric, rounded to nearest even."""
+    """Round to 8-bit weights ``[out, in]`` with scales ``[out, 1]``: symmetric, to nearest even."""
     scale = (weight.abs().amax(1, keepdim=True) / 127).clamp_min(1e-8)
     return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def _as_float(weight: Tensor, kind: Kind) -> Tensor:
-    """The float32 weight that stands for ``kind`` in back ends that hold nothing else."""
+    """Return the float32 weight equal to ``kind``, for back ends that store only float32."""
     weight = weight.float()
     if kind == "int8":
         held, scale = round_int8(weight)
@@ -109,10 +109,10 @@ LINEAR: Mapping[str, Build] = MappingProxyType({"native": _native, "mkldnn": _st
 
 
 def choose_linear(name: str, device: torch.device) -> str:
-    """The back end that ``name`` means on ``device``; ``auto`` is the fastest one at hand.
+    """Return the back end ``name`` for ``device``; ``auto`` is the fastest available back end.
 
     Raises:
-        InvalidInput: the back end is unknown, or does not run here.
+        InvalidInput: the back end is unknown, or does not run on this machine.
     """
     on_cpu = device.type == "cpu"
     usable = ["native"] if on_cpu and operators.available() else []
@@ -127,14 +127,14 @@ def choose_linear(name: str, device: torch.device) -> str:
 
 
 def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
-    """Swap the linear layers of a float32 model in place, the output layer included.
+    """Replace the linear layers of a float32 model in place, the output layer included.
 
-    ``int8`` weights are symmetric with one scale per output: a different model, with a law of its own. With ``bf16``
-    weights the embeddings are held as bfloat16 too. An output layer that shares its weight with the embedding goes on
-    sharing it where the back end uses the weight as it is (``torch`` with ``fp32``); elsewhere it gets a packed copy.
+    ``int8`` weights are symmetric with one scale per output: a different model with another distribution. ``bf16`` also
+    stores the embeddings as bfloat16. A tied output layer keeps sharing the embedding's weight with ``torch`` and
+    ``fp32``; other back ends give the output layer a packed copy.
     """
     if backend == "torch" and kind == "fp32":
-        return  # the model as it is
+        return  # the model stays unchanged
     build = LINEAR[backend]
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -147,7 +147,7 @@ def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
 
 
 def weight_of(module: nn.Module) -> Tensor | None:
-    """``[out, in]`` of a linear layer, also of GPT-2's transposed kind; None for any other module."""
+    """Return ``[out, in]`` of a linear layer, GPT-2's transposed layers included; None for other modules."""
     if type(module) is nn.Linear:
         return module.weight.detach()
     if type(module).__name__ == "Conv1D" and isinstance(module.weight, Tensor) and module.weight.dim() == 2:

@@ -1,7 +1,7 @@
 """A hand-written forward for the Llama family: Llama, Mistral, Qwen2 and Qwen3.
 
-Projections of the same input are one product, and only rows that get logits go through the last feed-forward. On a
-CPU with the native kernels the whole forward is one call into them; elsewhere the same steps run in torch.
+Projections of the same input are one product. Only rows with logits pass the last feed-forward. On a CPU the native
+kernels run the whole forward in one call; other devices run the same operations in torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cospec.native import operators
 from cospec.native.operators import Kind
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose frequencies do not change with the length
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the length
 
 LinearWeights = tuple[Tensor, Tensor | None]
 """Weight ``[out, in]`` and bias ``[out]``."""
@@ -33,7 +33,7 @@ LinearWeights = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """One layer; norms are float32."""
+    """The weights of one layer; norms are float32."""
 
     input_norm: Tensor
     qkv: LinearWeights
@@ -49,11 +49,11 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """A model of the family, read from transformers' modules.
+    """The weights of a model of the family, read from transformers' modules.
 
     Attributes:
-        embedding: ``[V, hidden]``, also the head's weight when they are tied.
-        frequencies: ``[D / 2]`` of the rotary embedding; its cosines and sines are multiplied by ``rotary_scale``.
+        embedding: ``[V, hidden]``, also the output layer's weight if tied.
+        frequencies: ``[D / 2]`` of the rotary embedding; ``rotary_scale`` multiplies cosines and sines.
     """
 
     layers: tuple[LayerWeights, ...]
@@ -70,7 +70,7 @@ class Weights:
 
 
 def why_not(config: Any) -> str:
-    """Why this forward cannot run a model with ``config``, completing "because it ..."; empty when it can."""
+    """Return why this forward cannot run a model, as an ending of "because it ..."; empty if supported."""
     kind = getattr(config, "model_type", "")
     if kind not in FAMILY:
         return f"is of type {kind}, not {', '.join(FAMILY)}"
@@ -86,7 +86,7 @@ def why_not(config: Any) -> str:
 
 
 def _affine(*modules: Any) -> LinearWeights:
-    """Linear layers of the same input as one."""
+    """Join linear layers of the same input into one."""
     weights = [module.weight.detach() for module in modules]
     if modules[0].bias is None:
         return torch.cat(weights) if len(weights) > 1 else weights[0], None
@@ -113,10 +113,10 @@ def _layer(layer: Any, config: Any) -> LayerWeights:
 
 
 def read_weights(model: Any) -> Weights:
-    """Take the weights of a loaded transformers model, without copying those that stay as they are.
+    """Read the weights of a loaded transformers model; unchanged weights are not copied.
 
     Raises:
-        ModelError: it is not of the family, or asks for something that this forward does not do.
+        ModelError: the model is of another family, or needs an unsupported feature.
     """
     config, inner = model.config, model.model
     reason = why_not(config)
@@ -140,23 +140,23 @@ def read_weights(model: Any) -> Weights:
 
 
 class Runner(Protocol):
-    """One way to run the forward."""
+    """An implementation of the forward."""
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
-        """Float32 ``[R, V]``; writes the batch's keys and values to the pages of each layer."""
+        """Return float32 logits ``[R, V]``; write the batch's keys and values to the pages of each layer."""
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
-        """Like ``logits``, with the float32 states ``[R, hidden]`` that the logits were read from."""
+        """Return logits like ``logits``, and the float32 states ``[R, hidden]`` before the output layer."""
 
     def on(self, cache: KVCache, max_len: int) -> NativeForward | None:
-        """The forward in native code on one cache; None: the runner uses torch."""
+        """Return the native forward on one cache; None if the runner uses torch."""
 
 
 class FusedLlama:
     """The forward of one model.
 
     Args:
-        runner: what it runs on.
+        runner: the implementation in use.
         vocab_size: columns of the logits.
     """
 
@@ -166,11 +166,11 @@ class FusedLlama:
 
     @classmethod
     def from_hf(cls, model: Any, cache: KVCache, linear_kind: Kind) -> FusedLlama:
-        """Build from a loaded transformers model, which may be dropped afterwards.
+        """Build from a loaded transformers model, which may be freed afterwards.
 
         Args:
-            cache: where it will run; the native forward needs contiguous float32 pages on the CPU.
-            linear_kind: how the weights are held.
+            cache: the cache of the forward; the native forward needs contiguous float32 pages on the CPU.
+            linear_kind: the format of the weights.
 
         Raises:
             ModelError: the model is not of the family.
@@ -182,7 +182,7 @@ class FusedLlama:
 
     @classmethod
     def build(cls, weights: Weights, linear_kind: Kind, in_place: bool) -> FusedLlama:
-        """Build from weights on the device that it will run on.
+        """Build from weights on the device of the forward.
 
         Args:
             in_place: whether the native forward can read the pages, see ``from_hf``.
@@ -197,7 +197,7 @@ class FusedLlama:
         return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, vocab_size)
 
     def forwards(self, cache: KVCache, max_len: int, keep_states: bool = False) -> Forwards:
-        """The ways to run on one cache, for sequences of up to ``max_len`` tokens."""
+        """Return the entry points on one cache, for sequences of up to ``max_len`` tokens."""
         return Forwards(
             score=lambda batch: self.logits(batch, cache.layers),
             read=(lambda batch: self.states(batch, cache.layers)) if keep_states else None,
@@ -205,21 +205,21 @@ class FusedLlama:
         )
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
-        """Float32 logits ``[R, V]`` of the rows that ask for them.
+        """Return float32 logits ``[R, V]`` of the rows that request logits.
 
         Args:
             batch: on the device of the model.
-            layers: ``KVCache.layers``, written behind each sequence's start.
+            layers: ``KVCache.layers``, written after each sequence's start.
         """
         return self.runner.logits(batch, layers)
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
-        """Like ``logits``, with the float32 states ``[R, hidden]``, after the last norm, that they were read from."""
+        """Return logits like ``logits``, and the float32 states ``[R, hidden]`` after the last norm."""
         return self.runner.states(batch, layers)
 
 
 class TorchRunner:
-    """The same steps in torch, on any device."""
+    """The same operations in torch, on any device."""
 
     def __init__(self, weights: Weights, kind: Kind) -> None:
         self._weights, self._kind = weights, kind
@@ -246,7 +246,7 @@ class TorchRunner:
         """See ``Runner``."""
 
     def run(self, batch: InputBatch, layers: Sequence[LayerBlocks], attend: LayerAttend) -> Tensor:
-        """Like ``logits``, with an attention that was prepared elsewhere."""
+        """Like ``logits``, with a prepared attention."""
         return self._product(self._hidden(batch, layers, attend), self._head).float()
 
     @torch.no_grad()
@@ -268,23 +268,23 @@ class TorchRunner:
         return self._norm(x, w.final_norm)
 
     def _product(self, x: Tensor, affine: LinearWeights) -> Tensor:
-        """With inputs rounded as the kernels round them."""
+        """Multiply with inputs rounded as in the native kernels."""
         return F.linear(x.bfloat16().to(x.dtype) if self._kind == "bf16" else x, *affine)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """In float32 whatever ``x`` is."""
+        """Normalise in float32 for every dtype of ``x``."""
         return x if weight is None else F.rms_norm(x.float(), weight.shape, weight, self._weights.eps).to(x.dtype)
 
 
 def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding of ``[T, heads, D]``."""
+    """Apply the rotary embedding to ``[T, heads, D]``."""
     cos, sin = turn
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
 def _rounded(affine: LinearWeights, kind: Kind) -> LinearWeights:
-    """What the native kernels would hold, in the dtype of the weight."""
+    """Return the weight rounded as in the native kernels, in the dtype of the weight."""
     weight, bias = affine
     held, scale = operators.quantize(weight, kind)
     wide = held.to(weight.dtype)

@@ -1,4 +1,4 @@
-"""From a model's name to a model that runs: its options, its weights, its cache, its back ends."""
+"""Turns a model's name into a running model: options, weights, cache, back ends."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How to load a model; the names are those of ``EngineConfig``.
+    """Options of loading a model; the names are those of ``EngineConfig``.
 
     Attributes:
-        dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU sums and states are float32 whatever it
-            is; with ``bfloat16`` what products read is rounded to it.
-        max_model_len: tokens of one sequence; None is the model's limit, or what the cache holds when that is less.
-        cache_bytes: of the KV cache, or of those of all models together; None takes a share of the free memory.
-        budget: what several models share, see ``cache_budget``; None for a model that is alone.
-        max_num_seqs: sequences at once, which bounds a cache that is sized by itself.
-        fused: ``auto`` runs Llama-family models by the hand-written forward where it can; ``never`` by transformers.
-        instruction_set: of the CPU kernels of the process that loads the model.
+        dtype: of the weights in memory; ``auto`` keeps the file's. On a CPU sums and states are always float32;
+            ``bfloat16`` rounds the inputs of products to bfloat16.
+        max_model_len: tokens of one sequence; None is the model's limit, or the cache's capacity if smaller.
+        cache_bytes: of the KV cache, or of all models' KV caches; None takes a share of the free memory.
+        budget: the shared budget of several models, see ``cache_budget``; None for a single model.
+        max_num_seqs: number of running sequences, which bounds an automatic cache size.
+        fused: ``auto`` runs supported Llama-family models in the hand-written forward; ``never`` runs transformers.
+        instruction_set: of the CPU kernels in the process that loads the model.
         keep_states: keep the hidden states of every forward in ``Model.states``.
     """
 
@@ -80,7 +80,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """The options, made concrete for one folder and one machine; ``adapter`` is merged into what ``folder`` holds."""
+    """The options, made concrete for one folder and one machine; ``adapter`` is merged into ``folder``'s weights."""
 
     name: str
     folder: Path
@@ -98,10 +98,10 @@ class _Recipe:
 
 
 def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
-    """Load the model called ``name``, see ``resolve``; a LoRA adapter is merged into its base.
+    """Load the model ``name``, see ``resolve``; a LoRA adapter is merged into its base.
 
     Raises:
-        ModelError: it cannot be found, read, or run as a packed batch, or its logits are not numbers.
+        ModelError: the model is not found, unreadable, unsupported, or gives NaN logits.
         InvalidInput: an option does not fit the model or the machine.
     """
     recipe = _recipe(name, options)
@@ -113,10 +113,10 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
 
 
 def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:
-    """What the KV caches of the models called ``names`` share, found before the first of them is loaded.
+    """Return the shared KV cache budget of the models ``names``, computed before the first load.
 
     Raises:
-        ModelError, InvalidInput: as ``load_model`` does.
+        ModelError, InvalidInput: as in ``load_model``.
     """
     with hf_logging_off():
         needs = [_need(_recipe(name, options)) for name in names]
@@ -124,10 +124,10 @@ def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:
 
 
 def memory_plan(names: Sequence[str], options: LoadOptions) -> MemoryPlan:
-    """What the models called ``names`` will take together; the first of them is the target.
+    """Plan the memory of the models ``names``; the first is the target.
 
     Raises:
-        ModelError, InvalidInput: as ``load_model`` does, also where memory does not suffice.
+        ModelError, InvalidInput: as in ``load_model``, also if memory does not suffice.
     """
     with hf_logging_off():
         recipes = [_recipe(name, options) for name in names]
@@ -149,10 +149,10 @@ def memory_plan(names: Sequence[str], options: LoadOptions) -> MemoryPlan:
 
 
 def weights_dtype(found: Path, dtype: str = "auto") -> torch.dtype:
-    """What the weights of the model in folder ``found`` are held as when it is loaded with ``dtype``.
+    """Return the dtype in memory of the weights in folder ``found``, loaded with ``dtype``.
 
     Raises:
-        InvalidInput: there is no such dtype.
+        InvalidInput: the dtype is unknown.
     """
     held = stored(weight_files(base_folder(found))).dtype if dtype == "auto" else _dtype_code(dtype)
     return _DTYPES[held]
@@ -188,10 +188,10 @@ def _need(recipe: _Recipe) -> MemoryNeed:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model's folder; an adapter without one has its base's.
+    """Load the tokenizer of a model's folder; an adapter without a tokenizer has its base's.
 
     Raises:
-        ModelError: there is none, or it cannot be read without running its code.
+        ModelError: no tokenizer exists, or its reading would run code of the folder.
     """
     from transformers import AutoTokenizer
 
@@ -202,7 +202,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
                 folder, trust_remote_code=False, local_files_only=True
             )
         except Exception as error:
-            # Tokenizers of many kinds are read by code that raises whatever it likes.
+            # Many libraries read tokenizers and may raise anything.
             raise ModelError(f"The folder {folder} has no tokenizer that can be read: {_first_line(error)}.") from error
     return tokenizer
 
@@ -225,7 +225,10 @@ def _assemble(recipe: _Recipe) -> Model:
 
 
 def _fused_model(config: Any, recipe: _Recipe) -> Model:
-    """The hand-written forward. It holds the weights in its own way; the loaded ones go before the cache comes."""
+    """Build the hand-written forward.
+
+    The forward stores its own weights, so the loaded model is freed before the cache is allocated.
+    """
     from cospec.models import hf
 
     model = _weights(config, recipe, recipe.dtype)
@@ -240,7 +243,7 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
 
 
 def _cache(config: Any, shapes: list[LayerShape], recipe: _Recipe) -> tuple[KVCache, str, int]:
-    """The KV cache, the attention that reads it, and how long a sequence can be in it."""
+    """Build the KV cache, its attention, and the length limit of a sequence."""
     options = recipe.options
     attention = choose_attention(options.attention_backend, recipe.device, shapes, options.page_size)
     length = _limit(config.get_text_config(), recipe)
@@ -252,7 +255,7 @@ def _cache(config: Any, shapes: list[LayerShape], recipe: _Recipe) -> tuple[KVCa
 
 
 def _takes_fused(config: Any, recipe: _Recipe) -> bool:
-    """Whether the hand-written forward serves: on a CPU only where both back ends are native."""
+    """Whether the hand-written forward can run the model: on a CPU only if both back ends are native."""
     options = recipe.options
     if options.fused == "never" or why_not(config):
         return False
@@ -268,19 +271,19 @@ def _config(recipe: _Recipe) -> Any:
     try:
         return AutoConfig.from_pretrained(recipe.folder, **_LOCAL)
     except Exception as error:
-        # Configurations of unknown kinds, or with code of their own, end here; the message says which.
+        # Configurations of unknown types, or with their own code, end here with an error.
         raise ModelError(f"The configuration of {recipe.name} cannot be used: {_first_line(error)}.") from error
 
 
 def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
-    """The Hugging Face model, held as ``dtype``; rounded first when fewer bits are asked for than the file has."""
+    """Load the Hugging Face model as ``dtype``; weights are rounded first if ``dtype`` has fewer bits than the file."""
     from transformers import AutoModelForCausalLM
 
     from cospec.models import hf
 
     if getattr(config, "is_encoder_decoder", False):
         raise hf.refusal(config, "is an encoder-decoder")
-    merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, and rounded once
+    merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, rounded once
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             recipe.folder,
@@ -292,7 +295,7 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
             **_LOCAL,
         )
     except Exception as error:
-        # Constructors of some architectures look the attention up in tables of their own and raise what they like.
+        # Constructors of some architectures look the attention up in their own tables and may raise anything.
         if hf.ATTENTION_NAME in str(error):
             raise hf.refusal(config, "does not take another attention function") from error
         raise ModelError(f"The model {recipe.name} cannot be loaded: {_first_line(error)}.") from error
@@ -310,39 +313,39 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Length:
-    """Tokens of one sequence: how many are allowed, and why these are fewer than the configuration says."""
+    """The length limit of a sequence in tokens, and why the limit is below the configuration's."""
 
     allowed: int
     cut: str = ""
 
 
 def _limit(config: Any, recipe: _Recipe) -> _Length:
-    """Tokens of one sequence that the positions of the model allow, or that the user wants."""
+    """Return the length limit of a sequence: the model's positions, or the user's limit."""
     limit: Any = getattr(config, "max_position_embeddings", None)
     kept, cut = limit, ""
     given = getattr(config, "rope_parameters", None) or {}
     for rope in (given, *given.values()):  # of the model, or of each kind of layer
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            # Beyond this length the whole batch would switch to other frequencies, whatever its sequences' lengths.
+            # Beyond this length the whole batch would switch to other frequencies, for sequences of any length.
             kept = rope.get("original_max_position_embeddings") or limit
     if kept != limit:
         cut = f"its long-rope frequencies change for the whole batch beyond {kept} of its {limit} positions"
-    asked = recipe.options.max_model_len
-    if kept is None and asked is None:
-        raise ModelError(f"The model {recipe.name} does not say how long its sequences may be; set max_model_len.")
-    if asked is not None and (asked < 2 or (kept is not None and asked > kept)):
+    requested = recipe.options.max_model_len
+    if kept is None and requested is None:
+        raise ModelError(f"The model {recipe.name} has no length limit in its configuration; set max_model_len.")
+    if requested is not None and (requested < 2 or (kept is not None and requested > kept)):
         reason = f", since {cut}" if cut else ""
-        raise InvalidInput("max_model_len", asked, f"2 to {kept}, the positions of {recipe.name}{reason}")
-    return _Length(int(asked if asked is not None else kept), cut if asked is None else "")
+        raise InvalidInput("max_model_len", requested, f"2 to {kept}, the positions of {recipe.name}{reason}")
+    return _Length(int(requested if requested is not None else kept), cut if requested is None else "")
 
 
 def _pages(shapes: list[LayerShape], dtype: torch.dtype, limit: int, recipe: _Recipe) -> tuple[BlockPool, int]:
-    """The page pool, and how long a sequence can be in it."""
+    """Build the page pool, and return the length limit of a sequence."""
     options = recipe.options
     size = options.page_size
     budget = options.budget or divide(
         [MemoryNeed(0, 0)], recipe.device, options.gpu_memory_utilization, options.cache_bytes
-    )  # the weights are in their place already
+    )  # the weights are in memory already
     room = KVRoom(limit, limit if options.max_model_len is not None else 2, options.max_num_seqs)
     count = pages_for(recipe.name, budget, shapes, dtype, size, room)
     return BlockPool(count, size, options.prefix_caching), min(limit, count * size)

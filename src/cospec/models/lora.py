@@ -1,8 +1,8 @@
 """Low-rank adapters in the PEFT library's folder format: read, checked, and merged into a model's weights.
 
-A LoRA folder holds ``adapter_config.json`` and ``adapter_model.safetensors``: for chosen linear layers two matrices
-``A [r, in]`` and ``B [out, r]``, so that the layer's weight is ``W + scale * B @ A`` (Hu et al. 2021, 2106.09685).
-Merging costs nothing at run time, and every back end takes the result as it takes any model's weights.
+A LoRA folder holds ``adapter_config.json`` and ``adapter_model.safetensors``. For chosen linear layers the file has
+matrices ``A [r, in]`` and ``B [out, r]``; the layer's weight is ``W + scale * B @ A`` (Hu et al. 2021, 2106.09685). A
+merged adapter costs nothing at run time and works with every back end.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
-# Initialisations that leave the base as it is; others, such as pissa, move a part of its weights into the adapter.
+# Initialisations that leave the base unchanged. Others, such as pissa, move a part of its weights into the adapter.
 _STARTS = (True, False, "gaussian", "eva", "orthogonal")
 _UNUSED = ("use_dora", "modules_to_save", "layer_replication", "alora_invocation_tokens", "target_parameters")
 
 
 @dataclass(frozen=True)
 class AdapterFolder:
-    """What ``adapter_config.json`` says.
+    """The contents of ``adapter_config.json``.
 
     Attributes:
-        base: name or path of the model that the adapter was trained on; a relative path starts at ``folder``.
-        alpha: numerator of the scale, and by module name where they differ.
+        base: name or path of the adapter's base model; a relative path starts at ``folder``.
+        alpha: numerator of the scale; ``alphas`` has exceptions by module name.
         rooted: the scale is ``alpha / sqrt(r)`` instead of ``alpha / r`` (rank-stabilised LoRA, 2312.03732).
-        transposed: the layers hold ``[in, out]``, as GPT-2's do.
+        transposed: the layers hold ``[in, out]``, as in GPT-2.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class AdapterFolder:
     transposed: bool
 
     def scale(self, module: str, rank: int) -> float:
-        """What ``B @ A`` is multiplied by in ``module``."""
+        """Return the scale of ``B @ A`` in ``module``."""
         found = (a for key, a in self.alphas.items() if re.fullmatch(rf"(.*\.)?({key})", module))
         return next(found, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
 
@@ -62,10 +62,10 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_folder(folder: Path) -> Path:
-    """The folder of the model below an adapter, ``folder`` itself when it is no adapter.
+    """Return the folder of an adapter's base model; ``folder`` if it holds no adapter.
 
     Raises:
-        ModelError: the base is missing, or an adapter too.
+        ModelError: the base is missing, or is an adapter too.
     """
     if not is_adapter(folder):
         return folder
@@ -80,10 +80,10 @@ def base_folder(folder: Path) -> Path:
 
 
 def read_adapter(folder: Path) -> AdapterFolder:
-    """What an adapter's configuration says.
+    """Read an adapter's configuration.
 
     Raises:
-        ModelError: it is no JSON object, of another kind than LoRA, or uses what merging cannot express.
+        ModelError: the file is no JSON object, is no LoRA adapter, or cannot be merged.
     """
     path = folder / CONFIG
     try:
@@ -132,7 +132,7 @@ def merge(model: nn.Module, adapter: AdapterFolder) -> None:
     """Add an adapter to the weights of its base model in place, in float32.
 
     Raises:
-        ModelError: the weights cannot be read, are not LoRA's, or do not fit the model.
+        ModelError: the weights are unreadable, no LoRA weights, or do not fit the model.
     """
     import torch
 
@@ -140,7 +140,7 @@ def merge(model: nn.Module, adapter: AdapterFolder) -> None:
         try:
             weight = model.get_submodule(module).weight
         except AttributeError:
-            raise _misfit(adapter, f"holds weights for {module}, which its base has not") from None
+            raise _misfit(adapter, f"holds weights for {module}, which its base lacks") from None
         rank = a.shape[0]
         if not isinstance(weight, torch.Tensor) or a.ndim != 2 or b.ndim != 2 or b.shape[1] != rank:
             raise _misfit(
@@ -155,7 +155,7 @@ def merge(model: nn.Module, adapter: AdapterFolder) -> None:
 
 
 def _factors(adapter: AdapterFolder) -> dict[str, tuple[Tensor, Tensor]]:
-    """``A [r, in]`` and ``B [out, r]`` by module."""
+    """Return ``A [r, in]`` and ``B [out, r]`` by module."""
     from safetensors.torch import load_file
 
     path = adapter.folder / WEIGHTS

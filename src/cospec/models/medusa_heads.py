@@ -1,8 +1,8 @@
-"""Medusa heads: small layers on a target's last hidden state that guess the tokens behind the next one.
+"""Medusa heads: small layers on a target's last hidden state that predict the tokens after the next token.
 
-Head ``i`` (from 0) reads the state that the target's own next token is read from and guesses the token ``i + 1`` places
-behind that one: ``logits = E (x + silu(W_i x + b_i))`` with the target's output embedding ``E`` (Cai et al. 2024,
-section 2.1; SmartSpec section 7.2.2). Sharing ``E`` keeps four heads of a 22M target at 1M parameters.
+Head ``i`` (from 0) reads the state before the output layer and predicts the token ``i + 1`` places after the next
+token: ``logits = E (x + silu(W_i x + b_i))`` with the target's output embedding ``E`` (Cai et al. 2024, section 2.1;
+SmartSpec section 7.2.2). The shared ``E`` keeps four heads of a 22M target at 1M parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cospec.models.checkpoint import ZOO, weight_files
 from cospec.models.linear import LINEAR, choose_linear
 
 WEIGHTS, FACTS = "heads.safetensors", "heads.json"
-EMBEDDINGS = ("lm_head.weight", "model.embed_tokens.weight")  # where a folder keeps E, the untied one first
+EMBEDDINGS = ("lm_head.weight", "model.embed_tokens.weight")  # names of E in a folder, the untied name first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +32,8 @@ class MedusaHeads:
 
     Attributes:
         weight: ``[H, hidden, hidden]``; ``bias`` is ``[H, hidden]``.
-        accuracy: ``accuracy[h][r]``, how often the guess of rank ``r`` of head ``h`` was right, measured on text of the
-            target that the heads were not trained on.
+        accuracy: ``accuracy[h][r]``, the share of correct predictions of rank ``r`` of head ``h``, measured on held-out
+            text of the target.
     """
 
     weight: Tensor
@@ -41,7 +41,7 @@ class MedusaHeads:
     accuracy: tuple[tuple[float, ...], ...]
 
     def save(self, folder: Path) -> None:
-        """Write bf16 weights and what was measured."""
+        """Save bf16 weights and the measured accuracy."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"weight": self.weight.bfloat16().contiguous(), "bias": self.bias.bfloat16().contiguous()}
         save_file(tensors, folder / WEIGHTS)
@@ -49,10 +49,10 @@ class MedusaHeads:
 
     @classmethod
     def load(cls, folder: Path) -> MedusaHeads:
-        """What ``save`` wrote.
+        """Load heads that ``save`` wrote.
 
         Raises:
-            ModelError: the folder holds no heads.
+            ModelError: the folder has no heads.
         """
         try:
             tensors = load_file(folder / WEIGHTS)
@@ -61,19 +61,19 @@ class MedusaHeads:
             return cls(tensors["weight"].float(), tensors["bias"].float(), accuracy)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             wanted = f"a folder with {WEIGHTS} and {FACTS}, such as `cospec train heads` writes"
-            raise ModelError(f"{folder} holds no heads ({type(error).__name__}); allowed is {wanted}.") from None
+            raise ModelError(f"{folder} has no heads ({type(error).__name__}); allowed is {wanted}.") from None
 
 
 def resolve_medusa_heads(name: str) -> Path:
-    """The folder of ``zoo:NAME``, or the folder itself."""
+    """Return the folder of ``zoo:NAME``, or the folder."""
     return ZOO / name.removeprefix("zoo:") if name.startswith("zoo:") else Path(name).expanduser()
 
 
 def output_embedding(folder: Path) -> Tensor:
-    """``E [V, hidden]`` of a model's folder, float32.
+    """Return ``E [V, hidden]`` of a model's folder, float32.
 
     Raises:
-        ModelError: the weights have none under a name that is known.
+        ModelError: the weights have no tensor of a known name.
     """
     for wanted in EMBEDDINGS:
         for file in weight_files(folder):
@@ -85,7 +85,7 @@ def output_embedding(folder: Path) -> Tensor:
 
 
 class MedusaModule(nn.Module):
-    """The heads as they are trained; they begin as the target's own output, which is a fair first guess."""
+    """The heads in training; zero weights give the target's output, which is a fair first prediction."""
 
     def __init__(self, count: int, hidden: int) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class MedusaModule(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, states: Tensor, head: int) -> Tensor:
-        """``[R, hidden]`` to what ``E`` turns into the logits of one head, ``[R, hidden]``."""
+        """Return the state ``[R, hidden]`` of one head, which ``E`` turns into logits."""
         inner: Tensor = self.blocks[head](states)
         return states + F.silu(inner)
 
     def heads(self, accuracy: Sequence[Sequence[float]]) -> MedusaHeads:
-        """These weights, with what was measured of them."""
+        """Return these weights with their measured accuracy."""
         state = {name: value.detach().cpu().float() for name, value in self.named_parameters()}
         weight, bias = (
             torch.stack([state[f"blocks.{n}.{part}"] for n in range(len(self.blocks))]) for part in ("weight", "bias")
@@ -108,7 +108,7 @@ class MedusaModule(nn.Module):
 
 
 class MedusaRunner:
-    """All heads of a batch of states in two products.
+    """Computes all heads of a batch of states in two products.
 
     Args:
         embedding: ``E [V, hidden]``.
@@ -123,7 +123,7 @@ class MedusaRunner:
 
     @torch.no_grad()
     def logits(self, states: Tensor, depth: int) -> Tensor:
-        """``[S, hidden]`` to ``[S, depth, V]`` of the first ``depth`` heads."""
+        """Return ``[S, depth, V]`` of the first ``depth`` heads, from states ``[S, hidden]``."""
         inner = F.silu(self._blocks(states)).unflatten(-1, (self.count, self._hidden))[:, :depth]
         flat: Tensor = self._output((states[:, None] + inner).flatten(0, 1))
         return flat.view(len(states), depth, -1)

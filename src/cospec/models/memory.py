@@ -1,6 +1,6 @@
-"""Memory for KV caches: one amount for all models that run together, divided before any of them takes its part.
+"""Memory for KV caches: one amount for all models, divided before the first allocation.
 
-Shares go by the size of a token's keys and values, so that every cache holds equally many tokens: drafter and target
+Shares are proportional to the bytes of a token, so that every cache holds the same number of tokens. Drafter and target
 keep the same sequences.
 """
 
@@ -21,12 +21,12 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class CacheBudget:
-    """What caches may take.
+    """The memory for KV caches.
 
     Attributes:
         total: bytes, for the caches of all models.
-        token: bytes of a token's keys and values in all models together; None for a model that is alone.
-        given: whether the user named ``total``; otherwise a cache takes no more than its sequences can fill.
+        token: bytes of a token's keys and values in all models together; None for a single model.
+        given: whether the user set ``total``; else a cache takes at most the size that its sequences can fill.
     """
 
     total: int
@@ -36,7 +36,7 @@ class CacheBudget:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What one model takes in memory, known before it is loaded.
+    """The memory of one model, computed before the load.
 
     Attributes:
         weights: bytes.
@@ -49,15 +49,15 @@ class MemoryNeed:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What models that run together will take, known before any of them is loaded.
+    """The memory of models that run together, computed before the load.
 
     Attributes:
         weights: bytes of each model's weights, by the model's name.
         token_bytes: of one token's keys and values in all models.
         kv_cache_tokens: tokens that fit into the KV cache.
         max_model_len: tokens of the longest sequence.
-        cut: why the longest sequence is shorter than the model's configuration says; empty where it is not.
-        slow: why the fast forward does not run the model, as a clause behind "because"; empty where it does.
+        cut: why the longest sequence is shorter than in the model's configuration; empty if not.
+        slow: why the fast forward cannot run the model, as a clause after "because"; empty if possible.
     """
 
     weights: Mapping[str, int]
@@ -74,7 +74,7 @@ class MemoryPlan:
 
 
 def need_of(config: Any, weights: int, dtype: torch.dtype) -> MemoryNeed:
-    """What a model with the text configuration ``config`` takes whose cache is held as ``dtype``."""
+    """Return the memory of a model with the text configuration ``config`` and a cache of ``dtype``."""
     heads = getattr(config, "num_attention_heads", None) or 0
     shared = getattr(config, "num_key_value_heads", None) or heads
     dim = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
@@ -84,11 +84,11 @@ def need_of(config: Any, weights: int, dtype: torch.dtype) -> MemoryNeed:
 def divide(
     needs: Sequence[MemoryNeed], device: torch.device, utilization: float, given: int | None = None
 ) -> CacheBudget:
-    """The budget of models that are about to be loaded.
+    """Compute the budget of models before their load.
 
     Args:
         utilization: share of a GPU's memory for weights and caches.
-        given: bytes for all caches; None takes what the weights leave of a GPU, or a quarter of that on a CPU, at most
+        given: bytes for all caches; None takes the rest of a GPU's share, or a quarter of the rest on a CPU, at most
             one GiB.
     """
     token = sum(need.token for need in needs) if len(needs) > 1 else None
@@ -103,12 +103,12 @@ def divide(
 
 @dataclass(frozen=True, slots=True)
 class KVRoom:
-    """What one model wants of the budget.
+    """The cache requirements of one model.
 
     Attributes:
         length: tokens of its longest sequence.
         needed: tokens that must fit.
-        sequences: at once.
+        sequences: number of running sequences.
     """
 
     length: int
@@ -119,14 +119,14 @@ class KVRoom:
 def pages_for(
     name: str, budget: CacheBudget, shapes: Sequence[LayerShape], dtype: torch.dtype, page_size: int, room: KVRoom
 ) -> int:
-    """How many pages the model called ``name`` gets.
+    """Return the number of pages of the model ``name``.
 
     Raises:
-        InvalidInput: the bytes that the user gave hold less than one sequence.
-        ModelError: the memory that is left does.
+        InvalidInput: the user's bytes hold less than one sequence.
+        ModelError: the remaining memory holds less than one sequence.
     """
     each = block_bytes(shapes, page_size, dtype)
-    together = max(each, (budget.token or 0) * page_size)  # of a page in all models
+    together = max(each, (budget.token or 0) * page_size)  # bytes of a page in all models
     count = budget.total // together
     if count * page_size < room.needed:
         least = -(-room.needed // page_size) * together
@@ -134,7 +134,7 @@ def pages_for(
             allowed = f"at least {least} for one sequence of {room.needed} tokens"
             raise InvalidInput("kv_cache_memory_bytes", budget.total, allowed)
         raise ModelError(
-            f"There is no room for the KV cache of {name}: the weights leave {budget.total} bytes for caches, while "
+            f"The KV cache of {name} does not fit: the weights leave {budget.total} bytes for caches, while "
             f"one sequence of {room.needed} tokens takes {least}; set a lower max_model_len, a higher "
             "gpu_memory_utilization, or kv_cache_memory_bytes."
         )

@@ -1,4 +1,4 @@
-"""A language model with a paged KV cache behind the ``Model`` protocol, whoever computes its forward."""
+"""A language model with a paged KV cache: joins any forward with the ``Model`` interface."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache
 
 Score = Callable[[InputBatch], Tensor]
-"""Float32 logits ``[R, V]`` of a batch; writes its keys and values behind each sequence's start."""
+"""Float32 logits ``[R, V]`` of a batch; writes its keys and values after each sequence's start."""
 Read = Callable[[InputBatch], tuple[Tensor, Tensor]]
-"""Like ``Score``, with the float32 states ``[R, hidden]``, behind the last norm, that the logits were read from."""
+"""Like ``Score``, with the float32 states ``[R, hidden]``, after the last norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forwards:
-    """The ways to run one model's forward pass.
+    """The entry points of one model's forward pass.
 
     Attributes:
-        read: set where somebody wants the hidden states of every pass.
-        direct: the shortest way, where there is one.
+        read: set if some component needs the hidden states of every pass.
+        direct: the native forward, if one exists.
     """
 
     score: Score
@@ -35,10 +35,10 @@ class Forwards:
 
 
 class ModelRunner:
-    """Joins a forward pass and the cache it runs on.
+    """Joins a forward pass and its cache.
 
     Args:
-        forwards: the forward pass, on the device of ``cache``, and what else it offers.
+        forwards: the forward pass on the device of ``cache``, with its variants.
         vocab_size: columns of the logits.
         max_len: tokens of one sequence.
     """
@@ -55,15 +55,15 @@ class ModelRunner:
 
     @property
     def direct(self) -> NativeForward | None:
-        """The shortest way to run the forward; None where there is none, or where somebody reads the states."""
+        """The native forward; None if missing, or if a component reads the states."""
         return self._forwards.direct if self._forwards.read is None else None
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        """Logits ``[R, V]``, float32, see ``Model.forward``.
+        """Return logits ``[R, V]``, float32, see ``Model.forward``.
 
         Raises:
-            InvalidInput: a token id or a length outside what the model takes.
-            ValueError: no room was reserved.
+            InvalidInput: a token id or a length is out of the model's range.
+            ValueError: no pages were reserved.
         """
         direct = self.direct
         logits = None if direct is None else direct.score(batch)
@@ -71,7 +71,7 @@ class ModelRunner:
 
     @torch.no_grad()
     def _scored(self, batch: TokenBatch) -> Tensor:
-        """The long way, which says what is amiss."""
+        """Compute the logits without the native forward, with full error checks."""
         check(batch, self.vocab_size, self.max_len)
         packed = self.cache.pack(batch)
         if self._forwards.read is None:
@@ -80,7 +80,7 @@ class ModelRunner:
         return logits
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
-        """Choose and feed tokens of each segment, see ``Model.rollout``."""
+        """Sample and feed tokens of each segment, see ``Model.rollout``."""
         direct = self._forwards.direct
         rolled = None if direct is None else direct.rollout(batch, picks)
         if direct is not None and rolled is None:
@@ -95,5 +95,5 @@ class ModelRunner:
         self.cache.commit(commits)
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
+        """Free sequences. Unknown ids are ignored."""
         self.cache.free(ids)

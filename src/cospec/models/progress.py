@@ -1,4 +1,4 @@
-"""Reports how far the reading of a model's weights is: a bar on a terminal, lines of the log elsewhere."""
+"""Reports the progress of weight loading: a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
-LINE_SECONDS = 5.0  # between two lines of the log
+LINE_SECONDS = 5.0  # between two log lines
 
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
 def weights_progress(name: str, size: int) -> Iterator[None]:
-    """Report the reading of the weights of ``name`` while the block runs; only where the log shows INFO.
+    """Report the loading of the weights of ``name`` in the block, if the log shows INFO.
 
     Args:
         size: bytes of the weight files.
@@ -28,7 +28,7 @@ def weights_progress(name: str, size: int) -> Iterator[None]:
         return
     _log.info("loading weights of %s, %s", name, gigabytes(size))
     began = time.monotonic()
-    hooks = "set_tqdm_hook" in vars(reports)  # early versions 5 of transformers have none
+    hooks = "set_tqdm_hook" in vars(reports)  # early versions 5 of transformers have no hook
     previous = reports.set_tqdm_hook(_follow) if hooks else None
     try:
         yield
@@ -39,12 +39,12 @@ def weights_progress(name: str, size: int) -> Iterator[None]:
 
 
 def gigabytes(size: int) -> str:
-    """A number of bytes in words."""
+    """Return a number of bytes in words."""
     return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _follow(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Take the place of the bar that transformers would show."""
+    """Replace the bar of transformers."""
     items = args[0] if args else kwargs.get("iterable")
     if not isinstance(items, Iterable) or not isinstance(items, Sized):
         return factory(*args, **kwargs)

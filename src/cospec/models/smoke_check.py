@@ -1,4 +1,4 @@
-"""One forward pass after loading, which finds damaged weights before a request meets them."""
+"""One forward pass after loading, which finds damaged weights before the first request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ID = "smoke-test"
 
 
 def check_numbers(model: Model, name: str) -> None:
-    """Score two tokens. A cache without room for them skips the check.
+    """Score two tokens. A cache without space for two tokens skips the check.
 
     Raises:
-        ModelError: the logits are not numbers.
+        ModelError: the logits are NaN.
     """
     tokens = (0, 1 % model.vocab_size)
     model.pages.match_prefix(ID, ())

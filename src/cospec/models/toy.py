@@ -1,8 +1,8 @@
-"""A tabular model over a tiny vocabulary, in float64: small enough that its whole output law can be enumerated.
+"""A tabular float64 model over a tiny vocabulary, small enough to enumerate its output distribution.
 
-The next token depends on the last ``order`` tokens through a table of random logits. It reads those tokens from a
-paged cache, as an attention model reads its keys and values, so that a stale entry, a wrong path or a wrong position
-changes its output instead of going unnoticed.
+The next token depends on the last ``order`` tokens through a table of random logits. The model reads those tokens from
+a paged cache, as attention reads keys and values. Therefore a stale entry, a wrong path or a wrong position changes the
+output.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EMPTY = -1
 
 
 class ToyModel:
-    """Implements ``protocols.Model``.
+    """Implements ``interfaces.Model``.
 
     Args:
         vocab_size: V.
-        order: how many last tokens the next one depends on.
+        order: number of last tokens that determine the next token.
         seed: of the table.
-        sharpness: standard deviation of the logits; larger is more decided.
+        sharpness: standard deviation of the logits; larger values are more peaked.
     """
 
     dtype = torch.float64
@@ -41,18 +41,18 @@ class ToyModel:
         generator = torch.Generator().manual_seed(seed)
         self.table = torch.randn(shape, generator=generator, dtype=torch.float64) * sharpness
         self.cells = [[EMPTY] * self.pages.page_size for _ in range(self.pages.num_pages)]
-        self.calls = self.rows = 0  # forwards so far, and the tokens that were fed in them
+        self.calls = self.rows = 0  # number of forwards, and number of tokens in them
         self.states: Tensor | None = None
         self.direct: NativeForward | None = None
         self.device = torch.device("cpu")
 
     def logits(self, context: Sequence[int]) -> Tensor:
-        """Logits ``[V]`` behind ``context``, without any cache: the reference of the tests."""
+        """Return logits ``[V]`` after ``context``, without a cache: the reference of the tests."""
         padded = [EMPTY] * self.order + list(context)
         return self.table[tuple(padded[len(padded) - self.order :])]
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        """Write the tokens behind ``start``, then read each row's context back from the cache."""
+        """Write the tokens after ``start``, then read each row's context from the cache."""
         self.calls += 1
         self.rows += sum(len(segment.tokens) for segment in batch.segments)
         rows = []
@@ -63,18 +63,18 @@ class ToyModel:
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=self.dtype)
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
-        """None: a table has nothing to gain from a loop of its own."""
+        """Return None: a table gains nothing from a native loop."""
         return None
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Move accepted nodes together, as a cache of keys and values does."""
+        """Move accepted nodes together, like a KV cache."""
         for commit in commits:
             moved = [self.read(commit.id, commit.base_len + node) for node in commit.path]
             for offset, token in enumerate(moved):
                 self.write(commit.id, commit.base_len + offset, token)
 
     def free(self, ids: Sequence[str]) -> None:
-        """Give the pages back; what they held stays in them."""
+        """Free the pages; their contents stay."""
         for id in ids:
             self.pages.free(id)
 
@@ -83,7 +83,7 @@ class ToyModel:
         return range(segment.logits_from, len(segment.tokens))
 
     def context(self, segment: SequenceSlice, row: int) -> list[int]:
-        """The tokens that a row of a segment attends to, read from the cache."""
+        """Read the tokens that a row of a segment attends from the cache."""
         known = segment.start + segment.known
         if segment.start + row < known:
             places = list(range(segment.start + row + 1))

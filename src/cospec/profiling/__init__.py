@@ -1,1 +1,1 @@
-"""Measuring what forward passes and drafts take on this machine, and keeping the fits."""
+"""Measures the latency of forward passes and drafts on this machine, and stores the fits."""

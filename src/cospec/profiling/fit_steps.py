@@ -1,4 +1,4 @@
-"""Time models from the rounds of a running engine: what a simulation needs to take as long as the engine did."""
+"""Latency models from the steps of a running engine, for simulations of this engine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from cospec.core.stats import StepStats
 from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
 
-KNEES = (2.0, 6.0, 16.0)  # tokens; rounds spread too unevenly over their numbers for a search
-MOST = 2000  # rounds that a fit is made from, evenly taken
+KNEES = (2.0, 6.0, 16.0)  # tokens; steps cover token counts too unevenly for a search
+MAX_STEPS = 2000  # steps per fit, evenly selected
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
-    """One round of an engine.
+    """One step of an engine.
 
     Attributes:
-        fed: the drafter was given a text that was new to it, which its steps do not explain.
+        fed: the drafter got new text, which its passes do not explain.
     """
 
     stats: StepStats
@@ -27,14 +27,14 @@ class MeasuredSteps:
 
 
 def fit_steps(rounds: Sequence[MeasuredSteps], of: Sequence[MeasuredSteps]) -> tuple[ForwardLatency, ForwardLatency]:
-    """What verification, with all else outside of drafting, and drafting take; nothing where nobody drafted.
+    """Fit verification (with all time outside of drafting) and drafting; drafting is zero without drafts.
 
     Args:
-        rounds: that show the shape.
-        of: that show the level; a fit of relative errors is below the mean where some rounds take much longer.
+        rounds: steps that determine the shape.
+        of: steps that determine the level. A fit of relative errors is below the mean if some steps take much longer.
 
     Raises:
-        ValueError: no rounds.
+        ValueError: no steps.
     """
     drafts = _drafts(rounds)
     return (
@@ -44,9 +44,9 @@ def fit_steps(rounds: Sequence[MeasuredSteps], of: Sequence[MeasuredSteps]) -> t
 
 
 def pace(rounds: Sequence[MeasuredSteps], costs: tuple[ForwardLatency, ForwardLatency]) -> list[tuple[float, float]]:
-    """How fast the machine was from round to round: seconds by ``costs``, and the factor that they took; 1 in the mean.
+    """Return the machine's speed step by step: predicted seconds by ``costs``, and the factor; the mean factor is 1.
 
-    Single requests wait as long as they do because slow moments last for many rounds, which no mean shows.
+    Slow phases last for many steps and delay single requests, which a mean does not show.
     """
     target, draft = costs
     found = []
@@ -70,7 +70,7 @@ def _drafts(rounds: Sequence[MeasuredSteps]) -> list[LatencySample]:
 
 
 def _fit(samples: Sequence[LatencySample], of: Sequence[LatencySample], knees: Sequence[float]) -> ForwardLatency:
-    every = max(1, len(samples) // MOST)
+    every = max(1, len(samples) // MAX_STEPS)
     found = fit(samples[::every], knees)
     predicted = sum(found.predict(sample) for sample in of)
     return found.scaled(float(np.sum([sample.seconds for sample in of])) / predicted)

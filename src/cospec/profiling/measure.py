@@ -1,8 +1,8 @@
-"""Timing forwards and drafts over a grid of (context, batched tokens, sequences), within a given time.
+"""Times forwards and drafts over a grid of (context, batched tokens, sequences), within a time limit.
 
-Texts are random tokens: what a forward takes does not depend on them. Points come in an order in which any first part
-already spans the grid, so that a short measurement still says something about all of it. Each point is timed several
-times, and the lower quartile kept, which other processes on the machine disturb least.
+Texts are random tokens, because latency does not depend on the tokens. The first points already span the grid, so that
+a short measurement covers all of it. Each point is timed several times. The lower quartile counts, because other
+processes disturb the quartile least.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from cospec.policies.latency.forward import LatencySample
 from cospec.profiling.multi_step import ROUNDS, MultiStepTimer
 from cospec.sampling_params import SamplingParams
 
-MOST_REPEATS = 11
-TURNS = 1 + MOST_REPEATS // 2  # the first has a call of each point, the others have two
-FEWEST = 6  # points that are measured however long they take
+MAX_REPEATS = 11
+TURNS = 1 + MAX_REPEATS // 2  # the first turn calls each point once, the others twice
+MIN_POINTS = 6  # points that are measured without a time limit
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is measured: every context with every number of sequences and of tokens for each.
+    """The measured points: every context with every number of sequences and of tokens.
 
     Attributes:
-        contexts: tokens of each sequence in the cache.
-        sequences: at once.
-        tokens: computed for each sequence, the known one and the draft behind it.
+        contexts: cached tokens per sequence.
+        sequences: sequences per batch.
+        tokens: computed tokens per sequence: the known token and the draft.
         chunks: tokens of a prompt computed alone.
-        rows: more tokens of one sequence with the least context, since kernels that take several rows at once make a
-            forward dearer in steps, and whether the next draft token lies on this side of one decides how many pay.
+        rows: more token counts for one sequence with the smallest context. Kernels process several rows together, so
+            latency rises in steps. The position of the steps decides how many draft tokens pay.
     """
 
     contexts: tuple[int, ...] = (16, 128, 384)
@@ -51,7 +51,7 @@ class Grid:
 
     @property
     def longest(self) -> int:
-        """Tokens in the cache and computed, of the longest sequence."""
+        """Cached and computed tokens of the longest sequence."""
         return max(self.contexts) + max((*self.tokens, *self.chunks, *self.rows))
 
 
@@ -59,30 +59,30 @@ START = Grid((64, 256), sequences=(1, 2, 4, 8, 16), tokens=(1, 2, 3, 5), chunks=
 
 
 def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = time.perf_counter) -> list[LatencySample]:
-    """Samples of ``model.forward``; points that do not fit the model or its cache are left out.
+    """Time ``model.forward``; points that exceed the model or its cache are omitted.
 
-    All points are timed by turns, so that a moment in which the machine is busy spoils one time of each and not all of
-    one. Only the room is reserved: what stands in the cache does not change what reading it takes.
+    All points are timed in turn, so that a busy moment disturbs one time of each point. Pages are only reserved,
+    because cached values do not change the latency.
     """
-    chance, end = np.random.default_rng(0), clock() + seconds
+    rng, end = np.random.default_rng(0), clock() + seconds
     names = [f"profile-{n}" for n in range(max(grid.sequences))]
     ids = _reserve(model, names, min(grid.longest, model.max_len - 1))
-    points = [p for p in _spread(grid) if p[1] <= len(ids) and p[0] + p[2] < model.max_len]
-    batches = [_batch(ids, point, grid, model.vocab_size, chance) for point in points]
+    points = [p for p in _grid_points(grid) if p[1] <= len(ids) and p[0] + p[2] < model.max_len]
+    batches = [_batch(ids, point, grid, model.vocab_size, rng) for point in points]
     times: list[list[float]] = [[] for _ in points]
     try:
         for turn in range(TURNS):
-            for done, place in enumerate(_order(len(points), turn, chance)):
-                if clock() >= end and (turn > 1 or done >= FEWEST):
+            for done, place in enumerate(_order(len(points), turn, rng)):
+                if clock() >= end and (turn > 1 or done >= MIN_POINTS):
                     break
                 started = clock()
-                _finished(model.forward(batches[place]))
+                _synchronize(model.forward(batches[place]))
                 times[place].append(clock() - started)
     finally:
         model.free(ids)
-    # The first time of each point pays for what later ones find ready, and counts only where there is no other.
+    # The first time of each point includes warm-up, and counts only if there is no other.
     return [
-        LatencySample(context * count, tokens * count, count, _typical(taken[1:] or taken))
+        LatencySample(context * count, tokens * count, count, _lower_quartile(taken[1:] or taken))
         for (context, count, tokens), taken in zip(points, times, strict=True)
         if taken
     ]
@@ -91,30 +91,30 @@ def measure_forwards(model: Model, grid: Grid, seconds: float, clock: Clock = ti
 def measure_steps(
     drafter: Drafter, vocabulary: int, grid: Grid, seconds: float, clock: Clock = time.perf_counter
 ) -> list[LatencySample]:
-    """Samples of ``drafter.propose``, a pass for each token; ``grid.tokens`` are the lengths of the drafts.
+    """Time ``drafter.propose``, one pass per token; ``grid.tokens`` are the draft lengths.
 
-    Drafters that propose nothing for a text that they were not told of step by step (heads) give no samples.
+    Drafters that need a step-by-step text (heads) propose nothing here and give no samples.
     """
-    chance, end = np.random.default_rng(0), clock() + seconds
+    rng, end = np.random.default_rng(0), clock() + seconds
     found: list[LatencySample] = []
-    for context, count, depth in _spread(grid):
-        if len(found) >= FEWEST and clock() >= end:
+    for context, count, depth in _grid_points(grid):
+        if len(found) >= MIN_POINTS and clock() >= end:
             break
-        texts = [chance.integers(0, vocabulary, context).tolist() for _ in range(count)]
+        texts = [rng.integers(0, vocabulary, context).tolist() for _ in range(count)]
         contexts = [DraftContext(f"profile-{n}", text, 1, GREEDY, n, StreamKind.TARGET) for n, text in enumerate(texts)]
         budgets = [DraftBudget(depth, depth)] * count
         try:
             if len(drafter.propose(contexts, budgets)) < count:
                 continue
             times: list[float] = []
-            while len(times) < MOST_REPEATS and (len(times) < 2 or clock() < end):
-                _go_on(drafter, contexts, texts, chance.integers(0, vocabulary, 2).tolist())
+            while len(times) < MAX_REPEATS and (len(times) < 2 or clock() < end):
+                _commit_tokens(drafter, contexts, texts, rng.integers(0, vocabulary, 2).tolist())
                 started = clock()
                 drafter.propose(contexts, budgets)
                 times.append(clock() - started)
         finally:
             drafter.free([each.id for each in contexts])
-        found.append(LatencySample(context * count, count, count, _typical(times), depth))
+        found.append(LatencySample(context * count, count, count, _lower_quartile(times), depth))
     return found
 
 
@@ -126,20 +126,20 @@ def measure_multi_steps(
     burst: MultiStepRunner | None = None,
     clock: Clock = time.perf_counter,
 ) -> tuple[list[LatencySample], list[LatencySample]]:
-    """Samples of verification and of drafting in turns, as rounds call them: ``target.forward``, ``drafter.propose``.
+    """Time verification and drafting in turn, as steps do: ``target.forward``, ``drafter.propose``.
 
-    Each finds the processor's caches as the other left them: alone, in a loop, a small drafter takes half as long. A
-    point of one token each is a round without drafts. Where ``burst`` runs whole rounds those are timed. Drafters that
-    propose nothing for a text that they were not told of step by step (heads) give no samples.
+    Each call leaves its data in the processor's caches: alone in a loop, a small drafter takes half as long. A point of
+    one token is a step without drafts. If ``burst`` runs whole steps, those calls are timed. Drafters that need a
+    step-by-step text (heads) give no samples.
     """
-    chance, end = np.random.default_rng(0), clock() + seconds
+    rng, end = np.random.default_rng(0), clock() + seconds
     count, bursts = max(grid.sequences), None if burst is None else MultiStepTimer(burst)
     ahead = ROUNDS * max(grid.tokens + grid.rows) if bursts else 0
     texts = {
         context: [
             DraftContext(
                 f"profile-{context}-{n}",
-                chance.integers(0, target.vocab_size, context).tolist(),
+                rng.integers(0, target.vocab_size, context).tolist(),
                 1,
                 GREEDY,
                 n,
@@ -153,22 +153,22 @@ def measure_multi_steps(
     for context, row in texts.items():
         length = min(context + max((*grid.tokens, *grid.chunks, *grid.rows)) + ahead, target.max_len - 1)
         ids[context] = _reserve(target, [each.id for each in row], length)
-    points = [p for p in _spread(grid) if p[1] <= len(ids[p[0]]) and p[0] + p[2] + ahead < target.max_len]
-    batches = [_batch(ids[point[0]], point, grid, target.vocab_size, chance) for point in points]
-    forwards: list[list[tuple[float, float]]] = [[] for _ in points]  # tokens in the cache, seconds
+    points = [p for p in _grid_points(grid) if p[1] <= len(ids[p[0]]) and p[0] + p[2] + ahead < target.max_len]
+    batches = [_batch(ids[point[0]], point, grid, target.vocab_size, rng) for point in points]
+    forwards: list[list[tuple[float, float]]] = [[] for _ in points]  # cached tokens, seconds
     drafts: list[list[tuple[float, float]]] = [[] for _ in points]
-    met: set[str] = set()  # sequences that the drafter has been fed
+    fed_ids: set[str] = set()  # sequences that the drafter has read
     try:
         for turn in range(TURNS):
-            for done, place in enumerate(_order(len(points), turn, chance)):
-                if clock() >= end and (turn > 1 or done >= FEWEST):
+            for done, place in enumerate(_order(len(points), turn, rng)):
+                if clock() >= end and (turn > 1 or done >= MIN_POINTS):
                     break
                 context, several, tokens = points[place]
                 contexts, depth = texts[context][:several], 0 if tokens in grid.chunks else tokens - 1
-                if depth and not met.issuperset(each.id for each in contexts):
+                if depth and not fed_ids.issuperset(each.id for each in contexts):
                     drafter.propose(contexts, [DraftBudget(depth, depth)] * several)
-                    met.update(each.id for each in contexts)
-                rounds = bursts.play(contexts, depth) if bursts and tokens not in grid.chunks else []
+                    fed_ids.update(each.id for each in contexts)
+                rounds = bursts.time_steps(contexts, depth) if bursts and tokens not in grid.chunks else []
                 for known, drafting, verifying in rounds:
                     forwards[place].append((known, verifying))
                     if depth:
@@ -180,7 +180,7 @@ def measure_multi_steps(
                     if len(drafter.propose(contexts, [DraftBudget(depth, depth)] * several)) == several:
                         drafts[place].append((context * several, clock() - started))
                 started = clock()
-                _finished(target.forward(batches[place]))
+                _synchronize(target.forward(batches[place]))
                 forwards[place].append((context * several, clock() - started))
     finally:
         target.free([id for row in ids.values() for id in row])
@@ -192,24 +192,24 @@ def measure_multi_steps(
 
 
 def _sample(found: Sequence[tuple[float, float]], tokens: int, sequences: int, passes: int = 1) -> LatencySample:
-    """Of all calls of a point but the first, which pays for what later ones find ready: cached tokens and seconds."""
+    """Return the sample of all calls of a point except the first, which includes warm-up."""
     known, seconds = zip(*(found[1:] or found), strict=True)
-    return LatencySample(float(np.mean(known)), tokens, sequences, _typical(seconds), passes)
+    return LatencySample(float(np.mean(known)), tokens, sequences, _lower_quartile(seconds), passes)
 
 
 def _batch(
-    ids: Sequence[str], point: tuple[int, int, int], grid: Grid, vocabulary: int, chance: np.random.Generator
+    ids: Sequence[str], point: tuple[int, int, int], grid: Grid, vocabulary: int, rng: np.random.Generator
 ) -> TokenBatch:
-    """Tokens behind a context for as many of the sequences: a draft, or a piece of a prompt."""
+    """Build a batch of tokens after a context: a draft, or a chunk of a prompt."""
     context, count, tokens = point
-    new = tuple(chance.integers(0, vocabulary, tokens).tolist())
+    new = tuple(rng.integers(0, vocabulary, tokens).tolist())
     drafted = tokens not in grid.chunks
     parents, first = (tuple(range(-1, tokens - 2)), 0) if drafted else ((), tokens - 1)
     return TokenBatch(tuple(SequenceSlice(id, context, new, parents, first) for id in ids[:count]))
 
 
-def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
-    """Points (context, sequences, tokens each), the corners first, then in an order without pattern."""
+def _grid_points(grid: Grid) -> Iterator[tuple[int, int, int]]:
+    """Yield points (context, sequences, tokens each): the corners first, then the others in random order."""
     points: list[tuple[int, int, int]] = list(product(grid.contexts, grid.sequences, grid.tokens))
     points += [(grid.contexts[0], 1, tokens) for tokens in (*grid.chunks, *grid.rows)]
     first, second, third = ({row[0], row[-1]} for row in (grid.contexts, grid.sequences, grid.tokens))
@@ -221,18 +221,18 @@ def _spread(grid: Grid) -> Iterator[tuple[int, int, int]]:
         yield others[place]
 
 
-def _order(count: int, turn: int, chance: np.random.Generator) -> Sequence[int]:
-    """Of the points in one turn: as they come in the first two, which may be the last ones, and shuffled in others.
+def _order(count: int, turn: int, rng: np.random.Generator) -> Sequence[int]:
+    """Return the order of the points in one turn: the grid's order in the first two turns, else shuffled.
 
-    What a call finds in the processor's caches depends on the one before it. So no point may always follow the same
-    one, and every other time it follows itself, as rounds do; the lower quartile is one of those.
+    A call's cache hits depend on the call before. So no point may always follow the same point. Every second call
+    follows its own point, as in steps; the lower quartile is such a call.
     """
-    order = np.arange(count) if turn < 2 else chance.permutation(count)
+    order = np.arange(count) if turn < 2 else rng.permutation(count)
     return [int(place) for place in np.repeat(order, 1 if turn == 0 else 2)]
 
 
 def _reserve(model: Model, ids: Sequence[str], length: int) -> list[str]:
-    """Room for as many of the sequences as there is, without anything in it."""
+    """Reserve pages for as many sequences as fit, without contents."""
     for count, id in enumerate(ids):
         model.pages.match_prefix(id, ())
         if not model.pages.allocate(id, length):
@@ -241,19 +241,21 @@ def _reserve(model: Model, ids: Sequence[str], length: int) -> list[str]:
     return list(ids)
 
 
-def _typical(times: Sequence[float]) -> float:
-    """The lower quartile: other processes make calls slower, never faster."""
+def _lower_quartile(times: Sequence[float]) -> float:
+    """Return the lower quartile: other processes make calls slower, never faster."""
     return float(np.quantile(times, 0.25))
 
 
-def _finished(logits: torch.Tensor) -> None:
+def _synchronize(logits: torch.Tensor) -> None:
     """Wait for the device."""
     if logits.is_cuda:
         torch.cuda.synchronize(logits.device)
 
 
-def _go_on(drafter: Drafter, contexts: Sequence[DraftContext], texts: Sequence[list[int]], tokens: list[int]) -> None:
-    """Two more committed tokens for everybody, none of which was drafted."""
+def _commit_tokens(
+    drafter: Drafter, contexts: Sequence[DraftContext], texts: Sequence[list[int]], tokens: list[int]
+) -> None:
+    """Commit two more tokens of every sequence, none of which was drafted."""
     commits = []
     for context, text in zip(contexts, texts, strict=True):
         commits.append(Commit(context.id, len(text), tuple(tokens), (), len(text) + 1))

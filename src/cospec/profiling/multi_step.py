@@ -1,7 +1,7 @@
-"""Timing rounds that run as one call, as an engine whose models are native runs them.
+"""Times steps that run as one native call, as in an engine with native models.
 
-Step by step such rounds take longer, most of that whatever is drafted: drafts would look cheaper than they are. Only
-the target's room is reserved, as everywhere here; the drafter is fed, since it says where it goes on from.
+Single steps take longer, mostly independent of the drafts, so drafts would look too cheap. Only the target's pages are
+reserved; the drafter reads the texts, because its state is the starting point.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from cospec.core.types import (
 )
 from cospec.sampling_params import SamplingParams
 
-ROUNDS = 8  # of one call; those behind the first find the caches as such rounds leave them
+ROUNDS = 8  # steps per call; the steps after the first have realistic processor caches
 ENDLESS = 1 << 20
 
 
 class MultiStepTimer:
-    """Rounds of texts that are known already, one after the other and always from the same place."""
+    """Steps on known texts, always from the same position."""
 
     def __init__(self, burst: MultiStepRunner) -> None:
         self._burst = burst
         self._sequences: dict[str, RequestState] = {}
 
-    def play(self, contexts: Sequence[DraftContext], depth: int) -> list[tuple[float, float, float]]:
-        """Tokens in the cache, seconds of drafting and of verifying, of each round; none where it has to be stepped."""
+    def time_steps(self, contexts: Sequence[DraftContext], depth: int) -> list[tuple[float, float, float]]:
+        """Return cached tokens, drafting and verifying seconds of each step; empty if the call is unsupported."""
         sequences = [self._sequence(context) for context in contexts]
         budget = DraftBudget(depth, depth) if depth else DraftBudget()
         entries = tuple(ScheduledRequest(sequence, 1, budget) for sequence in sequences)

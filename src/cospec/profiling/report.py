@@ -1,4 +1,4 @@
-"""How well a time model predicts what it was not fitted to: figures, JSON, a plot."""
+"""The errors of a latency model on held-out points: figures, JSON, a plot."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Profile:
     """A measured model.
 
     Attributes:
-        fitted: to all samples.
-        held_out: the samples that ``checked`` was not fitted to.
-        checked: fitted to the others.
+        fitted: the fit to all samples.
+        held_out: the samples outside of the fit ``checked``.
+        checked: the fit to the other samples.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Profile:
 
     @classmethod
     def of(cls, name: str, samples: Sequence[LatencySample]) -> Profile:
-        """Hold every third point out, fit the others, then all.
+        """Hold out every third point, fit the others, then fit all points.
 
         Raises:
             ModelError: fewer than six points were measured.
@@ -49,7 +49,7 @@ class Profile:
 
     @property
     def worst(self) -> float:
-        """The 90th percentile of it."""
+        """90th percentile of the relative error."""
         return float(np.quantile(self.checked.errors(self.held_out), 0.9))
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Profile:
 
 
 def plot(profiles: Sequence[Profile], path: Path) -> None:
-    """Predicted over measured milliseconds of the held-out points, one panel for each model.
+    """Plot predicted over measured milliseconds of the held-out points, one panel per model.
 
     Raises:
         ModelError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""The time models that an engine starts with: kept ones, or a measurement of a few seconds."""
+"""The latency models at the start of an engine: stored fits, or a measurement of a few seconds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cospec.policies.latency.step import LatencyModels
 from cospec.profiling.measure import START, measure_forwards, measure_multi_steps
 from cospec.profiling.store import load, machine, save, weights
 
-SECONDS = 2.6  # of measuring: three seconds in all with what goes before a point
+SECONDS = 2.6  # seconds of measurement; three seconds in total with the preparation of points
 ENOUGH = 2  # samples for each slope
-WORTH_KEEPING = 0.2  # median error on its own samples; what fits worse was disturbed, and is measured again next time
+WORTH_KEEPING = 0.2  # median error on its own samples; a worse fit was disturbed and is not stored
 
 _log = logging.getLogger(__name__)
 
@@ -33,46 +33,48 @@ def costs_at_start(
     drafts: str,
     burst: MultiStepRunner | None = None,
 ) -> LatencyModels:
-    """Time models of the target's forward and the drafter's step, as they take turns.
+    """Return the latency models of the target's forward and the drafter's pass, measured in turn.
 
     Args:
         folder: of the target's weights.
-        how: what else both depend on: device, dtype, back ends.
+        how: other dependencies: device, dtype, back ends.
         drafts: the drafter's configuration.
-        burst: what runs whole rounds of the two, if anything does.
+        burst: runs whole steps of target and drafter, if available.
     """
     began = time.perf_counter()
-    alone = drafter.capabilities.free or drafter.capabilities.single_pass  # look-ups and heads have no steps to measure
+    alone = drafter.capabilities.free or drafter.capabilities.single_pass  # lookups and heads have no passes to measure
     key = {**weights(folder), **machine(str(how.get("device", "auto"))), "how": dict(how)}
-    beside = key if alone else {**key, "drafter": drafts}
-    forward, step = load({**beside, "of": "target"}), None if alone else load({**beside, "of": "drafter"})
+    pair_key = key if alone else {**key, "drafter": drafts}
+    forward, step = load({**pair_key, "of": "target"}), None if alone else load({**pair_key, "of": "drafter"})
     if forward is None or (step is None and not alone):
-        _log.info("measuring what forwards take here, for up to %.0f s; the result is kept for the next start", SECONDS)
+        _log.info(
+            "measuring the latency of forwards for up to %.0f s; the result is stored for the next start", SECONDS
+        )
         if alone:
             forwards, steps = measure_forwards(target, START, SECONDS), list[LatencySample]()
         else:
             forwards, steps = measure_multi_steps(target, drafter, START, SECONDS, burst)
-        forward, step = _keep({**beside, "of": "target"}, forwards), _keep({**beside, "of": "drafter"}, steps)
-        _log.warning("measured what forwards take here, in %.1f s", time.perf_counter() - began)
+        forward, step = _store({**pair_key, "of": "target"}, forwards), _store({**pair_key, "of": "drafter"}, steps)
+        _log.warning("measured the latency of forwards in %.1f s", time.perf_counter() - began)
     return LatencyModels(forward, step)
 
 
-def _keep(key: Mapping[str, Any], samples: list[LatencySample]) -> ForwardLatency | None:
+def _store(key: Mapping[str, Any], samples: list[LatencySample]) -> ForwardLatency | None:
     if not samples:
         return None
     found = fitted(samples)
     if np.median(found.errors(samples)) <= WORTH_KEEPING:
         save(key, found)
     else:
-        _log.warning("the time model was measured on a busy machine and is not kept; rounds will correct it")
+        _log.warning("the latency model was measured on a busy machine and is not stored; steps will correct the model")
     return found
 
 
 def fitted(samples: list[LatencySample]) -> ForwardLatency:
-    """A fit whose slope changes at every number of tokens that was measured, where samples suffice for that.
+    """Fit with a knee at every measured number of tokens, if the samples suffice.
 
-    Two knees at most are too few to say where drafts stop paying, and at other places than the kernels' own they say
-    it wrongly.
+    Two knees are too few to find where drafts stop to pay. Knees at other places than the kernels' own give wrong
+    answers.
     """
     tokens = sorted({sample.tokens for sample in samples})
     knees = [knee for knee in KNEES if knee in tokens[1:-1]]

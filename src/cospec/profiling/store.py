@@ -1,4 +1,4 @@
-"""Fits on disk, one file for each model, device, dtype and number of threads, in the user's cache directory (XDG)."""
+"""Fits on disk in the user's cache directory (XDG): one file per model, device, dtype and number of threads."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cospec.native import library
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.system import processor
 
-FORMAT = 5  # goes up when what is measured changes, so that older files are not read
+FORMAT = 5  # increases when the measurement changes, so that old files are ignored
 
 _log = logging.getLogger(__name__)
 
 
 def directory() -> Path:
-    """Where fits are kept."""
+    """Return the directory of the fits."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cospec" / "profiles"
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What a fit depends on beside the model: the processor or accelerator, the threads, the kernels."""
+    """Return what a fit depends on besides the model: processor or accelerator, threads, kernels."""
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return {"device": torch.cuda.get_device_name()}
     return {
@@ -39,7 +39,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    """A model as a key: where it is, and name, size and beginning of each file of weights."""
+    """Return the key of a model: its path, and name, size and beginning of each weight file."""
     files = []
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -48,7 +48,7 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def load(key: Mapping[str, Any]) -> ForwardLatency | None:
-    """The fit that was kept under ``key``; None where there is none, or one that cannot be read."""
+    """Load the fit of ``key``; None if missing or unreadable."""
     path = _path(key)
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -56,12 +56,12 @@ def load(key: Mapping[str, Any]) -> ForwardLatency | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("the time model in %s cannot be read (%s) and is measured again", path, error)
+        _log.warning("the latency model in %s is unreadable (%s) and is measured again", path, error)
         return None
 
 
 def save(key: Mapping[str, Any], fitted: ForwardLatency) -> None:
-    """Keep a fit; a directory that cannot be written is only logged."""
+    """Store a fit; an unwritable directory is only logged."""
     path = _path(key)
     text = json.dumps({"key": dict(key), "fit": fitted.to_json()}, indent=1)
     try:
@@ -70,7 +70,7 @@ def save(key: Mapping[str, Any], fitted: ForwardLatency) -> None:
         partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        _log.warning("the time model is not kept: %s", error)
+        _log.warning("the latency model is not stored: %s", error)
 
 
 def _path(key: Mapping[str, Any]) -> Path:

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP face of the engine."""
+"""The OpenAI-compatible HTTP interface of the engine."""

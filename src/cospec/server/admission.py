@@ -1,7 +1,7 @@
-"""Who may start a call, and when: the bound of the queue, the share of each key, the rate of each key.
+"""Decides which calls may start, and when: the bound of the queue, the share and the rate of each key.
 
-The decisions of ``Admission`` are pure: callers give the time, and nothing waits. A key is known by its position among
-the server's keys; without keys all senders are key 0.
+The decisions of ``Admission`` are pure: callers pass the time, and no call waits. A key's identity is its index among
+the server's keys. Without keys all senders are key 0.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from cospec.errors import InvalidInput, words
 from cospec.server.errors import Overloaded
 from cospec.server.settings import ServerSettings
 
-QUEUE_PER_SEQUENCE = 4  # outputs in the default queue for each sequence that runs at once
-SHARE_OF_SEVERAL = 0.5  # of the queue that one of several keys may hold
-RETRY_SECONDS = 1  # until a full queue is worth another try
+QUEUE_PER_SEQUENCE = 4  # outputs in the default queue per running sequence
+SHARE_OF_SEVERAL = 0.5  # share of the queue for one of several keys
+RETRY_SECONDS = 1  # seconds after which a client may retry a full queue
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Bounds that hold for all calls.
+    """Bounds for all calls.
 
     Attributes:
-        outputs: that run or wait at once, for all keys together.
-        key_share: the part of ``outputs`` that one key may hold.
-        requests_per_minute: calls that one key may begin; None for any number.
+        outputs: outputs that run or wait, over all keys.
+        key_share: the share of ``outputs`` that one key may hold, 0 to 1.
+        requests_per_minute: calls per minute of one key; None for any number.
     """
 
     outputs: int = 256
@@ -39,35 +39,35 @@ class AdmissionLimits:
 
     @classmethod
     def of(cls, settings: ServerSettings, max_num_seqs: int) -> AdmissionLimits:
-        """The limits of a server whose engine runs ``max_num_seqs`` outputs at once."""
+        """Return the limits of a server whose engine runs ``max_num_seqs`` outputs together."""
         outputs = settings.max_concurrent_requests or max(QUEUE_PER_SEQUENCE * max_num_seqs, settings.max_outputs)
         share = settings.max_key_share or (SHARE_OF_SEVERAL if len(settings.api_key) > 1 else 1.0)
         return cls(outputs, share, settings.requests_per_minute)
 
     @property
     def outputs_per_key(self) -> int:
-        """Outputs that one key may hold; at least one."""
+        """Number of outputs that one key may hold; at least one."""
         return max(1, int(self.outputs * self.key_share))
 
 
 class Admission:
-    """Counts the outputs of each key and the calls that each key began (a token bucket)."""
+    """Counts the outputs and the calls of each key; a token bucket bounds the rate of calls."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._held: Counter[int] = Counter()
-        self._buckets: dict[int, tuple[float, float]] = {}  # calls left, and when they were counted
+        self._buckets: dict[int, tuple[float, float]] = {}  # calls left, and the time of the count
 
     @property
     def held(self) -> int:
-        """Outputs that run or wait."""
+        """Number of outputs that run or wait."""
         return self._held.total()
 
     def arrive(self, key: int, now: float) -> None:
         """Count a call that begins at ``now`` (seconds of any clock), before its body is read.
 
         Raises:
-            Overloaded: the queue is full, or the key began too many calls; a refused call does not count.
+            Overloaded: the queue is full, or the key's rate is too high. A refused call does not count.
         """
         self._check_room(key, 1)
         per_minute = self._limits.requests_per_minute
@@ -78,15 +78,15 @@ class Admission:
         if left < 1:
             self._buckets[key] = left, now
             wait = math.ceil((1 - left) * 60 / per_minute)
-            raise Overloaded(f"This key began {per_minute} requests within a minute, as many as allowed.", wait)
+            raise Overloaded(f"This key began {per_minute} requests within a minute, the limit of a key.", wait)
         self._buckets[key] = left - 1, now
 
     def take(self, key: int, outputs: int) -> None:
-        """Give ``outputs`` places of the queue to a key.
+        """Reserve ``outputs`` places of the queue for a key.
 
         Raises:
-            InvalidInput: the call is larger than the queue can ever be for the key.
-            Overloaded: the places are not free now.
+            InvalidInput: the call is larger than the key's part of the queue.
+            Overloaded: too few places are free now.
         """
         most = self._limits.outputs_per_key
         if outputs > most:
@@ -95,7 +95,7 @@ class Admission:
         self._held[key] += outputs
 
     def release(self, key: int, outputs: int) -> None:
-        """Take the places back."""
+        """Free the places."""
         self._held[key] -= outputs
 
     def _check_room(self, key: int, outputs: int) -> None:
@@ -109,7 +109,7 @@ class Admission:
 
 @dataclass(slots=True)
 class Ticket:
-    """The places of one call. Written by ``take`` and ``release`` alone."""
+    """The places of one call. Only ``take`` and ``release`` change the fields."""
 
     admission: Admission
     key: int = 0
@@ -125,13 +125,13 @@ class Ticket:
         self.outputs += outputs
 
     def release(self) -> None:
-        """Give all places back."""
+        """Free all places."""
         self.admission.release(self.key, self.outputs)
         self.outputs = 0
 
 
 class Tickets:
-    """ASGI middleware: each request gets a ticket, which ends with the last byte of the answer or the connection."""
+    """ASGI middleware: each request gets a ticket, which ends with the answer's last byte or with the connection."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self._app = app
@@ -151,6 +151,6 @@ class Tickets:
 
 
 def ticket(http: HttpRequest) -> Ticket:
-    """The ticket of a request."""
+    """Return the ticket of a request."""
     found: Ticket = http.state.ticket
     return found

@@ -1,8 +1,8 @@
 """The JSON of answers: completions and chat completions, whole and in chunks, and their usage.
 
-Beside OpenAI's keys every answer has ``law``, the distribution that its tokens follow. When the request says
-``include_speculation_stats``, ``usage.speculation`` holds the statistics of ``SPECULATION`` for all choices together.
-``return_sources`` adds who produced each token to every choice and chunk.
+Besides OpenAI's keys every answer has ``distribution``, the name of the tokens' distribution. With
+``include_speculation_stats``, ``usage.speculation`` holds the statistics of ``SPECULATION``, summed over all choices.
+``return_sources`` adds the source of each token to every choice and chunk.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ SPECULATION = (
 
 
 class Shape(Protocol):
-    """How one kind of answer is written."""
+    """The JSON form of one kind of answer."""
 
     name: str  # ``object`` of a whole answer
     chunk_name: str  # ``object`` of a chunk
 
     def choice(self, index: int, output: Output) -> dict[str, Any]:
-        """A finished output as a choice of a whole answer."""
+        """Return a finished output as a choice of a whole answer."""
 
     def chunks(self, index: int, output: Output, event: Event) -> list[dict[str, Any]]:
-        """An event as choices of chunks; ``output`` is what came before it."""
+        """Return an event as choices of chunks; ``output`` holds the earlier events."""
 
 
 class CompletionShape:
-    """``text_completion``, with the prompt in front when ``echo`` is asked for."""
+    """``text_completion``; with ``echo`` the prompt precedes the text."""
 
     name = chunk_name = "text_completion"
 
     def __init__(self, body: CompletionBody, tokens: TextTokenizer) -> None:
         self._body = body
         self._tokens = tokens
-        # Characters of each choice's tokens so far, which are ahead of its text where some of that is held back.
+        # Characters of each choice's tokens so far. The text may lag, because a possible stop string is held back.
         self._characters: Counter[int] = Counter()
 
     def choice(self, index: int, output: Output) -> dict[str, Any]:
@@ -68,8 +68,8 @@ class CompletionShape:
         """See ``Shape``."""
         echo = bool(self._body.echo) and not output.started
         text = (output.prompt if echo else "") + event.text
-        asked = self._body.logprobs is not None or self._body.return_token_ids or self._body.return_sources
-        if not text and event.finish is None and not (asked and event.tokens):
+        wants_tokens = self._body.logprobs is not None or self._body.return_token_ids or self._body.return_sources
+        if not text and event.finish is None and not (wants_tokens and event.tokens):
             return []
         choice = {"index": index, "text": text, "logprobs": self._logprobs(index, event, output, echo)}
         return [choice | _ending(event) | _extensions(self._body, event, output, self._tokens)]
@@ -106,8 +106,8 @@ class ChatShape:
         if not output.started:
             delta = {"role": "assistant", "content": ""}
             found.append({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
-        asked = self._body.logprobs or self._body.return_token_ids or self._body.return_sources
-        if event.text or event.finish is not None or (asked and event.tokens):
+        wants_tokens = self._body.logprobs or self._body.return_token_ids or self._body.return_sources
+        if event.text or event.finish is not None or (wants_tokens and event.tokens):
             delta = {"content": event.text} if event.text or event.tokens else {}
             choice = {"index": index, "delta": delta, "logprobs": self._logprobs(event)}
             found.append(choice | _ending(event) | _extensions(self._body, event, output, self._tokens))
@@ -120,7 +120,7 @@ class ChatShape:
 
 
 def whole(call: Call, shape: Shape, outputs: Sequence[Output]) -> dict[str, Any]:
-    """The answer of a call that does not stream."""
+    """Return the answer of a call that does not stream."""
     return {
         "id": call.id,
         "object": shape.name,
@@ -133,7 +133,7 @@ def whole(call: Call, shape: Shape, outputs: Sequence[Output]) -> dict[str, Any]
 
 
 def chunk(call: Call, shape: Shape, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """A chunk of a stream; ``usage`` is null where a later chunk brings it."""
+    """Return a chunk of a stream; ``usage`` is null if a later chunk has the usage."""
     found: dict[str, Any] = {
         "id": call.id,
         "object": shape.chunk_name,
@@ -145,7 +145,7 @@ def chunk(call: Call, shape: Shape, choices: list[dict[str, Any]]) -> dict[str, 
 
 
 def usage(call: Call, outputs: Sequence[Output]) -> dict[str, Any]:
-    """Token counts; a prompt counts once however many outputs it has."""
+    """Return token counts; a prompt counts once for all its outputs."""
     prompt = sum(len(request.prompt) for request in call.requests if request.index == 0)
     completion = sum(len(output.tokens) for output in outputs)
     stats = [output.stats for output in outputs if output.stats is not None]
@@ -162,7 +162,7 @@ def usage(call: Call, outputs: Sequence[Output]) -> dict[str, Any]:
 
 
 def speculation(stats: Sequence[RequestStats]) -> dict[str, Any]:
-    """What is told of how several outputs were speculated for, together."""
+    """Return the speculation statistics of several outputs, summed."""
     found = total(stats)
     return {name: getattr(found, name) for name in SPECULATION}
 
@@ -172,7 +172,7 @@ def _ending(piece: Event | Output) -> dict[str, Any]:
 
 
 def _extensions(body: Sampled, piece: Event | Output, output: Output, tokens: TextTokenizer) -> dict[str, Any]:
-    """Keys of a choice that only those see who asked for them."""
+    """Return the keys of a choice that appear on request only."""
     found: dict[str, Any] = {}
     if body.prompt_logprobs is not None and piece.prompt_logprobs is not None:
         found["prompt_logprobs"] = logprobs.prompt(piece.prompt_logprobs, tokens)

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, vLLM's helpers, and what an operator asks for."""
+"""The routes: OpenAI's, vLLM's additions, and the operator's."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from cospec.server.service import Call, Prompt, Service
 from cospec.server.streaming import respond
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-MAX_DETOKENIZED = 65_536  # token ids, unless the context is longer
+MAX_DETOKENIZED = 65_536  # token ids, or the context's length if longer
 BodyT = TypeVar("BodyT", bound=Sampled)
 
 
 def create_app(service: Service) -> FastAPI:
-    """The HTTP application around a running engine."""
+    """Build the HTTP application of a running engine."""
     settings = service.settings
-    # A redirect to the same path with or without a slash would name the host that the sender claims. The page of the
-    # API loads its scripts from this server, and its validator, which lies on the internet, is off.
+    # A redirect that adds or removes a slash would use the host name that the sender claims. The API page loads its
+    # scripts from this server. Its validator is on the internet, so the validator is off.
     app = FastAPIOffline(
         redoc_url=None,
         redirect_slashes=False,
@@ -58,7 +58,7 @@ def create_app(service: Service) -> FastAPI:
     _add_tokens(app, service)
     _add_models(app, service)
     _add_operations(app, service)
-    # From the inside out: what is added last sees a request first.
+    # Middleware from the inside out: the last added layer sees a request first.
     app.add_middleware(Tickets, admission=service.admission)
     if settings.api_key:
         app.add_middleware(KeyCheck, keys=settings.api_key)
@@ -96,10 +96,10 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
 
 async def _admit(http: HttpRequest, service: Service, schema: type[BodyT]) -> tuple[BodyT, list[str]]:
-    """The body of a call that may start, and its keys that are ignored; the call's outputs have places in the queue.
+    """Read the body of a call and reserve places for its outputs; return the body and the ignored keys.
 
     Raises:
-        CospecError: what is wrong with the body, or why the server does not take the call now.
+        CospecError: the body is wrong, or the server does not take the call now.
     """
     service.client.check()
     held = ticket(http)
@@ -112,16 +112,16 @@ async def _admit(http: HttpRequest, service: Service, schema: type[BodyT]) -> tu
 
 
 def completion_call(service: Service, body: CompletionBody) -> Call:
-    """Check a completion's body and make its requests.
+    """Check a completion's body and build its requests.
 
     Raises:
-        CospecError: what is wrong with it.
+        CospecError: the body is wrong.
     """
     body.check()
     service.check_model(body.model)
     muted = body.max_tokens == 0
     if muted and not body.echo:
-        raise InvalidInput("max_tokens", 0, "a whole number from 1 up, or 0 together with echo")
+        raise InvalidInput("max_tokens", 0, "a whole number from 1 up, or 0 with echo")
     changes: dict[str, Any] = {"max_tokens": 1} if muted else {}
     if body.echo and body.logprobs is not None:
         changes["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
@@ -131,7 +131,7 @@ def completion_call(service: Service, body: CompletionBody) -> Call:
 
 
 def _prompts(service: Service, body: CompletionBody) -> list[Prompt]:
-    """Each prompt as text and ids."""
+    """Return each prompt as text and token ids."""
     given = body.prompt
     several: Sequence[str | int | list[int]] = [given] if isinstance(given, str) else given
     if not several:
@@ -150,23 +150,23 @@ def _prompts(service: Service, body: CompletionBody) -> list[Prompt]:
 
 
 def chat_call(service: Service, body: ChatBody) -> Call:
-    """Check a chat completion's body and make its requests.
+    """Check a chat completion's body and build its requests.
 
     Raises:
-        CospecError: what is wrong with it.
+        CospecError: the body is wrong.
     """
     body.check()
     service.check_model(body.model)
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     top = (body.top_logprobs or 0) if body.logprobs else None
-    # Without a limit an answer may fill the context, as OpenAI's does.
+    # Without a limit an answer may fill the context, as in OpenAI's API.
     params = body.sampling(max_tokens=limit, logprobs=top)
     ids = _chat_ids(service, body, body.messages)
     return service.call("chatcmpl", body, [("", service.tokens.check(ids, "messages"))], params)
 
 
 def _chat_ids(service: Service, body: Templated, messages: Sequence[schemas.Message]) -> tuple[int, ...]:
-    """Token ids of a conversation, as the body wants the template filled."""
+    """Return the token ids of a conversation, rendered with the template options of the body."""
     plain = [message.plain() for message in messages]
     return service.tokens.chat(plain, body.opens_answer, body.continue_final_message, templating.variables(body))
 
@@ -187,8 +187,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     def tokenized(body: TokenizeBody) -> bytes:
         if (body.prompt is None) == (body.messages is None):
-            shown = words("missing" if body.prompt is None else "given together with messages")
-            raise InvalidInput("prompt", shown, "a string, or messages in its place")
+            shown = words("missing" if body.prompt is None else "given with messages")
+            raise InvalidInput("prompt", shown, "a string, or messages instead")
         if body.messages is not None:
             ids = _chat_ids(service, body, body.messages)
         else:
@@ -237,14 +237,14 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
-        """200 while the engine's process lives and makes progress."""
+        """Return 200 while the engine's process lives and makes progress."""
         service.client.check_alive()
         return Response()
 
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
-        """200 while new requests are taken."""
+        """Return 200 while the server takes new requests."""
         service.client.check()
         return Response()
 
@@ -252,7 +252,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     async def prometheus() -> Response:
         try:
             engine = await service.client.metrics()
-        except EngineStopped:  # the server's own figures are there all the same
+        except EngineStopped:  # the server's figures exist without the engine
             engine = None
         text = service.metrics.render(engine, service.client.status)
         return Response(text, media_type=metrics.CONTENT_TYPE)
@@ -263,7 +263,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
 
 def _takes(schema: type[Schema]) -> dict[str, Any]:
-    """The body of a route, for /docs; bodies are parsed by ``schemas.read`` for the sake of its sentences."""
+    """Describe the body of a route for /docs. ``schemas.read`` parses bodies, because its errors are clearer."""
     found = schema.model_json_schema()
     parts = found.pop("$defs", {})
 
@@ -278,7 +278,7 @@ def _takes(schema: type[Schema]) -> dict[str, Any]:
 
 
 class RequestIds:
-    """ASGI middleware: every answer has ``X-Request-Id``: the sender's, or else the answer's own id, or a new one."""
+    """ASGI middleware: every answer has ``X-Request-Id``: the sender's id, the answer's id, or a new id."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, and the names and pages that the server answers to."""
+"""Access control: API keys, host names and origins."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ GUARDED = ("/v1/", "/tokenize", "/detokenize")
 
 
 def read_keys(settings: ServerSettings) -> ServerSettings:
-    """The settings with the keys of ``api_key_file`` among ``api_key``.
+    """Return the settings with the keys of ``api_key_file`` added to ``api_key``.
 
     Raises:
-        InvalidInput: the file cannot be read or has no key, or a key is only spaces.
+        InvalidInput: the file is unreadable or has no key, or a key is blank.
     """
     keys = list(settings.api_key)
     if settings.api_key_file is not None:
@@ -36,17 +36,17 @@ def _keys_of(file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("api_key_file", words(f"{file} ({error})"), "a text file with one key a line") from None
+        raise InvalidInput("api_key_file", words(f"{file} ({error})"), "a text file with one key per line") from None
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
-        raise InvalidInput("api_key_file", words(f"{file}, which has no key"), "a text file with one key a line")
+        raise InvalidInput("api_key_file", words(f"{file}, which has no key"), "a text file with one key per line")
     return keys
 
 
 class KeyCheck:
-    """ASGI middleware: answers 401 on guarded paths without a key, before a body is read.
+    """ASGI middleware: answers 401 on guarded paths without a valid key, before the body is read.
 
-    ``scope["state"]["key"]`` becomes the position of the key that was given.
+    ``scope["state"]["key"]`` becomes the index of the given key.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -54,10 +54,10 @@ class KeyCheck:
         self._expected = [f"Bearer {key}".encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or refuse the request."""
         if scope["type"] == "http" and scope["path"].startswith(GUARDED):
             given = dict(scope["headers"]).get(b"authorization", b"")
-            # Every key is compared, so that the time says nothing about their order.
+            # The check compares every key, so that the time reveals nothing about the order of keys.
             matches = [number for number, key in enumerate(self._expected) if secrets.compare_digest(given, key)]
             if not matches:
                 message = "Authorization is missing or wrong; allowed is 'Bearer' and a key of this server."
@@ -68,16 +68,16 @@ class KeyCheck:
 
 
 class HostCheck:
-    """ASGI middleware: answers 400 where the header ``Host`` has none of the allowed names."""
+    """ASGI middleware: answers 400 if the header ``Host`` has none of the allowed names."""
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app
         self._allowed = [name.lower() for name in allowed]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or refuse the request."""
         if scope["type"] == "http" and not self._allows(Headers(scope=scope).get("host", "")):
-            message = "Host is a name that this server does not answer to; allowed are the names of --allowed-hosts."
+            message = "Host is a name of another server; allowed are the names of --allowed-hosts."
             await errors.response(message, HTTPStatus.BAD_REQUEST)(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""A request's body: read up to a bound, and parsed as JSON off the event loop where parsing takes time."""
+"""A request's body: read up to a limit, and parsed as JSON, in a thread if the body is long."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cospec.server.errors import BodyTooLarge
 from cospec.server.settings import ServerSettings
 
 ResultT = TypeVar("ResultT")
-SHORT = 16 * 2**10  # bytes that are parsed faster than a thread takes them over
+SHORT = 16 * 2**10  # bytes that are parsed faster than a thread starts
 
 
 async def read_bytes(http: HttpRequest, limit: int) -> bytes:
-    """The whole body.
+    """Read the whole body.
 
     Raises:
-        BodyTooLarge: by the header ``Content-LengthConfig``, before the body is read, or by what arrives.
+        BodyTooLarge: the header ``Content-Length`` or the received data exceeds the limit.
     """
     declared = http.headers.get("content-length", "")
     if declared.isdecimal() and (len(declared) > len(str(limit)) or int(declared) > limit):
@@ -36,19 +36,19 @@ async def read_bytes(http: HttpRequest, limit: int) -> bytes:
 
 
 async def off_loop(size: int, work: Callable[[], ResultT]) -> ResultT:
-    """The result of ``work``, made in a thread unless the work is about few bytes."""
+    """Return the result of ``work``, computed in a thread unless the work is about few bytes."""
     return work() if size <= SHORT else await asyncio.to_thread(work)
 
 
 def parse(data: bytes, settings: ServerSettings) -> dict[str, Any]:
-    """The JSON object of a body, within the bounds of ``limits``.
+    """Parse the JSON object of a body, within the bounds of ``limits``.
 
     Raises:
-        InvalidInput: no JSON object, or a list is too long.
+        InvalidInput: the body is no JSON object, or a list is too long.
     """
     limits.check_structure(data)
     try:
-        given = json.loads(data.decode("utf-8-sig"))  # as text: the parser would take bytes of other encodings, too
+        given = json.loads(data.decode("utf-8-sig"))  # as text: in bytes the parser accepts other encodings
     except RecursionError:
         raise InvalidInput("body", words("nested too deeply"), "a JSON object") from None
     except ValueError as error:

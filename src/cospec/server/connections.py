@@ -1,9 +1,9 @@
-"""Connections with time limits, and a number of connections that the process can hold.
+"""Connections with time limits, and a limit on the number of connections.
 
-A connection is *waiting* while the client has to send: the head of a request, the rest of a body, or the next request.
-Each wait has a deadline that no single byte moves. At the connection limit the connection that has waited longest
-closes in favour of a new one, so clients that send nothing keep nobody out; without such a connection the new one
-closes at once.
+A connection *waits* for the client: for the head of a request, the rest of a body, or the next request. Each
+wait has a deadline, which single bytes do not move. At the connection limit the longest waiting connection closes for a
+new connection. So clients that send nothing cannot block others. If no connection waits, the new connection closes at
+once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from uvicorn.server import ServerState
 from cospec.server import errors
 from cospec.server.settings import ServerSettings
 
-ACCEPTS = 128  # connections that the loop takes at once, before the limit is looked at
-RESERVED_FILES = 64 + ACCEPTS  # the former for libraries, the engine's socket and its process
-FEWEST = 8
-READ_BYTES = 16 * 2**10  # at once from one connection: a body in chunks of one byte takes long to take apart
-QUIET_SECONDS = 60.0  # between two lines about the same trouble
+ACCEPTS = 128  # connections that the loop accepts at once, before a check of the limit
+RESERVED_FILES = 64 + ACCEPTS  # 64 for libraries, the engine's socket and its process
+MIN_CONNECTIONS = 8
+READ_BYTES = 16 * 2**10  # bytes per read: parsing a body of one-byte chunks takes long
+QUIET_SECONDS = 60.0  # between two log lines about the same problem
 LATE = "The request did not arrive in time; the connection closes."
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class TimedConfig(uvicorn.Config):
     """Uvicorn's configuration with the limits of ``TimedProtocol``.
 
     Args:
-        flush: seconds for answers on their way at the end.
+        flush: seconds to send pending answers at the end.
     """
 
     def __init__(self, app: FastAPI, settings: ServerSettings, flush: int) -> None:
@@ -58,14 +58,14 @@ class TimedConfig(uvicorn.Config):
 
 
 class Quiet:
-    """A warning that is logged once in ``QUIET_SECONDS`` however often it is due."""
+    """A warning that is logged at most once in ``QUIET_SECONDS``."""
 
     def __init__(self, message: str) -> None:
         self._message = message
         self._next = 0.0
 
     def warn(self, *arguments: object) -> None:
-        """Log, unless that was done just now."""
+        """Log the warning unless a recent log line exists."""
         now = time.monotonic()
         if now >= self._next:
             self._next = now + QUIET_SECONDS
@@ -73,20 +73,20 @@ class Quiet:
 
 
 def connection_limit(wanted: int) -> int:
-    """How many connections the process can hold, up to ``wanted``; raises the soft limit of open files as needed."""
+    """Return the number of possible connections, up to ``wanted``, after raising the soft limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + RESERVED_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        return max(min(wanted, soft - RESERVED_FILES), FEWEST)
+        return max(min(wanted, soft - RESERVED_FILES), MIN_CONNECTIONS)
     return wanted
 
 
 def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
-    """Log once in a while that no connection can be accepted.
+    """Log occasionally that no connection can be accepted.
 
-    Without a free file descriptor asyncio goes on trying, ``ACCEPTS`` times a second, and reports each time.
+    Without a free file descriptor asyncio retries ``ACCEPTS`` times a second, and reports each time.
     """
     quiet = Quiet("No connection can be accepted: %s.")
 
@@ -100,7 +100,7 @@ def limit_accept_errors(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 with deadlines for what a client has to do."""
+    """HTTP/1.1 with deadlines for the client."""
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class TimedProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config
-        self._awaited: object = None  # the state of the client that the deadline is about
+        self._awaited: object = None  # the client's state that the deadline belongs to
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection, if need be in place of one that waits."""
+        """Accept a connection; close a waiting connection if necessary."""
         if len(self.connections) >= self._limits.max_connections and not self._make_room():
             self._limits.refused.warn(self._limits.max_connections)
             self.transport = transport
@@ -127,18 +127,18 @@ class TimedProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection."""
         self._stop_waiting()
         self._stop_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, and look what is missing."""
+        """Process received data, and set the deadline for the missing data."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """The answer is written; uvicorn's own timer waits for the next request."""
+        """Finish an answer; uvicorn's timer waits for the next request."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._abort_later()
@@ -149,22 +149,22 @@ class TimedProtocol(H11Protocol):
             self._watch()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No request came: close, and do not wait for a client that reads nothing."""
+        """Close a connection without a next request. Do not wait for a client that reads nothing."""
         super().timeout_keep_alive_handler()
         self._abort_later()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as the answer is written."""
+        """Start the write deadline: the client reads slower than the server writes."""
         super().pause_writing()
         self._write_deadline = self.loop.call_later(self._limits.settings.write_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Stop the write deadline: the client has read."""
         super().resume_writing()
         self._stop_writing()
 
     def _watch(self) -> None:
-        """Start the deadline of what the client has to send, and stop the one before."""
+        """Start the deadline of the data that the client has to send; stop the earlier deadline."""
         state = None if self.transport.is_closing() else self.conn.their_state
         if state is self._awaited and self._deadline is not None:
             return
@@ -191,7 +191,7 @@ class TimedProtocol(H11Protocol):
             self._write_deadline = None
 
     def _give_up(self) -> None:
-        """The client did not send in time: say so where an answer can still be given, and close."""
+        """Close a connection whose client did not send in time; answer with an error if possible."""
         self._stop_waiting()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = msgspec.json.encode(errors.body(LATE, HTTPStatus.REQUEST_TIMEOUT))
@@ -207,7 +207,7 @@ class TimedProtocol(H11Protocol):
         self.loop.call_later(self._limits.settings.write_timeout, self.transport.abort)
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest; False where none waits."""
+        """Close the connection that has waited longest; return False if none waits."""
         oldest = next(iter(self._limits.waiting), None)
         if oldest is None:
             return False

@@ -16,21 +16,21 @@ from cospec.errors import CospecError, EngineStopped, InvalidInput
 from cospec.runtime.async_engine import RequestRefused
 
 MAX_MESSAGE = 2000
-CLIENT_GONE = 499  # nginx's number for a client that closed the connection
+CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 
 
 class UnknownModel(CospecError):
-    """A model that this server does not serve."""
+    """The request names a model that this server does not serve."""
 
     def __init__(self, given: str, allowed: str) -> None:
-        super().__init__(f"model is {given!r}; allowed is {allowed!r}, the model that is served here.")
+        super().__init__(f"model is {given!r}; allowed is {allowed!r}, the served model.")
 
 
 class Overloaded(CospecError):
-    """A request that the server does not take now.
+    """The server does not take the request now.
 
     Args:
-        retry_after: seconds until another try is worth the trouble.
+        retry_after: seconds until the client may retry.
     """
 
     def __init__(self, message: str, retry_after: int) -> None:
@@ -39,25 +39,25 @@ class Overloaded(CospecError):
 
 
 class BodyTooLarge(CospecError):
-    """A body above the bound."""
+    """The body exceeds the limit."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"body is too large; allowed is at most {limit} bytes.")
 
 
 class RequestTimeout(CospecError):
-    """A request whose answer was not complete in time; the engine has dropped the request."""
+    """The answer was not complete in time; the engine has aborted the request."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"The request took longer than {seconds:g} seconds, the limit of this server.")
 
 
 class EngineFailure(CospecError):
-    """A request that broke in the engine through no fault of its sender."""
+    """A request failed in the engine, without an error of its sender."""
 
 
 def body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON of an error."""
+    """Return the JSON of an error."""
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     if status == HTTPStatus.UNAUTHORIZED:
         kind, code = "authentication_error", "invalid_api_key"
@@ -71,14 +71,14 @@ def body(message: str, status: int, param: str | None = None, code: str | None =
 
 
 def _printable(text: str) -> str:
-    """``text`` without halves of characters, and without the middle of what a user gave at length."""
+    """Return ``text`` without lone surrogates; a long text loses its middle."""
     if len(text) > MAX_MESSAGE:
         text = text[: MAX_MESSAGE // 2] + " ... " + text[-MAX_MESSAGE // 2 :]
     return text.encode(errors="replace").decode()
 
 
 def response(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
-    """An error as a response."""
+    """Return an error as a response."""
     headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
         headers = {"Retry-After": "1"}
@@ -86,7 +86,7 @@ def response(message: str, status: int, param: str | None = None, code: str | No
 
 
 def describe(error: CospecError) -> tuple[int, str | None, str | None]:
-    """HTTP status, parameter and code of an error."""
+    """Return HTTP status, parameter and code of an error."""
     match error:
         case InvalidInput() | RequestRefused():
             return HTTPStatus.BAD_REQUEST, error.field, None
@@ -105,7 +105,7 @@ def describe(error: CospecError) -> tuple[int, str | None, str | None]:
 
 
 def of(error: CospecError) -> dict[str, Any]:
-    """The JSON of ``error``, for a stream that has begun."""
+    """Return the JSON of ``error`` for a stream that has begun."""
     status, param, code = describe(error)
     return body(str(error), status, param, code)
 
@@ -137,7 +137,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(http: HttpRequest, error: ClientDisconnect) -> Response:
-        return Response(status_code=CLIENT_GONE)  # while it still sent its body; nobody reads this
+        return Response(status_code=CLIENT_GONE)  # the client left while sending, so no client reads this
 
     @app.exception_handler(Exception)
     async def _bug(http: HttpRequest, error: Exception) -> JSONResponse:

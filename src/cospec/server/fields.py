@@ -1,7 +1,7 @@
-"""Keys of a request's JSON that no schema has: bookkeeping, refused with a reason, or unknown.
+"""Keys of a request's JSON outside the schemas: ignored bookkeeping, refused with a reason, or unknown.
 
-Clients send many keys that only OpenAI or vLLM know. Bookkeeping never fails a call. A key that asks for what the
-server cannot do is refused, unless its value asks for nothing.
+Clients send many keys that only OpenAI or vLLM define. Bookkeeping keys never fail a call. A key for an unsupported
+feature is refused, unless its value leaves the feature off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cospec.server.schemas import Schema, unknown_key
 
 HEADER = "X-Cospec-Ignored"
 MAX_HEADER = 1000  # characters
-EMPTY: tuple[object, ...] = ([], {}, "")  # values that ask for nothing, whatever the key
+EMPTY: tuple[object, ...] = ([], {}, "")  # values that request nothing, for any key
 
 BOOKKEEPING = frozenset(
     {
@@ -44,8 +44,8 @@ class Refusal:
     """Why a key is refused.
 
     Attributes:
-        allowed: what the sentence says.
-        harmless: values that ask for nothing.
+        allowed: the allowed values, in words.
+        harmless: values that leave the feature off.
     """
 
     allowed: str
@@ -107,13 +107,13 @@ REFUSED = {
 
 
 def check(body: Schema, strict: bool) -> list[str]:
-    """The names of the keys that are ignored; bookkeeping is left out.
+    """Return the names of the ignored keys, without bookkeeping.
 
     Args:
-        strict: refuse keys that are not known.
+        strict: refuse unknown keys.
 
     Raises:
-        InvalidInput: a key asks for what the server cannot do, or is unknown under ``strict``.
+        InvalidInput: a key asks for an unsupported feature, or is unknown under ``strict``.
     """
     ignored: dict[str, None] = {}
     for place, value in _unknown(body, ()):
@@ -133,19 +133,19 @@ def name_ignored(response: Response, ignored: Sequence[str]) -> None:
     """Name the ignored keys in a header; a long list ends with ``...``."""
     if not ignored:
         return
-    # A header may not end with a space, as the list would after an empty name.
+    # A header may not end with a space, which an empty last name would cause.
     text = ", ".join(quote(name, safe="._-", errors="replace") or '""' for name in ignored[:MAX_HEADER])
     response.headers[HEADER] = text if len(text) <= MAX_HEADER else f"{text[:MAX_HEADER]}..."
 
 
 def _unknown(value: Any, place: tuple[int | str, ...]) -> Iterator[tuple[tuple[int | str, ...], Any]]:
-    """Place and value of every key that no field has, without nulls."""
+    """Yield place and value of every key without a field, except nulls."""
     if isinstance(value, BaseModel):
         for name, given in (value.model_extra or {}).items():
             if given is not None:
                 yield (*place, name), given
         for name in type(value).model_fields:
             yield from _unknown(getattr(value, name), (*place, name))
-    elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # token ids are not walked through
+    elif isinstance(value, list) and value and isinstance(value[0], BaseModel):  # lists of token ids are skipped
         for number, item in enumerate(value):
             yield from _unknown(item, (*place, number))

@@ -1,7 +1,7 @@
-"""Bounds on what one request may ask for, checked before any text is tokenized. Pure.
+"""Bounds on a request, checked before any text is tokenized. All checks are pure.
 
-A body passes three checks: ``check_structure`` on its bytes, before the JSON parser makes an object for each value;
-``check_lists`` on the parsed JSON, before a schema looks at each element; ``outputs`` on the typed body.
+A body passes three checks. ``check_structure`` reads the bytes, before the JSON parser creates objects. ``check_lists``
+reads the parsed JSON, before a schema checks each element. ``outputs`` reads the typed body.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 from cospec.errors import InvalidInput, words
 from cospec.server.settings import ServerSettings
 
-MAX_STRUCTURE = 20_000  # objects, lists and keys of a body: the parser is as fast for them as for plain text
+MAX_STRUCTURE = 20_000  # objects, lists and keys of a body; the parser handles so many as fast as plain text
 MAX_STOP_CHARACTERS = 256
 MAX_TOKEN_IDS = 1024  # of ``stop_token_ids`` and ``logit_bias``
-# A string that does not end goes on to the end of the body: each byte is looked at once.
+# An unterminated string extends to the end of the body, so each byte is read once.
 _OUTSIDE_STRINGS = re.compile(rb'[\[{:]|"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 
 
 def check_structure(data: bytes) -> None:
-    """Refuse a body of too many objects, lists and keys.
+    """Refuse a body with too many objects, lists and keys.
 
     Raises:
-        InvalidInput: with the bound.
+        InvalidInput: the body exceeds the bound.
     """
     if sum(data.count(sign) for sign in (b"[", b"{", b":")) <= MAX_STRUCTURE:
         return
     found = 0
-    for match in _OUTSIDE_STRINGS.finditer(data):  # texts hold such signs, too
+    for match in _OUTSIDE_STRINGS.finditer(data):  # strings may hold such characters, too
         found += data[match.start()] != ord('"')
         if found > MAX_STRUCTURE:
             allowed = f"a JSON object with at most {MAX_STRUCTURE} objects, lists and keys"
@@ -40,10 +40,10 @@ def check_lists(given: Mapping[str, Any], settings: ServerSettings) -> None:
     """Refuse lists that are too long.
 
     Args:
-        given: a body as parsed from JSON; no type is checked yet.
+        given: a body as parsed from JSON, without type checks.
 
     Raises:
-        InvalidInput: the first list, with its bound.
+        InvalidInput: a list is too long; the error names the first such list and its bound.
     """
     prompt = given.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -64,10 +64,10 @@ def _check_length(name: str, given: object, limit: int, kind: str) -> None:
 
 
 def outputs(prompts: int, n: int | None, settings: ServerSettings) -> int:
-    """How many outputs a call asks for.
+    """Return the number of outputs of a call.
 
     Raises:
-        InvalidInput: the call asks for too many.
+        InvalidInput: the call asks for too many outputs.
     """
     found = prompts * max(n or 1, 1)
     if found > settings.max_outputs:
@@ -77,13 +77,13 @@ def outputs(prompts: int, n: int | None, settings: ServerSettings) -> int:
 
 
 def check_choices(values: Mapping[str, int | None], settings: ServerSettings) -> None:
-    """Refuse numbers that the operator bounds.
+    """Refuse numbers beyond the operator's bounds.
 
     Args:
-        values: ``priority`` and the numbers of alternatives per token, by the field's name.
+        values: ``priority`` and the numbers of alternatives per token, by field name.
 
     Raises:
-        InvalidInput: the first number outside its bound.
+        InvalidInput: a number is out of bounds.
     """
     for name, value in values.items():
         if name == "priority":
@@ -96,5 +96,5 @@ def check_choices(values: Mapping[str, int | None], settings: ServerSettings) ->
 
 def _range(name: str, low: int, high: int) -> str:
     if name == "priority" and high == 0:
-        return "absent or 0, as this server lets no request choose (see --max-priority)"
+        return "absent or 0, as this server forbids priorities (see --max-priority)"
     return f"a whole number from {low} to {high}"

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes that OpenAI's and vLLM's clients expect. Pure."""
+"""Log-probabilities in the shapes of OpenAI's and vLLM's clients. All functions are pure."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 from cospec.core.stats import TokenLogprobs
 from cospec.text.tokenizer import TextTokenizer
 
-LOWEST = -9999.0  # OpenAI's stand-in for minus infinity, which JSON has no word for
+LOWEST = -9999.0  # OpenAI's replacement for minus infinity, which JSON lacks
 
 
 def finite(logprob: float) -> float:
-    """``logprob``, or the stand-in where it is too small to be written."""
+    """Return ``logprob``, or ``LOWEST`` if JSON cannot hold the value."""
     return max(logprob, LOWEST)
 
 
 def characters(id: int, tokens: TextTokenizer) -> int:
-    """How many whole characters a token stands for."""
+    """Return the number of whole characters of a token."""
     return len(tokens.to_bytes(id).decode(errors="ignore"))
 
 
 def completion(
     entries: Sequence[TokenLogprobs | None], ids: Sequence[int], offset: int, tokens: TextTokenizer
 ) -> dict[str, Any]:
-    """The ``logprobs`` of a completion's choice.
+    """Return the ``logprobs`` of a completion's choice.
 
     Args:
-        entries: ``[n]``; None for a first prompt token, which nothing comes before.
-        ids: ``[n]``, the tokens themselves.
-        offset: characters of the choice's tokens before these.
+        entries: ``[n]``; None for the first prompt token, which has no prefix.
+        ids: ``[n]``, the token ids.
+        offset: characters of the choice's earlier tokens.
     """
     texts = [tokens.to_text(id) for id in ids]
     offsets = []
@@ -45,7 +45,7 @@ def completion(
 
 
 def _by_text(entry: TokenLogprobs, tokens: TextTokenizer) -> dict[str, float]:
-    """The likeliest tokens and the chosen one; where two read the same, the likelier is kept."""
+    """Map texts to log-probabilities: the likeliest tokens and the sampled token. Of equal texts the likelier stays."""
     found: dict[str, float] = {}
     for id, logprob in (*entry.top, (entry.token, entry.logprob)):
         found.setdefault(tokens.to_text(id), finite(logprob))
@@ -53,7 +53,7 @@ def _by_text(entry: TokenLogprobs, tokens: TextTokenizer) -> dict[str, float]:
 
 
 def chat(entries: Sequence[TokenLogprobs], top: int, tokens: TextTokenizer) -> dict[str, Any]:
-    """The ``logprobs`` of a chat completion's choice, with ``top`` alternatives per token."""
+    """Return the ``logprobs`` of a chat completion's choice, with ``top`` alternatives per token."""
 
     def one(id: int, logprob: float) -> dict[str, Any]:
         data = tokens.to_bytes(id)
@@ -67,7 +67,7 @@ def chat(entries: Sequence[TokenLogprobs], top: int, tokens: TextTokenizer) -> d
 
 
 def prompt(entries: Sequence[TokenLogprobs | None], tokens: TextTokenizer) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: per position, token id to its logprob, rank and text."""
+    """Return vLLM's ``prompt_logprobs``: per position, token id to log-probability, rank and text."""
     found: list[dict[str, Any] | None] = []
     for entry in entries:
         if entry is None:

@@ -1,4 +1,4 @@
-"""The server's process: binds the port, starts the engine, serves, and drains when it is told to end."""
+"""The server's process: binds the port, starts the engine, serves, and drains on a signal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cospec.server.service import Service
 from cospec.server.settings import ServerSettings
 from cospec.text.tokenizer import TextTokenizer, import_tokenizers, load_tokenizer
 
-FLUSH_SECONDS = 5  # for answers on their way when the drain is over
+FLUSH_SECONDS = 5  # to send pending answers after the drain
 BACKLOG = 2048  # connections that wait to be accepted
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -38,29 +38,29 @@ def run(
     announce: Callable[[str], None] = print,
     build: Build = build_engine,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; returns after the drain.
+    """Serve until SIGTERM or SIGINT; return after the drain.
 
     Args:
-        announce: called with the server's URL once it answers.
+        announce: called with the server's URL when the server is ready.
 
     Raises:
-        CospecError: the port is taken, the engine cannot be built, or its processes died again and again.
+        CospecError: the port is in use, the engine cannot be built, or its processes died repeatedly.
     """
-    # The port comes first: loading a model only to find it taken would waste the user's time. Nothing is accepted
-    # before the engine is ready, so a server that answers is one that serves.
+    # Bind the port first: a port in use should fail before the model loads. The server accepts connections only when
+    # the engine is ready.
     settings = read_keys(settings)
     with bind(settings.host, settings.port) as listener:
-        asyncio.run(_serve(config, settings, listener, _Faces(announce, build)))
+        asyncio.run(_serve(config, settings, listener, _Startup(announce, build)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Faces:
+class _Startup:
     announce: Callable[[str], None]
     build: Build
 
 
-async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, faces: _Faces) -> None:
-    client = AsyncEngineClient(faces.build, Supervision(settings.engine_timeout, settings.max_engine_restarts))
+async def _serve(config: EngineConfig, settings: ServerSettings, listener: socket.socket, startup: _Startup) -> None:
+    client = AsyncEngineClient(startup.build, Supervision(settings.engine_timeout, settings.max_engine_restarts))
     loading = asyncio.create_task(load_app(client, config, settings))
     loop = asyncio.get_running_loop()
     for name in SIGNALS:
@@ -70,7 +70,7 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
         if loading.cancelled():
             return
         host, port = listener.getsockname()[:2]
-        announce = lambda: faces.announce(f"http://{host}:{port}")  # noqa: E731
+        announce = lambda: startup.announce(f"http://{host}:{port}")  # noqa: E731
         options = TimedConfig(loading.result(), settings, FLUSH_SECONDS)
         limit_accept_errors(loop)
         server = _Server(options, announce)
@@ -87,7 +87,7 @@ async def _serve(config: EngineConfig, settings: ServerSettings, listener: socke
 
 
 async def _end_with_engine(client: AsyncEngineClient, server: uvicorn.Server) -> None:
-    """A server without its engine can do nothing: it ends, and whoever watches it starts another one."""
+    """End the server after its engine. A supervisor of the process can then restart the server."""
     await client.ended()
     server.should_exit = True
 
@@ -95,12 +95,12 @@ async def _end_with_engine(client: AsyncEngineClient, server: uvicorn.Server) ->
 async def load_app(
     client: AsyncEngineClient, config: EngineConfig, settings: ServerSettings = ServerSettings()
 ) -> FastAPI:
-    """Start the engine of ``client`` and put the application in front of it.
+    """Start the engine of ``client`` and build the application on top.
 
     Raises:
         ModelError: the engine could not be built.
     """
-    # The tokenizer's library takes seconds to import: time in which the engine's process loads its model.
+    # The import of the tokenizer's library takes seconds, so the import overlaps the engine's loading.
     info, _ = await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
     tokens = TextTokenizer(tokenizer, info.max_model_len, info.vocab_size)
@@ -122,13 +122,13 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for listener in sockets or []:  # the queue of the system is longer than what the loop accepts at once
+        for listener in sockets or []:  # the system's queue may hold more connections than the loop accepts at once
             listener.listen(BACKLOG)
         self._on_started()
 
 
 class _Shutdown:
-    """The first signal drains, a second one ends what still runs."""
+    """The first signal drains; the second signal aborts all requests."""
 
     def __init__(self, client: AsyncEngineClient, server: uvicorn.Server, timeout: float) -> None:
         self._client = client
@@ -148,14 +148,14 @@ class _Shutdown:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening address for the server; port 0 takes a free port.
+    """Return a listening socket for the server; port 0 takes a free port.
 
     Raises:
         InvalidInput: the address is in use or does not exist.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only where the protocol is named. With it the second part of an answer, a body
-    # or a stream's next event, waits 40 ms for the client to acknowledge the first.
+    # asyncio turns Nagle's algorithm off only if the protocol is named. With Nagle's algorithm the second part of an
+    # answer waits 40 ms for the client's acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -164,6 +164,6 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(
-            "host and port", words(f"{host}:{port} ({reason})"), "an address that is free here"
+            "host and port", words(f"{host}:{port} ({reason})"), "a free address of this machine"
         ) from None
     return listener

@@ -1,6 +1,6 @@
-"""What a request's JSON may hold: OpenAI's keys, vLLM's sampling keys, and cospec's own.
+"""The JSON of requests: OpenAI's keys, vLLM's sampling keys, and cospec's keys.
 
-Types are checked here, ranges by ``SamplingParams``.
+Schemas check types; ``SamplingParams`` checks ranges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cospec.server import bodies
 from cospec.server.settings import ServerSettings
 
 SchemaT = TypeVar("SchemaT", bound="Schema")
-Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # what can be sent on to the engine
+Whole = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # range of the messages to the engine
 SAMPLING_FIELDS = frozenset(f.name for f in fields(SamplingParams))
 UNIONS = {
     "prompt": "a string, a list of strings, a list of token ids or a list of such lists",
@@ -34,29 +34,29 @@ UNIONS = {
     "function_call": "null or absent, as function calls are not supported",
     "tool_calls": "null, empty or absent, as tool calls are not supported",
 }
-FAIL_FAST = Field(fail_fast=True)  # one wrong element is reported, not each of a million
+FAIL_FAST = Field(fail_fast=True)  # report one wrong element instead of a million
 _UNION_MEMBER = re.compile(r"str|list\[.*\]")
 
 TokenIds = Annotated[list[int], FAIL_FAST]
 
 
 class Schema(BaseModel):
-    """Base of all bodies: types are not converted; ``fields.check`` decides about keys that no field has."""
+    """Base of all bodies: types are not converted. ``fields.check`` handles keys without a field."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, protected_namespaces=())
 
 
 class StreamOptions(Schema):
-    """OpenAI's ``stream_options``; ``continuous_usage_stats`` is vLLM's and puts the usage so far on every chunk."""
+    """OpenAI's ``stream_options``; vLLM's ``continuous_usage_stats`` adds the current usage to every chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class SpeculationChoice(Schema):
-    """How this request is speculated for; what is absent is as the engine is configured."""
+    """The speculation choices of a request; an absent choice takes the engine's configuration."""
 
-    model_config = ConfigDict(extra="forbid")  # keys that only cospec has: an unknown key is a mistake
+    model_config = ConfigDict(extra="forbid")  # only cospec has these keys, so an unknown key is a mistake
 
     enabled: bool = True
     length: int | None = Field(default=None, ge=0, le=64)
@@ -66,7 +66,7 @@ class SpeculationChoice(Schema):
 
 
 class TextPart(Schema):
-    """A content part of a message; only text is supported."""
+    """A content part of a message; cospec supports text only."""
 
     type: Literal["text"]
     text: str
@@ -76,7 +76,7 @@ class Message(Schema):
     """One message of a conversation.
 
     Attributes:
-        reasoning_content, reasoning: what a reasoning model thought before its answer, in the two names in use.
+        reasoning_content, reasoning: a model's reasoning before the answer, under both names in use.
     """
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -84,7 +84,7 @@ class Message(Schema):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    # what clients send back when they append an answer to the conversation
+    # keys that clients send back with an appended answer
     refusal: None = None
     annotations: Any = None
     audio: None = None
@@ -92,7 +92,7 @@ class Message(Schema):
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def plain(self) -> dict[str, str]:
-        """The message as chat templates take it. ``developer`` is OpenAI's newer word for ``system``."""
+        """Return the message for chat templates. ``developer`` is OpenAI's newer word for ``system``."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         own = {"role": "system" if self.role == "developer" else self.role, "content": text}
         more = {"name": self.name, "reasoning_content": self.reasoning_content or self.reasoning}
@@ -124,7 +124,7 @@ class Sampled(Schema):
     priority: Whole = 0
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    # cospec's own
+    # keys of cospec
     speculation: SpeculationChoice | None = None
     ensemble: dict[str, Any] | None = None
     include_speculation_stats: bool = False
@@ -133,12 +133,12 @@ class Sampled(Schema):
 
     @property
     def prompt_count(self) -> int:
-        """How many prompts the call has."""
+        """Number of prompts of the call."""
         return 1
 
     @property
     def bounded(self) -> dict[str, int | None]:
-        """The numbers that the operator bounds, by the field's name."""
+        """Return the numbers that the operator bounds, by field name."""
         return {"priority": self.priority, "prompt_logprobs": self.prompt_logprobs}
 
     @property
@@ -148,30 +148,30 @@ class Sampled(Schema):
 
     @property
     def usage_always(self) -> bool:
-        """Whether every chunk of a stream carries the usage so far."""
+        """Whether every chunk of a stream has the current usage."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def check(self) -> None:
         """Refuse fields that contradict each other.
 
         Raises:
-            InvalidInput: with the reason.
+            InvalidInput: two fields contradict each other.
         """
         if self.stream_options is not None and not self.stream:
             raise InvalidInput("stream_options", words("given without stream"), "present only when stream is true")
 
     def sampling(self, **changes: Any) -> SamplingParams:
-        """The sampling parameters, with ``changes`` laid over them.
+        """Return the sampling parameters, overridden by ``changes``.
 
         Raises:
-            InvalidInput: a field is outside its range.
+            InvalidInput: a field is out of range.
         """
         given = {name: getattr(self, name) for name in type(self).model_fields if name in SAMPLING_FIELDS}
         values = {name: value for name, value in (given | changes).items() if value is not None or name in changes}
         return SamplingParams.parse(values)
 
     def choice(self) -> Speculation:
-        """The request's speculation choices as the engine takes them."""
+        """Return the request's speculation choices for the engine."""
         given = self.speculation or SpeculationChoice()
         drafters = None if given.drafters is None else tuple(given.drafters)
         return Speculation(given.enabled, given.length, given.acceptance_method, given.policy, drafters)
@@ -202,13 +202,13 @@ class CompletionBody(Sampled):
 
 
 class Templated(Schema):
-    """The keys that reach the chat template.
+    """The keys for the chat template.
 
     Attributes:
         add_generation_prompt: None is true, unless the last message is continued.
         continue_final_message: the output continues the last message.
-        chat_template_kwargs: template variables by name; ``reasoning_effort``, ``verbosity`` and ``documents`` are
-            variables too, and win.
+        chat_template_kwargs: template variables by name. The fields ``reasoning_effort``, ``verbosity`` and
+            ``documents`` are also variables and override this mapping.
     """
 
     add_generation_prompt: bool | None = None
@@ -263,8 +263,8 @@ async def receive(schema: type[SchemaT], http: HttpRequest, settings: ServerSett
     """Read and parse a request's body.
 
     Raises:
-        BodyTooLarge: the body is longer than allowed.
-        InvalidInput: as ``read`` says.
+        BodyTooLarge: the body exceeds the limit.
+        InvalidInput: as in ``read``.
     """
     data = await bodies.read_bytes(http, settings.max_body_bytes)
     return await bodies.off_loop(len(data), lambda: read(schema, data, settings))
@@ -274,7 +274,8 @@ def read(schema: type[SchemaT], data: bytes, settings: ServerSettings) -> Schema
     """Parse a request's body.
 
     Raises:
-        InvalidInput: no JSON, or a value of another type; the sentence names the first. At the top null is absent.
+        InvalidInput: the body is no JSON, or a value has another type; the error names the first. A top-level null
+            counts as absent.
     """
     given = bodies.parse(data, settings)
     try:
@@ -286,19 +287,19 @@ def read(schema: type[SchemaT], data: bytes, settings: ServerSettings) -> Schema
 def _sentence(schema: type[Schema], error: ValidationError) -> InvalidInput:
     first = error.errors(include_url=False)[0]
     parts = list(takewhile(lambda part: not _UNION_MEMBER.fullmatch(str(part)), first["loc"]))
-    if not parts:  # a key that is no text, which belongs to no field
+    if not parts:  # a key that is no text belongs to no field
         return InvalidInput("body", words(f"an object that cannot be read ({first['msg']})"), "a JSON object")
     path = ".".join(str(part) for part in parts)
     if first["type"] == "extra_forbidden":
         return unknown_key(schema, parts, first["input"])
     if first["type"] == "missing":
         return InvalidInput(path, words("missing"), "a value")
-    # A union's own messages name one member each; the first member, a string, is given the whole value.
+    # A union reports one error per member. The first member, a string, gets the whole value.
     return InvalidInput(path, first["input"], UNIONS.get(str(parts[-1]), options.allowed(first)))
 
 
 def unknown_key(schema: type[Schema], place: Sequence[int | str], given: object) -> InvalidInput:
-    """The error about a key that no field has, with the keys that could stand at its ``place``."""
+    """Return the error about an unknown key, with the allowed keys at its ``place``."""
     path = ".".join(str(part) for part in place)
     refused = InvalidInput(f"key {path}", given, "one of " + ", ".join(_keys(schema, place[:-1])))
     refused.field = path
@@ -306,13 +307,13 @@ def unknown_key(schema: type[Schema], place: Sequence[int | str], given: object)
 
 
 def _keys(schema: type[Schema], place: Sequence[int | str]) -> list[str]:
-    """The keys of the object that stands at ``place``."""
+    """Return the keys of the object at ``place``."""
     for part in place:
         annotation = schema.model_fields[str(part)].annotation if part in schema.model_fields else None
         inner = [
             one for one in (annotation, *get_args(annotation)) if isinstance(one, type) and issubclass(one, Schema)
         ]
         if not inner:
-            return ["those that the documentation names"]
+            return ["the keys in the documentation"]
         schema = inner[0]
     return sorted(schema.model_fields)

@@ -1,4 +1,4 @@
-"""What every endpoint shares: the engine's client, the tokenizer, the metrics, and one call in progress."""
+"""Shared state of the endpoints: the engine's client, the tokenizer, the metrics, and the calls."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from cospec.server.settings import ServerSettings
 from cospec.text.input_processor import make_requests
 from cospec.text.tokenizer import TextTokenizer
 
-Prompt = tuple[str, tuple[int, ...]]  # its text, needed for ``echo`` only, and its token ids
+Prompt = tuple[str, tuple[int, ...]]  # text, needed for ``echo`` only, and token ids
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request that asks for outputs.
+    """One HTTP request for outputs.
 
     Attributes:
-        id: of the answer, such as ``cmpl-...``.
-        requests: one per choice, in order of the choices' indices: prompts first, then ``n``.
-        prompts: the text of each choice's prompt, for ``echo``.
-        muted: whether the output is thrown away, as ``max_tokens`` 0 wants it.
+        id: id of the answer, such as ``cmpl-...``.
+        requests: one per choice, in the order of choice indices: prompts first, then ``n``.
+        prompts: the prompt text of each choice, for ``echo``.
+        muted: whether the output is dropped, for ``max_tokens`` 0.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(slots=True)
 class Output:
-    """What one choice has gathered so far. Written by ``take`` alone."""
+    """The events of one choice so far. Only ``take`` changes the fields."""
 
     prompt: str
     request: Request
@@ -80,10 +80,10 @@ class Output:
 
 
 class Service:
-    """The engine as the endpoints see it.
+    """The engine's interface for the endpoints.
 
     Args:
-        limits: what the queue holds.
+        limits: bounds of the queue.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Service:
         self.started = int(time.time())
 
     def check_model(self, name: str | None) -> None:
-        """Raises ``UnknownModel`` when ``name`` is given and is not the served model."""
+        """Raise ``UnknownModel`` if ``name`` is given and differs from the served model."""
         if name is not None and name != self.info.model_name:
             raise UnknownModel(name, self.info.model_name)
 
     def call(self, prefix: str, body: Sampled, prompts: Sequence[Prompt], params: SamplingParams) -> Call:
-        """Make the requests of a call: every prompt, ``params.n`` times.
+        """Build the requests of a call: every prompt, ``params.n`` times.
 
         Raises:
             InvalidInput: a token id is outside the vocabulary.
@@ -120,7 +120,7 @@ class Service:
         requests: list[Request] = []
         for number, (_, ids) in enumerate(prompts):
             made = make_requests(f"{id}-{number}", ids, params, body.choice(), now)
-            # Nobody reads along unless the answer streams: one event for all of an output is enough.
+            # Without streaming no client reads partial output, so one event per output is enough.
             requests.extend(
                 dataclasses.replace(request, priority=body.priority, ensemble=body.ensemble, streams=bool(body.stream))
                 for request in made
@@ -129,10 +129,10 @@ class Service:
         return Call(id, tuple(requests), texts, self.info.model_name, body)
 
     async def events(self, http: HttpRequest, call: Call) -> AsyncGenerator[tuple[int, Event], None]:
-        """The events of a call with the index of their choice. A sender who goes away ends it and frees its memory.
+        """Yield the events of a call with the index of their choice. A disconnect aborts the call and frees its memory.
 
         Raises:
-            RequestTimeout: the deadline passed; what was open is aborted.
+            RequestTimeout: the deadline passed; open requests are aborted.
         """
         index = {request.id: number for number, request in enumerate(call.requests)}
         watcher = asyncio.create_task(self._abort_on_disconnect(http, tuple(index)))
@@ -141,7 +141,7 @@ class Service:
         try:
             async with contextlib.aclosing(self.client.submit(call.requests)) as events:
                 async for event in events:
-                    if watcher.done():  # nobody reads what is left in the queue
+                    if watcher.done():  # no client reads the rest of the queue
                         return
                     deadline.check(event)
                     clocks[event.id].observe(event, time.monotonic())
@@ -158,7 +158,7 @@ class Service:
 
 
 class _Deadline:
-    """Aborts a call after some seconds. The abort ends the stream of events, however long the engine is silent."""
+    """Aborts a call after some seconds. The abort ends the stream of events, even if the engine is silent."""
 
     def __init__(self, seconds: float, abort: Callable[[], None]) -> None:
         self._seconds = seconds
@@ -167,12 +167,12 @@ class _Deadline:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._pass)
 
     def check(self, event: Event) -> None:
-        """Raises ``RequestTimeout`` where ``event`` is the end that the deadline made."""
+        """Raise ``RequestTimeout`` if ``event`` ends the call because of the deadline."""
         if self._passed and event.finish is FinishReason.ABORT:
             raise RequestTimeout(self._seconds)
 
     def cancel(self) -> None:
-        """The call has ended."""
+        """Stop the timer: the call has ended."""
         self._timer.cancel()
 
     def _pass(self) -> None:

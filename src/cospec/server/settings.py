@@ -1,4 +1,4 @@
-"""What the operator decides about the server: its address, its keys, and the bounds of every request."""
+"""The operator's settings of the server: address, keys, and bounds of every request."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ Texts = Annotated[tuple[Text, ...], BeforeValidator(_several)]
 
 
 class ServerSettings(Options):
-    """The server's own options; times are in seconds.
+    """Options of the server; times are in seconds.
 
     Attributes:
-        port: 0 takes a free one.
-        api_key: the keys that requests may carry; empty for open access.
-        api_key_file: a file with more keys, one a line; ``auth.read_keys`` reads the file.
-        allowed_hosts: names that the header ``Host`` may have, ``*.`` for subdomains; empty for any.
-        allowed_origins: web pages that may read answers (CORS), ``*`` for any; empty for none.
-        max_body_bytes: of one request.
-        max_prompts: prompts of one call.
-        max_outputs: prompts times ``n`` of one call.
-        max_stop_sequences: stop strings of one request.
-        max_logprobs: alternatives per token that a request may ask for.
-        max_priority: requests may choose a priority from minus to plus this number.
-        max_concurrent_requests: outputs that run or wait at once; None derives the bound from ``max_num_seqs``.
-        max_key_share: the part of these outputs that one key may hold; None for all with one key, else for half.
-        requests_per_minute: calls that one key may begin; None for any number.
+        port: 0 takes a free port.
+        api_key: the valid keys; empty for open access.
+        api_key_file: a file with more keys, one per line; ``auth.read_keys`` reads the file.
+        allowed_hosts: allowed values of the header ``Host``, ``*.`` for subdomains; empty for any.
+        allowed_origins: allowed CORS origins, ``*`` for any; empty for none.
+        max_body_bytes: bytes of one request.
+        max_prompts: prompts per call.
+        max_outputs: prompts times ``n`` per call.
+        max_stop_sequences: stop strings per request.
+        max_logprobs: alternatives per token.
+        max_priority: requests may set a priority from minus to plus this number.
+        max_concurrent_requests: outputs that run or wait; None derives the bound from ``max_num_seqs``.
+        max_key_share: share of these outputs for one key; None is 1 with one key, else 0.5.
+        requests_per_minute: calls per minute of one key; None for any number.
         request_timeout: the longest time from the start of a call to the end of its answer.
-        max_connections: open connections; beyond the limit the longest waiting one closes.
+        max_connections: open connections; at the limit the longest waiting connection closes.
         header_timeout: for the head of a request, from its first byte or the start of the connection.
         body_timeout: for the body of a request.
         keep_alive_timeout: for the next request of a connection.
-        write_timeout: for a client to read what fills its connection.
-        strict: refuse keys of a request that are not known, instead of naming them in a header.
-        drain_timeout: seconds that running requests get after SIGTERM; a second signal ends them at once.
-        engine_timeout: seconds without progress after which ``/health`` calls the engine frozen; see ``Supervision``.
-        max_engine_restarts: restarts in a row before the server ends; 0 ends the server with its engine.
-        log_level: uvicorn's.
+        write_timeout: for a client to read the data that fills its connection.
+        strict: refuse unknown keys of a request instead of naming the keys in a header.
+        drain_timeout: for running requests after SIGTERM; a second signal aborts the requests.
+        engine_timeout: time without progress after which ``/health`` reports a frozen engine; see ``Supervision``.
+        max_engine_restarts: consecutive restarts before the server ends; 0 ends the server with the engine.
+        log_level: uvicorn's log level.
     """
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""From a call to an HTTP response: gathered whole, or as server-sent events."""
+"""Turns a call into an HTTP response: one JSON object, or server-sent events."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Indexed = AsyncGenerator[tuple[int, Event], None]
 
 
 async def respond(http: HttpRequest, service: Service, call: Call, shape: Shape) -> Response:
-    """Run ``call`` and answer it, streaming when its body asks for that.
+    """Run ``call`` and answer; stream if the body asks for a stream.
 
     Raises:
-        CospecError: the engine refuses the call or fails before the answer has begun.
+        CospecError: the engine refuses the call, or fails before the answer has begun.
     """
     events = service.events(http, call)
     if not call.body.stream:
         whole = _encode(await _gather(events, call, shape))
         return Response(whole, media_type="application/json", headers={"X-Request-Id": call.id})
-    # The first event comes before the status line, so that a refused call is answered with an error status.
+    # Wait for the first event before the status line, so that a refused call gets an error status.
     try:
         first = await anext(events, None)
-        if first is None:  # the sender went away before the first token
+        if first is None:  # the client disconnected before the first token
             return Response(status_code=errors.CLIENT_GONE)
         _raise_failure(first[1])
     except BaseException:
@@ -65,7 +65,7 @@ async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: 
                 yield piece
         if call.body.usage_wanted:
             yield _sse(answers.chunk(call, shape, []) | {"usage": answers.usage(call, outputs)})
-    except CospecError as error:  # the status line is gone, so the stream itself must tell
+    except CospecError as error:  # the status line is sent, so the stream reports the error
         yield _sse(errors.of(error))
     finally:
         await _close(events)
@@ -99,8 +99,8 @@ def _raise_failure(event: Event) -> None:
 
 
 async def _close(events: Indexed) -> None:
-    """Run the generator's clean-up now: what it left open is aborted in the engine."""
-    with contextlib.suppress(RuntimeError):  # it is running in another task, which then cleans up
+    """Run the generator's clean-up now: open requests are aborted in the engine."""
+    with contextlib.suppress(RuntimeError):  # another task runs the generator and cleans up
         await events.aclose()
 
 

@@ -1,4 +1,4 @@
-"""From the fields of a chat to the variables of the chat template."""
+"""Turns the fields of a chat into variables of the chat template."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ RESERVED = frozenset(
         "truncation",
     }
 )
-REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})  # transformers fills each from the others
+REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})  # transformers fills each key from the others
 
 
 def variables(body: Templated) -> dict[str, Any]:
-    """The template's variables. As in vLLM a field of its own wins over ``chat_template_kwargs``.
+    """Return the template's variables. As in vLLM, fields override ``chat_template_kwargs``.
 
-    ``reasoning_effort`` sets ``enable_thinking`` too, which many templates read, unless the request sets the variable.
+    ``reasoning_effort`` also sets ``enable_thinking``, which many templates read, unless the request sets the variable.
 
     Raises:
-        InvalidInput: ``chat_template_kwargs`` names what is no variable of a request.
+        InvalidInput: ``chat_template_kwargs`` names a variable that a request may not set.
     """
     given = body.chat_template_kwargs or {}
     for name in given:
         if name in RESERVED:
-            allowed = "left out, as the server sets the variable"
+            allowed = "left out, because the server sets the variable"
             raise InvalidInput(f"chat_template_kwargs.{name}", given[name], allowed)
     implied = {} if body.reasoning_effort is None else {"enable_thinking": body.reasoning_effort != "none"}
     return implied | given | _direct(body)
 
 
 def unread(body: Templated, messages: Sequence[Message], names: Names) -> list[str]:
-    """The fields that a template which reads ``names`` leaves unread."""
+    """Return the fields that a template ignores, given the ``names`` that the template reads."""
     direct, given = _direct(body), body.chat_template_kwargs or {}
     found = [name for name in direct if name not in names.variables]
     if "enable_thinking" in names.variables - given.keys() and "reasoning_effort" in found:

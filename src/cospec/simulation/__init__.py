@@ -1,1 +1,1 @@
-"""The engine on a virtual clock: the same scheduler, policies and rounds, with drawn acceptances and computed times."""
+"""The engine on a virtual clock: real scheduler, policies and execution modes, drawn acceptance, computed times."""

@@ -1,7 +1,8 @@
-"""When requests come: open loops by rate or by a recorded trace, and the closed loop, which knows no times.
+"""Arrival processes: open loops by rate or by a recorded trace, and the closed loop, which has no times.
 
-An *open* loop sends requests at times of its own, whatever the server does; a *closed* loop sends the next one when one
-has ended, so its rate is the server's. A closed loop is everything due at once behind a limit on concurrency.
+An *open* loop sends requests at fixed times, independent of the server. A *closed* loop sends the next request when a
+request has ended, so the server sets the rate. A closed loop is a set of requests due at the start with a limit on
+concurrency.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from cospec.errors import InvalidInput, words
 
 
 class Arrivals(Protocol):
-    """A way for requests to come."""
+    """An arrival process."""
 
     @property
     def label(self) -> str:
-        """In words, for reports."""
+        """Description for reports."""
 
     @property
     def rate(self) -> float | None:
-        """Requests per second; None where the times follow no rate."""
+        """Requests per second; None if the times follow no rate."""
 
     @property
     def burstiness(self) -> float | None:
-        """See ``ByRate``; None where the times follow no rate."""
+        """See ``ByRate``; None if the times follow no rate."""
 
     def times(self, n: int, seed: int) -> list[float]:
-        """When each of ``n`` requests is due, ascending seconds from the start; the same for the same seed."""
+        """Return the times of ``n`` requests: ascending seconds from the start, determined by the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class ByRate:
 
     Attributes:
         rate: requests per second.
-        burstiness: the gamma's shape, as in ``vllm bench serve``: 1 is Poisson, less is burstier, more is steadier. The
-            gaps' coefficient of variation is ``1 / sqrt(burstiness)``.
+        burstiness: the gamma's shape, as in ``vllm bench serve``: 1 is Poisson, smaller is burstier, larger is
+            steadier. The gaps' coefficient of variation is ``1 / sqrt(burstiness)``.
     """
 
     rate: float
@@ -61,7 +62,7 @@ class ByRate:
         return f"{self.rate:g} requests/s, {kind}"
 
     def times(self, n: int, seed: int) -> list[float]:
-        """See ``Arrivals``; the first request comes at 0."""
+        """See ``Arrivals``; the first request arrives at 0."""
         generator = np.random.default_rng(seed)
         gaps = generator.gamma(self.burstiness, 1.0 / (self.rate * self.burstiness), size=max(n - 1, 0))
         return [0.0, *np.cumsum(gaps).tolist()][:n]
@@ -69,7 +70,7 @@ class ByRate:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """Everything is due at the start; with a limit on concurrency this is the closed loop."""
+    """All requests are due at the start; with a limit on concurrency this is the closed loop."""
 
     rate: ClassVar[float | None] = None
     burstiness: ClassVar[float | None] = None
@@ -86,7 +87,7 @@ class AtOnce:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Recorded times, shifted so that the first one is 0."""
+    """Recorded times, shifted so that the first is 0."""
 
     recorded: tuple[float, ...]
     name: str = "trace"
@@ -102,7 +103,7 @@ class Trace:
         """See ``Arrivals``.
 
         Raises:
-            InvalidInput: the trace is shorter than ``n``.
+            InvalidInput: the trace has fewer than ``n`` times.
         """
         if n > len(self.recorded):
             raise InvalidInput("num_prompts", n, f"at most {len(self.recorded)}, the length of the trace")
@@ -110,10 +111,10 @@ class Trace:
 
     @classmethod
     def read(cls, path: Path) -> Trace:
-        """Read a file with one time in seconds per line, ascending; blank lines and lines with ``#`` are skipped.
+        """Read a file with one time in seconds per line, ascending. Blank lines and lines with ``#`` are skipped.
 
         Raises:
-            InvalidInput: the file cannot be read, or a line is no such time; the sentence names the line.
+            InvalidInput: the file is unreadable, or a line is no valid time. The error names the line.
         """
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -130,10 +131,10 @@ class Trace:
 
 
 def by_rate(rate: float, burstiness: float = 1.0) -> Arrivals:
-    """Arrivals at ``rate`` requests per second; at ``inf`` all come at once.
+    """Return arrivals at ``rate`` requests per second; ``inf`` sends all at once.
 
     Raises:
-        InvalidInput: a rate or burstiness that is not above 0.
+        InvalidInput: the rate or the burstiness is not above 0.
     """
     return AtOnce() if rate == math.inf else ByRate(rate, burstiness)
 
@@ -144,5 +145,5 @@ def _time(text: str, line: int, before: float) -> float:
     except ValueError:
         value = math.nan
     if not before <= value < math.inf:
-        raise InvalidInput(f"trace, line {line}", text, "a time in seconds that is not before the one above it")
+        raise InvalidInput(f"trace, line {line}", text, "a time in seconds, at least the time of the line above")
     return value

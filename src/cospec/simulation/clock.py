@@ -1,4 +1,4 @@
-"""Time that passes only when somebody works, and a drafter that works beside."""
+"""A clock that work advances, and a simulated executor with drafters on machines of their own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any, Protocol
 
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 
-SAME = 1e-12  # seconds that rounding may make of one moment
+SAME = 1e-12  # seconds of rounding error between equal moments
 
 
 class VirtualClock:
     """A ``Clock``: seconds since the start of a simulation.
 
     Args:
-        pace: what a machine that is not always equally fast makes of work: ``(seconds, factor)`` says that so much work
-            takes so many times as long. One after the other, again and again.
+        pace: speed of the machine as repeated ``(seconds, factor)``: so much work takes ``factor`` times as long.
     """
 
     def __init__(self, pace: Sequence[tuple[float, float]] = ()) -> None:
@@ -30,7 +29,7 @@ class VirtualClock:
         return self.now
 
     def advance(self, seconds: float) -> float:
-        """Somebody works, and the others wait for it; the time that passes."""
+        """Advance the clock by blocking work; return the time that passes."""
         began = self.now
         while seconds > self._left:
             self.now += self._left * self._factor
@@ -41,18 +40,18 @@ class VirtualClock:
         return self.now - began
 
     def reach(self, moment: float) -> None:
-        """Wait until ``moment``; nothing happens when it is past."""
+        """Wait until ``moment``; a past moment changes nothing."""
         self.now = max(self.now, moment)
 
 
 class SimulatedWorker(Protocol):
-    """A drafter that knows beforehand how long it will take."""
+    """A drafter that knows the duration of its drafts in advance."""
 
     def seconds(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
-        """For a proposal; what it has to catch up on counts as done from then on."""
+        """Return the seconds of a proposal; pending context counts as processed afterwards."""
 
     def drafts(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """The proposal itself, at no time."""
+        """Return the drafts, without advancing the clock."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """See ``Drafter.commit``."""
@@ -62,20 +61,20 @@ class SimulatedWorker(Protocol):
 
 
 class SimulatedFuture:
-    """A result that is there from a known moment on."""
+    """A result that is available from a known moment on."""
 
     def __init__(self, clock: VirtualClock, moment: float, value: Any) -> None:
         self._clock, self._moment, self._value = clock, moment, value
 
     def done(self) -> bool:
-        """Whether that moment has come."""
+        """Whether the moment has passed."""
         return self._clock.now >= self._moment - SAME
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait until then.
+        """Wait for the moment and return the result.
 
         Raises:
-            TimeoutError: it is further away than ``timeout``.
+            TimeoutError: the moment is further away than ``timeout``.
         """
         if timeout is not None and self._moment - self._clock.now > timeout:
             self._clock.reach(self._clock.now + timeout)
@@ -85,7 +84,7 @@ class SimulatedFuture:
 
 
 class SimulatedExecutor:
-    """A handle of drafters on ``nodes`` machines of their own: each batch goes to the node that is free first."""
+    """An executor of drafters on ``nodes`` machines: each batch goes to the machine that is free first."""
 
     parallel, present = True, True
 
@@ -95,7 +94,7 @@ class SimulatedExecutor:
         self._free_at = [0.0] * nodes
 
     def submit(self, method: str, *args: Any) -> SimulatedFuture:
-        """Drafting takes the time that it takes, beside everything else; word of commits takes none."""
+        """Start drafting, which runs in parallel with the target; messages about commits take no time."""
         if method != "propose":
             return SimulatedFuture(self._clock, self._clock.now, getattr(self._worker, method)(*args))
         seconds = self._worker.seconds(*args)
@@ -105,4 +104,4 @@ class SimulatedExecutor:
         return SimulatedFuture(self._clock, done, self._worker.drafts(*args))
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to close."""

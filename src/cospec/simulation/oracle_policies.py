@@ -1,4 +1,4 @@
-"""Policies that only a simulation can have: one knows what will be accepted, one guesses (SmartSpec 7.3)."""
+"""Policies that only a simulation can have: an oracle and a random policy (SmartSpec 7.3)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LONGEST = 8
 
 
 class Oracle(Policy):
-    """Drafts what will be accepted and no more, as far as it pays: the upper bound of every policy for chains."""
+    """Drafts exactly the tokens that will be accepted, if worthwhile: the upper bound of every policy for chains."""
 
     def __init__(self, drafter: SimulatedDrafter, target: ForwardLatency, draft: ForwardLatency, longest: int) -> None:
         self._drafter, self._target, self._draft, self._longest = drafter, target, draft, longest
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """The longest draft that gives the most tokens per second, none longer than what is right."""
+        """Choose the length with the most tokens per second, at most the number of correct tokens."""
         right = [self._right(sequence) for sequence in load.ready]
         count = len(right)
         context = sum(sequence.computed for sequence in load.ready)
         best, most = 0.0, 0
         drafting = 0.0
-        prompts = self._target.tokens(count + load.catching_up) - self._target.tokens(count)  # due in any case
+        prompts = self._target.tokens(count + load.catching_up) - self._target.tokens(count)  # prompts run in any case
         for length in range(self._longest + 1):
             kept = sum(min(each, length) for each in right)
             active = sum(each >= length for each in right) if length else 0
@@ -42,7 +42,7 @@ class Oracle(Policy):
         return [DraftBudget(min(each, most), min(each, most)) for each in right]
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """All of every draft."""
+        """Keep every draft."""
         return drafts
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
@@ -56,22 +56,22 @@ class Oracle(Policy):
         return {}
 
     def _right(self, sequence: RequestState) -> int:
-        return self._drafter.easy(sequence.id, sequence.output_len, self._longest)
+        return self._drafter.correct_tokens(sequence.id, sequence.output_len, self._longest)
 
 
 class Random(Policy):
-    """A length between 0 and the longest for each sequence and round, drawn by seed."""
+    """A random length from 0 to the longest for each sequence and step, drawn by seed."""
 
     def __init__(self, longest: int, seed: int) -> None:
         self._longest, self._random = longest, random.Random(seed)
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """Whatever comes."""
+        """Draw the lengths."""
         lengths = [self._random.randint(0, self._longest) for _ in load.ready]
         return [DraftBudget(length, length) for length in lengths]
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """All of every draft."""
+        """Keep every draft."""
         return drafts
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
@@ -86,28 +86,28 @@ class Random(Policy):
 
 
 class RecordedPolicy(Policy):
-    """A policy, and what the rounds did that it decided."""
+    """A policy with a record of the steps that the policy planned."""
 
     def __init__(self, policy: Policy, rounds: StepLog) -> None:
         self._policy, self._rounds = policy, rounds
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """As the policy does."""
+        """See the wrapped policy."""
         return self._policy.plan(load)
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """As the policy does."""
+        """See the wrapped policy."""
         return self._policy.trim(drafts)
 
     def learn(self) -> None:
-        """As the policy does."""
+        """See the wrapped policy."""
         self._policy.learn()
 
     def gauges(self) -> Mapping[str, float]:
-        """As the policy does."""
+        """See the wrapped policy."""
         return self._policy.gauges()
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Told to both."""
+        """Record the statistics and pass them to the policy."""
         self._rounds.add(stats)
         self._policy.observe(stats, commits)

@@ -1,4 +1,4 @@
-"""Pictures of a simulation's results."""
+"""Plots of a simulation's results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cospec.errors import InvalidInput, words
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Latency and length over load where there are several loads, and length over time at the highest one.
+    """Draw latency and length over load for several loads, and length over time at the highest load.
 
     Raises:
         InvalidInput: matplotlib is not installed.
@@ -17,7 +17,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidInput("plot", words("given without matplotlib"), "left out, or installed: cospec[bench]") from None
+        raise InvalidInput(
+            "plot", words("given without matplotlib"), "absent, or with the package: cospec[bench]"
+        ) from None
     runs = found["runs"]
     loads = sorted({run["load"] for run in runs})
     figure = Figure(figsize=(13, 4), layout="constrained")
@@ -29,7 +31,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         series = own[-1]["series"]
         time.plot(series["time"], series["k"], label=variant)
     latency.set(xlabel="load", ylabel="mean latency, s", yscale="log")
-    length.set(xlabel="load", ylabel="tokens drafted per sequence and round")
-    time.set(xlabel=f"time at load {loads[-1]:g}, s", ylabel="tokens drafted per sequence and round")
+    length.set(xlabel="load", ylabel="tokens drafted per sequence and step")
+    time.set(xlabel=f"time at load {loads[-1]:g}, s", ylabel="tokens drafted per sequence and step")
     latency.legend()
     figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""What came out of a run, in numbers."""
+"""The results of a run, in numbers."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import numpy as np
 from cospec.core.interfaces import Clock
 from cospec.core.stats import RequestStats, StepStats
 
-POINTS = 60  # of a series over time
+POINTS = 60  # points of a series over time
 
 
 @dataclass(slots=True)
 class StepLog:
-    """Every round of one engine, in columns."""
+    """Every step of one engine, in columns."""
 
     clock: Clock
     times: list[float] = field(default_factory=list)
     rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
 
     def add(self, stats: StepStats) -> None:
-        """One round that ended now: sequences, tokens computed, proposed, accepted, committed."""
+        """Add one step that ended now: sequences, tokens computed, proposed, accepted, committed."""
         self.times.append(self.clock())
         self.rows.append((stats.sequences, stats.batched_tokens, stats.proposed, stats.accepted, stats.committed))
 
 
 @dataclass(slots=True)
 class RequestLog:
-    """What requests experienced; all times in seconds.
+    """The results of requests; all times in seconds.
 
     Attributes:
-        presence: the integral over time of how many requests were in the system.
+        request_seconds: the integral over time of the number of requests in the system.
     """
 
     latencies: list[float] = field(default_factory=list)
@@ -42,11 +42,11 @@ class RequestLog:
     drafts: int = 0
     accepted: int = 0
     rejections: int = 0
-    presence: float = 0.0
+    request_seconds: float = 0.0
     end: float = 0.0
 
     def add(self, stats: RequestStats, tokens: int) -> None:
-        """One request that ended."""
+        """Add one finished request."""
         assert stats.e2e is not None and stats.ttft is not None, "a request that ended has its times"
         self.latencies.append(stats.e2e)
         self.first_tokens.append(stats.ttft)
@@ -58,18 +58,18 @@ class RequestLog:
 
 
 def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, float]) -> dict[str, Any]:
-    """One run as JSON.
+    """Return one run as JSON.
 
     Args:
-        busy: seconds that targets and drafters worked.
+        busy: seconds of work of targets and drafters.
 
-    Its ``acceptance`` is accepted / (accepted + rejections), ``mean_k`` the drafted tokens per sequence and round,
-    ``overlap`` the sum of busy times over the time that passed, per engine.
+    ``acceptance`` is accepted / (accepted + rejections). ``mean_k`` is the number of drafted tokens per sequence and
+    step. ``overlap`` is the sum of busy times over elapsed time, per engine.
     """
     seconds = outcomes.end or 1.0
     rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)
     sequences, batched, proposed, _, committed = rows.sum(axis=0)
-    judged = outcomes.accepted + outcomes.rejections
+    verified = outcomes.accepted + outcomes.rejections
     return {
         "requests": len(outcomes.latencies),
         "seconds": round(seconds, 6),
@@ -79,12 +79,12 @@ def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, flo
         "requests_per_second": round(len(outcomes.latencies) / seconds, 6),
         "throughput": round(outcomes.tokens / seconds, 4),
         "goodput": round(float(committed) / (busy[0] + busy[1]), 4) if sum(busy) else 0.0,
-        "mean_in_system": round(outcomes.presence / seconds, 4),
+        "mean_in_system": round(outcomes.request_seconds / seconds, 4),
         "rounds": len(rows),
         "mean_batch": round(float(sequences) / max(1, len(rows)), 4),
         "mean_batched_tokens": round(float(batched) / max(1, len(rows)), 4),
         "mean_k": round(float(proposed) / max(1.0, float(sequences)), 4),
-        "acceptance": round(outcomes.accepted / judged, 4) if judged else None,
+        "acceptance": round(outcomes.accepted / verified, 4) if verified else None,
         "mean_acceptance_length": round(1 + outcomes.accepted / outcomes.drafts, 4) if outcomes.drafts else 1.0,
         "overlap": round(sum(busy) / (seconds * len(engines)), 4),
         "series": _series(engines),
@@ -100,7 +100,10 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 def _series(engines: list[StepLog]) -> dict[str, list[float]]:
-    """Means over equal pieces of the run: when, tokens drafted per sequence, sequences per round, tokens per second."""
+    """Return means over equal parts of the run.
+
+    A part has its time, tokens drafted per sequence, sequences per step, and tokens per second.
+    """
     times = np.array([time for rounds in engines for time in rounds.times])
     rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)
     if not len(times):

@@ -1,7 +1,7 @@
-"""Runs: engines on virtual clocks, requests that come, and whichever of them is next.
+"""Runs: engines on virtual clocks with arriving requests.
 
-The engine that is behind the others steps next, and a request is handed over as soon as no engine is behind its time.
-So every engine sees each request when its own time has come to it, however many replicas there are.
+The engine with the earliest clock steps next. A request is submitted when no engine's clock is before the request's
+time. So every engine sees each request at the right time, for any number of replicas.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from cospec.simulation.simulated_models import (
     SimulatedModel,
     SimulatedVerifier,
 )
-from cospec.simulation.workload import SimulatedRequest, jobs
+from cospec.simulation.workload import SimulatedRequest, simulated_requests
 from cospec.text.input_processor import InputProcessor
 
 PAGE = 16
-ONLY_HERE = ("oracle", "random")  # policies that no engine has
+SIMULATOR_ONLY = ("oracle", "random")  # policies that only the simulator has
 
 
 @dataclass(slots=True)
 class Replica:
-    """One engine and its time."""
+    """One engine and its clock."""
 
     engine: Engine
     clock: VirtualClock
@@ -55,34 +55,34 @@ class Replica:
     executor: SimulatedExecutor
     rounds: StepLog
     held: int = 0  # requests that have not ended
-    presence: float = 0.0  # the integral of that over time
+    request_seconds: float = 0.0  # the integral of ``held`` over time
 
-    def add(self, job: SimulatedRequest) -> None:
-        """A request comes: at its time, or now where it has none."""
-        due = self.clock.now if job.due is None else job.due
+    def add(self, request: SimulatedRequest) -> None:
+        """Add a request at its time, or now if the request has no time."""
+        due = self.clock.now if request.due is None else request.due
         if not self.held:
             self.clock.reach(due)
         self.held += 1
-        self.presence += self.clock.now - due
-        id = str(job.number)
-        self.drafter.jobs[id] = job
-        params = SamplingParams(temperature=0.0, max_tokens=job.output, ignore_eos=True)
-        self.engine.add(Request(id, (0,) * job.prompt, params, job.number, due, id))
+        self.request_seconds += self.clock.now - due
+        id = str(request.number)
+        self.drafter.requests[id] = request
+        params = SamplingParams(temperature=0.0, max_tokens=request.output, ignore_eos=True)
+        self.engine.add(Request(id, (0,) * request.prompt, params, request.number, due, id))
 
     def step(self) -> Iterator[tuple[SimulatedRequest, Any]]:
-        """One round; the requests that ended with it, and their statistics."""
+        """Run one step; yield the requests that ended, with their statistics."""
         began, held = self.clock.now, self.held
         events = self.engine.step()
-        self.presence += held * (self.clock.now - began)
+        self.request_seconds += held * (self.clock.now - began)
         for event in events:
             if event.finish is not None:
                 self.held -= 1
-                yield self.drafter.jobs.pop(event.id), event.stats
+                yield self.drafter.requests.pop(event.id), event.stats
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What every replica of a variant is built from."""
+    """The configuration of a variant's replicas."""
 
     scenario: Scenario
     variant: ScenarioVariant
@@ -90,14 +90,14 @@ class World:
 
     @property
     def drafting(self) -> DrafterConfig:
-        """The variant's own, or the scenario's."""
+        """The variant's drafter, or the scenario's."""
         return self.variant.drafting or self.scenario.drafting
 
     def replica(self) -> Replica:
-        """A fresh engine at time 0.
+        """Build an engine at time 0.
 
         Raises:
-            InvalidInput: a policy, option or round that does not exist.
+            InvalidInput: a policy, option or execution mode does not exist.
         """
         scenario, variant = self.scenario, self.variant
         clock = VirtualClock([(each.seconds, each.factor) for each in scenario.pace])
@@ -126,7 +126,7 @@ class World:
         return Replica(Engine(parts), clock, drafter, verifier, executor, rounds)
 
     def _rates(self) -> dict[str, Rates]:
-        """α by domain; 0.5 tells the right tokens of a trace, whose luck is 0 or 1."""
+        """α by domain; 0.5 separates the correct tokens of a trace, whose difficulty is 0 or 1."""
         own = {each.name: 0.5 if each.trace else each.acceptance for each in self.scenario.domains}
         return {**own, **self.variant.acceptance}
 
@@ -134,8 +134,8 @@ class World:
         self, drafter: SimulatedDrafter, clock: VirtualClock, target: ForwardLatency, draft: ForwardLatency
     ) -> Policy:
         variant = self.variant
-        if variant.policy in ONLY_HERE and variant.policy_options:
-            raise InvalidInput("policy_options", dict(variant.policy_options), f"left out for policy {variant.policy}")
+        if variant.policy in SIMULATOR_ONLY and variant.policy_options:
+            raise InvalidInput("policy_options", dict(variant.policy_options), f"absent for policy {variant.policy}")
         longest = variant.num_speculative_tokens if isinstance(variant.num_speculative_tokens, int) else LONGEST
         if variant.policy == "oracle":
             return Oracle(drafter, target, draft, longest)
@@ -149,7 +149,7 @@ class World:
 
 
 def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
-    """All variants at all loads: ``{"scenario", "runs": [{"variant", "load", ...}]}``; see ``results.summary``."""
+    """Run all variants at all loads: ``{"scenario", "runs": [{"variant", "load", ...}]}``; see ``results.summary``."""
     scenario.check()
     coming = scenario.arrivals
     loads = coming.concurrency if coming.kind == "closed" else coming.rates
@@ -162,41 +162,41 @@ def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:
 
 
 def run(world: World, load: float) -> dict[str, Any]:
-    """One variant at one load, as ``results.summary`` puts it."""
+    """Run one variant at one load; return ``results.summary``."""
     found, replicas = serve_all(world, load)
     busy = sum(each.verifier.busy for each in replicas), sum(_drafting(each) for each in replicas)
     return summary(found, [each.rounds for each in replicas], busy)
 
 
 def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
-    """One variant at one load, to the end of its requests."""
+    """Run one variant at one load until all requests end."""
     replicas = [world.replica() for _ in range(world.scenario.target.replicas)]
-    coming, found, last = jobs(world.scenario, load, world.folder), RequestLog(), 0.0
+    coming, found, last = simulated_requests(world.scenario, load, world.folder), RequestLog(), 0.0
     following: Iterator[SimulatedRequest] = iter(())
     if world.scenario.arrivals.kind == "closed":
-        first, following = [job for _, job in zip(range(int(load)), coming, strict=False)], coming
+        first, following = [request for _, request in zip(range(int(load)), coming, strict=False)], coming
         coming = chain(first)
     arrival = next(coming, None)
     while arrival is not None or any(replica.held for replica in replicas):
-        behind = min((each for each in replicas if each.held), key=lambda each: each.clock.now, default=None)
-        if arrival is not None and (behind is None or (arrival.due or 0.0) <= behind.clock.now):
+        earliest = min((each for each in replicas if each.held), key=lambda each: each.clock.now, default=None)
+        if arrival is not None and (earliest is None or (arrival.due or 0.0) <= earliest.clock.now):
             min(replicas, key=lambda each: each.held).add(arrival)
             arrival = next(coming, None)
             continue
-        assert behind is not None, "somebody has work while requests are left"
-        before = behind.held
-        began = behind.clock.now
-        for job, stats in behind.step():
-            found.add(stats, job.output)
+        assert earliest is not None, "an engine has work while requests are left"
+        before = earliest.held
+        began = earliest.clock.now
+        for request, stats in earliest.step():
+            found.add(stats, request.output)
             kv_cache = next(following, None)
             if kv_cache is not None:
-                behind.add(kv_cache)
-        last = max(last, behind.clock.now)
-        assert behind.clock.now > began or behind.held != before, "time stands still"
-    found.end, found.presence = last, sum(each.presence for each in replicas)
+                earliest.add(kv_cache)
+        last = max(last, earliest.clock.now)
+        assert earliest.clock.now > began or earliest.held != before, "time stands still"
+    found.end, found.request_seconds = last, sum(each.request_seconds for each in replicas)
     return found, replicas
 
 
 def _drafting(replica: Replica) -> float:
-    """Seconds that drafters worked, beside the target or in turn with it."""
+    """Return the seconds that drafters worked, in parallel or in turn with the target."""
     return replica.executor.busy + replica.drafter.busy

@@ -1,4 +1,4 @@
-"""What is simulated: machines, requests, and the variants to compare; read from YAML."""
+"""Scenarios: machines, requests, and the variants to compare; read from YAML."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Positive = Annotated[float, Field(gt=0, strict=False)]
 
 
 class LatencyConfig(Options):
-    """Coefficients of the time model in seconds, or a file of ``cospec profile`` to take them from.
+    """Coefficients of the latency model in seconds, or a file of ``cospec profile`` with the coefficients.
 
     Attributes:
         context: per token in the cache, α_M.
-        slopes: per token computed, γ_M, one for each piece between the ``knees``.
+        slopes: per computed token, γ_M, one for each piece between the ``knees``.
         sequence: per sequence.
         fixed: of every pass, δ_M.
-        start: of every draft, whatever its length.
-        profile: JSON of ``cospec profile``; ``model`` names one of its entries, the first one is taken otherwise.
-        factor: how many times as slow.
+        start: of every draft, for any length.
+        profile: JSON of ``cospec profile``; ``model`` names an entry, default is the first.
+        factor: multiplies all times.
     """
 
     context: Amount = 0.0
@@ -43,10 +43,10 @@ class LatencyConfig(Options):
     factor: Positive = 1.0
 
     def built(self, folder: Path) -> ForwardLatency:
-        """The time model; a profile is looked for beside the scenario.
+        """Build the latency model; ``folder`` is the base of a relative profile path.
 
         Raises:
-            InvalidInput: the profile cannot be read, or has no such model.
+            InvalidInput: the profile is unreadable, or lacks the model.
         """
         if self.profile is None:
             cost = ForwardLatency(self.context, self.slopes, self.knees, self.sequence, self.fixed, self.start)
@@ -61,11 +61,12 @@ class LatencyConfig(Options):
 
 
 class DrafterConfig(Options):
-    """Who drafts, and what that takes.
+    """The drafter and its latency.
 
     Attributes:
-        kind: a model steps once per token; heads give all levels, and trees, in one pass; a lookup costs nothing.
-        nodes: machines of its own that it runs on, where the round lets it work beside the target.
+        kind: ``model`` runs one pass per token; ``heads`` give all levels, and trees, in one pass; ``lookup`` costs
+            nothing.
+        nodes: machines of the drafter, for execution modes that overlap drafter and target.
     """
 
     kind: Literal["model", "heads", "lookup"] = "model"
@@ -77,10 +78,10 @@ class TargetConfig(Options):
     """The verification server.
 
     Attributes:
-        stages: of a pipeline; a batch crosses them in microbatches, which keep all of them busy.
+        stages: of a pipeline; microbatches keep all stages busy.
         link: seconds between two stages.
-        overhead: of every round outside of drafting and verification.
-        replicas: whole engines; a request goes to the one with the fewest.
+        overhead: seconds of every step outside of drafting and verification.
+        replicas: number of engines; a request goes to the engine with the fewest requests.
     """
 
     cost: LatencyConfig
@@ -91,14 +92,14 @@ class TargetConfig(Options):
 
 
 class SpeedConfig(Options):
-    """How fast the machines are for a while: work of so many ``seconds`` takes ``factor`` times as long."""
+    """The machines' speed for a while: work of ``seconds`` takes ``factor`` times as long."""
 
     seconds: Positive
     factor: Positive
 
 
 class LengthConfig(Options):
-    """Tokens: a log-normal distribution with this mean and coefficient of variation, cut at both ends; 0 is fixed."""
+    """Numbers of tokens: log-normal with mean and coefficient of variation, cut at both ends; variation 0 is fixed."""
 
     mean: Positive
     variation: Amount = 0.0
@@ -108,7 +109,7 @@ class LengthConfig(Options):
     @model_validator(mode="after")
     def _in_order(self) -> LengthConfig:
         if self.least > self.most:
-            raise ValueError("least up to most")
+            raise ValueError("least must not exceed most")
         return self
 
 
@@ -116,11 +117,11 @@ class DomainConfig(Options):
     """A kind of request.
 
     Attributes:
-        weight: its share.
-        acceptance: α: the chance that a draft token is right when those before it are; one number, or one per position
-            in the draft, whose last holds for those behind.
-        trace: a file with one JSON list of 0 and 1 per request instead: whether the drafter would get each token of the
-            output right. Requests take them in turn.
+        weight: share of the requests.
+        acceptance: α, the probability that a draft token is correct after correct tokens: one number, or one per draft
+            position. The last number holds for all later positions.
+        trace: a file with one JSON list of 0 and 1 per request: whether the drafter predicts each output token
+            correctly. Requests use the lists in turn.
     """
 
     name: str = "all"
@@ -132,19 +133,20 @@ class DomainConfig(Options):
 
 
 class RateSegment(Options):
-    """So many requests per second for so many seconds."""
+    """A number of requests per second for a number of seconds."""
 
     rate: Positive
     seconds: Positive
 
 
 class ArrivalConfig(Options):
-    """How requests come.
+    """The arrival process of requests.
 
     Attributes:
-        kind: ``open`` by rate, 1 being Poisson in ``burstiness``; ``closed``: always ``concurrency`` of them;
-            ``trace``: recorded times; ``segments``: Poisson at rates that change, again and again.
-        rates: requests per second; each is a run of its own. Elsewhere a run for each factor that speeds time up.
+        kind: ``open``: by rate, Poisson for ``burstiness`` 1. ``closed``: ``concurrency`` requests at any time.
+            ``trace``: recorded times. ``segments``: Poisson at repeated segments of changing rate.
+        rates: requests per second, one run per rate. For ``trace`` and ``segments``: factors that speed time up, one
+            run per factor.
     """
 
     kind: Literal["open", "closed", "trace", "segments"] = "open"
@@ -157,19 +159,19 @@ class ArrivalConfig(Options):
     @model_validator(mode="after")
     def _complete(self) -> ArrivalConfig:
         if self.kind == "segments" and not self.segments:
-            raise ValueError("at least one segment where arrivals come in segments")
+            raise ValueError("at least one segment for kind segments")
         if self.kind == "trace" and self.trace is None:
-            raise ValueError("the file of a trace where arrivals are recorded")
+            raise ValueError("a trace file for kind trace")
         return self
 
 
 class ScenarioVariant(Options):
-    """One way of serving: what ``speculative_config`` says, and what else differs.
+    """One configuration to compare: ``speculative_config`` and other differences.
 
     Attributes:
-        policy: also ``oracle``, which knows what will be accepted, and ``random``.
+        policy: a policy's name, ``oracle`` or ``random``.
         drafting: instead of the scenario's.
-        acceptance: instead of the domains' own, by name.
+        acceptance: by domain name, instead of the domains' values.
         max_num_seqs: instead of the scenario's.
     """
 
@@ -189,9 +191,9 @@ class Scenario(Options):
     """A simulation.
 
     Attributes:
-        kv_tokens: tokens that the target's cache holds.
+        kv_tokens: capacity of the target's cache in tokens.
         requests: of each run.
-        pace: of every replica, one after the other, again and again; drafters on nodes of their own keep theirs.
+        pace: repeated speeds of every replica; drafters on their own nodes keep full speed.
     """
 
     description: str = ""
@@ -212,21 +214,21 @@ class Scenario(Options):
         """Read a YAML file.
 
         Raises:
-            InvalidInput: it cannot be read, or a key or value is wrong, by name.
+            InvalidInput: the file is unreadable, or a key or value is wrong. The error names the field.
         """
         return parse(cls, read_file(path))
 
     def check(self) -> None:
-        """Whether its parts fit together.
+        """Check that the parts fit together.
 
         Raises:
-            InvalidInput: a name stands for two of them, or for none.
+            InvalidInput: a name is unknown or used twice.
         """
         for kind in ("domains", "variants"):
             names = [each.name for each in getattr(self, kind)]
             for name in names:
                 if names.count(name) > 1:
-                    raise InvalidInput(f"{kind}.name", name, "a name that no other of them has")
+                    raise InvalidInput(f"{kind}.name", name, "a unique name")
         domains = [domain.name for domain in self.domains]
         for variant in self.variants:
             for name in variant.acceptance:

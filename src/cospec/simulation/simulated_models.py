@@ -1,7 +1,7 @@
-"""Who takes part instead of models: a drafter and a judge that know which tokens are easy, and what everything takes.
+"""Replacements of models: a drafter and a verifier that know the correct tokens, and the latency of each.
 
-Tokens are dummies: every token of an output is ``RIGHT``. A drafter proposes ``RIGHT`` where it would agree with the
-target and ``WRONG`` where it would not; the judge keeps what is right.
+Tokens are dummies: every token of an output is ``RIGHT``. A drafter proposes ``RIGHT`` for a correct token, else
+``WRONG``. The verifier keeps correct tokens.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from cospec.core.types import (
     RequestState,
     ScheduledRequest,
     StepOutput,
+    VerifyResult,
 )
-from cospec.core.types import VerifyResult as _Verdict
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.simulation.clock import VirtualClock
 from cospec.simulation.scenario import DrafterConfig, TargetConfig
 from cospec.simulation.workload import SimulatedRequest
 
 RIGHT, WRONG = 1, 0
-OFFERS = {
+CAPABILITIES = {
     "model": DrafterCapabilities(),
     "heads": DrafterCapabilities(single_pass=True, trees=True),
     "lookup": DrafterCapabilities(free=True),
@@ -40,7 +40,7 @@ Rates = float | Sequence[float]
 
 
 class SimulatedModel:
-    """Stands for the target model: its room, and nothing else."""
+    """Replaces the target model; holds only the cache's pages."""
 
     def __init__(self, pages: BlockManager) -> None:
         self.pages, self.max_len = pages, 1 << 20
@@ -50,7 +50,7 @@ class SimulatedModel:
         self.device = torch.device("cpu")
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
-        """Never called: the judge does without logits."""
+        """Never called: the verifier needs no logits."""
         raise NotImplementedError
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
@@ -58,19 +58,19 @@ class SimulatedModel:
         raise NotImplementedError
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """There is no cache."""
+        """Nothing to do: there is no cache."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Give the room back."""
+        """Free the pages."""
         for id in ids:
             self.pages.free(id)
 
 
 class SimulatedDrafter(Drafter):
-    """Right as often as its requests are easy for it.
+    """Drafts correct tokens according to the difficulty of its requests.
 
     Args:
-        rates: α by domain, a number or one for each position in the draft.
+        rates: α by domain: one number, or one number per draft position.
     """
 
     name = "simulated"
@@ -82,19 +82,19 @@ class SimulatedDrafter(Drafter):
     def __init__(
         self, drafting: DrafterConfig, cost: ForwardLatency, clock: VirtualClock, rates: Mapping[str, Rates]
     ) -> None:
-        self.capabilities = OFFERS[drafting.kind]
-        self.jobs: dict[str, SimulatedRequest] = {}
+        self.capabilities = CAPABILITIES[drafting.kind]
+        self.requests: dict[str, SimulatedRequest] = {}
         self.busy = 0.0  # seconds of proposals in turn with the target
         self._cost, self._clock, self._rates = cost, clock, rates
         self._fed: dict[str, int] = {}
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """In turn with the target, which waits."""
+        """Draft while the target waits."""
         self.busy += self._clock.advance(self.seconds(contexts, budgets))
         return self.drafts(contexts, budgets)
 
     def seconds(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
-        """A pass over what is new to it, then one for each further token of the longest drafts."""
+        """Return the seconds of one pass over new context, and one pass per further token of the longest drafts."""
         if self.capabilities.free:
             return 0.0
         context = sum(len(each.tokens) for each in contexts)
@@ -112,39 +112,41 @@ class SimulatedDrafter(Drafter):
         return total
 
     def drafts(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """A chain for each context, or a tree where widths are given."""
+        """Return a chain for each context, or a tree if the budget has widths."""
         return [
             self._tree(context, budget) if budget.widths else self._chain(context, budget)
             for context, budget in zip(contexts, budgets, strict=True)
         ]
 
-    def easy(self, id: str, position: int, depth: int) -> int:
-        """How many tokens from ``position`` of the output on a draft of ``depth`` would get right."""
-        job = self.jobs[id]
-        rates, luck = self._rates[job.domain.name], job.luck
-        for place in range(min(depth, len(luck) - position)):
-            if luck[position + place] >= (rates if isinstance(rates, float) else rates[min(place, len(rates) - 1)]):
+    def correct_tokens(self, id: str, position: int, depth: int) -> int:
+        """Return how many tokens after ``position`` of the output a draft of ``depth`` would get right."""
+        request = self.requests[id]
+        rates, difficulty = self._rates[request.domain.name], request.difficulty
+        for place in range(min(depth, len(difficulty) - position)):
+            if difficulty[position + place] >= (
+                rates if isinstance(rates, float) else rates[min(place, len(rates) - 1)]
+            ):
                 return place
-        return min(depth, len(luck) - position)
+        return min(depth, len(difficulty) - position)
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """What was committed is fed with the next proposal."""
+        """Nothing to do: the next proposal feeds committed tokens."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget what was fed."""
+        """Forget sequences."""
         for id in ids:
             self._fed.pop(id, None)
 
     def _chain(self, context: DraftContext, budget: DraftBudget) -> Draft:
         n = budget.depth
-        right = self.easy(context.id, len(context.tokens) - context.prompt_len, n)
+        right = self.correct_tokens(context.id, len(context.tokens) - context.prompt_len, n)
         tokens = (RIGHT,) * right + (WRONG,) * (n - right)
         return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
 
     def _tree(self, context: DraftContext, budget: DraftBudget) -> Draft:
-        """Every node of a level has as many children; the right one, if any, is the first child of a right node."""
-        job, position = self.jobs[context.id], len(context.tokens) - context.prompt_len
-        rate = self._rates[job.domain.name]
+        """Build a tree: all nodes of a level have the same number of children; a correct token is a first child."""
+        request, position = self.requests[context.id], len(context.tokens) - context.prompt_len
+        rate = self._rates[request.domain.name]
         tokens: list[int] = []
         parents: list[int] = []
         above = [-1]
@@ -153,11 +155,13 @@ class SimulatedDrafter(Drafter):
                 break
             alpha = rate if isinstance(rate, float) else rate[min(level, len(rate) - 1)]
             place = position + level
-            lucky = place < len(job.luck) and job.luck[place] < 1.0 - (1.0 - alpha) ** width
+            first_accepted = (
+                place < len(request.difficulty) and request.difficulty[place] < 1.0 - (1.0 - alpha) ** width
+            )
             nodes = []
             for parent in above:
                 for child in range(min(width, budget.max_nodes - len(tokens))):
-                    good = lucky and child == 0 and (parent < 0 or tokens[parent] == RIGHT)
+                    good = first_accepted and child == 0 and (parent < 0 or tokens[parent] == RIGHT)
                     nodes.append(len(tokens))
                     tokens.append(RIGHT if good else WRONG)
                     parents.append(parent)
@@ -166,7 +170,7 @@ class SimulatedDrafter(Drafter):
 
 
 class SimulatedVerifier:
-    """Keeps what is right, after the time that scoring takes."""
+    """Keeps correct tokens, after the time of the target's forward."""
 
     def __init__(self, cache: SimulatedModel, target: TargetConfig, cost: ForwardLatency, clock: VirtualClock) -> None:
         self._cache, self._target, self._cost, self._clock = cache, target, cost, clock
@@ -174,11 +178,11 @@ class SimulatedVerifier:
         self.busy = 0.0
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """Requests are judged as greedy ones are."""
+        """Return the acceptance method of greedy requests."""
         return self._rule
 
     def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """One outcome per entry."""
+        """Return one outcome per entry."""
         context = tokens = 0
         outcomes = []
         for entry in entries:
@@ -187,28 +191,28 @@ class SimulatedVerifier:
             context += sequence.computed
             tokens += entry.tokens
             if not entry.reaches_end or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
-                verdict = _Verdict((), RIGHT, False) if entry.reaches_end else None
+                verdict = VerifyResult((), RIGHT, False) if entry.reaches_end else None
                 outcomes.append(StepOutput(entry, None, verdict))
                 continue
             tokens += len(draft.tokens)
             path = _right_path(draft)
-            outcomes.append(StepOutput(entry, draft, _Verdict(path, RIGHT, _is_whole(draft, path))))
+            outcomes.append(StepOutput(entry, draft, VerifyResult(path, RIGHT, _is_full_path(draft, path))))
         self.busy += self._clock.advance(self.seconds(context, tokens, len(entries)))
         self._clock.advance(self._target.overhead)
         return outcomes
 
     def seconds(self, context: float, tokens: float, sequences: int) -> float:
-        """One crossing of all stages, in as many microbatches as there are stages and sequences for."""
+        """Return the seconds to pass all stages, with one microbatch per stage, at most one per sequence."""
         stages = self._target.stages
         parts = min(stages, max(1, sequences))
         stage = self._cost.seconds(context / parts, tokens / parts, sequences / parts) / stages + self._target.link
         return (parts + stages - 1) * stage - self._target.link
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """There is no cache."""
+        """Nothing to do: there is no cache."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Give the room back."""
+        """Free the pages."""
         self._cache.free(ids)
 
 
@@ -223,6 +227,6 @@ def _right_path(draft: Draft) -> tuple[int, ...]:
     return tuple(path)
 
 
-def _is_whole(draft: Draft, path: Sequence[int]) -> bool:
-    """Whether nothing stands behind the path, so that the next token is a bonus."""
+def _is_full_path(draft: Draft, path: Sequence[int]) -> bool:
+    """Whether the path ends at a leaf, so that the next token is a bonus token."""
     return (path[-1] if path else -1) not in draft.parents

@@ -1,4 +1,4 @@
-"""The requests of a run, drawn by seed: when each comes, how long it is, and which of its tokens are easy."""
+"""The requests of a run, drawn by seed: arrival times, lengths, and the difficulty of each token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cospec.simulation.scenario import ArrivalConfig, DomainConfig, LengthConfig
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """One request to come.
+    """One request of the simulation.
 
     Attributes:
-        due: seconds; None where it comes when another has ended.
-        luck: one number from 0 to 1 for each output token: a drafter of acceptance α is right where it is below α. So
-            every variant meets the same requests with the same easy and hard tokens.
+        due: arrival in seconds; None if the request arrives when another has ended.
+        difficulty: one number from 0 to 1 per output token: a drafter of acceptance α is correct if the number is below
+            α. All variants get the same requests with the same difficulties.
     """
 
     number: int
@@ -30,14 +30,14 @@ class SimulatedRequest:
     due: float | None
     prompt: int
     output: int
-    luck: list[float]
+    difficulty: list[float]
 
 
-def jobs(scenario: Scenario, load: float, folder: Path) -> Iterator[SimulatedRequest]:
-    """The requests of one run in order.
+def simulated_requests(scenario: Scenario, load: float, folder: Path) -> Iterator[SimulatedRequest]:
+    """Yield the requests of one run in order.
 
     Args:
-        load: requests per second; the concurrency of a closed loop; how many times as fast a recording or its segments.
+        load: requests per second; the concurrency of a closed loop; or the speed-up of a trace or of segments.
     """
     generator = np.random.default_rng(scenario.seed)
     times = due(scenario.arrivals, scenario.requests, load, scenario.seed, folder)
@@ -50,14 +50,14 @@ def jobs(scenario: Scenario, load: float, folder: Path) -> Iterator[SimulatedReq
         if known:
             right = known[number % len(known)]
             output = len(right)
-            luck = [0.0 if each else 1.0 for each in right]
+            difficulty = [0.0 if each else 1.0 for each in right]
         else:
-            luck = generator.random(output).tolist()
-        yield SimulatedRequest(number, domain, times[number] if times else None, prompt, output, luck)
+            difficulty = generator.random(output).tolist()
+        yield SimulatedRequest(number, domain, times[number] if times else None, prompt, output, difficulty)
 
 
 def due(coming: ArrivalConfig, count: int, load: float, seed: int, folder: Path) -> list[float]:
-    """When each of ``count`` requests comes; empty for a closed loop."""
+    """Return the arrival times of ``count`` requests; empty for a closed loop."""
     if coming.kind == "closed":
         return []
     if coming.kind == "open":
@@ -68,7 +68,7 @@ def due(coming: ArrivalConfig, count: int, load: float, seed: int, folder: Path)
 
 
 def _changing(coming: ArrivalConfig, count: int, generator: np.random.Generator) -> list[float]:
-    """A Poisson process of changing rate: even steps of the expected number of arrivals, turned back into times."""
+    """Draw a Poisson process of changing rate: steps of the expected number of arrivals, converted into times."""
     expected = np.cumsum(generator.exponential(size=count))
     seconds = np.array([segment.seconds for segment in coming.segments])
     each = seconds * np.array([segment.rate for segment in coming.segments])

@@ -1,4 +1,4 @@
-"""What a chat template reads: template variables, and keys of messages."""
+"""The names that a chat template reads: template variables, and keys of messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a template reads.
+    """The names that a template reads.
 
     Attributes:
-        variables: names that the template does not set itself.
+        variables: names that the template does not set.
         keys: attributes and constant strings; each may be the key of a message.
     """
 
@@ -31,14 +31,14 @@ class _Generation(Extension):
     tags: set[str] = {"generation"}  # noqa: RUF012 - as the base class declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The block's content."""
+        """Parse the content of the block."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 @lru_cache(maxsize=16)
 def names_read(source: str) -> Names:
-    """What the template ``source`` reads; nothing when ``source`` is no template."""
+    """Return the names that the template ``source`` reads; empty if ``source`` is no template."""
     environment = ImmutableSandboxedEnvironment(extensions=[_Generation, loopcontrols])
     try:
         tree = environment.parse(source)

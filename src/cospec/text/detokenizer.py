@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, stop strings found, what may be part of one held back."""
+"""Incremental detokenization: releases whole characters, finds stop strings, holds back a possible stop string."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tokenizers.decoders import DecodeStream
 
 from cospec.sampling_params import SamplingParams
 
-REPLACEMENT = "\ufffd"  # what an unfinished or broken character is decoded to
+REPLACEMENT = "\ufffd"  # the decoding of an incomplete or invalid character
 UNFINISHED_TOKENS = 3
-TOGETHER = 32  # tokens that wait for each other at most
-PRIMING_TOKENS = 8  # of the prompt, so that a tokenizer that marks word starts knows whether a space comes first
+TOGETHER = 32  # the most tokens that are decoded together
+PRIMING_TOKENS = 8  # of the prompt; a tokenizer that marks word starts then knows whether a space comes first
 
 
 class IncrementalDetokenizer:
     """The text of one output.
 
     Args:
-        tokenizer: None for models without text; then the text stays empty.
+        tokenizer: None for models without text; the text then stays empty.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, params: SamplingParams, prompt: Sequence[int]) -> None:
@@ -32,7 +32,7 @@ class IncrementalDetokenizer:
         self.text = ""
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Add tokens of an output without stop strings; they are decoded when somebody wants the text."""
+        """Add tokens of an output without stop strings; ``release`` decodes the tokens."""
         self.pending += tokens
         if len(self.pending) >= TOGETHER:
             self._decode()
@@ -44,7 +44,7 @@ class IncrementalDetokenizer:
             self.text += "".join([step(tokenizer, token) or "" for token in pending])
 
     def push(self, token: int, may_stop: bool = True) -> str | None:
-        """Add one token; returns the stop string that it completed, with the text cut there."""
+        """Add one token; return the stop string that the token completed, and cut the text there."""
         if self.pending:
             self._decode()
         piece = self._stream.step(self._tokenizer, token) if self._tokenizer else None
@@ -54,7 +54,7 @@ class IncrementalDetokenizer:
         self.text += piece
         if not self._longest or not may_stop:
             return None
-        # Only what ends in the new piece counts: a stop string that passed below ``min_tokens`` is text by now.
+        # Search only matches that end in the new piece: below ``min_tokens`` a completed stop string became text.
         places = ((self.text.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self.params.stop)
         found = [(at, stop) for at, stop in places if at >= 0]
         if not found:
@@ -64,24 +64,24 @@ class IncrementalDetokenizer:
         return stop
 
     def release(self, ended: bool) -> str:
-        """The text that became certain since the last call."""
+        """Return the text that became final since the last call."""
         if self.pending:
             self._decode()
         end = len(self.text)
         if not ended and self._longest:
-            end -= self._held_back()
+            end -= self._stop_prefix_length()
         delta = self.text[self._released : end]
         self._released = max(self._released, end)
         return delta
 
     def resume(self, committed: Sequence[int], min_tokens: int) -> None:
-        """Add output that an earlier stream delivered; its certain text counts as released."""
+        """Add output that an earlier stream delivered; its final text counts as released."""
         for count, token in enumerate(committed, start=1):
             self.push(token, may_stop=count >= min_tokens)
         self.release(ended=False)
 
-    def _held_back(self) -> int:
-        """Length of the longest tail that a stop string begins with."""
+    def _stop_prefix_length(self) -> int:
+        """Return the length of the longest tail of the text that begins a stop string."""
         for size in range(min(self._longest - 1, len(self.text)), 0, -1):
             tail = self.text[-size:]
             if any(stop.startswith(tail) for stop in self.params.stop):
@@ -90,10 +90,10 @@ class IncrementalDetokenizer:
 
 
 def _primed(tokenizer: Tokenizer | None, tail: list[int], skip_special: bool) -> DecodeStream:
-    """A stream that has seen the end of the prompt.
+    """Return a stream that has consumed the end of the prompt.
 
-    The stream takes what it is primed with for text that was not shown yet unless that ends with a whole character, so
-    the bytes of an unfinished one, three at most, are fed to it as steps; the output then begins with that character.
+    ``DecodeStream`` treats its initial tokens as shown only if they end with a whole character. So the bytes of an
+    incomplete character, three at most, are added as steps. The output then begins with that character.
     """
     if tokenizer is None:
         return DecodeStream([], skip_special)
@@ -103,4 +103,4 @@ def _primed(tokenizer: Tokenizer | None, tail: list[int], skip_special: bool) ->
             for token in tail[whole:]:
                 stream.step(tokenizer, token)
             return stream
-    return DecodeStream([], skip_special)  # bytes that are no text at all
+    return DecodeStream([], skip_special)  # no valid text

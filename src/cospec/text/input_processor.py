@@ -1,4 +1,4 @@
-"""What a user asked for, checked and resolved: one request per output, with its seed, stop tokens, limit and rule."""
+"""Checks and resolves requests: seed, stop tokens, length limit and acceptance method; one request per output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cospec.options import parse
 from cospec.registry import ACCEPTANCE_METHODS, POLICIES
 from cospec.sampling_params import SamplingParams
 
-# What of the sampling parameters shapes the law, beside ``logit_bias``.
+# The sampling parameters that shape the target distribution, besides ``logit_bias``.
 SHAPING = (
     "temperature",
     "top_p",
@@ -35,9 +35,9 @@ def make_requests(
     speculation: Speculation = Speculation(),
     arrival: float = 0.0,
 ) -> list[Request]:
-    """One request per output of a call; they share ``parent`` and differ in ``index`` and seed.
+    """Build one request per output of a call. The requests share ``parent`` and differ in ``index`` and seed.
 
-    Without a seed a random one is drawn here, so that every later draw is keyed all the same.
+    Without a seed this function draws a random seed, so that every later draw has a key.
     """
     seed = secrets.randbits(64) if params.seed is None else params.seed
     return [
@@ -56,7 +56,7 @@ def make_requests(
 
 
 def acceptance_method_of(request: Request, configured: str, sampled: str) -> str:
-    """The rule of a request: the request's own, or ``configured``; ``auto`` gives ``match`` or ``sampled``."""
+    """Return the acceptance method: the request's own or ``configured``; ``auto`` is ``match`` or ``sampled``."""
     acceptance_method, params = request.speculation.acceptance_method or configured, request.sampling
     if acceptance_method != "auto":
         return acceptance_method
@@ -64,40 +64,42 @@ def acceptance_method_of(request: Request, configured: str, sampled: str) -> str
 
 
 def own_seed(request: Request, number: int = 0) -> int:
-    """The seed of a request whose drafts are drawn and tested: made of its seed, prompt, law, speculation and number.
+    """Derive the seed of a request with sampled drafts from seed, prompt, parameters, speculation and number.
 
-    What drafters and policies learn from one request goes into the next one's drafts. If users gave both one seed, the
-    numbers that made the first's output would test a draft that was chosen by that output, and the second would not
-    follow its law. So no two requests share numbers. A request that is made again has the same seed, prompt and law;
-    only its ``number``, how many requests the engine took before, tells it from the first where anything has learned.
+    Drafters and policies learn from one request and use the result for the next. If two requests had one seed, the
+    random numbers of the first output would test a draft that depends on this output. The second output would then not
+    follow its distribution. Therefore no two requests share random numbers. A repeated request has the same seed,
+    prompt and parameters. Only ``number``, the count of earlier requests, tells the repetition from the first if drafts
+    are learned.
     """
     params = request.sampling
     shape = [getattr(params, name) for name in SHAPING]
     bias = sorted((params.logit_bias or {}).items())
-    said = repr((request.prompt, shape, bias, request.speculation, request.ensemble))
+    described = repr((request.prompt, shape, bias, request.speculation, request.ensemble))
     return derive_seed(
-        derive_seed(request.seed, int.from_bytes(blake2b(said.encode(), digest_size=8).digest())), number
+        derive_seed(request.seed, int.from_bytes(blake2b(described.encode(), digest_size=8).digest())), number
     )
 
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """Checks requests against a loaded model and fills what depends on it.
+    """Checks requests against a loaded model and fills the fields that depend on the model.
 
     Attributes:
-        eos: ids that end an output unless it ignores them.
-        rule: the configured rule; ``auto`` judges greedy and seeded requests by ``match``, others by
+        eos: token ids that end an output, unless the request ignores these ids.
+        acceptance_method: the configured method. ``auto`` is ``match`` for greedy and seeded requests, else
             ``sampled_method``.
-        max_depth: the longest draft that a request may ask for.
-        may_choose: what of ``Speculation`` a request may choose for itself.
-        drafts: whether there is a drafter; without one no request is speculated for, whatever it asks.
-        laws: checks a law that a request asks for and gives its name; None where requests may not ask.
-        noises: of the rules that may judge what the drafter makes; None for all. ``auto`` keeps to them.
+        max_depth: the longest draft that a request may choose.
+        may_choose: the fields of ``Speculation`` that a request may set.
+        drafts: whether the engine has a drafter. Without a drafter no request is speculated for.
+        ensembles: checks the ensemble of a request and returns its name; None if requests may not choose.
+        stream_kinds: of the acceptance methods that can verify the drafter's drafts; None for all. ``auto`` takes only
+            these methods.
         drafters: names of a pool's drafters; None without a pool.
-        learns: whether drafts depend on what earlier requests wrote, by the drafter, the policy or the round.
+        learns: whether drafts depend on earlier requests, through the drafter, the policy or the execution mode.
 
     Raises:
-        InvalidInput: the configured rule may not judge what the drafter makes.
+        InvalidInput: the configured acceptance method cannot verify the drafter's drafts.
     """
 
     vocab_size: int
@@ -119,14 +121,14 @@ class InputProcessor:
 
     @property
     def acceptance_methods(self) -> tuple[str, str]:
-        """The configured rule, and the rule of sampled requests under ``auto``: see ``acceptance_method``."""
-        return self.acceptance_method, self.sampled_method if self._judges(self.sampled_method) else "match"
+        """The configured acceptance method, and the method of sampled requests under ``auto``."""
+        return self.acceptance_method, self.sampled_method if self._can_verify(self.sampled_method) else "match"
 
     def resolve(self, request: Request, number: int = 0) -> Request:
-        """The request as the engine runs it, after ``number`` others.
+        """Return the request in the form that the engine runs, after ``number`` earlier requests.
 
         Raises:
-            InvalidInput: an empty or too long prompt, a token id outside the vocabulary, an unknown rule.
+            InvalidInput: the prompt is empty or too long, a token id is outside the vocabulary, or a method is unknown.
         """
         self._check(request)
         params, n = request.sampling, len(request.prompt)
@@ -136,10 +138,10 @@ class InputProcessor:
         if params.min_tokens > 0 and len(set(stops)) >= self.vocab_size:
             raise InvalidInput("stop_token_ids", words("every token"), "fewer, so that min_tokens can be reached")
         sampling = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit), stop_token_ids=stops)
-        asked = request.speculation.acceptance_method or self.acceptance_method
-        ACCEPTANCE_METHODS.check(asked, "auto", field="speculation.acceptance_method")
-        if asked != "auto" and request.speculation.enabled:
-            self._check_method("speculation.acceptance_method", asked)
+        requested = request.speculation.acceptance_method or self.acceptance_method
+        ACCEPTANCE_METHODS.check(requested, "auto", field="speculation.acceptance_method")
+        if requested != "auto" and request.speculation.enabled:
+            self._check_method("speculation.acceptance_method", requested)
         acceptance_method = acceptance_method_of(request, *self.acceptance_methods)
         speculation = replace(
             request.speculation,
@@ -149,7 +151,7 @@ class InputProcessor:
         resolved = replace(
             request, sampling=sampling, speculation=speculation, distribution=self._distribution(request)
         )
-        # Drawn seeds differ anyway, and what the target's own noise decides is the same with and without drafts.
+        # Random seeds differ in any case. With ``StreamKind.TARGET`` the outputs with and without drafts are equal.
         shared = (
             params.seed is not None
             and speculation.enabled
@@ -161,11 +163,11 @@ class InputProcessor:
         return replace(resolved, seed=own_seed(resolved, number if learns else 0))
 
     def _distribution(self, request: Request) -> str:
-        """What the request's own law is declared as; empty where it has none."""
+        """Return the name of the request's own distribution; empty if the request sets no ensemble."""
         if request.ensemble is None:
             return ""
         if self.ensembles is None:
-            raise InvalidInput("ensemble", request.ensemble, "left out; requests have no say in it here")
+            raise InvalidInput("ensemble", request.ensemble, "left out, because requests may not choose the ensemble")
         return self.ensembles(request.ensemble)
 
     def _check(self, request: Request) -> None:
@@ -186,13 +188,13 @@ class InputProcessor:
         if depth is not None and not (type(depth) is int and 0 <= depth <= self.max_depth):
             raise InvalidInput("speculation.length", depth, f"a whole number from 0 to {self.max_depth}")
 
-    def _judges(self, acceptance_method: str) -> bool:
-        """Whether the rule may judge what the drafter makes."""
+    def _can_verify(self, acceptance_method: str) -> bool:
+        """Whether the acceptance method can verify the drafter's drafts."""
         return self.stream_kinds is None or ACCEPTANCE_METHODS.load(acceptance_method).stream_kind in self.stream_kinds
 
     def _check_method(self, field: str, acceptance_method: str) -> None:
-        if not self._judges(acceptance_method):
-            able = ", ".join(name for name in ACCEPTANCE_METHODS if self._judges(name))
+        if not self._can_verify(acceptance_method):
+            able = ", ".join(name for name in ACCEPTANCE_METHODS if self._can_verify(name))
             given = words(f"{acceptance_method!r}, which needs the distribution that each draft token was drawn from")
             raise InvalidInput(field, given, f"one of {able}, because this pool compares drawn tokens")
 
@@ -203,7 +205,7 @@ class InputProcessor:
             raise InvalidInput("speculation.drafters", unknown[0] if unknown else words("empty"), allowed)
 
     def _check_choices(self, chosen: Speculation) -> None:
-        """Raise ``InvalidInput`` for a policy that does not exist, or a choice that is not the request's to make."""
+        """Raise ``InvalidInput`` for an unknown policy, or a choice that requests may not make."""
         if chosen.policy is not None:
             POLICIES.check(chosen.policy, field="speculation.policy")
             parse(POLICIES.load(chosen.policy).Options, {}, f"options of policy {chosen.policy!r}: ")
@@ -218,4 +220,4 @@ class InputProcessor:
         for name, value in made.items():
             if value is not None and name not in self.may_choose:
                 field = "speculation.enabled" if name == "off" else f"speculation.{name}"
-                raise InvalidInput(field, value, "absent: this server does not let requests choose it")
+                raise InvalidInput(field, value, "absent: this server does not allow the choice")

@@ -1,4 +1,4 @@
-"""What a Python program gives as prompts, read: texts, token ids of any integer type, vLLM's dictionaries, messages."""
+"""Reads prompts of Python programs: texts, token ids of any integer type, vLLM's dictionaries, messages."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Message = Mapping[str, Any]
 
 
 def each(prompts: Any) -> list[Any]:
-    """The single prompts of what was given: one prompt, or any iterable of them.
+    """Split the argument into single prompts: one prompt, or any iterable of prompts.
 
     Raises:
-        InvalidInput: it is neither.
+        InvalidInput: the argument is no prompt and no iterable.
     """
     if isinstance(prompts, str | bytes | Mapping):
         return [prompts]
     if not isinstance(prompts, Iterable):
-        raise InvalidInput("prompts", prompts, f"{PROMPT}, or a list of those")
+        raise InvalidInput("prompts", prompts, f"{PROMPT}, or a list of prompts")
     found = list(prompts)
     return [found] if found and _id(found[0]) is not None else found
 
 
 def read(prompt: Any, tokens: TextTokenizer) -> list[int]:
-    """Token ids of one prompt; ids pass through.
+    """Return the token ids of one prompt; ids pass through.
 
     Raises:
-        InvalidInput: it is no prompt.
+        InvalidInput: the argument is no prompt.
     """
     given = prompt
     if isinstance(prompt, Mapping):
@@ -50,16 +50,16 @@ def read(prompt: Any, tokens: TextTokenizer) -> list[int]:
 
 
 def text(prompt: Any) -> str | None:
-    """The text of a prompt; None where it was given as token ids."""
+    """Return the text of a prompt; None for a prompt of token ids."""
     given = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     return given if isinstance(given, str) else None
 
 
 def conversations(messages: Any) -> list[list[dict[str, str]]]:
-    """One conversation or several as chat templates take them.
+    """Return one conversation or several in the form of chat templates.
 
     Raises:
-        InvalidInput: a message is none; a role or a content is missing or of another kind.
+        InvalidInput: a message is invalid; a role or a content is missing or has another type.
     """
     given = list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str | bytes) else []
     several = given if given and not isinstance(given[0], Mapping) else [given]
@@ -88,7 +88,7 @@ def _content(message: Message) -> str:
 
 
 def _id(value: Any) -> int | None:
-    """A token id, of whatever integer type; None for anything else."""
+    """Return a token id of any integer type; None for other values."""
     if isinstance(value, bool) or getattr(value, "ndim", 0) != 0:
         return None
     try:

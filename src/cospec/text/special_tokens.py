@@ -1,7 +1,7 @@
-"""Special tokens that a conversation's messages spell out stay text.
+"""Keeps special tokens in the text of messages as plain text.
 
-A chat template writes special tokens itself, so its result is tokenized with them. A message must not end a turn or
-begin one: what of a message spells a special token is hidden from the template's tokenization and encoded as text.
+A chat template writes special tokens, so its result is tokenized with special tokens. A message must not end or begin a
+turn. Therefore special tokens in a message are hidden from the template's tokenization and encoded as text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_END = "\ue001"  # of a mark; from Unicode's private use area, as the start
+_END = "\ue001"  # end of a mark, from Unicode's private use area, like the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class Rendered:
 
 @dataclass(slots=True)
 class SpecialTokenGuard:
-    """Hides the special tokens of one conversation. ``hide`` writes ``found``.
+    """Hides the special tokens of one conversation. ``hide`` fills ``found``.
 
     Args:
-        texts: the special tokens, as text.
+        texts: the special tokens as text.
     """
 
     texts: Iterable[str]
     found: list[str] = field(default_factory=list, init=False)
-    # Random, so that no message can hold a mark.
+    # Random, so that no message can contain a mark.
     _start: str = field(default_factory=lambda: f"\ue000{secrets.token_hex(8)}:", init=False)
 
     def hide(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with a mark in place of each special token in their content."""
+        """Return the messages with a mark instead of each special token in their content."""
         longest_first = sorted(filter(None, self.texts), key=len, reverse=True)
         pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -54,7 +54,7 @@ class SpecialTokenGuard:
         ]
 
     def split(self, text: str) -> list[Rendered]:
-        """The pieces of a rendered conversation, in order, with the hidden texts back in their places."""
+        """Return the pieces of a rendered conversation in order, with the hidden texts restored."""
         parts = re.split(re.escape(self._start) + r"(\d+)" + _END, text)
         pieces = [Rendered(self.found[int(part)] if at % 2 else part, bool(at % 2)) for at, part in enumerate(parts)]
         return [piece for piece in pieces if piece.text]

@@ -1,4 +1,4 @@
-"""Text to tokens and back, as every face needs it: bounded prompts, chat templates, the exact bytes of one token."""
+"""Converts text to tokens and back: bounded prompts, chat templates, the exact bytes of one token."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def import_tokenizers() -> None:
-    """Import what ``load_tokenizer`` needs."""
+    """Import the libraries of ``load_tokenizer``."""
     from transformers import AutoTokenizer  # noqa: F401
 
 
 def load_tokenizer(path: str) -> Any:
-    """The Hugging Face tokenizer in a folder or of a hub name."""
+    """Load the Hugging Face tokenizer of a folder or a hub name."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path)
 
 
 class TextTokenizer:
-    """A tokenizer with the checks that every prompt goes through.
+    """A tokenizer with the checks of prompts.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        max_model_len: tokens of one sequence; longer prompts are refused, very long ones before they are tokenised.
-        vocab_size: of the model; ids outside it are refused.
+        max_model_len: tokens of one sequence. Longer prompts are refused, very long prompts before tokenization.
+        vocab_size: of the model; token ids outside are refused.
     """
 
     def __init__(self, tokenizer: Any, max_model_len: int, vocab_size: int) -> None:
@@ -44,14 +44,14 @@ class TextTokenizer:
         self._vocab_size = vocab_size
 
     def encode(self, text: str, add_special_tokens: bool = True, field: str = "prompt") -> tuple[int, ...]:
-        """Token ids of ``text``.
+        """Return the token ids of ``text``.
 
         Args:
-            add_special_tokens: let the tokenizer add its own, such as the start of the text, and take what spells a
-                special token for the token, as vLLM does. False: neither, so that no text becomes a special token.
+            add_special_tokens: let the tokenizer add tokens such as the start of the text, and encode the text of a
+                special token as the token, as vLLM does. False does neither, so that no text becomes a special token.
 
         Raises:
-            InvalidInput: the text cannot fit into the context whatever its tokens are, is no text, or there is no
+            InvalidInput: the text is too long for the context in any case, is no valid text, or the model has no
                 tokenizer.
         """
         self._check_text(text, field)
@@ -68,30 +68,30 @@ class TextTokenizer:
             raise InvalidInput(field, shown, f"at most {self._max_model_len} tokens, the context of the model")
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-        """Token ids; what spells a special token is the token."""
-        # Without ``verbose`` the tokenizer would warn of what ``check`` refuses.
+        """Return token ids; the text of a special token becomes the token."""
+        # With ``verbose`` the tokenizer would warn of prompts that ``check`` refuses.
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
     def _literal(self, text: str) -> tuple[int, ...]:
-        """Token ids without special tokens, whatever the text spells."""
+        """Return token ids without special tokens, for any text."""
         ids = self._literal_tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
         return tuple(ids)
 
     @cached_property
     def _literal_tokenizer(self) -> Any:
-        """A tokenizer of its own: ``split_special_tokens`` changes the tokenizer, which other threads use."""
+        """A second tokenizer: ``split_special_tokens`` changes a tokenizer that other threads use."""
         return copy.deepcopy(self._tokenizer)
 
     def prepare(self) -> None:
-        """Read the vocabulary now; the first request would wait for the reading."""
+        """Read the vocabulary now; else the first request would wait."""
         if self._tokenizer is not None:
             _ = self._longest, self._bytes_of, self._special
 
     def check(self, ids: Sequence[int], field: str = "prompt") -> tuple[int, ...]:
-        """``ids`` as they are.
+        """Return ``ids`` unchanged after a check.
 
         Raises:
-            InvalidInput: an id is outside the vocabulary, there are none, or too many for the context.
+            InvalidInput: an id is outside the vocabulary, or the list is empty or too long for the context.
         """
         if not ids:
             raise InvalidInput(field, words("empty"), "at least one token")
@@ -102,7 +102,7 @@ class TextTokenizer:
         return tuple(ids)
 
     def known(self, ids: Sequence[int], field: str) -> Sequence[int]:
-        """``ids`` as they are.
+        """Return ``ids`` unchanged after a check.
 
         Raises:
             InvalidInput: an id is outside the vocabulary.
@@ -114,7 +114,7 @@ class TextTokenizer:
 
     @property
     def template_names(self) -> Names:
-        """What the chat template reads; nothing without a template."""
+        """Return the names that the chat template reads; empty without a template."""
         try:
             return names_read(self._tokenizer.get_chat_template())
         except (AttributeError, ValueError):  # no tokenizer, no template, or several without a default
@@ -127,14 +127,14 @@ class TextTokenizer:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[int, ...]:
-        """Token ids of a conversation in the tokenizer's chat template.
+        """Return the token ids of a conversation in the tokenizer's chat template.
 
-        Special tokens come from the template alone: text of a message that spells a special token stays text.
+        Only the template adds special tokens: a special token's text in a message stays text.
 
         Args:
             add_generation_prompt: end with the opening of an assistant's message.
             continue_final_message: leave the last message open, so that the output continues the message.
-            variables: values for the template; a name that the template does not read has no effect.
+            variables: values for the template; names that the template does not read have no effect.
 
         Raises:
             InvalidInput: the tokenizer has no template, the template refuses the messages, or both flags are set.
@@ -143,7 +143,7 @@ class TextTokenizer:
             raise InvalidInput("continue_final_message", True, "true only when add_generation_prompt is false")
         if not getattr(self._tokenizer, "chat_template", None):
             shown = words("given to a model whose tokenizer has no chat template")
-            raise InvalidInput("messages", shown, "a prompt without roles, such as /v1/completions takes")
+            raise InvalidInput("messages", shown, "a prompt without roles, as for /v1/completions")
         guard = SpecialTokenGuard(self._special_texts)
         read = self.template_names.variables
         try:
@@ -154,7 +154,7 @@ class TextTokenizer:
                 tokenize=False,
                 **{name: value for name, value in variables.items() if name in read},
             )
-        except Exception as error:  # templates are code of the model's makers and raise what they like
+        except Exception as error:  # templates are code of the model's authors and may raise anything
             shown = words(f"refused by the chat template ({error})")
             raise InvalidInput("messages", shown, "a conversation that the model's chat template takes") from None
         pieces = guard.split(str(text))
@@ -163,15 +163,15 @@ class TextTokenizer:
         return tuple(chain.from_iterable(encoded))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of ``ids``."""
+        """Return the text of ``ids``."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def piece(self, id: int) -> str:
-        """The token as the vocabulary writes it."""
+        """Return the token's form in the vocabulary."""
         return str(self._tokenizer.convert_ids_to_tokens(id) or "")
 
     def to_bytes(self, id: int) -> bytes:
-        """The bytes that a token stands for, which need not be whole characters."""
+        """Return the bytes of a token, which may be incomplete characters."""
         piece = self.piece(id)
         if id in self._special:
             return piece.encode()
@@ -181,7 +181,7 @@ class TextTokenizer:
         return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()
 
     def to_text(self, id: int) -> str:
-        """A token on its own as text; bytes that are no whole character are written ``bytes:\\xe2\\x96``."""
+        """Return a single token as text; incomplete characters become ``bytes:\\xe2\\x96``."""
         data = self.to_bytes(id)
         try:
             return data.decode()
@@ -189,7 +189,7 @@ class TextTokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def is_special(self, id: int) -> bool:
-        """Whether a token is left out of the text unless it is asked for."""
+        """Whether the text omits the token by default."""
         return id in self._special
 
     @cached_property
@@ -202,12 +202,12 @@ class TextTokenizer:
 
     @cached_property
     def _longest(self) -> int:
-        """Most characters that one token can stand for."""
+        """Return the most characters of any token."""
         return max(len(piece) for piece in self._tokenizer.get_vocab())
 
     @cached_property
     def _bytes_of(self) -> dict[str, int] | None:
-        """Byte-level BPE's character to byte; None for other vocabularies, which never hold its space sign."""
+        """Return byte-level BPE's map from characters to bytes; None for other vocabularies."""
         if not any("Ġ" in piece for piece in self._tokenizer.get_vocab()):
             return None
         plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

@@ -1,4 +1,4 @@
-"""The model card: ``card.json`` as a page for people."""
+"""Renders ``card.json``, the model card, as Markdown."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ tokenizer of {vocab:,} tokens. They are made for measuring and testing speculati
 they write English prose, grade-school arithmetic and Python that looks right and often is not.
 """
 
-_SPECIALISTS = """The specialists are drafters for one domain each: the drafter, taught further by the target on that
-domain's text and on what the target writes behind that domain's prompts.
+_SPECIALISTS = """The specialists are drafters for one domain each: the generic drafter, distilled further on that
+domain's text and on the target's outputs for that domain's prompts.
 """
 
 _VARIANTS = """The variants are other targets of the same size, for decoding with several models: the target, trained
@@ -39,7 +39,7 @@ Every fiftieth document of each domain was held out; all losses below are of hel
 
 
 def render(card: Mapping[str, Any]) -> str:
-    """Markdown of a card as ``export`` builds it and ``measure`` fills it; parts that are not measured are left out."""
+    """Return the Markdown of a card of ``export`` and ``measure``; parts without measurements are omitted."""
     recipe = card["recipe"]
     parts = [_HEAD.format(name=recipe["name"], vocab=recipe["vocab_size"]), _members(card["members"])]
     parts += [text for key, text in (("specialists", _SPECIALISTS), ("variants", _VARIANTS)) if recipe.get(key)]
@@ -52,9 +52,9 @@ def render(card: Mapping[str, Any]) -> str:
         parts.append(_agreement(card["agreement"]))
     if card.get("heads"):
         parts.append(_heads(card["heads"]))
-    heat = card.get("sampled_at", 0.7)  # a card that does not say is of before it was noted
+    temperature = card.get("sampled_at", 0.7)  # older cards lack the key
     for domain, text in card.get("samples", {}).items():
-        parts.append(f"## Sample: {domain} (temperature {heat:g})\n\n```text\n{text}\n```\n")
+        parts.append(f"## Sample: {domain} (temperature {temperature:g})\n\n```text\n{text}\n```\n")
     parts.append("## Recipe\n\n```yaml\n" + yaml.safe_dump(dict(recipe), sort_keys=False) + "```\n")
     return "\n".join(parts)
 
@@ -74,24 +74,24 @@ def _members(members: Mapping[str, Any]) -> str:
 
 
 def _continuation(name: str, member: Mapping[str, Any]) -> str:
-    """That a member went on from exported weights: its last schedule, the recipe's, saw a part of its tokens."""
+    """Return a note on a member that continued from exported weights; its last schedule covers a part of its tokens."""
     seen, before = member["tokens"], member["before"]["tokens"]
     return (
-        f"\nThe {name} went on from weights that had seen {before:,} tokens, with new optimizers; the recipe's\n"
-        f"schedule is of the {seen - before:,} tokens since.\n"
+        f"\nThe {name} continued from weights that had seen {before:,} tokens, with new optimizers; the recipe's\n"
+        f"schedule covers the {seen - before:,} tokens since.\n"
     )
 
 
 def _maturity(members: Mapping[str, Any]) -> str:
-    """How far the target's training went, in words that its samples bear out."""
+    """Return a paragraph on the length of the target's training."""
     target = members["target"]
     ratio = target["tokens"] / target["parameters"]
     if ratio >= ENOUGH:
         return f"The target saw {ratio:.0f} tokens per parameter.\n"
     return (
-        f"The target saw {ratio:.2g} tokens per parameter, where about {ENOUGH} are worth their while (Hoffmann\n"
-        "et al. 2022): it knows the shape of its three kinds of text better than their words, and makes some of those\n"
-        "up. More training is the first thing to give it.\n"
+        f"The target saw {ratio:.2g} tokens per parameter, while about {ENOUGH} are compute-optimal (Hoffmann\n"
+        "et al. 2022): the target reproduces the form of its three kinds of text better than the words. Some\n"
+        "words do not exist. More training would help most.\n"
     )
 
 
@@ -105,22 +105,22 @@ def _losses(members: Mapping[str, Any]) -> str:
 
 
 def _acceptance(acceptance: Mapping[str, Any]) -> str:
-    """Every drafter on every domain, as table 2 of CoSine has it."""
+    """Return every drafter's acceptance on every domain, as in table 2 of CoSine."""
     words = (
-        "## Acceptance\n\nEvery drafter against the target, by the engine, on held-out prompts: the mean tokens that a "
-        "draft of four gave, the\ntarget's own included, and in brackets the share of drafted tokens that were kept. "
-        "Temperature 0 is greedy; at\ntemperature 1 drafts are judged by speculative sampling.\n\n"
+        "## Acceptance\n\nEvery drafter against the target, by the engine, on held-out prompts: the mean tokens per "
+        "draft of four, the\ntarget's token included, and in brackets the share of accepted draft tokens. "
+        "Temperature 0 is greedy; at\ntemperature 1 drafts are verified by rejection sampling.\n\n"
     )
     cell = "{acceptance_length:.2f} ({draft_acceptance_rate:.1%})"
     return words + _grid(acceptance, "drafter", cell)
 
 
 def _heads(heads: Mapping[str, Any]) -> str:
-    """How often each head is right among its first guesses."""
+    """Return the accuracy of each head's first predictions."""
     words = (
         f"## Heads\n\nMedusa heads on the frozen target, {heads['parameters']:,} parameters, {heads['steps']} steps: "
-        "how often head n holds the token\nthat the target writes n places behind its next one, among its first "
-        "guesses, on held-out text of the target.\n\n"
+        "the share of positions at which the token\nthat follows n places after the next token is among head n's first "
+        "predictions, on held-out text of the target.\n\n"
     )
     rows = [
         [number, *(f"{share:.1%}" for share in itertools.accumulate(ranks))]
@@ -131,15 +131,15 @@ def _heads(heads: Mapping[str, Any]) -> str:
 
 def _agreement(agreement: Mapping[str, Any]) -> str:
     words = (
-        "## Agreement\n\nEvery other model against the target, on text that the target wrote behind held-out prompts "
+        "## Agreement\n\nEvery other model against the target, on text of the target after held-out prompts "
         "at the given\ntemperature: the overlap of the two distributions, which is one minus their total variation, "
-        "and in brackets the\nshare of places where both hold the same token likeliest.\n\n"
+        "and in brackets the\nshare of positions with the same likeliest token.\n\n"
     )
     return words + _grid(agreement, "model", "{overlap:.1%} ({top1:.1%})")
 
 
 def _grid(figures: Mapping[str, Any], head: str, cell: str) -> str:
-    """Figures by temperature, model and domain: a row per model, a column per domain."""
+    """Return a table by temperature, model and domain: a row per model, a column per domain."""
     domains = list(dict.fromkeys(d for models in figures.values() for by_domain in models.values() for d in by_domain))
     rows = [
         [temperature, name, *(cell.format(**by_domain[domain]) for domain in domains)]

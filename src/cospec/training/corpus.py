@@ -1,4 +1,4 @@
-"""Text by domain, tokenised once into flat arrays that a training loop samples windows from.
+"""Text by domain, tokenised once into flat arrays, from which training loops sample windows.
 
 Domains and their sources (all under one data folder, except code):
 
@@ -6,7 +6,7 @@ Domains and their sources (all under one data folder, except code):
 * ``math``: ``math.jsonl.xz``, lines of ``{"question", "answer"}``;
 * ``code``: the sources of the Python standard library that runs this program, without its tests.
 
-The last ``holdout`` share of each domain's documents is never trained on; the card's losses come from it.
+The last ``holdout`` share of each domain's documents is excluded from training and serves for the card's losses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SKIPPED_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "__p
 
 
 def read_domain(domain: str, data: Path) -> list[str]:
-    """The documents of one domain, in a fixed order.
+    """Return the documents of one domain in a fixed order.
 
     Raises:
         InvalidInput: the domain's file is missing from ``data``.
@@ -43,7 +43,7 @@ def read_domain(domain: str, data: Path) -> list[str]:
         return [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in rows]
     if domain == "code":
         return list(_standard_library())
-    raise ValueError(f"domain {domain!r} is unknown; known are {', '.join(DOMAINS)}")
+    raise ValueError(f"domain {domain!r} is unknown; allowed are {', '.join(DOMAINS)}")
 
 
 def _unpack(data: Path, name: str) -> str:
@@ -55,7 +55,7 @@ def _unpack(data: Path, name: str) -> str:
 
 
 def _chapters(book: str, size: int = 40_000) -> Iterator[str]:
-    """Cut a book at paragraph ends into pieces of about ``size`` characters, so that holding some out is fair."""
+    """Split a book at paragraph ends into pieces of about ``size`` characters, for a fair held-out part."""
     start = 0
     while start < len(book):
         end = book.find("\n\n", start + size)
@@ -74,7 +74,7 @@ def _standard_library() -> Iterator[str]:
 
 
 def split(documents: Sequence[str], holdout: float) -> tuple[list[str], list[str]]:
-    """Every n-th document is held out, so that both parts see every book, author and package."""
+    """Hold out every n-th document, so that both parts contain every book, author and package."""
     every = max(2, round(1 / holdout))
     kept = [text for i, text in enumerate(documents) if i % every != every - 1]
     return kept, [text for i, text in enumerate(documents) if i % every == every - 1]
@@ -89,7 +89,7 @@ class Corpus:
 
     @classmethod
     def build(cls, tokenizer: Tokenizer, data: Path, cache: Path, holdout: float = 0.02) -> Corpus:
-        """Tokenise every domain, or load what an earlier call left in ``cache``."""
+        """Tokenise every domain, or load the files of an earlier call from ``cache``."""
         cache.mkdir(parents=True, exist_ok=True)
         for domain in DOMAINS:
             if not (cache / f"{domain}.heldout.npy").exists():
@@ -99,21 +99,21 @@ class Corpus:
 
     @classmethod
     def load(cls, cache: Path) -> Corpus:
-        """What ``build`` left in ``cache``.
+        """Load the files that ``build`` wrote into ``cache``.
 
         Raises:
-            ModelError: it holds no tokenised corpus.
+            ModelError: ``cache`` has no tokenised corpus.
         """
         try:
             parts = ({d: np.load(cache / f"{d}.{part}.npy", mmap_mode="r") for d in DOMAINS} for part in _PARTS)
             return cls(*parts)
         except FileNotFoundError:
             raise ModelError(
-                f"{cache} holds no tokenised corpus; allowed is one that `cospec train tokenizer` made."
+                f"{cache} holds no tokenised corpus; allowed is a folder of `cospec train tokenizer`."
             ) from None
 
     def windows(self, weights: dict[str, float], rows: int, length: int, seed: tuple[int, ...]) -> np.ndarray:
-        """``int64 [rows, length + 1]`` windows drawn by domain weight; the same ``seed`` gives the same windows."""
+        """Draw ``int64 [rows, length + 1]`` windows by domain weight; the ``seed`` determines the windows."""
         generator = np.random.default_rng(seed)
         names = [name for name in self.train if weights.get(name, 0) > 0]
         share = np.array([weights[name] for name in names])
@@ -127,26 +127,26 @@ def _window(stream: np.ndarray, length: int, generator: np.random.Generator) -> 
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
-    """Write an ``.npy`` file; an interruption leaves the old one or the new one."""
+    """Write an ``.npy`` file atomically: an interruption leaves the old or the new file."""
     with path.with_suffix(".new").open("wb") as file:
         np.save(file, array)
     path.with_suffix(".new").replace(path)
 
 
 def end_token(tokenizer: Tokenizer) -> int:
-    """The token between documents.
+    """Return the token between documents.
 
     Raises:
-        ModelError: the tokenizer has none, so it was not trained here.
+        ModelError: the tokenizer has no such token, so ``cospec train`` did not make the tokenizer.
     """
     end = tokenizer.token_to_id(END)
     if end is None:
-        raise ModelError(f"the tokenizer has no token {END}; allowed is one made by `cospec train tokenizer`.")
+        raise ModelError(f"the tokenizer has no token {END}; allowed is a tokenizer of `cospec train tokenizer`.")
     return int(end)
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
-    """One flat ``uint16`` stream, each document followed by the end token."""
+    """Encode documents into one flat ``uint16`` stream, with the end token after each."""
     end = end_token(tokenizer)
     pieces = [[*encoded.ids, end] for encoded in tokenizer.encode_batch(list(texts))]
     return np.concatenate([np.asarray(piece, dtype=np.uint16) for piece in pieces])

@@ -1,8 +1,10 @@
-"""Teaching a small drafter to say what its target would say.
+"""Knowledge distillation from a target into a small drafter.
 
-The drafter minimises the divergence KL(target || drafter) on text of the corpus and on text that the target wrote, so
-that its acceptance, the overlap of the two distributions, is high where it will be used. Its embedding starts as the
-best low-rank copy of the target's, which saves it from learning 4,096 words anew.
+The drafter minimises KL(target
+
+drafter) on corpus text and on text that the target generated. Low divergence gives high acceptance, which is the
+overlap of the two distributions. The drafter's embedding starts as the best low-rank approximation of the target's. So
+the drafter need not learn 4,096 tokens anew.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from cospec.training.trainer import Trainer
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean over rows of KL(teacher || student), in nats, of logits ``[R, V]`` each."""
+    """Return the mean over rows of KL(teacher
+
+    student) in nats, from logits ``[R, V]`` each.
+    """
     log_p = nn.functional.log_softmax(teacher.float(), dim=-1)
     log_q = nn.functional.log_softmax(student.float(), dim=-1)
     return nn.functional.kl_div(log_q, log_p, log_target=True, reduction="none").sum() / len(log_p)
@@ -36,15 +41,15 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DistillationLoss:
-    """The loss of the rows of ``lessons`` with the given numbers; ``head [V, H]`` is the target's output embedding."""
+    """Distillation loss of numbered rows of ``teacher_cache``; ``head [V, H]`` is the target's output embedding."""
 
-    lessons: TeacherCache
+    teacher_cache: TeacherCache
     head: Tensor
     options: Distillation
 
     def __call__(self, model: nn.Module, numbers: Tensor) -> Tensor:
-        """Nats per token, for ``numbers [B]``."""
-        tokens, states = self.lessons.take(numbers, self.head.device)
+        """Return nats per token for the rows ``numbers [B]``."""
+        tokens, states = self.teacher_cache.take(numbers, self.head.device)
         student = model(input_ids=tokens[:, :-1]).logits.flatten(0, 1)
         with torch.no_grad():
             teacher = self.options.sharpness * (states.flatten(0, 1) @ self.head.T)
@@ -56,11 +61,11 @@ class DistillationLoss:
 
 
 def low_rank_embedding(head: Tensor, states: Tensor, size: int) -> Tensor:
-    """The ``[V, size]`` matrix ``E`` for which ``E @ x`` comes closest to the logits of ``states [R, H]``.
+    """Return the ``[V, size]`` matrix ``E`` for which ``E @ x`` is closest to the logits of ``states [R, H]``.
 
-    The logits' best approximation of rank ``size``: the leading singular vectors of ``head @ moment^(1/2)``, where
-    ``moment`` is the states' second moment. The ``x`` that go with it have unit variance, as a normalised hidden
-    state has, so that the logits' scale is right from the first step.
+    The best approximation of rank ``size`` has the leading singular vectors of ``head @ moment^(1/2)``, with the
+    states' second moment. The matching ``x`` have unit variance, like normalised hidden states. Thus the logits' scale
+    is right from the first step.
     """
     rows = states.double()
     values, vectors = torch.linalg.eigh(rows.T @ rows / len(rows))
@@ -70,7 +75,7 @@ def low_rank_embedding(head: Tensor, states: Tensor, size: int) -> Tensor:
 
 
 def initialise(student: LlamaForCausalLM, head: Tensor, states: Tensor) -> None:
-    """Give ``student`` a low-rank copy of the target's embedding ``head [V, H]``; ``states [R, H]`` are a sample."""
+    """Give ``student`` a low-rank copy of the target's embedding ``head [V, H]``, fitted to ``states [R, H]``."""
     copy = low_rank_embedding(head.cpu(), states, student.config.hidden_size)
     with torch.no_grad():
         student.model.embed_tokens.weight.copy_(copy)
@@ -79,18 +84,22 @@ def initialise(student: LlamaForCausalLM, head: Tensor, states: Tensor) -> None:
 def train_drafter(
     recipe: TrainingRecipe, data: Path, out: Path, compiled: bool = False, writer: Writer | None = None
 ) -> Trainer:
-    """Distil the target in ``out`` into the recipe's drafter, from a copy of the target's embedding or from where
-    ``family.go_on`` says. Resumes from what ``out`` holds."""
-    tokenizer, target, course = _open(recipe, data, out, writer)
+    """Distil the target in ``out`` into the recipe's drafter; resume from a checkpoint in ``out``.
+
+    The drafter starts from a low-rank copy of the target's embedding, or from the weights of ``continue_training``.
+    """
+    tokenizer, target, distill_data = _open(recipe, data, out, writer)
     schedule = recipe.drafter_schedule
-    material = course.make(target, DistillOptions(recipe.mixture, recipe.distillation, schedule.sequence, recipe.seed))
+    distill_batches = distill_data.make(
+        target, DistillOptions(recipe.mixture, recipe.distillation, schedule.sequence, recipe.seed)
+    )
     if origin("drafter", out) is None:
-        states = torch.from_numpy(np.array(material.lessons.states[::8, ::16])).flatten(0, 1).float()
+        states = torch.from_numpy(np.array(distill_batches.teacher_cache.states[::8, ::16])).flatten(0, 1).float()
         student = new_model(recipe.drafter, recipe, tokenizer, recipe.seed)
         initialise(student, target.lm_head.weight.detach(), states)
     else:
         student = load_trained(recipe, "drafter", tokenizer, out).requires_grad_(True)
-    trainer = _trainer(student, target, material, schedule, out / "drafter")
+    trainer = _trainer(student, target, distill_batches, schedule, out / "drafter")
     trainer.run(compiled=compiled)
     return trainer
 
@@ -98,29 +107,31 @@ def train_drafter(
 def train_specialists(
     recipe: TrainingRecipe, data: Path, out: Path, names: Sequence[str] = (), writer: Writer | None = None
 ) -> dict[str, Trainer]:
-    """Distil one drafter per domain from the target in ``out``, each from the weights of the drafter there.
+    """Distil one drafter per domain from the target in ``out``; each starts from the weights of the generic drafter.
 
-    Minions, section 4: a small model that goes on learning on what its target wrote for one task's prompts agrees with
-    the target there far more often. Resumes from what ``out`` holds.
+    Minions, section 4: a small model trained on its target's outputs for one task agrees far more often with the target
+    there. Resumes from checkpoints in ``out``.
 
     Args:
-        names: the domains; none means every domain of the recipe's mixture.
+        names: domains; empty means every domain of the recipe's mixture.
 
     Raises:
-        InvalidInput: the recipe says nothing of specialists, or a name is not one of its domains.
+        InvalidInput: the recipe has no specialists, or a name is not one of its domains.
     """
     if recipe.specialists is None:
         raise InvalidInput("recipe.specialists", words("missing"), "a schedule and a distillation")
     for name in names:
         if name not in recipe.mixture:
             raise InvalidInput("domain", name, f"one of {', '.join(recipe.mixture)}")
-    tokenizer, target, course = _open(recipe, data, out, writer)
+    tokenizer, target, distill_data = _open(recipe, data, out, writer)
     schedule, options = recipe.specialists.schedule, recipe.specialists.distillation
     trainers = {}
     for name in names or recipe.mixture:
-        material = course.make(target, DistillOptions({name: 1.0}, options, schedule.sequence, recipe.seed), name)
+        distill_batches = distill_data.make(
+            target, DistillOptions({name: 1.0}, options, schedule.sequence, recipe.seed), name
+        )
         student = load_trained(recipe, "drafter", tokenizer, out).requires_grad_(True)
-        trainers[name] = _trainer(student, target, material, schedule, out / name)
+        trainers[name] = _trainer(student, target, distill_batches, schedule, out / name)
         trainers[name].run()
     return trainers
 
@@ -138,9 +149,11 @@ def _open(
 def _trainer(
     student: LlamaForCausalLM,
     target: LlamaForCausalLM,
-    material: DistillBatches,
+    distill_batches: DistillBatches,
     schedule: TrainingSchedule,
     folder: Path,
 ) -> Trainer:
-    loss = DistillationLoss(material.lessons, target.lm_head.weight.detach(), material.subject.options)
-    return Trainer(student, schedule, loss, partial(material.draw, rows=schedule.rows), folder)
+    loss = DistillationLoss(
+        distill_batches.teacher_cache, target.lm_head.weight.detach(), distill_batches.distill_options.options
+    )
+    return Trainer(student, schedule, loss, partial(distill_batches.draw, rows=schedule.rows), folder)

@@ -1,7 +1,6 @@
-"""What is taught from a target: windows of the corpus and text that the target wrote, about one subject.
+"""The data of a distillation: corpus windows and text that the target generated, for a mixture of domains.
 
-A subject is a mixture of domains. A generic drafter's holds all of them, a specialist's one; heads on the target learn
-from the same lessons.
+A generic drafter's mixture has all domains, a specialist's one. Heads on the target use the same data.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from cospec.training.teacher_cache import TeacherCache, fingerprint, read
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """What lessons are about.
+    """The contents of the training windows.
 
     Attributes:
-        mixture: weight of each domain, of the corpus' windows and of the prompts.
-        options: how much is read and written.
+        mixture: weight of each domain, for corpus windows and for prompts.
+        options: amounts of corpus text and generated text.
         sequence: tokens of a window.
     """
 
@@ -40,20 +39,22 @@ class DistillOptions:
 
 @dataclass(frozen=True)
 class DistillBatches:
-    """Lessons about one subject, the corpus' rows first; ``pools`` counts those and the ones that the target wrote."""
+    """Training windows of one mixture, the corpus' windows first. ``pools`` counts corpus and generated windows."""
 
-    lessons: TeacherCache
+    teacher_cache: TeacherCache
     pools: tuple[int, int]
-    subject: DistillOptions
+    distill_options: DistillOptions
 
     def draw(self, step: int, rows: int) -> np.ndarray:
-        """``[rows]`` lesson numbers of one training step."""
-        return draw_batches(step, rows, self.subject.options.written_share, self.pools, self.subject.seed)
+        """Return ``[rows]`` window numbers of one training step."""
+        return draw_batches(
+            step, rows, self.distill_options.options.written_share, self.pools, self.distill_options.seed
+        )
 
 
 @dataclass(frozen=True)
 class DistillData:
-    """What lessons are made with: text, the folder for what the target writes and thinks, who writes."""
+    """The sources of training windows: tokenizer, corpus, cache folder, and the writer of the target's text."""
 
     tokenizer: Tokenizer
     corpus: Corpus
@@ -62,29 +63,29 @@ class DistillData:
 
     @classmethod
     def open(cls, target: LlamaForCausalLM, tokenizer: Tokenizer, corpus: Corpus, out: Path) -> DistillData:
-        """Lessons in ``out`` that the engine writes with ``target``."""
+        """Build the data in ``out``, with an engine that generates from ``target``."""
         folder = out / "lessons" / "target"
         save_model(copy.deepcopy(target), folder, out / "tokenizer", end_token(tokenizer))
         return cls(tokenizer, corpus, out / "lessons", engine_writer(folder))
 
-    def make(self, target: LlamaForCausalLM, subject: DistillOptions, name: str = "") -> DistillBatches:
-        """Have ``target`` write, then read, or go on where an earlier call stopped; ``name`` is the lessons' folder."""
-        options, length, folder = subject.options, subject.sequence, self.folder / name
-        mixture = dict(subject.mixture)
+    def make(self, target: LlamaForCausalLM, distill_options: DistillOptions, name: str = "") -> DistillBatches:
+        """Generate with ``target`` and compute its states, or resume; ``name`` is the folder of the cache."""
+        options, length, folder = distill_options.options, distill_options.sequence, self.folder / name
+        mixture = dict(distill_options.mixture)
         count = -(-options.corpus_tokens // length)
-        windows = self.corpus.windows(mixture, count, length, (subject.seed, 1))
+        windows = self.corpus.windows(mixture, count, length, (distill_options.seed, 1))
         mark = fingerprint(target)
         if options.written_tokens:
             prompts = PromptSampler.build(self.corpus.train, mixture, self.tokenizer)
-            plan = WritingPlan(options.written_tokens, options.temperatures, subject.seed)
+            plan = WritingPlan(options.written_tokens, options.temperatures, distill_options.seed)
             stream = write_stream(self.writer, prompts, folder / f"written-{mark}", plan)
             windows = np.concatenate([windows, _slices(stream, length)])
-        lessons = read(target, windows, folder / f"read-{mark}")
-        return DistillBatches(lessons, (count, len(windows) - count), subject)
+        teacher_cache = read(target, windows, folder / f"read-{mark}")
+        return DistillBatches(teacher_cache, (count, len(windows) - count), distill_options)
 
 
 def draw_batches(step: int, rows: int, share: float, pools: tuple[int, int], seed: int) -> np.ndarray:
-    """``[rows]`` lesson numbers: ``share`` of them from the second pool, each pool in a new order in every epoch."""
+    """Draw ``[rows]`` window numbers, ``share`` of them from the second pool; each epoch has a new order."""
     written = round(rows * share) if pools[1] else 0
     parts = []
     for pool, (take, first) in enumerate(((rows - written, 0), (written, pools[0]))):
@@ -96,6 +97,6 @@ def draw_batches(step: int, rows: int, share: float, pools: tuple[int, int], see
 
 
 def _slices(stream: np.ndarray, length: int) -> np.ndarray:
-    """``[N, length + 1]`` windows that follow one another."""
+    """Split a stream into consecutive windows ``[N, length + 1]``."""
     count = (len(stream) - 1) // length
     return np.stack([stream[i * length : (i + 1) * length + 1] for i in range(count)]).astype(np.int64)

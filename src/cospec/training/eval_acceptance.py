@@ -1,4 +1,4 @@
-"""Every drafter on every domain, by the engine itself: CoSine's table 2."""
+"""Measures every drafter's acceptance on every domain with the engine, as in table 2 of CoSine."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from cospec.sampling_params import SamplingParams
 
 DEPTH, LENGTH = 4, 128  # tokens of a draft, tokens of an output
 
-# Domain -> what was counted there.
+# Domain -> measured values.
 Figures = Mapping[str, Mapping[str, float]]
 
 
 def acceptances(
     target: Path, drafters: Sequence[Path], prompts: Mapping[str, list[list[int]]], temperatures: Sequence[float]
 ) -> dict[str, dict[str, Figures]]:
-    """Temperature -> drafter -> domain -> figures.
+    """Return acceptance by temperature, drafter and domain.
 
-    Drafts are chains of four; above temperature 0 they are judged by speculative sampling (rule ``rejection``).
+    Drafts are chains of four; above temperature 0 the acceptance method is ``rejection``.
 
     Args:
-        target: a model folder, as are the ``drafters``; the last part of each path is the drafter's name.
+        target: a model folder, like the ``drafters``; the last part of a path is the drafter's name.
         prompts: token ids by domain.
 
     Returns:
-        ``acceptance_length``: mean tokens that a draft gave, the target's own included. ``draft_acceptance_rate``:
+        ``acceptance_length``: mean tokens per draft, the target's token included. ``draft_acceptance_rate``:
         accepted over proposed tokens. ``tokens``: proposed.
     """
     found: dict[str, dict[str, Figures]] = {f"{temperature:g}": {} for temperature in temperatures}
@@ -52,9 +52,11 @@ def _accepted(
     found: dict[str, Figures] = {}
     for temperature in temperatures:
         figures = {}
-        for domain, asked in prompts.items():
-            params = [SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=i) for i in range(len(asked))]
-            stats = [output.stats for output in llm.generate(asked, params)]
+        for domain, domain_prompts in prompts.items():
+            params = [
+                SamplingParams(temperature=temperature, max_tokens=LENGTH, seed=i) for i in range(len(domain_prompts))
+            ]
+            stats = [output.stats for output in llm.generate(domain_prompts, params)]
             drafts, drafted, accepted = (
                 sum(getattr(s, key) for s in stats) for key in ("drafts", "drafted", "accepted")
             )

@@ -1,4 +1,4 @@
-"""Measuring a family: loss on held-out text, how far drafter and target agree, samples to read."""
+"""Measures a family: loss on held-out text, agreement of drafter and target, samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from cospec.training.corpus import Corpus, end_token
 from cospec.training.generate import PromptSampler, Writer
 
-Documents = list[tuple[list[int], list[int]]]  # prompts, each with what was written behind it
+Documents = list[tuple[list[int], list[int]]]  # prompts, each with its continuation
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class TextLoss:
 def heldout_loss(
     model: LlamaForCausalLM, tokenizer: Tokenizer, stream: np.ndarray, length: int, limit: int = 40_000
 ) -> TextLoss:
-    """Loss of the first ``limit`` tokens of ``stream``, in windows of ``length`` that follow one another.
+    """Return the loss of the first ``limit`` tokens of ``stream``, in consecutive windows of ``length``.
 
-    The first token of a window sees no context, so the figure is slightly above that of one long context.
+    The first token of a window has no context, so the loss is slightly above the loss of one long context.
     """
     stream = stream[: limit + 1]
     length = min(length, len(stream) - 1)
@@ -42,28 +42,28 @@ def heldout_loss(
         window = torch.from_numpy(stream[i * length : (i + 1) * length + 1].astype(np.int64))[None].to(model.device)
         logits = model(input_ids=window[:, :-1]).logits[0].float()
         total += float(torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum"))
-    judged = stream[1 : count * length + 1]
+    scored = stream[1 : count * length + 1]
     end = end_token(tokenizer)
-    characters = len(tokenizer.decode([int(token) for token in judged if token != end]))
-    return TextLoss(total / len(judged), total / math.log(2) / max(1, characters), len(judged))
+    characters = len(tokenizer.decode([int(token) for token in scored if token != end]))
+    return TextLoss(total / len(scored), total / math.log(2) / max(1, characters), len(scored))
 
 
 def heldout_losses(
     model: LlamaForCausalLM, tokenizer: Tokenizer, corpus: Corpus, length: int, limit: int = 40_000
 ) -> dict[str, TextLoss]:
-    """``heldout_loss`` per domain."""
+    """Return ``heldout_loss`` per domain."""
     return {name: heldout_loss(model, tokenizer, stream, length, limit) for name, stream in corpus.heldout.items()}
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How near a model comes to a target on what the target wrote behind a prompt.
+    """The agreement of a model with a target on the target's text.
 
     Attributes:
-        top1: share of places where both hold the same token likeliest: the acceptance rate of greedy decoding.
+        top1: share of positions with the same likeliest token: the acceptance rate of greedy decoding.
         overlap: mean of ``sum(min(p, q))`` at temperature 1: the acceptance rate of rejection sampling, and one minus
             the total variation.
-        tokens: places measured.
+        tokens: measured positions.
     """
 
     top1: float
@@ -75,7 +75,7 @@ class Agreement:
 def agreements(
     models: Mapping[str, LlamaForCausalLM], target: LlamaForCausalLM, documents: Documents
 ) -> dict[str, Agreement]:
-    """Compare each model with ``target`` on ``documents``, each a prompt and what the target wrote behind it."""
+    """Compare each model with ``target`` on ``documents``, each a prompt and the target's continuation."""
     sums = {name: [0.0, 0.0] for name in models}
     count = 0
     for prompt, answer in documents:
@@ -97,7 +97,7 @@ def agreements(
 def heldout_answers(
     writer: Writer, corpus: Corpus, tokenizer: Tokenizer, temperature: float, rows: int = 24
 ) -> dict[str, Documents]:
-    """``rows`` prompts from each domain's held-out text, with the 128 tokens that ``writer`` puts behind each."""
+    """Return ``rows`` held-out prompts per domain, each with a continuation of 128 tokens by ``writer``."""
     result = {}
     for name in corpus.heldout:
         prompts = PromptSampler.build(corpus.heldout, {name: 1.0}, tokenizer).draw(rows, (0, 4))

@@ -1,4 +1,4 @@
-"""From checkpoints to the folder that ships: bf16 weights, tokenizer, model card."""
+"""Exports checkpoints into the folder of a family: bf16 weights, tokenizer, model card."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from cospec.training.family import (
 from cospec.training.generate import engine_writer
 from cospec.training.recipe import TrainingRecipe
 
-TEMPERATURES = (0.0, 1.0)  # that the card tells of
+TEMPERATURES = (0.0, 1.0)  # temperatures of the card
 SAMPLED_AT = 0.5  # temperature of the samples
-LIMIT = 64 * 2**20  # bytes: a family is small enough to come with the package
+LIMIT = 64 * 2**20  # bytes: a family must be small enough for the package
 SAMPLES = {
     "prose": "It was a cold morning when the old man came to the door and",
     "math": "Question: Tom has 3 boxes with 12 pencils in each. He gives away 6 pencils. How many are left?\nAnswer:",
@@ -49,13 +49,13 @@ SAMPLES = {
 
 
 def export(recipe: TrainingRecipe, runs: Path, folder: Path) -> Path:
-    """Write every member of ``runs`` to ``folder/<member>`` and the card to ``folder``.
+    """Write every member of ``runs`` to ``folder/<member>``, and the card to ``folder``.
 
-    A member that was adopted and not trained since is copied as it is, with what its card says of it; heads and
-    variants only while the target is the one that they were made for.
+    An adopted member without new training is copied unchanged, with its entry of the card. Heads and variants are
+    copied only if their target is unchanged.
 
     Raises:
-        ModelError: there is no target, or the family would be larger than 64 MiB.
+        ModelError: the target is missing, or the family exceeds 64 MiB.
     """
     tokenizer = load_tokenizer(runs / "tokenizer")
     adopted = _adopted_card(runs)
@@ -68,7 +68,7 @@ def export(recipe: TrainingRecipe, runs: Path, folder: Path) -> Path:
             _carry_over(name, True, runs, folder)
             card["members"][name] = adopted["members"][name]
         elif name == "target":
-            load_trained(recipe, name, tokenizer, runs)  # says what is missing
+            load_trained(recipe, name, tokenizer, runs)  # raises an error that names the missing member
     if same_target:
         card |= {key: adopted[key] for key in ("notes", "samples", "sampled_at", "heads") if key in adopted}
     if not (runs / "heads" / "checkpoint.pt").exists():
@@ -84,7 +84,7 @@ def export(recipe: TrainingRecipe, runs: Path, folder: Path) -> Path:
 
 
 def _carry_over(name: str, fits: bool, runs: Path, folder: Path) -> None:
-    """Copy what was adopted; where it does not fit the target, leave no earlier export's either."""
+    """Copy adopted members that fit the target; remove others of an earlier export."""
     if fits:
         shutil.copytree(runs / ADOPTED / name, folder / name, dirs_exist_ok=True)
     else:
@@ -98,7 +98,7 @@ def _adopted_card(runs: Path) -> dict[str, Any]:
 
 
 def _write_trained(recipe: TrainingRecipe, name: str, tokenizer: Tokenizer, runs: Path, folder: Path) -> dict[str, Any]:
-    """Export one member from its checkpoint; returns its entry of the card."""
+    """Export one member from its checkpoint; return its entry of the card."""
     if name in recipe.variants:
         adapter = load_adapter(recipe, name, load_trained(recipe, "target", tokenizer, runs), runs)
         adapter.save(folder / name, "../target", recipe.variants[name])
@@ -111,7 +111,7 @@ def _write_trained(recipe: TrainingRecipe, name: str, tokenizer: Tokenizer, runs
 
 
 def save_model(model: LlamaForCausalLM, folder: Path, tokenizer: Path, end: int) -> None:
-    """One Hugging Face model folder with bf16 weights; ``tokenizer`` is the folder whose files it gets."""
+    """Save a Hugging Face model folder with bf16 weights; ``tokenizer`` is the folder of the tokenizer files."""
     torch.nn.Module.to(model, torch.bfloat16)
     model.generation_config = GenerationConfig(eos_token_id=end, pad_token_id=end)
     model.save_pretrained(folder)
@@ -121,12 +121,12 @@ def save_model(model: LlamaForCausalLM, folder: Path, tokenizer: Path, end: int)
 
 
 def count(model: torch.nn.Module) -> int:
-    """Parameters, shared ones once."""
+    """Return the number of parameters; shared parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _training(recipe: TrainingRecipe, runs: Path, name: str) -> dict[str, Any]:
-    """Of a member that went on from another's weights: in all, and what had been done ``before``."""
+    """Return the training figures of a continued member: in total, and ``before``."""
     state = torch.load(runs / name / "checkpoint.pt", map_location="cpu", weights_only=True)
     done = {
         "tokens": state["step"] * recipe.schedule(name).batch_tokens,
@@ -141,16 +141,16 @@ def _training(recipe: TrainingRecipe, runs: Path, name: str) -> dict[str, Any]:
 
 
 def measure(recipe: TrainingRecipe, runs: Path, folder: Path) -> dict[str, Any]:
-    """Measure the members in ``runs`` on held-out text and fill the card in ``folder``, which ``export`` wrote.
+    """Measure the members in ``runs`` on held-out text; fill the card of ``export`` in ``folder``.
 
-    Losses and samples that came with an adopted member stay; acceptance is measured anew, all drafters on one text.
+    Adopted members keep their losses and samples. Acceptance is measured again, with one text for all drafters.
 
     Returns:
         The card's new content.
     """
     path = folder / "card.json"
     if not path.exists():
-        raise ModelError(f"{folder} holds no card.json; allowed is a folder that `cospec train export` wrote.")
+        raise ModelError(f"{folder} holds no card.json; allowed is a folder of `cospec train export`.")
     card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     tokenizer = load_tokenizer(runs / "tokenizer")
     corpus = Corpus.load(runs / "tokens")
@@ -178,7 +178,7 @@ def measure(recipe: TrainingRecipe, runs: Path, folder: Path) -> dict[str, Any]:
 
 
 def _agreements(models: Mapping[str, LlamaForCausalLM], texts: Mapping[str, Documents]) -> dict[str, Any]:
-    """Model -> domain -> figures, of every model but the target."""
+    """Return agreement by model and domain, for every model except the target."""
     others = {name: model for name, model in models.items() if name != "target"}
     by_domain = {domain: agreements(others, models["target"], text) for domain, text in texts.items()}
     return {name: {domain: _rounded(found[name]) for domain, found in by_domain.items()} for name in others}
@@ -189,7 +189,7 @@ def _rounded(figures: TextLoss | Agreement) -> dict[str, float]:
 
 
 def amend(folder: Path, **entries: Any) -> None:
-    """Put more into the card in ``folder``, where there is one."""
+    """Add values to the card in ``folder``, if the card exists."""
     path = folder / "card.json"
     if path.exists():
         _write_card(folder, {**json.loads(path.read_text(encoding="utf-8")), **entries})

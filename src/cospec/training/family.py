@@ -1,4 +1,4 @@
-"""The stages of a family's training: tokenizer, target, drafter. Each resumes from what its folder holds."""
+"""The stages of a family's training: tokenizer, target, drafter. Each stage resumes from its folder."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cospec.training.recipe import ModelShape, TrainingRecipe
 from cospec.training.tokenizer import train_tokenizer
 from cospec.training.trainer import Trainer, next_token_loss, restore
 
-ADOPTED = "adopted"  # folder of a run for a family that it goes on from
-ORIGIN = "origin.json"  # in a member's folder: the card's entry of the weights that its training started from
+ADOPTED = "adopted"  # folder in a run, with the family that the run continues
+ORIGIN = "origin.json"  # in a member's folder: the card's entry of the initial weights
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 def prepare(recipe: TrainingRecipe, data: Path, out: Path) -> tuple[Tokenizer, Corpus]:
-    """Train the tokenizer unless it is there, then tokenise the corpus."""
+    """Train the tokenizer if missing, then tokenise the corpus."""
     folder = out / "tokenizer"
     if not (folder / "tokenizer.json").exists():
         texts = (text for name in DOMAINS for text in split(read_domain(name, data), 0.02)[0])
-        made = out / "tokenizer.new"  # whole, or not there: its files are written one by one
+        made = out / "tokenizer.new"  # renamed when complete, because the files are written one after the other
         train_tokenizer(texts, recipe.vocab_size, recipe.context, made)
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(made, folder)
@@ -41,19 +41,19 @@ def prepare(recipe: TrainingRecipe, data: Path, out: Path) -> tuple[Tokenizer, C
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that a run trained.
+    """Load the tokenizer of a run.
 
     Raises:
-        ModelError: ``folder`` holds none.
+        ModelError: ``folder`` has no tokenizer.
     """
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise ModelError(f"{folder} holds no tokenizer; allowed is a folder that `cospec train tokenizer` wrote.")
+        raise ModelError(f"{folder} holds no tokenizer; allowed is a folder of `cospec train tokenizer`.")
     return Tokenizer.from_file(str(path))
 
 
 def new_model(shape: ModelShape, recipe: TrainingRecipe, tokenizer: Tokenizer, seed: int) -> LlamaForCausalLM:
-    """A Llama with tied embeddings and small initial weights."""
+    """Build a Llama with tied embeddings and small random weights."""
     torch.manual_seed(seed)
     end = end_token(tokenizer)
     return LlamaForCausalLM(
@@ -70,15 +70,15 @@ def new_model(shape: ModelShape, recipe: TrainingRecipe, tokenizer: Tokenizer, s
 
 
 def adopt(family: Path, out: Path) -> None:
-    """Take over an exported family's tokenizer, models and card into ``out``, for what ``out`` has not trained itself.
+    """Copy an exported family's tokenizer, models and card into ``out``, except members that ``out`` has trained.
 
     Raises:
-        ModelError: ``family`` holds no target, or ``out`` has a tokenizer of its own.
+        ModelError: ``family`` has no target, or ``out`` has another tokenizer.
     """
     if not (family / "target" / "config.json").exists():
-        raise ModelError(f"{family} holds no target; allowed is a folder that `cospec train export` wrote.")
-    own, theirs = out / "tokenizer" / "tokenizer.json", family / "target" / "tokenizer.json"
-    if own.exists() and theirs.exists() and own.read_bytes() != theirs.read_bytes():
+        raise ModelError(f"{family} holds no target; allowed is a folder of `cospec train export`.")
+    own, family_tokenizer = out / "tokenizer" / "tokenizer.json", family / "target" / "tokenizer.json"
+    if own.exists() and family_tokenizer.exists() and own.read_bytes() != family_tokenizer.read_bytes():
         raise ModelError(
             f"{out} has another tokenizer than {family}; allowed is an empty folder, or the same tokenizer."
         )
@@ -89,18 +89,12 @@ def adopt(family: Path, out: Path) -> None:
     shutil.copytree(family, out / ADOPTED, dirs_exist_ok=True)
 
 
-def go_on(name: str, out: Path) -> None:
-    """Have the training of an adopted member start from its weights instead of at random, unless it has begun.
-
-    Its optimizers' states did not come with it: the schedule starts anew, and the card tells both parts.
-
-    Raises:
-        ModelError: the family that was adopted has no such member.
-    """
+def continue_training(name: str, out: Path) -> None:
+    """Let the training of an adopted member start from its weights, unless the training has begun."""
     if (out / name / "checkpoint.pt").exists():
         return
     if not (out / ADOPTED / name / "model.safetensors").exists():
-        raise ModelError(f"{out / ADOPTED} holds no {name} to go on from; allowed is a family that has one.")
+        raise ModelError(f"{out / ADOPTED} holds no {name} to continue; allowed is a family with this member.")
     card = out / ADOPTED / "card.json"
     members = json.loads(card.read_text(encoding="utf-8"))["members"] if card.exists() else {}
     (out / name).mkdir(parents=True, exist_ok=True)
@@ -108,18 +102,18 @@ def go_on(name: str, out: Path) -> None:
 
 
 def origin(name: str, out: Path) -> dict[str, Any] | None:
-    """What the card says of the weights that a member's training started from; None when it started at random."""
+    """Return the card's entry of a member's initial weights; None for random weights."""
     path = out / name / ORIGIN
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def load_trained(recipe: TrainingRecipe, name: str, tokenizer: Tokenizer, out: Path) -> LlamaForCausalLM:
-    """A member as its newest checkpoint has it, or as it was adopted; in evaluation mode, not to be trained.
+    """Load a member's newest checkpoint, or the adopted member, in evaluation mode.
 
     A variant is the target with its adapter merged.
 
     Raises:
-        ModelError: there is neither, or it has another shape.
+        ModelError: no weights exist, or the weights have another shape.
     """
     if name in recipe.variants:
         return _load_variant(recipe, name, tokenizer, out)
@@ -151,7 +145,7 @@ def _load_variant(recipe: TrainingRecipe, name: str, tokenizer: Tokenizer, out: 
 
 
 def load_adapter(recipe: TrainingRecipe, name: str, target: LlamaForCausalLM, out: Path) -> Adapter:
-    """A variant's factors as its newest checkpoint has them, not attached to ``target``."""
+    """Load a variant's factors from its newest checkpoint, not attached to ``target``."""
     path = out / name / "checkpoint.pt"
     adapter = Adapter(target, recipe.variants[name], recipe.seed).requires_grad_(False)
     restore(adapter, torch.load(path, map_location="cpu", weights_only=True)["model"], path)
@@ -160,14 +154,14 @@ def load_adapter(recipe: TrainingRecipe, name: str, target: LlamaForCausalLM, ou
 
 
 def _missing(out: Path, name: str, stage: str) -> ModelError:
-    return ModelError(f"{out} holds no {name}; allowed is a folder in which `cospec train {stage}` ran.")
+    return ModelError(f"{out} holds no {name}; allowed is a folder after `cospec train {stage}`.")
 
 
 def train_target(recipe: TrainingRecipe, data: Path, out: Path, compiled: bool = False) -> Trainer:
-    """Train the target on the corpus by next-token prediction, from random weights or from where ``go_on`` says."""
+    """Train the target by next-token prediction, from random weights or adopted weights (``continue_training``)."""
     tokenizer, corpus = prepare(recipe, data, out)
     schedule, before = recipe.target_schedule, origin("target", out)
-    first = (before or {}).get("steps", 0)  # whose windows it has seen
+    first = (before or {}).get("steps", 0)  # the weights have seen the windows of these steps
 
     def batches(step: int) -> np.ndarray:
         return corpus.windows(recipe.mixture, schedule.rows, schedule.sequence, (recipe.seed, 0, first + step))

@@ -1,7 +1,7 @@
-"""Text that a model writes itself, for a drafter to learn from and to be measured on.
+"""Text that a model generates, for the training and the measurement of a drafter.
 
-A drafter meets what its target writes, not what people wrote: the two differ most where the target repeats itself, at
-temperature 0. Prompts are openings of documents and of lines in the corpus, in the recipe's mixture of domains.
+A drafter sees its target's text instead of human text. The two differ most at temperature 0, where the target repeats
+itself. Prompts are beginnings of documents and of lines in the corpus, in the recipe's mixture of domains.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cospec.sampling_params import SamplingParams
 from cospec.training.corpus import end_token, save_array
 from cospec.training.progress import bars
 
-# (prompts of one length, tokens to write, temperature, seed) -> what was written behind each prompt.
+# (prompts of one length, tokens to generate, temperature, seed) -> the continuation of each prompt.
 Writer = Callable[[list[list[int]], int, float, int], list[list[int]]]
 
 SHORTEST, LONGEST = 32, 128  # tokens of a prompt
 
 
 def engine_writer(folder: Path) -> Writer:
-    """Write by this package's own engine from a model folder, without drafts."""
+    """Generate with cospec's engine from a model folder, without drafts."""
     from cospec.llm import LLM
 
     llm = LLM(str(folder), {"method": "off"})
@@ -42,12 +42,12 @@ def engine_writer(folder: Path) -> Writer:
 
 @dataclass(frozen=True)
 class PromptSampler:
-    """Openings in token streams.
+    """Samples beginnings of documents and lines in token streams.
 
     Attributes:
         streams: ``uint16 [tokens]`` per domain.
-        starts: per domain, where documents begin and where lines begin.
-        weights: how often each domain is drawn.
+        starts: per domain, the positions of document starts and of line starts.
+        weights: sampling weight of each domain.
         end: the token between documents.
     """
 
@@ -58,7 +58,7 @@ class PromptSampler:
 
     @classmethod
     def build(cls, streams: dict[str, np.ndarray], weights: dict[str, float], tokenizer: Tokenizer) -> PromptSampler:
-        """Find the openings; a line begins behind every token that ends in a line feed."""
+        """Find the starts; a line begins after every token that ends in a line feed."""
         end = end_token(tokenizer)
         feeds = [id for id in range(tokenizer.get_vocab_size()) if tokenizer.decode([id]).endswith("\n")]
         room = {name: stream[: max(1, len(stream) - LONGEST)] for name, stream in streams.items()}
@@ -72,7 +72,7 @@ class PromptSampler:
         return cls(streams, starts, weights, end)
 
     def draw(self, rows: int, seed: Sequence[int]) -> list[list[int]]:
-        """``rows`` prompts of one length, half from the starts of documents and half from the starts of lines."""
+        """Draw ``rows`` prompts of one length, half from document starts and half from line starts."""
         generator = np.random.default_rng(seed)
         length = int(generator.integers(SHORTEST, LONGEST))
         names = [name for name in self.streams if self.weights.get(name, 0) > 0]
@@ -86,9 +86,9 @@ class PromptSampler:
 
 
 def write_stream(writer: Writer, prompts: PromptSampler, folder: Path, plan: WritingPlan) -> np.ndarray:
-    """Have ``plan.tokens`` tokens written and return them, prompts included, as one ``uint16`` stream.
+    """Generate ``plan.tokens`` tokens; return the tokens, prompts included, as one ``uint16`` stream.
 
-    Every batch is a file in ``folder``, so that an interrupted run goes on where it stopped.
+    Every batch is a file in ``folder``, so that an interrupted run resumes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pieces: list[np.ndarray] = []
@@ -106,7 +106,7 @@ def write_stream(writer: Writer, prompts: PromptSampler, folder: Path, plan: Wri
 
 @dataclass(frozen=True)
 class WritingPlan:
-    """How much is written, and how: ``tokens`` in all, prompts included, cycling through ``temperatures``."""
+    """The plan of generated text: ``tokens`` in total, prompts included, in turn at the ``temperatures``."""
 
     tokens: int
     temperatures: tuple[float, ...]
@@ -116,9 +116,9 @@ class WritingPlan:
 
 
 def _write_batch(writer: Writer, prompts: PromptSampler, plan: WritingPlan, number: int) -> np.ndarray:
-    asked = prompts.draw(plan.rows, (plan.seed, 3, number))
+    drawn_prompts = prompts.draw(plan.rows, (plan.seed, 3, number))
     temperature = plan.temperatures[number % len(plan.temperatures)]
-    answers = writer(asked, plan.length, temperature, plan.seed * 100_003 + number)
+    answers = writer(drawn_prompts, plan.length, temperature, plan.seed * 100_003 + number)
     closed = [answer if answer[-1:] == [prompts.end] else [*answer, prompts.end] for answer in answers]
-    documents = (prompt + answer for prompt, answer in zip(asked, closed, strict=True))
+    documents = (prompt + answer for prompt, answer in zip(drawn_prompts, closed, strict=True))
     return np.concatenate([np.asarray(document, dtype=np.uint16) for document in documents])

@@ -1,7 +1,7 @@
-"""A low-rank adapter in training: factors beside the linear layers of a frozen model (LoRA, Hu et al. 2021).
+"""A low-rank adapter in training: factors parallel to the linear layers of a frozen model (LoRA, Hu et al. 2021).
 
-Only the factors are trained and kept in checkpoints. They are exported as a PEFT folder, which ``models/lora.py``
-merges into the base when it is loaded.
+Training and checkpoints cover the factors only. The export is a PEFT folder, which ``models/lora.py`` merges into the
+base.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cospec.training.recipe import VariantConfig
 
 
 class Factors(nn.Module):
-    """``A [r, in]``, small at random, and ``B [out, r]``, zero, so that training starts from the base itself."""
+    """``A [r, in]``, small and random, and ``B [out, r]``, zero, so that training starts from the base."""
 
     def __init__(self, layer: nn.Linear, rank: int, scale: float) -> None:
         super().__init__()
@@ -30,16 +30,16 @@ class Factors(nn.Module):
         self.b = nn.Parameter(torch.zeros(layer.out_features, rank))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What is added to the layer's output."""
+        """Return the addition to the layer's output."""
         return self.scale * nn.functional.linear(nn.functional.linear(inputs, self.a), self.b)
 
     def update(self) -> Tensor:
-        """What is added to the layer's weight ``[out, in]``."""
+        """Return the addition to the layer's weight ``[out, in]``."""
         return self.scale * self.b.detach() @ self.a.detach()
 
 
 class Adapter(nn.Module):
-    """Factors for every linear layer of a model's decoder; the model is no part of the module."""
+    """Factors for every linear layer of a model's decoder; the model is not part of the module."""
 
     def __init__(self, base: LlamaForCausalLM, variant: VariantConfig, seed: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Adapter(nn.Module):
         self.factors = nn.ModuleList(self.layers.values())
 
     def attach(self, base: LlamaForCausalLM) -> None:
-        """From now on ``base`` computes as if the factors were merged into it, and their gradients flow."""
+        """Make ``base`` compute with the factors, with gradients of the factors."""
         for name, factors in self.layers.items():
             base.model.get_submodule(name).register_forward_hook(
                 lambda _layer, inputs, output, factors=factors: output + factors(inputs[0])
@@ -59,12 +59,12 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def merge(self, base: LlamaForCausalLM) -> None:
-        """Add the factors to the weights of ``base``, for good."""
+        """Add the factors to the weights of ``base`` permanently."""
         for name, factors in self.layers.items():
             base.model.get_submodule(name).weight += factors.update()
 
     def save(self, folder: Path, base: str, variant: VariantConfig) -> None:
-        """A PEFT folder in bf16; ``base`` is the path of the base model from there."""
+        """Save a PEFT folder in bf16; ``base`` is the relative path of the base model."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {}
         for name, factors in self.layers.items():

@@ -1,7 +1,7 @@
-"""Training Medusa heads on a frozen target (Cai et al. 2024, section 2.2.1).
+"""Training of Medusa heads on a frozen target (Cai et al. 2024, section 2.2.1).
 
-The target has read its lessons already, so a step needs no forward pass of it: the head that guesses ``i + 1`` places
-further learns, from the state at one place, what the target said from the state ``i + 1`` places on.
+The target's states are cached, so a step needs no forward of the target. The head that predicts ``i + 1`` places
+further reads the state at a position. It learns the target's output ``i + 1`` positions later.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from cospec.training.generate import Writer
 from cospec.training.recipe import TrainingRecipe
 from cospec.training.trainer import Trainer
 
-RANKS = 8  # guesses of a head whose accuracy is measured
-HELD_OUT = 16  # every so many lessons are measured by and not learnt from
-STRIDE = 4  # of the places that a step learns at: neighbours teach much the same
+RANKS = 8  # ranks of a head's predictions with measured accuracy
+HELD_OUT = 16  # every ``HELD_OUT``-th window is for measurement instead of training
+STRIDE = 4  # distance of the positions of a step: neighbours are similar
 
 
 @dataclass(frozen=True)
 class HeadsLoss:
-    """KL from each head to the target that stands where it guesses; ``embedding`` is ``[V, hidden]``."""
+    """KL from each head to the target's output at the predicted position; ``embedding`` is ``[V, hidden]``."""
 
-    materials: Sequence[DistillBatches]
+    all_batches: Sequence[DistillBatches]
     embedding: Tensor
     count: int
 
     def __call__(self, model: nn.Module, numbers: Tensor) -> Tensor:
-        """Mean nats per guess, for ``numbers [B, 2]`` of material and lesson."""
-        states = take(self.materials, numbers, self.embedding.device)
+        """Return mean nats per prediction, for ``numbers [B, 2]`` of domain and window."""
+        states = take(self.all_batches, numbers, self.embedding.device)
         first = int(numbers.sum()) % STRIDE
         loss = states.new_zeros(())
         for head in range(self.count):
@@ -52,57 +52,60 @@ class HeadsLoss:
         return loss / self.count
 
 
-def take(materials: Sequence[DistillBatches], numbers: Tensor, device: torch.device) -> Tensor:
-    """States ``float32 [B, T, hidden]`` of lessons by ``[B, 2]`` numbers of material and lesson."""
-    rows = [np.asarray(materials[m].lessons.states[lesson]) for m, lesson in numbers.tolist()]
+def take(all_batches: Sequence[DistillBatches], numbers: Tensor, device: torch.device) -> Tensor:
+    """Return states ``float32 [B, T, hidden]`` of windows by ``[B, 2]`` numbers of domain and window."""
+    rows = [np.asarray(all_batches[m].teacher_cache.states[window]) for m, window in numbers.tolist()]
     return torch.from_numpy(np.stack(rows)).to(device).float()
 
 
-def learnt(material: DistillBatches) -> np.ndarray:
-    """Numbers of the lessons that are learnt from."""
-    numbers = np.arange(len(material.lessons.tokens))
+def training_windows(distill_batches: DistillBatches) -> np.ndarray:
+    """Return the numbers of the training windows."""
+    numbers = np.arange(len(distill_batches.teacher_cache.tokens))
     return np.asarray(numbers[numbers % HELD_OUT != 0])
 
 
 @torch.no_grad()
-def accuracy(module: MedusaModule, materials: Sequence[DistillBatches], embedding: Tensor) -> list[list[float]]:
-    """``[H][RANKS]``: how often each guess was what the target, on its held-out own text, holds likeliest."""
+def accuracy(module: MedusaModule, all_batches: Sequence[DistillBatches], embedding: Tensor) -> list[list[float]]:
+    """Return ``[H][RANKS]``: the share of predictions that are the target's likeliest token, on held-out text."""
     hits, places = torch.zeros(len(module.blocks), RANKS), 0
-    for material in materials:
-        written = range(material.pools[0], len(material.lessons.tokens))
+    for distill_batches in all_batches:
+        written = range(distill_batches.pools[0], len(distill_batches.teacher_cache.tokens))
         for number in (n for n in written if n % HELD_OUT == 0):
-            states = torch.from_numpy(np.array(material.lessons.states[number])).to(embedding.device).float()
-            said = (states @ embedding.T).argmax(-1)
+            states = (
+                torch.from_numpy(np.array(distill_batches.teacher_cache.states[number])).to(embedding.device).float()
+            )
+            target_tokens = (states @ embedding.T).argmax(-1)
             last = len(states) - len(module.blocks)
             places += last
             for head in range(len(module.blocks)):
                 guesses = (module(states[:last], head) @ embedding.T).topk(RANKS).indices
-                right = guesses == said[head + 1 : head + 1 + last, None]
+                right = guesses == target_tokens[head + 1 : head + 1 + last, None]
                 hits[head] += right.sum(0).cpu()
     return [[round(float(value) / max(1, places), 4) for value in row] for row in hits]
 
 
 def train_heads(recipe: TrainingRecipe, data: Path, out: Path, to: Path, writer: Writer | None = None) -> MedusaHeads:
-    """Train heads on the target in ``out`` with its specialists' lessons, and write them to ``to``. Resumes.
+    """Train heads on the target in ``out`` with the specialists' data; save the heads to ``to``. Resumes.
 
     Raises:
-        InvalidInput: the recipe says nothing of heads or of specialists, whose lessons they learn from.
+        InvalidInput: the recipe lacks heads, or lacks specialists, whose data the heads use.
     """
     if recipe.heads is None or recipe.specialists is None:
-        raise InvalidInput("recipe.heads", words("missing"), "a count and a schedule, beside specialists")
+        raise InvalidInput("recipe.heads", words("missing"), "a count and a schedule, with specialists")
     tokenizer, corpus = prepare(recipe, data, out)
     target = load_trained(recipe, "target", tokenizer, out)
-    course = (
+    distill_data = (
         DistillData(tokenizer, corpus, out / "lessons", writer)
         if writer
         else DistillData.open(target, tokenizer, corpus, out)
     )
     options, schedule = recipe.specialists.distillation, recipe.heads.schedule
     length = recipe.specialists.schedule.sequence
-    materials = [
-        course.make(target, DistillOptions({name: 1.0}, options, length, recipe.seed), name) for name in recipe.mixture
+    all_batches = [
+        distill_data.make(target, DistillOptions({name: 1.0}, options, length, recipe.seed), name)
+        for name in recipe.mixture
     ]
-    pools = [learnt(material) for material in materials]
+    pools = [training_windows(distill_batches) for distill_batches in all_batches]
     weights = np.array(list(recipe.mixture.values())) / sum(recipe.mixture.values())
 
     def batches(step: int) -> np.ndarray:
@@ -112,10 +115,10 @@ def train_heads(recipe: TrainingRecipe, data: Path, out: Path, to: Path, writer:
 
     embedding = target.lm_head.weight.detach()
     module = MedusaModule(recipe.heads.count, embedding.shape[1])
-    trainer = Trainer(module, schedule, HeadsLoss(materials, embedding, recipe.heads.count), batches, out / "heads")
+    trainer = Trainer(module, schedule, HeadsLoss(all_batches, embedding, recipe.heads.count), batches, out / "heads")
     trainer.run()
     module.eval()
-    heads = module.heads(accuracy(module, materials, embedding))
+    heads = module.heads(accuracy(module, all_batches, embedding))
     heads.save(to / "heads")
     size = heads.weight.numel() + heads.bias.numel()
     amend(

@@ -1,4 +1,4 @@
-"""One look for every progress bar of a training run."""
+"""The common style of progress bars of a training run."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def bars() -> Progress:
-    """A progress display to be used as a context: what is done, how far, how long it will still take."""
+    """Return a progress display for a ``with`` block: task, progress, remaining time."""
     return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -1,4 +1,4 @@
-"""What a training run does, read from one YAML file: the recipe that the model card prints."""
+"""The recipe of a training run, read from one YAML file; the model card prints the recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cospec.options import Options, parse
 
 
 class ModelShape(Options):
-    """A Llama-architecture model. Sizes are in units of one weight column, head or layer."""
+    """A Llama-architecture model. Sizes count columns, heads or layers."""
 
     hidden_size: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
@@ -41,15 +41,15 @@ class TrainingSchedule(Options):
 
 
 class Distillation(Options):
-    """What a drafter learns from its target.
+    """The training data of a drafter.
 
     Attributes:
-        corpus_tokens: tokens of the corpus that the target reads once; the drafter sees them several times.
-        written_tokens: tokens that the target writes itself, which it reads like the corpus.
-        written_share: share of a batch's rows that come from what the target wrote.
-        temperatures: the target writes an equal part at each; 0 is greedy.
-        sharpness: the drafter learns the target's logits times this; above 1 it cares more for the likeliest token.
-        truth: weight of the cross-entropy of the text itself, against the divergence from the target.
+        corpus_tokens: corpus tokens that the target reads once; the drafter sees the tokens several times.
+        written_tokens: tokens that the target generates and then reads like the corpus.
+        written_share: share of a batch's rows from generated text.
+        temperatures: the target generates an equal part at each; 0 is greedy.
+        sharpness: factor of the target's logits as training goal; values above 1 emphasise the likeliest token.
+        truth: weight of the text's cross-entropy, against the divergence from the target.
     """
 
     corpus_tokens: int = Field(default=800_000, gt=0)
@@ -61,26 +61,26 @@ class Distillation(Options):
 
 
 class HeadsPlan(Options):
-    """Medusa heads on the target: how many, and how they are trained."""
+    """Medusa heads on the target: their number and training."""
 
     count: int = Field(default=4, ge=1, le=16)
     schedule: TrainingSchedule
 
 
 class Specialists(Options):
-    """One drafter per domain of the recipe's mixture, of the generic drafter's shape and starting from its weights."""
+    """One drafter per domain of the recipe's mixture, with the generic drafter's shape and initial weights."""
 
     schedule: TrainingSchedule
     distillation: Distillation = Distillation()
 
 
 class VariantConfig(Options):
-    """The target gone on with another mixture, as a low-rank adapter.
+    """The target trained on another mixture, as a low-rank adapter.
 
     Attributes:
         mixture: weight of each domain.
         rank: of every linear layer's update.
-        alpha: the update is scaled by ``alpha / rank``.
+        alpha: ``alpha / rank`` scales the update.
     """
 
     mixture: dict[str, float]
@@ -113,19 +113,19 @@ class TrainingRecipe(Options):
         return ("target", "drafter", *specialists, *self.variants)
 
     def role(self, member: str) -> str:
-        """What a member is, in a few words."""
+        """Return a member's role in a few words."""
         if member in self.variants:
-            return f"{self.name}:target gone on with another mixture, a LoRA adapter"
+            return f"{self.name}:target trained on another mixture, a LoRA adapter"
         if member == "target":
-            return "target, whose distribution outputs follow"
+            return "target, which defines the output distribution"
         return f"drafter of {self.name}:target" + ("" if member == "drafter" else f" for {member}")
 
     def shape(self, member: str) -> ModelShape:
-        """Of any member: every one but the target and its variants is a drafter."""
+        """Return the shape of a member: every member except the target and its variants is a drafter."""
         return self.target if member == "target" or member in self.variants else self.drafter
 
     def schedule(self, member: str) -> TrainingSchedule:
-        """By which a member was trained."""
+        """Return the schedule of a member's training."""
         if member in self.variants:
             return self.variants[member].schedule
         if self.specialists is not None and member in self.mixture:
@@ -134,10 +134,10 @@ class TrainingRecipe(Options):
 
 
 def load_recipe(name: str) -> TrainingRecipe:
-    """A shipped recipe by name, or any YAML file by path.
+    """Load a shipped recipe by name, or any YAML file by path.
 
     Raises:
-        InvalidInput: no such recipe, not YAML, or a key that is unknown or out of bounds.
+        InvalidInput: the recipe is unknown, not YAML, or has a key that is unknown or out of bounds.
     """
     path = Path(name)
     shipped = resources.files("cospec.training") / "recipes"
@@ -155,7 +155,7 @@ def load_recipe(name: str) -> TrainingRecipe:
 
 
 def _tuples(value: Any) -> Any:
-    """YAML has lists only; options are frozen and hold tuples."""
+    """Convert lists to tuples: YAML has lists only, and frozen options hold tuples."""
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

@@ -1,8 +1,8 @@
-"""What a target thinks of many windows of text, kept on disk for its drafter to learn from.
+"""The target's hidden states for many windows of text, cached on disk for distillation.
 
-Reading is most of a distillation's work: a target of 22M parameters costs twenty times what its drafter does. So it
-reads every window once, and its last hidden states are kept (two bytes per unit, as against two per entry of the
-vocabulary for its logits); one product with the output embedding turns them into logits again, as often as needed.
+The target's forwards dominate a distillation: a target of 22M parameters costs twenty times its drafter. So the target
+reads every window once, and its last hidden states are stored. A state takes two bytes per unit; logits would take two
+bytes per vocabulary entry. One product with the output embedding restores the logits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cospec.training.progress import bars
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Twelve hexadecimal digits that change with any weight, so that what another target wrote is not reused."""
+    """Return twelve hexadecimal digits that change with any weight, so that another target's text is not reused."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -37,14 +37,14 @@ class TeacherCache:
     states: np.ndarray
 
     def take(self, numbers: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Rows by number: tokens ``int64 [B, T + 1]`` and states ``float32 [B, T, H]``."""
+        """Return rows by number: tokens ``int64 [B, T + 1]`` and states ``float32 [B, T, H]``."""
         chosen = numbers.cpu().numpy()
         tokens = torch.from_numpy(self.tokens[chosen].astype(np.int64))
         return tokens.to(device), torch.from_numpy(self.states[chosen]).to(device).float()
 
 
 def read(target: LlamaForCausalLM, windows: np.ndarray, folder: Path, rows: int = 4) -> TeacherCache:
-    """Let ``target`` read ``windows [N, T + 1]``, or go on where an earlier call stopped.
+    """Compute the states of ``windows [N, T + 1]`` with ``target``; resume an earlier call.
 
     Args:
         rows: windows per forward pass.
@@ -55,7 +55,7 @@ def read(target: LlamaForCausalLM, windows: np.ndarray, folder: Path, rows: int 
     shape = (len(windows), windows.shape[1] - 1, target.config.hidden_size)
     done = _done(mark) if _same(folder / "tokens.npy", windows) else 0
     if done == 0:
-        mark.unlink(missing_ok=True)  # before what it counts is written over
+        mark.unlink(missing_ok=True)  # before its files are overwritten
         save_array(folder / "tokens.npy", windows)
         np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape).flush()
     states = np.lib.format.open_memmap(path, mode="r+")
@@ -77,7 +77,7 @@ def _done(mark: Path) -> int:
 
 
 def _replace(path: Path, text: str) -> None:
-    """An interruption leaves the old text or the new one."""
+    """Replace a file atomically: an interruption leaves the old or the new text."""
     path.with_suffix(".new").write_text(text)
     path.with_suffix(".new").replace(path)
 

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer trained on the corpus, written as a Hugging Face tokenizer folder."""
+"""Trains a byte-level BPE tokenizer on the corpus and saves a Hugging Face tokenizer folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cospec.training.corpus import END
 
-# The maths text reads "Question: ... / Answer: ...", so a conversation is put in the same words.
+# The maths text reads "Question: ... / Answer: ...", so the chat template uses the same words.
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
     "{% if m['role'] == 'user' %}Question: {{ m['content'] }}\n"
@@ -22,7 +22,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int, out: Path) -> Tokenizer:
-    """Train on ``texts`` and save to ``out``. Digits stand alone, so that arithmetic sees place values."""
+    """Train on ``texts`` and save to ``out``. Digits are single tokens, so that numbers keep place values."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

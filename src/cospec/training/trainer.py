@@ -1,7 +1,7 @@
-"""The training loop: mixed precision, a resumable checkpoint, a progress line.
+"""The training loop: mixed precision, a resumable checkpoint, a progress bar.
 
-Hidden matrices are trained by Muon and everything else by AdamW, because orthogonalised updates learn about twice as
-much per token at the batch sizes that a CPU can afford.
+Muon trains hidden matrices and AdamW everything else. Orthogonalised updates learn about twice as much per token at the
+batch sizes of a CPU.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Batches = Callable[[int], np.ndarray]
 
 
 def next_token_loss(model: nn.Module, rows: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats, of ``rows [B, T + 1]``."""
+    """Return the mean cross-entropy, in nats, of ``rows [B, T + 1]``."""
     logits = model(input_ids=rows[:, :-1]).logits.float()
     return nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
 def rate(step_tokens: int, schedule: TrainingSchedule) -> float:
-    """The share of the peak learning rate: a linear warm-up, a plateau, a linear fall to zero."""
+    """Return the share of the peak learning rate: a linear warm-up, a plateau, a linear fall to zero."""
     done = min(1.0, step_tokens / schedule.tokens)
     rising = done / schedule.warmup if schedule.warmup else 1.0
     falling = (1 - done) / schedule.decay if schedule.decay else 1.0
@@ -44,23 +44,23 @@ def restore(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Load a checkpoint's ``weights`` into ``model``.
 
     Raises:
-        ModelError: they have another shape.
+        ModelError: the weights have another shape.
     """
     try:
         model.load_state_dict(weights)
     except RuntimeError:
         raise ModelError(
-            f"{path} holds a model of another shape than the recipe's; allowed is the recipe that it was trained by, "
+            f"{path} holds a model of another shape than the recipe's; allowed is the recipe of the checkpoint, "
             "or another output folder."
         ) from None
 
 
 class Trainer:
-    """Runs one schedule for one model; ``folder`` keeps the checkpoint and the log.
+    """Runs one schedule for one model; ``folder`` holds the checkpoint and the log.
 
     Args:
         loss: maps (model, rows ``[B, T + 1]``) to a scalar loss in nats per token.
-        batches: maps a step number to its rows, so that a resumed run sees what an unbroken one would have seen.
+        batches: maps a step number to its rows, so that a resumed run sees the same rows as an uninterrupted run.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class Trainer:
         self._resume()
 
     def run(self, save_every: float = 240.0, compiled: bool = False) -> None:
-        """Train to the end of the schedule, saving every ``save_every`` seconds and at the end."""
+        """Train to the end of the schedule; save every ``save_every`` seconds and at the end."""
         total = math.ceil(self.schedule.tokens / self.schedule.batch_tokens)
-        # compile() gives a callable that passes attributes on to the module it wraps.
+        # compile() returns a callable that forwards attributes to the wrapped module.
         model = cast(nn.Module, torch.compile(self.model)) if compiled else self.model
         self.model.train()
         saved = time.monotonic()
@@ -99,7 +99,7 @@ class Trainer:
                 if not math.isfinite(value):
                     raise ModelError(
                         f"The loss of {self.folder.name} is {value} at step {self.step}; allowed is a recipe with "
-                        "lower learning rates, which goes on from the last checkpoint."
+                        "lower learning rates, which resumes from the last checkpoint."
                     )
                 log.write(json.dumps({"step": self.step, "loss": round(value, 4), "s": round(self.seconds, 1)}) + "\n")
                 log.flush()
@@ -126,7 +126,7 @@ class Trainer:
         return float(loss.detach())
 
     def save(self) -> None:
-        """Write the checkpoint beside the old one, then replace it, so that an interruption leaves a whole file."""
+        """Write the checkpoint atomically: an interruption leaves the old or the new file."""
         state = {
             "model": self.model.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
@@ -140,7 +140,7 @@ class Trainer:
         os.replace(self.folder / "checkpoint.new", self.folder / "checkpoint.pt")
 
     def _log(self) -> Path:
-        """The log without the steps that an interrupted run took after its last checkpoint."""
+        """Return the log without the steps of an interrupted run after its last checkpoint."""
         path = self.folder / "log.jsonl"
         if path.exists():
             lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]

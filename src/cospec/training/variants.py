@@ -1,6 +1,6 @@
-"""Other targets of about the same size: the target gone on with another mixture of domains, as a low-rank adapter.
+"""Variants of the target: low-rank adapters trained on other mixtures of domains.
 
-Collaborative decoding (CoS) is for models of comparable size that know different things; these are such models.
+Collaborative decoding (CoS) combines models of comparable size with different knowledge, such as these variants.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cospec.training.trainer import Trainer, next_token_loss
 
 
 def train_variants(recipe: TrainingRecipe, data: Path, out: Path, names: Sequence[str] = ()) -> dict[str, Trainer]:
-    """Train the recipe's variants of the target in ``out``. Resumes from what ``out`` holds.
+    """Train the recipe's variants of the target in ``out``. Resumes from checkpoints in ``out``.
 
     Args:
-        names: of the variants; none means all.
+        names: of the variants; empty means all.
 
     Raises:
         InvalidInput: a name is not one of the recipe's variants.
     """
     for name in names:
         if name not in recipe.variants:
-            allowed = ", ".join(recipe.variants) or "none, since the recipe has no variants"
+            allowed = ", ".join(recipe.variants) or "none, because the recipe has no variants"
             raise InvalidInput("name", name, f"one of {allowed}" if recipe.variants else allowed)
     tokenizer, corpus = prepare(recipe, data, out)
     trainers = {}
@@ -51,6 +51,6 @@ def train_variants(recipe: TrainingRecipe, data: Path, out: Path, names: Sequenc
 
 
 def _batch(corpus: Corpus, variant: VariantConfig, seed: int, step: int) -> np.ndarray:
-    # The third number keeps these windows apart from those that the target itself was trained on.
+    # The third number separates these windows from the windows of the target's training.
     schedule = variant.schedule
     return corpus.windows(variant.mixture, schedule.rows, schedule.sequence, (seed, 4, step))

@@ -1,1 +1,1 @@
-"""Checks that an installation keeps its promises."""
+"""Checks of an installation's exactness."""

@@ -1,4 +1,4 @@
-"""What a rung reports."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was tried.
+    """One check.
 
     Attributes:
-        rung: of the ladder, such as ``enumeration``.
-        name: what was tried.
-        found: the figure, in words.
-        wanted: what it has to be, in words.
-        notes: what a reader should know, such as near-ties that were excused.
-        false_alarm: the probability that a right engine fails this check.
+        check_group: of the suite, such as ``enumeration``.
+        name: the subject of the check.
+        found: the measured value, in words.
+        wanted: the required value, in words.
+        notes: remarks for the reader, such as excused near-ties.
+        false_alarm: the probability that an exact engine fails this check.
     """
 
     check_group: str

@@ -1,4 +1,4 @@
-"""What is verified: the user's engine, the same weights in transformers, prompts, and how much is tried."""
+"""The context of the checks: the user's engine, the same weights in transformers, prompts, and the effort."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cospec.core.verifier import TargetVerifier
 from cospec.llm import LLM
 from cospec.verify.reference import Reference
 
-Words = tuple[int, ...]
+TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is tried.
+    """The number of samples of the checks.
 
     Attributes:
-        prompts: texts for the rungs that compare tokens.
-        tokens: written per prompt there.
-        samples: outputs in the first sample of each chi-square.
-        length: tokens whose joint law the enumeration covers.
+        prompts: texts for the checks that compare tokens.
+        tokens: generated per prompt.
+        samples: outputs in the first sample of each chi-square test.
+        length: tokens of the enumerated joint distribution.
     """
 
     prompts: int
@@ -42,16 +42,16 @@ FULL = Effort(prompts=12, tokens=96, samples=2000, length=4)
 
 @dataclass(frozen=True, slots=True)
 class CheckContext:
-    """Everything that a rung may use.
+    """The data that every check may use.
 
     Attributes:
-        rules: what judges this engine's requests: greedy and seeded ones, then the others.
-        tolerance: two scores closer than this are a near-tie; in logits, or logits over temperature with their noise.
+        acceptance_methods: of this engine: for greedy and seeded requests, then for the others.
+        tolerance: two closer scores are a near-tie; in logits, or logits over temperature with Gumbel noise.
     """
 
     llm: LLM
     reference: Reference
-    prompts: tuple[Words, ...]
+    prompts: tuple[TokenIds, ...]
     acceptance_methods: tuple[str, ...]
     tolerance: float
     effort: Effort
@@ -64,24 +64,24 @@ class CheckContext:
 def bare_engine(
     model: Model, drafter: Drafter, length: int, acceptance_methods: Mapping[str, Any] | None = None
 ) -> Engine:
-    """An engine without text around a loaded model; ``acceptance_methods`` take the place of the table's."""
+    """Build an engine without text for a loaded model; ``acceptance_methods`` replace the table's."""
     speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=length, policy="fixed")
     parts = assemble(model, drafter, speculative, EngineConfig(), TextInfo())
     if acceptance_methods is not None:
         made: Any = parts.execution_mode
         verifier = TargetVerifier(model, made.components.verifier.blend, acceptance_methods)
-        # A burst would judge by the table's rules.
+        # A native multi-step call would use the table's methods.
         parts = replace(parts, execution_mode=type(made)(replace(made.components, verifier=verifier, burst=None)))
     return Engine(parts)
 
 
-def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Words]:
-    """Run to the end; the tokens of each request.
+def run(engine: Engine, requests: Iterable[Request]) -> dict[str, TokenIds]:
+    """Run all requests to the end; return the tokens of each request.
 
     Raises:
         RuntimeError: a request ended with an error.
     """
-    found: dict[str, Words] = {}
+    found: dict[str, TokenIds] = {}
     for request in requests:
         engine.add(request)
         found[request.id] = ()
@@ -95,14 +95,14 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Words]:
 
 
 def draft_tokens(engine: Engine) -> tuple[int, int]:
-    """Accepted and drafted tokens since the engine began: a rung that drafted nothing has shown nothing."""
+    """Return accepted and drafted tokens since the start: a check without drafts shows nothing."""
     metrics = engine.metrics()
     return sum(metrics.accepted_tokens.values()), sum(metrics.draft_tokens.values())
 
 
-def in_groups(engine: Engine, requests: Sequence[Request], size: int) -> dict[str, Words]:
-    """The same with ``size`` of them at once."""
-    found: dict[str, Words] = {}
+def in_groups(engine: Engine, requests: Sequence[Request], size: int) -> dict[str, TokenIds]:
+    """Run the requests like ``run``, with ``size`` requests at a time."""
+    found: dict[str, TokenIds] = {}
     for start in range(0, len(requests), size):
         found |= run(engine, requests[start : start + size])
     return found

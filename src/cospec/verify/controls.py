@@ -1,4 +1,4 @@
-"""Wrong on purpose: what each statistical rung must be able to see, and a drafter that gives it something to judge."""
+"""Wrong acceptance methods, which each statistical check must detect, and a drafter with many rejections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TargetPr
 
 
 class NoResidual(AcceptanceMethod):
-    """Speculative sampling that replaces a rejected token by a draw from the law itself instead of the residual."""
+    """Rejection sampling that replaces a rejected token by a draw from the target instead of the residual."""
 
     name: ClassVar[str] = "no residual"
     exact: ClassVar[bool] = False
@@ -22,7 +22,7 @@ class NoResidual(AcceptanceMethod):
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """Test the chain from the front."""
+        """Test the chain from its first token."""
         probs, n = scores.distribution, len(draft)
         uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
         for node, token in enumerate(draft.tokens):
@@ -34,7 +34,7 @@ class NoResidual(AcceptanceMethod):
 
 
 class KeepsAll(AcceptanceMethod):
-    """Keeps every draft token unseen, so that the output follows the drafter."""
+    """Keeps every draft token untested, so that the output follows the drafter."""
 
     name: ClassVar[str] = "keeps all"
     exact: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class KeepsAll(AcceptanceMethod):
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """The whole chain and a bonus token."""
+        """Accept the whole chain and draw a bonus token."""
         n = len(draft)
         return VerifyResult(
             tuple(range(n)), draws.token(scores.distribution[n], draft.base_len + n, StreamKind.TARGET), bonus=True
@@ -51,9 +51,9 @@ class KeepsAll(AcceptanceMethod):
 
 
 class EvenDrafter(Drafter):
-    """Draws every token evenly from a few: often rejected and often enough accepted, whatever the target is.
+    """Draws tokens uniformly from a few: often rejected and often accepted, for any target.
 
-    Under a rule that draws with the target's noise it has no usable q, and gives none.
+    Under a method that draws from the target's random stream the drafter has no q.
     """
 
     samples = True
@@ -67,7 +67,7 @@ class EvenDrafter(Drafter):
         self._q[list(support)] = 1.0 / len(support)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """A chain as long as the budget for everybody."""
+        """Return a chain as long as the budget for every context."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
             base, n = len(context.tokens), min(budget.depth, budget.max_nodes)

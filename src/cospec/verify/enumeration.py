@@ -1,8 +1,8 @@
-"""First rung: the joint law on the toy model, every path through the rule's draws, no sampling.
+"""First check group: the joint distribution on the toy model over every random path, without sampling.
 
-The engine runs as always: scheduler, cache, packed forward, law, committer, sixteen sequences at once. Its rule is
-handed draws that branch over every outcome in the place of the generator's, and the drafter draws through the same
-branches. The token behind the prompt has no draft; it is drawn with one seed, and the law of the rest is given it.
+The engine runs as usual: scheduler, cache, packed forward, blend, output processor, sixteen sequences together. The
+acceptance method gets draws that branch over every outcome, and the drafter draws through the same branches. The token
+after the prompt has no draft. It is drawn with one seed, and the other tokens' distribution is conditional on it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ from cospec.sampling_params import SamplingParams
 from cospec.verify.checks import Check
 from cospec.verify.context import CheckContext, bare_engine
 from cospec.verify.controls import NoResidual
-from cospec.verify.oracle import BranchingRandom, OutputDistribution, Trace, total_variation
+from cospec.verify.oracle import BranchingRandom, BranchTrace, OutputDistribution, total_variation
 
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT, TEMPERATURE, DEPTH = (0, 1, 0), 0.8, 2
 AT_ONCE = 16
-Traces = dict[str, Trace]
+BranchTraces = dict[str, BranchTrace]
 
 
-def run_checks(subject: CheckContext) -> Iterator[Check]:
-    """Each rule of the engine with drawn and with chosen drafts, then a wrong rule that must be seen."""
-    length = subject.effort.length
-    for name in subject.acceptance_methods:
+def run_checks(context: CheckContext) -> Iterator[Check]:
+    """Check each acceptance method with drawn and with fixed drafts, then a wrong method as control."""
+    length = context.effort.length
+    for name in context.acceptance_methods:
         for kind, error in errors(ACCEPTANCE_METHODS.load(name)(), length).items():
-            yield Check("enumeration", f"rule {name}, {kind}", f"TV {error:.1e}", f"< {EXACT:.0e}", error < EXACT)
+            yield Check(
+                "enumeration", f"acceptance method {name}, {kind}", f"TV {error:.1e}", f"< {EXACT:.0e}", error < EXACT
+            )
     error = _error(NoResidual(), None, length)
     yield Check("enumeration", "control: no residual", f"TV {error:.1e}", f"> {SEEN:.0e}", error > SEEN)
 
 
 def errors(acceptance_method: AcceptanceMethod, length: int) -> dict[str, float]:
-    """Total variation between the engine's law under ``acceptance_method`` and the toy model's, by kind of draft."""
+    """Return the total variation between the engine's and the toy model's distributions, by kind of draft."""
     drafters: dict[str, ChosenDrafter | None] = {"chosen drafts": ChosenDrafter((0, 1), (-1, 0))}
     if acceptance_method.stream_kind is StreamKind.DRAFT:
         drafters["drawn drafts"] = None
@@ -61,16 +63,16 @@ def errors(acceptance_method: AcceptanceMethod, length: int) -> dict[str, float]
 
 
 def _error(acceptance_method: AcceptanceMethod, chosen: ChosenDrafter | None, length: int) -> float:
-    traces: Traces = {}
-    target: Any = ToyModel(3, order=2, seed=1)  # its pages are of a narrower type than the protocol's
+    traces: BranchTraces = {}
+    target: Any = ToyModel(3, order=2, seed=1)  # the type of its pages is narrower than the interface's
     drafter = chosen or DrawnDrafter(traces)
     nodes = len(chosen.tokens) if chosen else DEPTH
     engine = bare_engine(target, drafter, nodes, {"block": _branching(acceptance_method, traces)})
     return total_variation(_enumerate(engine, traces, length), _wanted(target, length))
 
 
-def _branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, Trace]) -> AcceptanceMethod:
-    """The rule with draws that branch."""
+def _branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, BranchTrace]) -> AcceptanceMethod:
+    """Wrap the acceptance method with branching draws."""
 
     class BranchingMethod(AcceptanceMethod):
         name: ClassVar[str] = acceptance_method.name
@@ -80,7 +82,7 @@ def _branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, Trace])
         stream_kind: ClassVar[StreamKind] = acceptance_method.stream_kind
 
         def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-            """What the rule decides on this path."""
+            """Return the method's decision on this path."""
             branching: Any = BranchingRandom(traces[draft.id], draft.base_len)
             return acceptance_method.verify(draft, scores, branching)
 
@@ -95,11 +97,11 @@ class DrawnDrafter(Drafter):
     drafts_ahead = False
     learns = False
 
-    def __init__(self, traces: Mapping[str, Trace]) -> None:
+    def __init__(self, traces: Mapping[str, BranchTrace]) -> None:
         self.name, self._traces, self._model = "drawn", traces, ToyModel(3, order=1, seed=5, sharpness=1.5)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """One chain each."""
+        """Draw one chain per context."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
             base = len(context.tokens)
@@ -123,7 +125,7 @@ class DrawnDrafter(Drafter):
 
 
 class ChosenDrafter(Drafter):
-    """Proposes the same tree every time."""
+    """Proposes the same tree in every step."""
 
     samples = False
     reads_states = False
@@ -134,7 +136,7 @@ class ChosenDrafter(Drafter):
         self.name, self.tokens, self._parents = "chosen", tokens, parents
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """As much of the tree as the budget takes."""
+        """Return as many nodes of the tree as the budget allows."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
             n = min(len(self.tokens), budget.max_nodes)
@@ -149,8 +151,8 @@ class ChosenDrafter(Drafter):
         """Nothing to forget."""
 
 
-def _enumerate(engine: Engine, traces: Traces, length: int) -> OutputDistribution:
-    """The law of the token behind the prompt, which is always the same, and the ``length`` tokens after it."""
+def _enumerate(engine: Engine, traces: BranchTraces, length: int) -> OutputDistribution:
+    """Return the fixed token after the prompt, and the distribution of the ``length`` tokens after it."""
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=length + 2 * DEPTH + 3)
     outputs: dict[str, tuple[int, ...]] = {}
     waiting: list[tuple[int, ...]] = [()]
@@ -158,7 +160,7 @@ def _enumerate(engine: Engine, traces: Traces, length: int) -> OutputDistributio
     while waiting or outputs:
         while waiting and len(outputs) < AT_ONCE:
             id = str(len(traces))
-            traces[id], outputs[id] = Trace(waiting.pop()), ()
+            traces[id], outputs[id] = BranchTrace(waiting.pop()), ()
             engine.add(Request(id, PROMPT, params, 0, parent=id, speculation=Speculation(acceptance_method="block")))
         for event in engine.step():
             outputs[event.id] += event.tokens
@@ -171,7 +173,7 @@ def _enumerate(engine: Engine, traces: Traces, length: int) -> OutputDistributio
 
 
 def _wanted(target: ToyModel, length: int) -> OutputDistribution:
-    """The same by the book, in plain Python."""
+    """Return the same distribution by definition, in plain Python."""
     weights = np.array(_softmax(target.logits(PROMPT).tolist()))
     first = RandomStreams(0, len(PROMPT)).token(weights, len(PROMPT), StreamKind.TARGET)
     distribution: OutputDistribution = {(first,): 1.0}

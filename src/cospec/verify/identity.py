@@ -1,4 +1,4 @@
-"""Second rung: greedy tokens with speculation, without it, and from ``transformers.generate``, one for one."""
+"""Second check group: greedy tokens with and without speculation equal those of ``transformers.generate``."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from cospec.core.types import Speculation
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from cospec.verify.checks import Check
-from cospec.verify.context import CheckContext, Words, draft_tokens, run
+from cospec.verify.context import CheckContext, TokenIds, draft_tokens, run
 
-LENGTH = 4  # of drafts, so that a policy that would not draft here does not leave the rung without any
+LENGTH = 4  # of drafts, so that drafts exist for a policy that would not draft here
 
 
-def run_checks(subject: CheckContext) -> Iterator[Check]:
-    """Speculation against plain decoding and against transformers."""
-    params = SamplingParams(temperature=0.0, max_tokens=subject.effort.tokens, ignore_eos=True)
-    before = draft_tokens(subject.llm.engine)
-    drafted = _outputs(subject, params, Speculation(length=LENGTH))
-    after = draft_tokens(subject.llm.engine)
-    told = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
-    plain = _outputs(subject, params, Speculation(enabled=False))
-    configured = _outputs(subject, params, Speculation())
-    yield compare(subject, "greedy identity", "as configured = plain decoding", params, Pair(configured, plain))
-    theirs = {id: subject.reference.generate(subject.prompts[int(id)], params.max_tokens or 1) for id in plain}
+def run_checks(context: CheckContext) -> Iterator[Check]:
+    """Check speculation against plain decoding and against transformers."""
+    params = SamplingParams(temperature=0.0, max_tokens=context.effort.tokens, ignore_eos=True)
+    before = draft_tokens(context.llm.engine)
+    drafted = _outputs(context, params, Speculation(length=LENGTH))
+    after = draft_tokens(context.llm.engine)
+    acceptance_note = f"{after[0] - before[0]} of {after[1] - before[1]} draft tokens were accepted"
+    plain = _outputs(context, params, Speculation(enabled=False))
+    configured = _outputs(context, params, Speculation())
+    yield compare(context, "greedy identity", "as configured = plain decoding", params, Pair(configured, plain))
+    theirs = {id: context.reference.generate(context.prompts[int(id)], params.max_tokens or 1) for id in plain}
     for name, other in (("plain decoding", plain), ("transformers.generate", theirs)):
-        check = compare(subject, "greedy identity", f"length {LENGTH} = {name}", params, Pair(drafted, other))
-        yield replace(check, notes=(told, *check.notes))
+        check = compare(context, "greedy identity", f"length {LENGTH} = {name}", params, Pair(drafted, other))
+        yield replace(check, notes=(acceptance_note, *check.notes))
 
 
-def _outputs(subject: CheckContext, params: SamplingParams, speculation: Speculation) -> dict[str, Words]:
+def _outputs(context: CheckContext, params: SamplingParams, speculation: Speculation) -> dict[str, TokenIds]:
     requests = [
         request
-        for number, prompt in enumerate(subject.prompts)
+        for number, prompt in enumerate(context.prompts)
         for request in make_requests(str(number), prompt, params, speculation)
     ]
-    return {id.partition("-")[0]: tokens for id, tokens in run(subject.llm.engine, requests).items()}
+    return {id.partition("-")[0]: tokens for id, tokens in run(context.llm.engine, requests).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Outputs of two ways of decoding, by prompt number; ``seed`` is the one they share."""
+    """Outputs of two decodings, by prompt number; ``seed`` is the common seed."""
 
-    ours: Mapping[str, Words]
-    other: Mapping[str, Words]
+    ours: Mapping[str, TokenIds]
+    other: Mapping[str, TokenIds]
     seed: int = 0
 
 
-def compare(subject: CheckContext, check_group: str, name: str, params: SamplingParams, pair: Pair) -> Check:
-    """Equal token for token, but for near-ties.
+def compare(context: CheckContext, check_group: str, name: str, params: SamplingParams, pair: Pair) -> Check:
+    """Check that outputs are equal token for token, except near-ties.
 
-    Where two outputs part, each of them is read again by the reference forward: it passes when all its tokens are first
-    at their place or nearer to the first than the tolerance. So a near-tie excuses one difference, nothing behind it.
+    If two outputs differ, the reference forward scores both outputs. An output passes if each of its tokens is the best
+    at its position, or within the tolerance of the best. So a near-tie excuses one difference and nothing after it.
     """
     notes: list[str] = []
     wrong = same = total = 0
@@ -62,23 +62,23 @@ def compare(subject: CheckContext, check_group: str, name: str, params: Sampling
         if ours == other:
             same += len(ours)
             continue
-        place = _parting(ours, other)
+        place = _first_difference(ours, other)
         same += place
-        gaps = [max(_shortfalls(subject, int(id), tokens, params, pair.seed), default=0.0) for tokens in (ours, other)]
-        excused = len(ours) == len(other) and max(gaps) < subject.tolerance
+        gaps = [max(_shortfalls(context, int(id), tokens, params, pair.seed), default=0.0) for tokens in (ours, other)]
+        excused = len(ours) == len(other) and max(gaps) < context.tolerance
         wrong += not excused
         notes.append(
             f"prompt {id}, token {place + 1}: {ours[place : place + 1]} and {other[place : place + 1]}, "
             f"gap {max(gaps):.1e}: {'a near-tie, excused' if excused else 'NOT a near-tie'}"
         )
     found = f"{same} of {total} tokens equal, {len(notes) - wrong} near-ties"
-    return Check(check_group, name, found, f"equal but for gaps < {subject.tolerance:g}", not wrong, tuple(notes))
+    return Check(check_group, name, found, f"equal but for gaps < {context.tolerance:g}", not wrong, tuple(notes))
 
 
-def _shortfalls(subject: CheckContext, number: int, output: Words, params: SamplingParams, seed: int) -> list[float]:
-    return subject.reference.shortfalls(subject.prompts[number], output, params, seed)
+def _shortfalls(context: CheckContext, number: int, output: TokenIds, params: SamplingParams, seed: int) -> list[float]:
+    return context.reference.shortfalls(context.prompts[number], output, params, seed)
 
 
-def _parting(first: Words, second: Words) -> int:
+def _first_difference(first: TokenIds, second: TokenIds) -> int:
     pairs = zip(first, second, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

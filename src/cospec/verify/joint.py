@@ -1,4 +1,4 @@
-"""The joint distribution of the first tokens of an output, and how well a sample fits (chi-square)."""
+"""The joint distribution of the first tokens of an output, and a chi-square test of samples."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-Words = tuple[int, ...]
-BORDER = -1  # in the place of a token: any token so near to the border of the top k that it may be in or out
-LEAST = 5.0  # expected outcomes per cell, below which they are counted together
+TokenIds = tuple[int, ...]
+BORDER = -1  # replaces any token whose logit is too close to the border of the top k
+LEAST = 5.0  # expected outcomes per cell; rarer outcomes share a cell
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Which tokens are sampled.
+    """The truncation of the sampled tokens.
 
     Attributes:
         length: tokens of an output.
-        top_k: likeliest tokens at each place.
-        tolerance: what two runs of a forward may differ by in a logit.
+        top_k: likeliest tokens at each position.
+        tolerance: possible difference of a logit between two runs of a forward.
     """
 
     length: int
@@ -34,38 +34,38 @@ class JointDistribution:
     """Outcomes and their probabilities.
 
     Attributes:
-        masses: by outcome. An outcome is as long as the distribution, or ends with ``BORDER``.
-        border: by prefix, the tokens that may be in or out at the next place.
+        masses: probability by outcome. An outcome has the distribution's length, or ends with ``BORDER``.
+        border: by prefix, the tokens whose truncation is uncertain at the next position.
     """
 
-    masses: dict[Words, float] = field(default_factory=dict)
-    border: dict[Words, frozenset[int]] = field(default_factory=dict)
+    masses: dict[TokenIds, float] = field(default_factory=dict)
+    border: dict[TokenIds, frozenset[int]] = field(default_factory=dict)
 
-    def add(self, outcome: Words, mass: float) -> None:
-        """Give ``outcome`` more probability."""
+    def add(self, outcome: TokenIds, mass: float) -> None:
+        """Add probability to ``outcome``."""
         self.masses[outcome] = self.masses.get(outcome, 0.0) + mass
 
-    def outcome_of(self, tokens: Words) -> Words:
-        """The outcome that sampled ``tokens`` count as."""
+    def outcome_of(self, tokens: TokenIds) -> TokenIds:
+        """Return the outcome of sampled ``tokens``."""
         for place, token in enumerate(tokens):
             if token in self.border.get(tokens[:place], ()):
                 return (*tokens[:place], BORDER)
         return tokens
 
     def likeliest(self, place: int, count: int) -> tuple[int, ...]:
-        """The ``count`` likeliest tokens at ``place``, counted from 0, whatever stands before."""
+        """Return the ``count`` likeliest tokens at ``place``, from 0, over all prefixes."""
         totals: Counter[int] = Counter()
         for outcome, mass in self.masses.items():
             if len(outcome) > place and outcome[place] != BORDER:
                 totals[outcome[place]] += mass  # type: ignore[assignment]
         return tuple(token for token, _ in totals.most_common(count))
 
-    def impossible(self, samples: Iterable[Words]) -> set[Words]:
-        """The samples that have no probability and are not explained by the border either."""
+    def impossible(self, samples: Iterable[TokenIds]) -> set[TokenIds]:
+        """Return the samples of probability 0 that the border does not explain."""
         return {tokens for tokens in samples if self.masses.get(self.outcome_of(tokens), 0.0) <= 0.0}
 
-    def p_value(self, samples: Iterable[Words]) -> float:
-        """Of the chi-square test; rare outcomes are one cell, and an impossible sample gives 0."""
+    def p_value(self, samples: Iterable[TokenIds]) -> float:
+        """Return the p-value of the chi-square test. Rare outcomes share a cell, and an impossible sample gives 0."""
         listed = list(samples)
         if self.impossible(listed):
             return 0.0
@@ -86,19 +86,19 @@ class JointDistribution:
 def joint_distribution(
     last_logits: Callable[[list[list[int]]], Tensor], prompt: Sequence[int], truncation: Truncation
 ) -> JointDistribution:
-    """The distribution of the first tokens behind ``prompt`` at temperature 1.
+    """Compute the distribution of the first tokens after ``prompt`` at temperature 1.
 
-    A token whose logit is nearer than the tolerance to the border of the top k may be in or out: the engine adds in
-    another order. All such tokens of a place are one outcome, which ends there.
+    The engine adds in another order. So a token whose logit is within the tolerance of the top-k border may be kept or
+    cut. All such tokens of a position are one outcome, which ends there.
 
     Args:
-        last_logits: from texts of one length to their last logits ``[texts, V]``.
+        last_logits: maps texts of one length to their last logits ``[texts, V]``.
     """
-    going_on: dict[Words, float] = {(): 1.0}
+    going_on: dict[TokenIds, float] = {(): 1.0}
     found = JointDistribution()
     for _ in range(truncation.length):
         rows = last_logits([[*prompt, *prefix] for prefix in going_on]).double()
-        longer: dict[Words, float] = {}
+        longer: dict[TokenIds, float] = {}
         for (prefix, mass), row in zip(going_on.items(), rows, strict=True):
             best = row.topk(truncation.top_k)
             border = found.border[prefix] = _near_the_border(row, truncation)
@@ -115,7 +115,7 @@ def joint_distribution(
 
 
 def _near_the_border(row: Tensor, truncation: Truncation) -> frozenset[int]:
-    """Tokens that are in the top k, or out, by less than the tolerance."""
+    """Return the tokens whose distance to the border of the top k is below the tolerance."""
     inside, outside = row.topk(truncation.top_k + 1).values[-2:].tolist()
     near = (row > inside - truncation.tolerance) & (row < outside + truncation.tolerance)
     return frozenset(near.nonzero()[:, 0].tolist())

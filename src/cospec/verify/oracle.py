@@ -1,9 +1,9 @@
 """Enumeration instead of sampling: draws that branch over every outcome, each with its exact probability.
 
-A program that draws is run once per path through its choices. ``Trace`` replays a prefix of choices, takes the first
-option at every new one, and remembers the options it left out; running those in turn visits the whole tree. Numbers
-between 0 and 1 are never drawn: a ``Uniform`` knows only the interval that its comparisons have left open, and each
-comparison is a choice. So the law of the program's output comes out in double precision, with no sampling error.
+A random program runs once per path through its choices. ``BranchTrace`` replays a prefix of choices, takes the first
+option at every new choice, and records the other options. Runs of the recorded options visit the whole tree. No number
+between 0 and 1 is drawn: a ``Uniform`` holds the interval that earlier comparisons left open, and each comparison is a
+choice. The result is the output distribution in double precision, without sampling error.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ OutputT = TypeVar("OutputT", bound=Hashable)
 
 
 class Unsound(BaseException):
-    """The enumeration does not hold for the program. No ``except Exception`` of the program may hide that."""
+    """The enumeration is invalid for the program. No ``except Exception`` of the program may hide this error."""
 
 
 @dataclass
-class Trace:
-    """One run: the choices it must repeat, those it made, and those it left for later runs."""
+class BranchTrace:
+    """One run: the choices to repeat, the choices made, and the options left for later runs."""
 
     forced: tuple[int, ...] = ()
     taken: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Trace:
     used: set[Hashable] = field(default_factory=set)
 
     def choose(self, probabilities: Sequence[float] | Floats) -> int:
-        """An option with a positive probability: the one to repeat, or the first."""
+        """Return an option of positive probability: the option to repeat, or the first."""
         place = len(self.taken)
         if place < len(self.forced):
             pick = self.forced[place]
@@ -48,18 +48,18 @@ class Trace:
         return pick
 
     def use(self, key: Hashable) -> None:
-        """The same noise twice would tie two decisions together, which the enumeration takes to be independent."""
+        """Refuse a second use of a key: the enumeration assumes independent decisions."""
         if key in self.used:
-            raise Unsound(f"the noise {key} was used twice")
+            raise Unsound(f"the random key {key} was used twice")
         self.used.add(key)
 
 
 class Uniform:
-    """A number uniform on an interval that comparisons narrow, each of them a choice of ``trace``."""
+    """A uniform number on an interval. Comparisons narrow the interval; each is a choice of ``trace``."""
 
     __array_ufunc__ = None  # numpy scalars leave comparisons and products to this class
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: BranchTrace) -> None:
         self._trace, self._low, self._high = trace, 0.0, 1.0
 
     def __lt__(self, bound: float) -> bool:
@@ -100,11 +100,11 @@ class Scaled:
 
 @dataclass(frozen=True)
 class BranchingRandom:
-    """Stands in for ``cospec.core.rng.RandomStreams``: the same keys, every outcome."""
+    """Replaces ``cospec.core.rng.RandomStreams``: the same keys, every outcome."""
 
-    trace: Trace
-    base: int | tuple[int, ...]  # several numbers where an output is drafted ahead
-    by_round: bool = True  # False: the keys forget the round, as a mutation
+    trace: BranchTrace
+    base: int | tuple[int, ...]  # several numbers if an output is drafted ahead
+    by_round: bool = True  # False: keys without the step, as a mutation of the engine
 
     def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> list[Uniform]:
         for place in range(position, position + count):
@@ -129,7 +129,7 @@ BranchingStream = tuple[BranchingRandom, int, StreamKind, int]
 
 
 def branching_sample(weights: np.ndarray, streams: Sequence[BranchingStream | Stream]) -> list[int]:
-    """Stands in for ``cospec.core.rng.exponential_sample``; streams of the real generator race as they do."""
+    """Replaces ``cospec.core.rng.exponential_sample``; streams of the real generator sample as usual."""
     winners = []
     for row, stream in zip(weights, streams, strict=True):
         draws = stream[0]
@@ -141,12 +141,12 @@ def branching_sample(weights: np.ndarray, streams: Sequence[BranchingStream | St
     return winners
 
 
-def enumerate_runs(run: Callable[[Trace], OutputT]) -> dict[OutputT, float]:
-    """The exact law of what ``run`` returns."""
+def enumerate_runs(run: Callable[[BranchTrace], OutputT]) -> dict[OutputT, float]:
+    """Return the exact distribution of the results of ``run``."""
     distribution: dict[OutputT, float] = {}
     waiting: list[tuple[int, ...]] = [()]
     while waiting:
-        trace = Trace(waiting.pop())
+        trace = BranchTrace(waiting.pop())
         outcome = run(trace)
         distribution[outcome] = distribution.get(outcome, 0.0) + trace.probability
         waiting += trace.left
@@ -154,7 +154,7 @@ def enumerate_runs(run: Callable[[Trace], OutputT]) -> dict[OutputT, float]:
 
 
 def total_variation(first: Mapping[OutputT, float], second: Mapping[OutputT, float]) -> float:
-    """Half the absolute difference, with whatever mass is missing from 1 counted as well."""
+    """Return half the absolute difference; probability missing from 1 counts as well."""
     outcomes = first.keys() | second.keys()
     apart = 0.5 * sum(abs(first.get(outcome, 0.0) - second.get(outcome, 0.0)) for outcome in outcomes)
     return apart + abs(1.0 - sum(first.values())) + abs(1.0 - sum(second.values()))

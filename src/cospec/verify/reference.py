@@ -1,4 +1,4 @@
-"""The same weights by transformers' own code: what the engine's tokens and laws are held against."""
+"""The same weights in transformers' code: the reference of the engine's tokens and distributions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cospec.models.loading import weights_dtype
 from cospec.sampling_params import SamplingParams
 from cospec.verify.joint import JointDistribution, Truncation, joint_distribution
 
-ROWS = 64  # prefixes in one forward
+ROWS = 64  # prefixes per forward
 
 
 class Reference:
-    """A plain Hugging Face model with the engine's weights, held and run in the engine's arithmetic.
+    """A plain Hugging Face model with the engine's weights and the engine's arithmetic.
 
     Attributes:
-        dtype: of the weights; of the arithmetic too, but that on a CPU sums are float32.
+        dtype: of weights and arithmetic; on a CPU sums are float32.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -38,7 +38,7 @@ class Reference:
 
     @torch.inference_mode()
     def generate(self, prompt: Sequence[int], count: int) -> tuple[int, ...]:
-        """``count`` greedy tokens by ``transformers.generate``."""
+        """Return ``count`` greedy tokens of ``transformers.generate``."""
         ids = torch.tensor([list(prompt)], device=self._device)
         found = self._model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
@@ -48,37 +48,37 @@ class Reference:
     def shortfalls(
         self, prompt: Sequence[int], output: Sequence[int], params: SamplingParams, seed: int
     ) -> list[float]:
-        """How far each token of ``output`` is behind the one that stands first at its place, 0 where it is that one.
+        """Return the score distance of each token of ``output`` to the best token; 0 for the best.
 
-        The score of a greedy token is its logit. That of a seeded one is logit / temperature plus the Gumbel noise of
-        its place, whose largest is the token that ``match`` draws. Parameters beside the temperature are not applied.
+        The score of a greedy token is its logit. The score of a seeded token is logit / temperature plus the Gumbel
+        noise of its position; ``match`` draws the largest score. Parameters other than the temperature are not applied.
         """
         scores = self._logits(prompt, output).double()
         if not params.greedy:
-            scores = scores / params.temperature + self._noise(len(prompt), scores.shape, seed)
+            scores = scores / params.temperature + self._gumbel_noise(len(prompt), scores.shape, seed)
         own = scores.gather(-1, torch.tensor(list(output))[:, None])[:, 0]
         return (scores.amax(-1) - own).tolist()
 
     def joint(self, prompt: Sequence[int], truncation: Truncation) -> JointDistribution:
-        """The distribution of the first tokens behind ``prompt`` at temperature 1."""
+        """Return the distribution of the first tokens after ``prompt`` at temperature 1."""
         return joint_distribution(self._last_logits, prompt, truncation)
 
     @torch.inference_mode()
     def _logits(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-        """``[len(output), V]``: the rows that the tokens of ``output`` were chosen from."""
+        """Return ``[len(output), V]``: the rows that chose the tokens of ``output``."""
         ids = torch.tensor([[*prompt, *output[:-1]]], device=self._device)
         rows: Tensor = self._model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
         return rows.cpu()
 
     @torch.inference_mode()
     def _last_logits(self, texts: list[list[int]]) -> Tensor:
-        """``[len(texts), V]`` behind texts of one length."""
+        """Return ``[len(texts), V]``: the last logits of texts of one length."""
         parts = torch.tensor(texts, device=self._device).split(ROWS)
         return torch.cat([self._model(input_ids=part, use_cache=False).logits[:, -1].cpu() for part in parts])
 
     @staticmethod
-    def _noise(first: int, shape: Sequence[int], seed: int) -> Tensor:
-        """Gumbel noise of the target's own draws at the places from ``first`` on."""
+    def _gumbel_noise(first: int, shape: Sequence[int], seed: int) -> Tensor:
+        """Return the Gumbel noise of the target's draws at the positions from ``first`` on."""
         count, vocab = shape
         streams = [RandomStreams(seed, place).stream(place, StreamKind.TARGET) for place in range(first, first + count)]
         times = torch.stack([torch.from_numpy(exponentials(stream, vocab)) for stream in streams])
@@ -86,5 +86,5 @@ class Reference:
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """What two runs of the same forward may differ by in a logit, when sums are taken in other orders."""
+    """Return the possible difference of a logit between two runs of the same forward with other orders of sums."""
     return 1e-3 if math.isclose(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) else 0.25

@@ -1,4 +1,4 @@
-"""The ladder, rung by rung, cheapest first."""
+"""The check suite: the check groups in order, fastest first."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ TEXTS = (
 )
 
 
-def run_checks(subject: CheckContext) -> Iterator[Check]:
-    """Every check of every rung, as it is done."""
+def run_checks(context: CheckContext) -> Iterator[Check]:
+    """Yield every check of every group when finished."""
     for check_group in (enumeration, identity, chisquare, invariance):
-        yield from check_group.run_checks(subject)
+        yield from check_group.run_checks(context)
 
 
 def context_of_llm(model: str, speculative: Mapping[str, Any] | None, quick: bool, **options: Any) -> CheckContext:
     """Load the user's model as an engine, and its weights into transformers.
 
     Raises:
-        CospecError: a model or option that cannot be served.
-        InvalidInput: an engine whose outputs follow another law than its target's, which is not what is verified here.
+        CospecError: a model or option cannot be served.
+        InvalidInput: the engine's outputs follow another distribution than the target's. The suite cannot verify such
+            engines.
     """
     llm = LLM(model, dict(speculative) if speculative is not None else None, **options)
     if llm.engine.distribution != "target":
         raise InvalidInput(
             "distribution",
             llm.engine.distribution,
-            "target, the distribution of one model, which transformers computes too",
+            "target, the distribution of one model, which transformers can compute too",
         )
     effort = QUICK if quick else FULL
     prompts = tuple(tuple(llm.encode(text)[:CHUNK]) for text in TEXTS[: effort.prompts])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cospec.bench.accept import Tally, as_runs, ratio, summarise
-from cospec.bench.policy_recorder import watched
+from cospec.bench.policy_recorder import recorded
 from cospec.core.engine import Engine
 from cospec.core.types import Commit
 from cospec.drafters.synthetic import SyntheticDrafter
@@ -65,7 +65,7 @@ def test_intervals_are_over_prompts_and_cover_the_value() -> None:
 
 @pytest.mark.parametrize("rate", [0.3, 0.8])
 def test_a_watched_engine_finds_the_acceptance_it_was_given(rate: float) -> None:
-    parts, watch = watched(toy_engine(ToyModel(V, order=3, seed=1), SyntheticDrafter([rate], 0.0, V), k=3).parts)
+    parts, watch = recorded(toy_engine(ToyModel(V, order=3, seed=1), SyntheticDrafter([rate], 0.0, V), k=3).parts)
     engine = Engine(parts)
     params = SamplingParams(temperature=0, max_tokens=80)
     for turn in range(2):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cospec.cli.batch_io import BatchRequest, ResultFile, key, read_jobs
+from cospec.cli.batch_io import BatchRequest, ResultFile, key, read_batch
 from cospec.errors import InvalidInput
 
 
@@ -18,9 +18,9 @@ def test_every_kind_of_line(tmp_path: Path) -> None:
     path.write_text(
         '{"id": "a", "turns": ["x", "y"], "category": "ignored"}\n\n{"question_id": 7, "turns": ["z"]}\n{"prompt": "w"}'
     )
-    jobs, complaints = read_jobs(path)
-    assert jobs == [BatchRequest("a", 1, ("x", "y")), BatchRequest(7, 3, ("z",)), BatchRequest(4, 4, ("w",))]
-    assert complaints == []
+    batch_requests, warnings = read_batch(path)
+    assert batch_requests == [BatchRequest("a", 1, ("x", "y")), BatchRequest(7, 3, ("z",)), BatchRequest(4, 4, ("w",))]
+    assert warnings == []
 
 
 @pytest.mark.parametrize(
@@ -31,10 +31,10 @@ def test_every_kind_of_line(tmp_path: Path) -> None:
         (b"[1]", "a JSON object"),
         (b"{}", "neither prompt nor turns"),
         (b'{"prompt": "a", "turns": ["b"]}', "both prompt and turns"),
-        (b'{"prompt": ""}', "not empty"),
+        (b'{"prompt": ""}', "non-empty string"),
         (b'{"prompt": 5}', "5"),
-        (b'{"turns": []}', "a list of strings"),
-        (b'{"turns": ["a", 1]}', "a list of strings"),
+        (b'{"turns": []}', "a list of non-empty strings"),
+        (b'{"turns": ["a", 1]}', "a list of non-empty strings"),
         (b'{"id": 1.5, "prompt": "a"}', "1.5"),
         (b'{"id": "\\ud800", "prompt": "a"}', "whole Unicode characters"),
         (b"[" * 100_000, "nested too deeply"),
@@ -44,16 +44,16 @@ def test_every_kind_of_line(tmp_path: Path) -> None:
 def test_bad_lines_are_reported_by_number(tmp_path: Path, line: bytes, told: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"id": "same", "prompt": "a"}\n' + line + b'\n{"id": "last", "prompt": "a"}\n')
-    jobs, complaints = read_jobs(path)
-    assert [job.id for job in jobs] == ["same", "last"]
-    (complaint,) = complaints
-    assert complaint.startswith("line 2: ")
-    assert told in complaint
+    batch_requests, warnings = read_batch(path)
+    assert [batch_request.id for batch_request in batch_requests] == ["same", "last"]
+    (warning,) = warnings
+    assert warning.startswith("line 2: ")
+    assert told in warning
 
 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"prompts is .*No such file"):
-        read_jobs(tmp_path / "none.jsonl")
+        read_batch(tmp_path / "none.jsonl")
 
 
 def test_ids_of_other_types_are_other_ids() -> None:

@@ -202,12 +202,12 @@ def test_a_run_without_work_says_why(llm: type[FakeLLM], cospec_command: Command
     prompts, output = files
     prompts.write_text("")
     result = cospec_command("generate", "--prompts", prompts, "--output", output)
-    assert (result.exit_code, result.stderr) == (0, f"{prompts}: nothing to do, it holds no prompts\n")
+    assert (result.exit_code, result.stderr) == (0, f"{prompts}: nothing to do, the file has no prompts\n")
     write_lines(prompts, {"prompt": "abc"})
     assert cospec_command("generate", "--prompts", prompts, "--output", output).exit_code == 0
     result = cospec_command("generate", "--prompts", prompts, "--output", output)
     assert result.exit_code == 0
-    assert result.stderr == f"{prompts}: nothing to do, {output} has all of the answers\n"
+    assert result.stderr == f"{prompts}: nothing to do, {output} has all answers\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")

@@ -26,12 +26,12 @@ def climbing(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A ladder that gives the checks of ``checks`` and notes what it was asked for."""
     told: dict[str, Any] = {"checks": [GOOD, TIE]}
 
-    def subject_of(model: str, speculative: Any, quick: bool, **options: Any) -> dict[str, Any]:
+    def context_of(model: str, speculative: Any, quick: bool, **options: Any) -> dict[str, Any]:
         told.update(model=model, speculative=speculative, quick=quick, options=options)
         return told
 
-    monkeypatch.setattr(suite, "context_of_llm", subject_of)
-    monkeypatch.setattr(suite, "run_checks", lambda subject: iter(subject["checks"]))
+    monkeypatch.setattr(suite, "context_of_llm", context_of)
+    monkeypatch.setattr(suite, "run_checks", lambda context: iter(context["checks"]))
     return told
 
 

@@ -292,7 +292,7 @@ def test_joint_pages_agree_on_a_prefix() -> None:
 def test_model_calls_add_up() -> None:
     """Every output's calls are its own, and the engine's are fewer where outputs share them."""
     engine = ensemble_engine(toys(2, 5), LAW, gamma=2)
-    (output,) = LLM.around(engine).generate([[0, 1]], SamplingParams(max_tokens=20, n=3, seed=1))
+    (output,) = LLM.from_engine(engine).generate([[0, 1]], SamplingParams(max_tokens=20, n=3, seed=1))
     assert output.distribution == "weighted(0.6, 0.4)"
     for name in ("m0", "m1"):
         own = [part.stats.model_calls[name] for part in output.outputs]

@@ -15,9 +15,9 @@ DRAFT = ForwardLatency(slopes=(3e-5,), sequence=8e-5, start=3e-4)
 
 def served(count: int) -> list[MeasuredSteps]:
     """Rounds of 1 to 6 sequences with 0 to 4 draft tokens; every tenth takes three times as long."""
-    chance, found = np.random.default_rng(0), []
+    rng, found = np.random.default_rng(0), []
     for step in range(count):
-        n, k = int(chance.integers(1, 7)), int(chance.integers(0, 5))
+        n, k = int(rng.integers(1, 7)), int(rng.integers(0, 5))
         slow = 3.0 if step % 10 == 0 else 1.0
         target = slow * TARGET.seconds(100 * n, n * (1 + k), n)
         draft = slow * DRAFT.seconds(0, n, n, k) if k else 0.0

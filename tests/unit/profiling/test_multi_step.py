@@ -75,7 +75,7 @@ def test_every_call_begins_at_the_same_place(folders: tuple[Path, Path]) -> None
         target.pages.match_prefix(context.id, ())
         assert target.pages.allocate(context.id, 100)
     bursts = MultiStepTimer(burst)
-    _, first, second = (bursts.play(contexts, 2) for _ in range(3))  # the first has to read the texts
+    _, first, second = (bursts.time_steps(contexts, 2) for _ in range(3))  # the first has to read the texts
     assert len(first) == ROUNDS - 1 and [known for known, *_ in first] == [known for known, *_ in second]
     assert 2 * 19 < first[0][0] <= 2 * 19 + 2 * 3, "the first execution_mode is left out, and wrote something"
     assert all(draft > 0 and target > 0 for _, draft, target in first)

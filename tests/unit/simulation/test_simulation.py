@@ -15,7 +15,7 @@ from cospec.options import parse
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
 from cospec.simulation.run import World, run, simulate
 from cospec.simulation.scenario import Scenario
-from cospec.simulation.workload import jobs
+from cospec.simulation.workload import simulated_requests
 
 TARGET = {"cost": {"context": 1e-8, "slopes": [2e-5, 1e-4], "knees": [64], "fixed": 0.01}}
 DRAFT = {"cost": {"slopes": [1e-6], "fixed": 0.001}}
@@ -78,9 +78,11 @@ def test_acceptance_is_what_was_asked_for() -> None:
 
 def test_variants_meet_the_same_requests() -> None:
     made = scenario()
-    first, second = (list(jobs(made, 5.0, Path())) for _ in range(2))
+    first, second = (list(simulated_requests(made, 5.0, Path())) for _ in range(2))
     assert first == second
-    assert [job.luck for job in first] == [job.luck for job in jobs(made, 50.0, Path())]
+    assert [request.difficulty for request in first] == [
+        request.difficulty for request in simulated_requests(made, 50.0, Path())
+    ]
 
 
 def test_a_trace_of_acceptances_is_followed(tmp_path: Path) -> None:
@@ -190,8 +192,8 @@ def test_no_cache_page_is_lost() -> None:
     found = run(world, 32.0)
     assert found["requests"] == 40
     replica = world.replica()
-    for job in jobs(made, 32.0, Path()):
-        replica.add(job)
+    for request in simulated_requests(made, 32.0, Path()):
+        replica.add(request)
     preempted = 0
     while replica.held:
         list(replica.step())
@@ -236,6 +238,6 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
 def test_changing_rates_keep_their_shares() -> None:
     arrivals = {"kind": "segments", "rates": [1], "segments": [{"rate": 90, "seconds": 1}, {"rate": 10, "seconds": 1}]}
     made = scenario(arrivals=arrivals, requests=4000)
-    times = np.array([job.due for job in jobs(made, 1.0, Path())])
+    times = np.array([request.due for request in simulated_requests(made, 1.0, Path())])
     assert ((times % 2) < 1).mean() == pytest.approx(0.9, abs=0.02)
     assert len(times) / times[-1] == pytest.approx(50, rel=0.05)

@@ -68,7 +68,7 @@ def test_the_drafter_comes_nearer_to_its_target(recipe: TrainingRecipe, runs: Pa
     )
     loss = trainer.loss
     assert isinstance(loss, DistillationLoss)
-    numbers = torch.arange(len(loss.lessons.tokens))
+    numbers = torch.arange(len(loss.teacher_cache.tokens))
     fresh = new_model(recipe.drafter, recipe, tokenizer, 0)
     assert loss(trainer.model, numbers) < 0.6 * loss(fresh, numbers)
 
@@ -131,8 +131,8 @@ def test_lessons_give_the_logits_of_the_target(
     recipe: TrainingRecipe, tokenizer: Tokenizer, corpus: Corpus, tmp_path: Path
 ) -> None:
     target = new_model(recipe.target, recipe, tokenizer, 1).eval()
-    lessons = read(target, corpus.windows(recipe.mixture, 3, 16, (0,)), tmp_path)
-    loss = DistillationLoss(lessons, target.lm_head.weight.detach(), Distillation())
+    teacher_cache = read(target, corpus.windows(recipe.mixture, 3, 16, (0,)), tmp_path)
+    loss = DistillationLoss(teacher_cache, target.lm_head.weight.detach(), Distillation())
     # The target is its own perfect student, up to the 16 bits that its states are kept in.
     assert float(loss(target, torch.arange(3)).detach()) < 1e-4
     other = new_model(recipe.target, recipe, tokenizer, 2).eval()

@@ -16,7 +16,7 @@ from cospec.errors import ModelError
 from cospec.training import export as exporting
 from cospec.training.distill import train_drafter
 from cospec.training.export import export
-from cospec.training.family import adopt, go_on, load_tokenizer, load_trained, origin, train_target
+from cospec.training.family import adopt, continue_training, load_tokenizer, load_trained, origin, train_target
 from cospec.training.recipe import TrainingRecipe
 from cospec.training.variants import train_variants
 
@@ -51,7 +51,7 @@ def losses(folder: Path) -> list[float]:
 
 
 def test_a_target_goes_on_from_exported_weights(recipe: TrainingRecipe, runs: Path, later: Path) -> None:
-    go_on("target", later)
+    continue_training("target", later)
     assert origin("target", later) is not None and origin("drafter", later) is None
     trainer = train_target(recipe, runs, later)
     assert trainer.step == 16, "a whole schedule of its own"
@@ -64,7 +64,7 @@ def test_it_sees_the_windows_behind_those_that_it_has_seen(recipe: TrainingRecip
     longer = recipe.model_copy(
         update={"target_schedule": recipe.target_schedule.model_copy(update={"tokens": 2 * FULL})}
     )
-    go_on("target", later)
+    continue_training("target", later)
     ahead, whole = train_target(recipe, runs, later), train_target(longer, runs, runs)
     assert (ahead.batches(0) == whole.batches(16)).all() and (ahead.batches(0) != whole.batches(0)).any()
 
@@ -81,17 +81,17 @@ def test_an_interrupted_one_ends_as_an_unbroken_one(
     adopt(later / "adopted", other)
     (other / "tokens").symlink_to(runs / "tokens")
     for out in (later, other):
-        go_on("target", out)
+        continue_training("target", out)
     unbroken = train_target(whole, runs, later)
     train_target(half, runs, other)
-    go_on("target", other)  # said again: it has begun, so nothing starts anew
+    continue_training("target", other)  # said again: it has begun, so nothing starts anew
     broken = train_target(whole, runs, other)
     for name, tensor in unbroken.model.state_dict().items():
         assert torch.equal(tensor, broken.model.state_dict()[name]), name
 
 
 def test_the_card_tells_both_parts(recipe: TrainingRecipe, runs: Path, later: Path, tmp_path: Path) -> None:
-    go_on("target", later)
+    continue_training("target", later)
     train_target(recipe, runs, later)
     folder = export(recipe, later, tmp_path / "second")
     members = json.loads((folder / "card.json").read_text())["members"]
@@ -101,7 +101,7 @@ def test_the_card_tells_both_parts(recipe: TrainingRecipe, runs: Path, later: Pa
     third = tmp_path / "third"
     adopt(folder, third)
     (third / "tokens").symlink_to(runs / "tokens")
-    go_on("target", third)
+    continue_training("target", third)
     train_target(recipe, runs, third)
     members = json.loads((export(recipe, third, tmp_path / "fourth") / "card.json").read_text())["members"]
     assert (members["target"]["tokens"], members["target"]["before"]["tokens"]) == (3 * FULL, 2 * FULL)
@@ -112,7 +112,7 @@ def test_adapters_for_the_old_target_are_left_behind(
 ) -> None:
     export(recipe, later, family)
     assert (family / "target-prose" / "adapter_config.json").exists(), "as long as the target is the same"
-    go_on("target", later)
+    continue_training("target", later)
     train_target(recipe, runs, later)
     export(recipe, later, family)
     assert "target-prose" not in json.loads((family / "card.json").read_text())["members"]
@@ -120,7 +120,7 @@ def test_adapters_for_the_old_target_are_left_behind(
 
 
 def test_a_drafter_goes_on_too(recipe: TrainingRecipe, runs: Path, later: Path) -> None:
-    go_on("drafter", later)
+    continue_training("drafter", later)
     before = weights(recipe, "drafter", later)
     one = recipe.model_copy(update={"drafter_schedule": recipe.drafter_schedule.model_copy(update={"tokens": 256})})
     trainer = train_drafter(one, runs, later)
@@ -130,14 +130,14 @@ def test_a_drafter_goes_on_too(recipe: TrainingRecipe, runs: Path, later: Path) 
 
 def test_what_cannot_be_gone_on_from_is_named(recipe: TrainingRecipe, runs: Path, later: Path, family: Path) -> None:
     with pytest.raises(ModelError, match="holds no code to go on from"):
-        go_on("code", later)
+        continue_training("code", later)
     (later / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="has another tokenizer"):
         adopt(family, later)
     wider = recipe.model_copy(update={"target": recipe.target.model_copy(update={"hidden_size": 48})})
     adopt(family, runs / "new")
     (runs / "new" / "tokens").symlink_to(runs / "tokens")
-    go_on("target", runs / "new")
+    continue_training("target", runs / "new")
     with pytest.raises(ModelError, match="another shape"):
         train_target(wider, runs, runs / "new")
 

@@ -32,11 +32,11 @@ def test_heads_learn_what_the_target_says_later(
     for ranks in heads.accuracy:
         assert len(ranks) == RANKS and all(0 <= share <= 1 for share in ranks) and sum(ranks) <= 1.0001
     target = load_trained(with_heads, "target", tokenizer, runs)
-    course = DistillData.open(target, tokenizer, prepare(with_heads, runs, runs)[1], runs)
+    distill_data = DistillData.open(target, tokenizer, prepare(with_heads, runs, runs)[1], runs)
     assert with_heads.specialists is not None
-    subject = DistillOptions({"math": 1.0}, with_heads.specialists.distillation, 32, with_heads.seed)
-    material = course.make(target, subject, "math")
-    loss = HeadsLoss([material], target.lm_head.weight.detach(), 2)
+    distill_options = DistillOptions({"math": 1.0}, with_heads.specialists.distillation, 32, with_heads.seed)
+    distill_batches = distill_data.make(target, distill_options, "math")
+    loss = HeadsLoss([distill_batches], target.lm_head.weight.detach(), 2)
     numbers = torch.tensor([[0, n] for n in range(8)])
     trained, untrained = MedusaModule(2, 32), MedusaModule(2, 32)
     for head, block in enumerate(trained.blocks):

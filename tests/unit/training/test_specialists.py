@@ -35,7 +35,7 @@ def test_a_specialist_goes_on_from_the_adopted_drafter(
     drafter = load_trained(recipe, "drafter", tokenizer, out)
     for name, trainer in trainers.items():
         assert isinstance(trainer.loss, DistillationLoss)
-        numbers = torch.arange(len(trainer.loss.lessons.tokens))
+        numbers = torch.arange(len(trainer.loss.teacher_cache.tokens))
         other = trainers["code" if name == "math" else "math"].model
         with torch.no_grad():
             own = trainer.loss(trainer.model, numbers)

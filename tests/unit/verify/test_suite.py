@@ -45,7 +45,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
+def context(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
     target, drafter = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
     write_pair(target, drafter)
     write_tokenizer(target)
@@ -60,8 +60,8 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
 @pytest.mark.parametrize(
     "check_group", [enumeration, identity, chisquare, invariance], ids=lambda check_group: check_group.__name__
 )
-def test_a_right_engine_climbs_every_rung(subject: CheckContext, check_group: ModuleType) -> None:
-    checks = list(check_group.run_checks(subject))
+def test_a_right_engine_climbs_every_rung(context: CheckContext, check_group: ModuleType) -> None:
+    checks = list(check_group.run_checks(context))
     assert checks
     for check in checks:
         assert check.passed, check
@@ -74,60 +74,60 @@ def test_the_enumeration_is_exact_for_exact_rules_alone(name: str) -> None:
         assert enumeration.errors(wrong, 2)["drawn drafts"] > enumeration.SEEN
 
 
-def test_a_wrong_rule_fails_the_chi_square(subject: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    verifier = verifier_of(subject.llm.engine)
+def test_a_wrong_rule_fails_the_chi_square(context: CheckContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = verifier_of(context.llm.engine)
     monkeypatch.setattr(verifier, "acceptance_methods", {**verifier.acceptance_methods, "block": KeepsAll()})
     found = {
-        check.name: check.passed for check in chisquare.run_checks(replace(subject, acceptance_methods=("block",)))
+        check.name: check.passed for check in chisquare.run_checks(replace(context, acceptance_methods=("block",)))
     }
-    assert found["rule block, the engine's drafter"] is False
-    assert found["acceptance_method block, an even drafter"] is True
+    assert found["acceptance method block, the engine's drafter"] is False
+    assert found["acceptance method block, an even drafter"] is True
 
 
-def greedy(subject: CheckContext) -> dict[str, tuple[int, ...]]:
-    return {str(n): subject.reference.generate(prompt, 8) for n, prompt in enumerate(subject.prompts)}
+def greedy(context: CheckContext) -> dict[str, tuple[int, ...]]:
+    return {str(n): context.reference.generate(prompt, 8) for n, prompt in enumerate(context.prompts)}
 
 
-def test_another_token_is_seen_and_told(subject: CheckContext) -> None:
-    right = greedy(subject)
+def test_another_token_is_seen_and_told(context: CheckContext) -> None:
+    right = greedy(context)
     wrong = {**right, "1": (*right["1"][:3], (right["1"][3] + 1) % 64, *right["1"][4:])}
-    check = compare(subject, "check_group", "name", GREEDY, Pair(wrong, right))
+    check = compare(context, "check_group", "name", GREEDY, Pair(wrong, right))
     assert not check.passed
     assert "prompt 1, token 4" in check.notes[0]
     assert "NOT a near-tie" in check.notes[0]
 
 
-def test_a_missing_token_is_seen(subject: CheckContext) -> None:
-    right = greedy(subject)
-    assert not compare(subject, "check_group", "name", GREEDY, Pair({**right, "0": right["0"][:-1]}, right)).passed
+def test_a_missing_token_is_seen(context: CheckContext) -> None:
+    right = greedy(context)
+    assert not compare(context, "check_group", "name", GREEDY, Pair({**right, "0": right["0"][:-1]}, right)).passed
 
 
-def test_a_near_tie_is_excused_and_what_follows_it_is_not(subject: CheckContext) -> None:
+def test_a_near_tie_is_excused_and_what_follows_it_is_not(context: CheckContext) -> None:
     """With a tolerance as wide as the gap, the other token is a near-tie; a wrong token after it is still wrong."""
-    right = greedy(subject)
-    prompt, ours = subject.prompts[0], right["0"]
+    right = greedy(context)
+    prompt, ours = context.prompts[0], right["0"]
     gaps = {
-        token: subject.reference.shortfalls(prompt, (*ours[:2], token), GREEDY, 0)[-1]
+        token: context.reference.shortfalls(prompt, (*ours[:2], token), GREEDY, 0)[-1]
         for token in range(64)
         if token != ours[2]
     }
     second = min(gaps, key=lambda token: gaps[token])
-    wide = replace(subject, tolerance=gaps[second] * 1.01)
-    tied = (*ours[:2], second, *subject.reference.generate((*prompt, *ours[:2], second), 5))
+    wide = replace(context, tolerance=gaps[second] * 1.01)
+    tied = (*ours[:2], second, *context.reference.generate((*prompt, *ours[:2], second), 5))
     check = compare(wide, "check_group", "name", GREEDY, Pair({**right, "0": tied}, right))
     assert check.passed
     assert "a near-tie, excused" in check.notes[0]
-    worst = max(range(64), key=lambda token: subject.reference.shortfalls(prompt, (*tied[:-1], token), GREEDY, 0)[-1])
+    worst = max(range(64), key=lambda token: context.reference.shortfalls(prompt, (*tied[:-1], token), GREEDY, 0)[-1])
     assert not compare(wide, "check_group", "name", GREEDY, Pair({**right, "0": (*tied[:-1], worst)}, right)).passed
 
 
-def test_seeded_tokens_are_the_firsts_of_their_noise(subject: CheckContext) -> None:
+def test_seeded_tokens_are_the_firsts_of_their_noise(context: CheckContext) -> None:
     """The reference's score with the noise of a seed ranks first what ``match`` draws with that seed."""
     params = SamplingParams(temperature=0.8, seed=11, max_tokens=8, ignore_eos=True)
-    for prompt in subject.prompts:
-        ((_, output),) = run(subject.llm.engine, make_requests("one", prompt, params)).items()
-        assert max(subject.reference.shortfalls(prompt, output, params, 11)) < subject.tolerance
-        assert max(subject.reference.shortfalls(prompt, output, params, 12)) > subject.tolerance
+    for prompt in context.prompts:
+        ((_, output),) = run(context.llm.engine, make_requests("one", prompt, params)).items()
+        assert max(context.reference.shortfalls(prompt, output, params, 11)) < context.tolerance
+        assert max(context.reference.shortfalls(prompt, output, params, 12)) > context.tolerance
 
 
 def test_tolerances_follow_the_arithmetic() -> None:

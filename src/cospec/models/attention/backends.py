@@ -1,7 +1,7 @@
 """Attention of a packed batch over KV pages: the back ends.
 
-A back end is prepared once per batch, then called once per layer. It writes the batch's keys and values into the
-layer's pages and returns what each row attends to.
+A back end is prepared once per batch and called once per layer. The call writes the batch's keys and values into the
+layer's pages, and returns the attention output of each row.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cospec.native import operators
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a layer asks of its attention.
+    """The attention parameters of a layer.
 
     Attributes:
         scale: factor of the products of queries and keys.
-        window: a row attends keys less than this many positions back; None for all.
-        softcap: products pass through ``softcap * tanh(x / softcap)``; None for not.
+        window: a row attends keys at less than this distance; None for all.
+        softcap: products pass through ``softcap * tanh(x / softcap)``; None for plain products.
     """
 
     scale: float
@@ -44,7 +44,7 @@ Attend = Callable[[InputBatch], LayerAttend]
 
 
 def _native(batch: InputBatch) -> LayerAttend:
-    """The compiled kernel, which reads the pages where they are (CPU, float32)."""
+    """The native kernel, which reads the pages in place (CPU, float32)."""
 
     def layer(queries: Tensor, keys: Tensor, values: Tensor, pages: LayerBlocks, heads: AttentionShape) -> Tensor:
         return operators.attention(
@@ -61,7 +61,7 @@ def _sdpa(batch: InputBatch) -> LayerAttend:
 
 
 class _BySequence:
-    """Keeps what the layers of one forward share: where to write, and the masks per window."""
+    """The data that all layers of one forward share: write positions, and masks per window."""
 
     def __init__(self, batch: InputBatch) -> None:
         self._batch = batch
@@ -89,7 +89,7 @@ class _BySequence:
 
 
 def _scattered(batch: InputBatch, number: int) -> Entries | None:
-    """How to gather the cache entries of one sequence; None when its pages are adjacent."""
+    """Return the gather indices of one sequence's cache entries; None if its pages are adjacent."""
     span, size = batch.spans[number], batch.page_size
     if span.pages == tuple(range(span.pages[0], span.pages[0] + len(span.pages))):
         return None
@@ -98,13 +98,13 @@ def _scattered(batch: InputBatch, number: int) -> Entries | None:
 
 
 def _view(pages: Tensor, span: SequenceSpan) -> Tensor:
-    """Cache entries ``[Hkv, length, D]`` of a sequence whose pages are adjacent; no copy where heads are outermost."""
+    """Return cache entries ``[Hkv, length, D]`` of a sequence with adjacent pages; no copy if heads are outermost."""
     found = pages.transpose(0, 1)[:, span.pages[0] : span.pages[-1] + 1]
     return found.flatten(1, 2)[:, : span.length]
 
 
 def _mask(batch: InputBatch, span: SequenceSpan, window: int | None) -> Tensor | None:
-    """Who attends what, bool ``[rows, length]``; None when one row attends all."""
+    """Return the attention mask, bool ``[rows, length]``; None if one row attends all entries."""
     rows = slice(span.first, span.first + span.rows)
     if span.rows == 1 and (window is None or span.length <= window):
         return None
@@ -122,7 +122,7 @@ def _mask(batch: InputBatch, span: SequenceSpan, window: int | None) -> Tensor |
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: AttentionShape) -> Tensor:
-    """``q [H, n, D]``, ``k`` and ``v`` ``[Hkv, length, D]`` to ``[H, n, D]``."""
+    """Attend with ``q [H, n, D]``, ``k`` and ``v`` ``[Hkv, length, D]``; returns ``[H, n, D]``."""
     grouped = q.shape[0] != k.shape[0]
     return F.scaled_dot_product_attention(
         q[None], k[None], v[None], attn_mask=mask, scale=heads.scale, enable_gqa=grouped
@@ -130,7 +130,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: Attentio
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: AttentionShape) -> Tensor:
-    """Like ``_plain``, with soft-capped products."""
+    """Attend like ``_plain``, with soft-capped products."""
     added = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
     grouped = q.unflatten(0, (k.shape[0], -1))
     return capped(grouped, k[:, None], v[:, None], added, heads).flatten(0, 1)
@@ -140,23 +140,23 @@ ATTENTION: Mapping[str, Attend] = MappingProxyType({"native": _native, "sdpa": _
 
 
 def fits_native(shapes: Sequence[LayerShape], page_size: int) -> bool:
-    """Whether the native kernel takes layers and pages of these sizes."""
+    """Whether the native kernel supports layers and pages of these sizes."""
     return page_size % 8 == 0 and all(shape.dim % 8 == 0 and shape.dim <= operators.MAX_DIM for shape in shapes)
 
 
 def choose_attention(name: str, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> str:
-    """The back end that ``name`` means for a model on ``device``; ``auto`` is the fastest one at hand.
+    """Return the back end ``name`` for a model on ``device``; ``auto`` is the fastest available back end.
 
     Raises:
-        InvalidInput: the back end is unknown, or does not run here.
+        InvalidInput: the back end is unknown, or does not run on this machine.
     """
-    obstacle = operators.why_not() if device.type == "cpu" else f"native kernels are not for {device.type}"
+    obstacle = operators.why_not() if device.type == "cpu" else f"native kernels do not run on {device.type}"
     if not obstacle and not fits_native(shapes, page_size):
-        obstacle = f"native attention takes heads and pages of multiples of 8, heads of at most {operators.MAX_DIM}"
+        obstacle = f"native attention needs heads and pages of multiples of 8, heads of at most {operators.MAX_DIM}"
     if name == "auto":
         return "sdpa" if obstacle else "native"
     if name == "sdpa" or (name == "native" and not obstacle):
         return name
     raise InvalidInput(
-        "attention_backend", name, f"auto or sdpa, since {obstacle}" if obstacle else "auto, native or sdpa"
+        "attention_backend", name, f"auto or sdpa, because {obstacle}" if obstacle else "auto, native or sdpa"
     )

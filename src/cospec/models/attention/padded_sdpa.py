@@ -1,7 +1,7 @@
-"""Stock attention of several sequences in one call, all padded to the same number of rows and cache entries.
+"""Stock attention of several sequences in one call, padded to the same number of rows and cache entries.
 
-Everything is computed from tensors on the device of the batch; sizes alone are Python numbers. So the same steps can
-be recorded once and repeated with other contents, as CUDA graphs do.
+Tensors on the batch's device hold all data; only sizes are Python numbers. Thus the same operations can be captured as
+CUDA graphs and replayed with other contents.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from cospec.models.kv_cache import LayerBlocks
 if TYPE_CHECKING:
     from cospec.models.attention.backends import AttentionShape
 
-# What a call of its own costs a sequence, in products of queries with keys; gathering an entry costs as much as 4 of
-# them. Measured on one CPU core with 8 heads of 64; on a GPU the launches weigh far more than the work.
+# The cost of a separate call per sequence, in products of queries with keys. Gathering an entry costs as much as 4
+# products. Measured on one CPU core with 8 heads of 64; on a GPU the launches cost far more.
 CALL_COST = {"cpu": 384}
 CALL_COST_ELSEWHERE = 32768
 MAX_ENTRIES = 1 << 16  # gathered at once, which bounds the memory
-MAX_ROWS = 32  # beyond, the products are worth a call each, and the padded masks would grow large
+MAX_ROWS = 32  # with more rows separate calls pay, and padded masks would grow large
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The sizes that sequences are padded to.
+    """The sizes after padding.
 
     Attributes:
-        rows: of each sequence in the batch.
-        entries: of each sequence in the cache.
+        rows: rows of each sequence in the batch.
+        entries: cache entries of each sequence.
         trees: whether rows may be nodes of branching trees.
     """
 
@@ -44,7 +44,7 @@ class Frame:
 
 
 def frame_of(spans: Sequence[SequenceSpan]) -> Frame:
-    """The smallest frame that holds all sequences, in entries a multiple of 8, which GPU kernels want."""
+    """Return the smallest frame for all sequences; entries are a multiple of 8 for GPU kernels."""
     return Frame(
         rows=max(span.rows for span in spans),
         entries=-(-max(span.length for span in spans) // 8) * 8,
@@ -53,7 +53,7 @@ def frame_of(spans: Sequence[SequenceSpan]) -> Frame:
 
 
 def worthwhile(spans: Sequence[SequenceSpan], frame: Frame, device: torch.device) -> bool:
-    """Whether one padded call beats a call per sequence: few rows each, and less work wasted than calls saved."""
+    """Whether one padded call is faster than a call per sequence: few rows each, and little padding."""
     if len(spans) == 1 or frame.rows > MAX_ROWS or len(spans) * frame.entries > MAX_ENTRIES:
         return False
     padded = len(spans) * (frame.rows + 4) * frame.entries
@@ -62,10 +62,10 @@ def worthwhile(spans: Sequence[SequenceSpan], frame: Frame, device: torch.device
 
 
 class Entries:
-    """Gathers the same cache entries from every layer, layers of one shape into the same memory.
+    """Gathers the same cache entries from every layer; layers of one shape share the memory.
 
     Args:
-        page, slot: int64 ``[..., length]``, where each entry lies.
+        page, slot: int64 ``[..., length]``, the place of each entry.
     """
 
     def __init__(self, page: Tensor, slot: Tensor) -> None:
@@ -73,11 +73,11 @@ class Entries:
         self._found: dict[tuple[object, ...], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, pages: LayerBlocks) -> tuple[Tensor, Tensor]:
-        """Keys and values, each ``[..., Hkv, length, D]``, good until the next call."""
+        """Return keys and values, each ``[..., Hkv, length, D]``, valid until the next call."""
         (_, count, _, dim), steps = pages.keys.shape, pages.keys.stride()
         key = count, dim, steps
         if key not in self._found:
-            # Gathering rows of memory by number is the fastest way by far.
+            # Gathering rows of memory by index is by far the fastest way.
             head = torch.arange(count, device=self._page.device)[:, None] * (steps[1] // dim)
             rows = (self._page * (steps[0] // dim) + self._slot * (steps[2] // dim))[..., None, :] + head
             size = rows.numel(), dim
@@ -92,7 +92,7 @@ class Entries:
 class Padded:
     """The attention of one batch, prepared once and called once per layer, see ``LayerAttend``.
 
-    What lies beyond a sequence's own rows and entries repeats its last ones, so that nothing else is ever read.
+    The padding repeats a sequence's last row and entries, so that no other memory is read.
     """
 
     def __init__(self, batch: InputBatch, frame: Frame) -> None:
@@ -128,7 +128,7 @@ class Padded:
         return torch.arange(end, device=self._starts.device)
 
     def _mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """What is added to the products, 0 or minus infinity: ``[S, 1, group * rows, entries]``."""
+        """Return the additive mask, 0 or minus infinity: ``[S, 1, group * rows, entries]``."""
         key = window, group, dtype
         if key not in self._masks:
             allowed = self._allowed(window).repeat(1, group, 1)[:, None]
@@ -137,7 +137,7 @@ class Padded:
         return self._masks[key]
 
     def _allowed(self, window: int | None) -> Tensor:
-        """Who attends what, bool ``[S, rows, entries]``."""
+        """Return the allowed pairs, bool ``[S, rows, entries]``."""
         batch, entry = self._batch, self._count(self._frame.entries)
         visible = batch.visible.long()[self._take, None]
         allowed = entry < visible
@@ -149,7 +149,7 @@ class Padded:
         return allowed
 
     def _positions(self, entry: Tensor) -> Tensor:
-        """Of cache entries in their sequences, ``[S, entries]`` or ``[1, entries]``: nodes of trees stand by depth."""
+        """Return the positions of cache entries, ``[S, entries]`` or ``[1, entries]``; tree nodes count by depth."""
         if not self._frame.trees:
             return entry[None]
         batch, first = self._batch, self._starts[:-1, None]
@@ -163,10 +163,10 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionShape)
 
 
 def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: AttentionShape) -> Tensor:
-    """Attention with soft-capped products, which stock attention does not offer.
+    """Attention with soft-capped products, which stock attention lacks.
 
     Args:
-        q: ``[..., Hkv, n, D]``; the result is of the same shape.
+        q: ``[..., Hkv, n, D]``, also the shape of the result.
         k, v: ``[..., Hkv, length, D]``.
         mask: added to the capped products.
     """
