@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
-from cospec.execution.draft_dispatcher import PATIENCE
+from cospec.execution.draft_dispatcher import DRAFT_TIMEOUT
 from cospec.runtime.process_executor import ProcessExecutor
 
 
@@ -29,7 +29,7 @@ class DrafterProxy(Drafter):
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Ask, and wait for the answer."""
         try:
-            drafts: list[Draft] = self.executor.submit("propose", contexts, budgets).result(PATIENCE)
+            drafts: list[Draft] = self.executor.submit("propose", contexts, budgets).result(DRAFT_TIMEOUT)
         except (DrafterLost, TimeoutError):
             return []
         return drafts

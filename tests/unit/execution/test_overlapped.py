@@ -65,7 +65,7 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
     for _ in range(5):
         made.step()
         made.execution_mode.check_integrity()
-        assert len(made.execution_mode.desk.pool.ready) <= 3
+        assert len(made.execution_mode.dispatcher.buffer.ready) <= 3
     assert verified[0] == set(), "the prompts"
     for before, after in pairwise(verified[1:]):
         assert len(before) == len(after) == 3 and not before & after
@@ -178,7 +178,7 @@ def test_the_round_and_its_reason_are_in_the_metrics() -> None:
     made = engine("auto", Recording(), 1)
     text = ServerMetrics("toy").render(asdict(made.metrics()), EngineStatus(True, 0, 0, 0)).decode()
     (line,) = [line for line in text.splitlines() if line.startswith("cospec:round_info")]
-    assert 'round="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
+    assert 'execution_mode="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
 
 
 @pytest.mark.parametrize("execution_mode", ["auto", "sequential", "pipelined", "draft-ahead"])
@@ -186,5 +186,5 @@ def test_a_round_is_chosen_by_name(execution_mode: str) -> None:
     speculative = SpeculativeConfig(num_speculative_tokens=2, execution_mode=execution_mode)
     parts = assemble(ToyModel(4), Recording(), speculative, EngineConfig(), TextInfo())
     assert type(parts.execution_mode) is ROUNDS[execution_mode]
-    with pytest.raises(InvalidInput, match="round is 'sideways'"):
+    with pytest.raises(InvalidInput, match="execution_mode is 'sideways'"):
         TABLE.load("sideways")
