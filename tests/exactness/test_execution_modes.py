@@ -52,7 +52,7 @@ def error(
     )
 
 
-@pytest.mark.parametrize("handle", ["inline", "wired", "slow", "gaps"])
+@pytest.mark.parametrize("executor", ["inline", "wired", "slow", "gaps"])
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
 @pytest.mark.parametrize("execution_mode", BESIDE)
 def test_the_law_is_kept(execution_mode: str, acceptance_method: str, executor: str) -> None:
@@ -123,7 +123,7 @@ def plain(name: str) -> dict[str, tuple[int, ...]]:
     return tokens_of(run_all(toy_engine(strong(), None), requests(PARAMS[name])))
 
 
-@pytest.mark.parametrize("handle", ["inline", "wired", "worker", "slow", "fragile"])
+@pytest.mark.parametrize("executor", ["inline", "wired", "worker", "slow", "fragile"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("execution_mode", BESIDE)
 def test_outputs_are_identical(execution_mode: str, drafter: str, executor: str) -> None:
@@ -133,7 +133,7 @@ def test_outputs_are_identical(execution_mode: str, drafter: str, executor: str)
         assert engine.metrics().kv_cache_usage == 0
 
 
-@pytest.mark.parametrize("handle", ["inline", "wired", "worker", "slow", "fragile"])
+@pytest.mark.parametrize("executor", ["inline", "wired", "worker", "slow", "fragile"])
 @pytest.mark.parametrize("execution_mode", BESIDE)
 def test_outputs_are_identical_in_a_small_cache(execution_mode: str, executor: str) -> None:
     """Preempted with drafts in the pool or on the way, and admitted again in pieces."""
@@ -147,7 +147,7 @@ def test_outputs_are_identical_in_a_small_cache(execution_mode: str, executor: s
     assert preempted > 0
 
 
-@pytest.mark.parametrize("handle", ["inline", "worker", "slow"])
+@pytest.mark.parametrize("executor", ["inline", "worker", "slow"])
 @pytest.mark.parametrize("execution_mode", BESIDE)
 def test_arrivals_and_aborts_in_the_middle(execution_mode: str, executor: str) -> None:
     engine = under(

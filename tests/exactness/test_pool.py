@@ -79,8 +79,8 @@ def error(
         engine = pool_engine(target(), pool_of(toy_drafters(2, names), *pool, 2), "auto", k, 2 * k)
         output: tuple[int, ...] = ()
         with drawing(real), ExitStack() as stack:
-            for module in ("model", "branching", "combiners.reading"):
-                stack.enter_context(patch(f"cospec.drafters.{module}.Draws", own))
+            for module in ("model", "dynamic_tree", "pool.candidates"):
+                stack.enter_context(patch(f"cospec.drafters.{module}.RandomStreams", own))
             for each in (beside, watched):
                 engine.add(each)
             while len(output) < length:
@@ -137,7 +137,7 @@ def test_a_comparison_of_drawn_tokens_is_not_judged_by_its_q(combiner: str, acce
         pool_engine(target(3), pool).add(
             make_request("r", PROMPT, PLAIN, speculation=Speculation(acceptance_method=acceptance_method))
         )
-    with pytest.raises(InvalidInput, match=r"speculative_config\.rule"):
+    with pytest.raises(InvalidInput, match=r"speculative_config\.acceptance_method"):
         pool_engine(target(3), pool, acceptance_method)
     assert pool.propose([DraftContext("s", [0, 1, 0, 1], 2, PLAIN, 0, StreamKind.DRAFT)], [DraftBudget(2, 2)]) == []
 
@@ -171,7 +171,7 @@ class MoreConfident(Drafter):
                     target_probs_of(m.logits([*context.tokens, *tokens])[None], context.sampling, history)[0]
                     for m in self._models
                 ]
-                draws = cast(Any, model).Draws(context.seed, base)  # as ``drawing`` replaces them
+                draws = cast(Any, model).RandomStreams(context.seed, base)  # as ``drawing`` replaces them
                 drawn = [draws.token(row, base + place, StreamKind.DRAFT, branch) for branch, row in enumerate(rows)]
                 winner = max((0, 1), key=lambda n: rows[n][drawn[n]]) if self._compares else place % 2
                 tokens.append(drawn[winner])

@@ -22,7 +22,7 @@ from harness.stepwise import StepTrace, enumerate_steps
 
 DRAWING_MODULES = (
     "cospec.acceptance.reference.RandomStreams",
-    "cospec.drafters.model.Draws",
+    "cospec.drafters.model.RandomStreams",
     "cospec.drafters.dynamic_tree.RandomStreams",
     "cospec.ensemble.proposer.RandomStreams",
     "cospec.drafters.pool.candidates.RandomStreams",
@@ -36,7 +36,7 @@ def drawing(draws: Callable[[int, int], Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for name in DRAWING_MODULES:
             stack.enter_context(patch(name, draws))
-        stack.enter_context(patch("cospec.drafters.model.race", branching_sample))
+        stack.enter_context(patch("cospec.drafters.model.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.drafters.dynamic_tree.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.acceptance.reference.exponential_sample", branching_sample))
         stack.enter_context(patch("cospec.ensemble.proposer.exponential_sample", branching_sample))

@@ -91,7 +91,7 @@ def test_a_name_that_is_taken_is_refused(kind: str, name: str) -> None:
         ({"capabilities": 5}, "whose capabilities is 5"),
         ({"propose": 5}, "whose propose cannot be called"),
         ({"Options": dict}, "whose Options is <class 'dict'>"),
-        ({"stream_kinds": "draft"}, "whose noises is 'draft'"),
+        ({"stream_kinds": "draft"}, "whose stream_kinds is 'draft'"),
     ],
 )
 def test_a_value_of_another_type_is_refused(changed: dict[str, Any], told: str) -> None:
