@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from cospec.acceptance.reference import NO_NUMBERS, VerifyTask
+from cospec.acceptance.reference import NOT_FINITE, VerifyTask
 from cospec.core.interfaces import Blend, DraftToVerify, Model
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.types import Request, RequestState, StepOutput
@@ -96,7 +96,7 @@ class EnsembleDecoder:
             except InvalidInput as error:
                 return [StepOutput(task.entry, None, None, error=str(error)) for task in tasks]
             outcomes = self.verifier.decide(tasks, logits)
-        return [_named(outcome, blend) if outcome.error == NO_NUMBERS else outcome for outcome in outcomes]
+        return [_named(outcome, blend) if outcome.error == NOT_FINITE else outcome for outcome in outcomes]
 
     @contextmanager
     def limit_torch_threads(self) -> Iterator[None]:

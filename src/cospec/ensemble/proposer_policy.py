@@ -93,7 +93,7 @@ class GoodputProposerPolicy(Policy):
     @property
     def proposer_schedule(self) -> FixedSchedule:
         """The schedule of the next step."""
-        return self.schedules[self._bandit.now]
+        return self.schedules[self._bandit.current]
 
     @property
     def best(self) -> FixedSchedule:
@@ -172,7 +172,7 @@ class GoodputProposerPolicy(Policy):
             self._predict()
         prompts = stats.batched_tokens - stats.proposed > stats.sequences
         if stats.committed and stats.total > 0 and not prompts:
-            bandit.ran(stats.total, stats.committed, proposer_schedule == self._latest)
+            bandit.observe(stats.total, stats.committed, proposer_schedule == self._latest)
         self._latest = proposer_schedule
 
     def _refit(self) -> None:
@@ -183,7 +183,7 @@ class GoodputProposerPolicy(Policy):
 
     def _predict(self) -> None:
         """Predict the time per token of every schedule at the current batch size."""
-        self._bandit.expect([self.seconds(proposer_schedule) / self._batch for proposer_schedule in self.schedules])
+        self._bandit.predict([self.seconds(proposer_schedule) / self._batch for proposer_schedule in self.schedules])
         self._predicted = True
 
     def seconds(self, proposer_schedule: FixedSchedule) -> float:

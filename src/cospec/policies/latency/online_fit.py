@@ -1,13 +1,13 @@
-"""A time model that follows the rounds: least squares with the measured fit as prior, and a new fit where it is wrong.
+"""An online fit of a latency model: least squares with the measured fit as prior, and a refit when it is wrong.
 
-Two things change: how fast the machine is, within moments and for all rounds alike, and which shape the coefficients
-make, slowly if at all. So every call is taken at the speed of its moment, and the shape is what explains the calls of
-a long time so, each coefficient drawn towards what was measured before. What a round without drafts takes is known
-while drafts are made, and a moment in which the machine is slow does not bend the shape.
+Two things change: the machine's speed, quickly and for all steps alike, and the shape of the coefficients, slowly. So
+every call is normalised by the current speed, and the shape explains calls over a long time, with each coefficient
+shrunk towards its prior. The time of steps without drafts therefore stays known while drafts are made, and a slow
+period of the machine does not distort the shape.
 
-Kernels that take several rows at once make the cost of a token rise in steps, and where those stand decides how long a
-draft should be. So the slope may change at every number of tokens that a single sequence's round has, and at ever more
-distant ones above.
+Kernels that process several rows at once make the cost of a token rise in steps, and the position of these steps
+decides the best draft length. So the slope may change at every number of tokens of a single sequence's step, and at
+increasingly distant numbers above.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEMORY, SPEED = 0.9995, 0.95  # weight of what is known, per call: of the shape,
 MEASURED, GUESSED = 10.0, 0.3  # calls that a coefficient counts for, of a fit that was measured or not
 LINK = 3.0  # as many times as much where neighbouring slopes are not off by the same
 LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
-ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
+OUTLIER = 2.0  # times as long, or as short, as predicted: counts for no more than this
 FAR = (
     1e3  # times as long as predicted at most: a call that should take no time would outweigh all others, and the solver
 )
@@ -47,7 +47,7 @@ class OnlineFit:
 
     def __init__(self, fitted: ForwardLatency, trust: float = GUESSED) -> None:
         self._trust = trust
-        self._seen: deque[Floats] = deque(maxlen=WINDOW)
+        self._observed: deque[Floats] = deque(maxlen=WINDOW)
         self._start(fitted)
 
     def _start(self, fitted: ForwardLatency) -> None:
@@ -64,7 +64,7 @@ class OnlineFit:
         """Learn from measured calls ``[S, 5]``, columns as in ``LatencySample``, the oldest first."""
         if not len(data):
             return
-        self._seen.extend(data)
+        self._observed.extend(data)
         x = columns(data, self.fitted.knees)
         known = self.fitted.coefficients
         if self._unit is None:
@@ -72,10 +72,10 @@ class OnlineFit:
         shaped = np.maximum(x @ self._shape.coefficients, np.maximum(data[:, 3] / FAR, 1e-12))
         slow = data[:, 3] / shaped
         level = self._level or float(np.median(slow))
-        weight = NEAR / np.maximum(NEAR, np.abs(np.clip(slow / level, 1 / ODD, ODD) - 1.0))
-        now = float(weight @ np.clip(slow, level / ODD, level * ODD) / weight.sum())
+        weight = NEAR / np.maximum(NEAR, np.abs(np.clip(slow / level, 1 / OUTLIER, OUTLIER) - 1.0))
+        now = float(weight @ np.clip(slow, level / OUTLIER, level * OUTLIER) / weight.sum())
         self._level = level = level + (1.0 - SPEED ** len(data)) * (now - level)
-        ratio = np.clip(slow / level, 1 / ODD, ODD)
+        ratio = np.clip(slow / level, 1 / OUTLIER, OUTLIER)
         z, keep = x * self._unit / shaped[:, None], MEMORY ** len(data)
         self._matrix = keep * self._matrix + (weight * z.T) @ z
         self._vector = keep * self._vector + z.T @ (weight * ratio)
@@ -87,17 +87,17 @@ class OnlineFit:
         self.cost = self._shape.scaled(level)
 
     def refit(self) -> bool:
-        """A new fit from what was seen, where it explains that much better; the old one answers for what was not.
+        """A new fit from what was observed, where it explains that much better; the old one answers for what was not.
 
         Better than the old shape at the speed of that moment: a machine that grew slow is no reason to forget it. On a
         machine that stalls every model is wrong about most rounds, and one made of those would be worse.
         """
-        if len(self._seen) < WINDOW // 2:
+        if len(self._observed) < WINDOW // 2:
             return False
-        seen = [LatencySample(*row.tolist()) for row in self._seen]
-        found = fit([*seen, *_anchors(self.cost, seen)], COARSE)
-        speed = median(sample.seconds / self.cost.predict(sample) for sample in seen)
-        if np.median(found.errors(seen)) >= BETTER * np.median(self.cost.scaled(speed).errors(seen)):
+        observed = [LatencySample(*row.tolist()) for row in self._observed]
+        found = fit([*observed, *_anchors(self.cost, observed)], COARSE)
+        speed = median(sample.seconds / self.cost.predict(sample) for sample in observed)
+        if np.median(found.errors(observed)) >= BETTER * np.median(self.cost.scaled(speed).errors(observed)):
             return False
         self._trust = GUESSED
         self._start(found)
@@ -114,8 +114,8 @@ def _widths(cost: ForwardLatency) -> Floats:
 
 def _units(x: Floats, known: Floats, data: Floats) -> Floats:
     """``[J]``: seconds that each unknown is counted in; 0 for what cannot be told."""
-    usual = x.mean(axis=0)
-    least = np.divide(LEAST * float((x @ known).mean()), usual, out=np.zeros_like(known), where=usual > 0)
+    typical = x.mean(axis=0)
+    least = np.divide(LEAST * float((x @ known).mean()), typical, out=np.zeros_like(known), where=typical > 0)
     found = np.maximum(known, least)
     if not data[:, 4].max() > 1 and known[-1] == 0:
         found[-1] = 0.0  # one pass a call: its start is in what a pass takes
@@ -123,10 +123,10 @@ def _units(x: Floats, known: Floats, data: Floats) -> Floats:
     return np.asarray(found)
 
 
-def _anchors(cost: ForwardLatency, seen: Sequence[LatencySample]) -> list[LatencySample]:
-    """Points of a fit around those that were seen, corrected by how wrong it was there."""
-    off = median(sample.seconds / cost.predict(sample) for sample in seen)
-    *centre, _, passes = [median(column) for column in zip(*seen, strict=True)]
+def _anchors(cost: ForwardLatency, observed: Sequence[LatencySample]) -> list[LatencySample]:
+    """Points of a fit around those that were observed, corrected by how wrong it was there."""
+    off = median(sample.seconds / cost.predict(sample) for sample in observed)
+    *centre, _, passes = [median(column) for column in zip(*observed, strict=True)]
     found = []
     for n in range(ANCHOR):
         context, tokens, sequences = (x * (0.25 if n >> bit & 1 else 4.0) for bit, x in enumerate(centre))
