@@ -1,7 +1,7 @@
-"""The loop that leads drafters along one shared spine per sequence (CoSine Algorithm 1, lines 15 to 19).
+"""Run drafters along one shared path per sequence (CoSine algorithm 1, lines 15 to 19).
 
-At each position everybody who takes part is heard: drafters that are led, by their logits, and whole drafts as long as
-the spine goes their way. Then the combiner advances every spine by a token, and that token is fed to all.
+At each position all drafters contribute candidates: lockstep drafters by their logits, whole drafts as long as the
+path follows them. The combiner then extends every path by a token, and all lockstep drafters are fed this token.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Read = Callable[[Tensor, Sequence[DraftContext], Sequence[Sequence[int]]], list[
 
 
 class MemberCandidate(NamedTuple):
-    """One drafter's guess at the position that a spine has come to.
+    """One drafter's guess at the current position of a path.
 
     Attributes:
-        node: of the drafter's whole draft, where it has one.
+        node: the node of the drafter's whole draft, if there is one.
     """
 
     member: int
@@ -39,15 +39,15 @@ class MemberCandidate(NamedTuple):
 
 @dataclass(slots=True)
 class LockstepPath:
-    """One spine.
+    """One shared path.
 
     Attributes:
-        spine: the shared tokens.
-        chance: of the spine to be accepted, as the confidences say.
-        voices: heard at the present position.
-        slates: of the drafters that are led.
-        follows: the node of each whole draft that the spine has come to, while it goes that way.
-        depth: of the longest spine.
+        spine: the tokens of the path.
+        chance: estimated probability that the whole path is accepted.
+        candidates: guesses at the current position.
+        slates: guesses of the lockstep drafters so far.
+        follows: the node of each whole draft at the end of the path, while the path follows the draft.
+        depth: maximum length of the path.
     """
 
     job: CombineTask
@@ -66,14 +66,14 @@ class LockstepPath:
         self.depth = min(self.job.budget.depth, self.job.budget.max_nodes)
 
     def hear(self, member: int, guess: Candidate) -> None:
-        """A drafter that is led; what it says is kept for later."""
+        """Add the guess of a lockstep drafter, and store it for feedback."""
         self.candidates.append(MemberCandidate(member, guess))
         guesses = self.slates[member].guesses
-        if len(guesses) == len(self.spine):  # otherwise it had no numbers at some position before
+        if len(guesses) == len(self.spine):  # otherwise an earlier position had no finite logits
             guesses.append(guess)
 
     def hear_drafts(self) -> None:
-        """The whole drafts that the spine has followed so far."""
+        """Add the guesses of the whole drafts that the path has followed so far."""
         for member, node in self.follows.items():
             draft = self.job.drafts[member]
             for child in children(draft.parents, node):
@@ -82,7 +82,7 @@ class LockstepPath:
                 )
 
     def advance(self, token: int, chance: float) -> None:
-        """Go on with ``token``, whose confidence is ``chance``; whole drafts that go elsewhere are left."""
+        """Extend the path by ``token`` with confidence ``chance``; whole drafts with another token drop out."""
         self.spine.append(token)
         self.chance *= chance
         self.follows = {}
@@ -94,11 +94,11 @@ class LockstepPath:
 
 
 class PathBuilder(Protocol):
-    """What grows around a spine."""
+    """Builds a draft around a path."""
 
     @property
     def line(self) -> LockstepPath:
-        """The spine."""
+        """The path."""
 
 
 GrowerT = TypeVar("GrowerT", bound=PathBuilder)
@@ -107,11 +107,12 @@ GrowerT = TypeVar("GrowerT", bound=PathBuilder)
 def lead(
     growers: Sequence[GrowerT], session: LockstepSession, read: Read, advance: Callable[[Sequence[GrowerT]], None]
 ) -> None:
-    """Until no spine is going.
+    """Run until all paths are complete.
 
     Args:
-        read: logits to guesses.
-        advance: calls ``LockstepPath.advance`` on each of those it is given, or ends it.
+        growers: builders, one per sequence.
+        read: turns logits into guesses.
+        advance: extends each given path with ``LockstepPath.advance``, or ends the path.
     """
     lines = [grower.line for grower in growers]
     jobs = [line.job for line in lines]

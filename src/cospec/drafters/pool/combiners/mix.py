@@ -1,11 +1,11 @@
-"""Each token drawn from the weighted mixture of all drafters' distributions, which is kept as q.
+"""Draw each token from the weighted mixture of all drafters' distributions, which is stored as q.
 
-Voting that stays exact under every rule: the mixture is a function of the tokens before it, whoever is in it. A
-drafter's share is its weight times its calibrated confidence at that position. Its distribution is the request's law as
-it sees it, so that of a greedy request is a point mass, and mixing is a vote. One that chooses its tokens by itself is
-in it as a point mass while its draft goes the same way; one that draws a whole draft by itself cannot be, because its
-token alone does not tell its distribution. Drafters gain weight by tokens that they would have drafted alone, not by
-the probability that they gave them: what is probable to everybody tells nobody apart.
+The mixture is exact under every acceptance method, because it is a function of the preceding tokens. A drafter's share
+is its weight times its calibrated confidence at this position. Its distribution is the request's distribution under
+the drafter; a greedy request's is a point mass, so mixing becomes a vote. A drafter that chooses its tokens is a point
+mass as long as the path follows its draft. A drafter that draws a whole draft cannot take part, because its token
+does not reveal its distribution. Drafters gain weight by tokens that they would have drafted alone, not by the tokens'
+probabilities: tokens that are probable for all drafters distinguish no drafter.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Mixture:
     owners: list[int] = field(default_factory=list)
     q: list[Floats] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)  # of the voices at the present position
+    shares: list[float] = field(default_factory=list)  # of the candidates at the current position
 
     def weigh(self, mixture: Floats) -> float:
-        """Fill in the mixture ``[V]`` at the present position; returns how likely its tokens are to be kept.
+        """Fill in the mixture ``[V]`` at the current position; returns the acceptance probability of its tokens.
 
-        A share is weight times calibrated confidence, both known before anything is drawn, so the mixture is q.
+        A share is weight times calibrated confidence. Both are known before any draw, so the mixture is q.
         """
         job, candidates = self.line.job, self.line.candidates
         trusts = [job.trust(candidate.member, candidate.guess.confidence) for candidate in candidates]
@@ -55,7 +55,7 @@ class _Mixture:
         return total(share * trust for share, trust in zip(self.shares, trusts, strict=True))
 
     def take(self, token: int, mixture: Floats, confidence: float) -> None:
-        """The token that the mixture gave; it is said to come from the drafter with the largest part in it."""
+        """Append a token drawn from the mixture; its source is the drafter with the largest part."""
         job, candidates = self.line.job, self.line.candidates
         parts = [
             share * candidate.guess.chance(token) for share, candidate in zip(self.shares, candidates, strict=True)
@@ -67,7 +67,7 @@ class _Mixture:
         self.line.advance(token, confidence)
 
     def finish(self, names: Sequence[str]) -> Draft | None:
-        """The chain with its q."""
+        """Return the chain with its q."""
         context, tokens = self.line.job.context, tuple(self.line.spine)
         if not tokens:
             return None
@@ -78,7 +78,7 @@ class _Mixture:
 
 
 class Mix(Combiner):
-    """Spec section 4, ``mix``; the heaviest token of the mixture for greedy requests."""
+    """``mix``; greedy requests take the mixture's most probable token."""
 
     name: ClassVar[str] = "mix"
     stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET, StreamKind.DRAFT})
@@ -89,7 +89,7 @@ class Mix(Combiner):
     confident: ClassVar[bool] = True
 
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
-        """A chain for each job."""
+        """Return a chain for each task."""
         mixtures = [_Mixture(LockstepPath(job)) for job in jobs]
         lead(mixtures, session, distributions, partial(_advance, session))
         drafts = [mixture.finish(names) for mixture in mixtures]
@@ -97,7 +97,7 @@ class Mix(Combiner):
 
 
 def _advance(session: LockstepSession, mixtures: Sequence[_Mixture]) -> None:
-    """Whether to go on is decided before the token is drawn; then all draws of the position are one call."""
+    """Decide which chains continue before any token is drawn; then draw all tokens of the position in one call."""
     rows = np.empty((len(mixtures), session.vocab_size))
     confidences = [mixture.weigh(row) for mixture, row in zip(mixtures, rows, strict=True)]
     chosen: dict[int, int] = {}

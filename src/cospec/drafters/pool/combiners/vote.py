@@ -1,4 +1,4 @@
-"""The path that the weighted majority of drafters goes (Minions section 3.2)."""
+"""Follow the path of the weighted majority of drafters (Minions section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cospec.drafters.pool.lockstep_session import LockstepSession
 
 
 class Vote(Combiner):
-    """Walks down the heaviest child; only that path is verified, so it costs the target no more than one chain.
+    """Descends to the heaviest child; only this path is verified, so the target's cost is that of one chain.
 
-    The tree of all drafts need not be built: behind the chosen token stand those drafts that chose it too. Ties go to
-    the heavier drafter's token. The weights are the pool's, which every drafter's agreement with the committed tokens
-    moves, not only that of the one whose path was verified.
+    No tree is built: only drafts with the chosen token continue after this token. Ties go to the heavier drafter's
+    token.
+    Every drafter's agreement with the committed tokens updates the pool's weights, not only that of the verified path.
     """
 
     name: ClassVar[str] = "vote"
@@ -30,7 +30,7 @@ class Vote(Combiner):
     confident: ClassVar[bool] = False
 
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
-        """A chain for each job."""
+        """Return a chain for each task."""
         return [_elected(job, names) for job in jobs if job.drafts]
 
 
@@ -52,7 +52,7 @@ def _elected(job: CombineTask, names: Sequence[str]) -> Draft:
         owners.append(names[voters[0]])
         confidence.append(max([trusts[member][place] for member in voters]))
         voters = [member for member in voters if len(texts[member]) > place + 1]
-    for member in voters:  # one that nobody else goes along with any further
+    for member in voters:  # a single remaining drafter completes the chain
         behind = texts[member][len(tokens) :]
         confidence += trusts[member][len(tokens) : most]
         owners += [names[member]] * len(behind)
