@@ -123,7 +123,7 @@ class MedusaDrafter(Drafter):
         widest = 1 + max(rank for _, paths, _ in ready for path in paths for rank in path)
         best = logits.topk(widest, dim=-1).indices.tolist()
         return [
-            self._draft(context, paths, _raced(context, guesses, logits[row]))
+            self._draft(context, paths, _sample_first(context, guesses, logits[row]))
             for row, ((context, paths, _), guesses) in enumerate(zip(ready, best, strict=True))
         ]
 
@@ -161,7 +161,7 @@ class MedusaDrafter(Drafter):
         )
 
 
-def _raced(context: DraftContext, guesses: list[list[int]], logits: Tensor) -> list[list[int]]:
+def _sample_first(context: DraftContext, guesses: list[list[int]], logits: Tensor) -> list[list[int]]:
     """Return ``guesses [depth][widest]``, best first; under ``match`` the token drawn with the target's noise goes
     first.
     """

@@ -58,7 +58,7 @@ class ModelDrafter(Drafter):
     samples = True
     reads_states = False
     drafts_ahead = True
-    learns = True  # which trees become how wide; an instance without a calibration learns nothing
+    learns = True  # widths of trees; an instance without a calibration learns nothing
     looks = True
     has_kv_cache = True
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
@@ -73,10 +73,10 @@ class ModelDrafter(Drafter):
         self.model, self.name = model, name
         self._vocabulary, self._calibration = vocabulary or SharedVocab(), calibration
         self._kv_cache = DraftKVCache(model, self._vocabulary)
-        self.learns = calibration is not None  # which trees become how wide
+        self.learns = calibration is not None  # widths of trees
         self._drafted: dict[
             str, DynamicTree
-        ] = {}  # the trees of this round, to learn what their confidences were worth
+        ] = {}  # trees of the current step, whose confidences are verified at commit
 
     @classmethod
     def build(cls, options: ModelDrafterOptions, build_context: DrafterBuildContext) -> ModelDrafter:
@@ -140,7 +140,7 @@ class ModelDrafter(Drafter):
         if not trees:
             return []
         logits = self._kv_cache.behind([tree.context for tree in trees])
-        grow(trees, logits, lambda active: self._score(self._frontiers(active)), self._calibration or _as_it_is)
+        grow(trees, logits, lambda active: self._score(self._frontiers(active)), self._calibration or _identity)
         drafts = []
         for tree in trees:
             self._kv_cache.keep(tree.context, [tree.tokens[node] for node in tree.fed], tree.fed_parents)
@@ -151,9 +151,9 @@ class ModelDrafter(Drafter):
         return drafts
 
     def _frontiers(self, trees: Sequence[DynamicTree]) -> TokenBatch:
-        """The nodes of each tree that were fed before and those at its frontier, which alone get logits.
+        """Return the fed nodes and the frontier nodes of each tree; only the frontier gets logits.
 
-        The former are computed once more: a segment holds its whole tree, and a few rows more cost a drafter little.
+        Fed nodes are computed again: a slice holds its whole tree, and a few more rows cost a drafter little.
         """
         segments = []
         for tree in trees:
@@ -166,19 +166,19 @@ class ModelDrafter(Drafter):
     def _propose_chains(self, chains: Sequence[_Chain]) -> list[Draft]:
         if not chains:
             return []
-        chains = sorted(chains, key=lambda chain: -chain.depth)  # as rollouts want them
+        chains = sorted(chains, key=lambda chain: -chain.depth)  # rollouts need the longest first
         rolled = self._rollout(chains)
         if rolled is None:
             self._step(chains, self._kv_cache.behind([chain.context for chain in chains]))
         else:
-            _take(chains, rolled)
+            _apply_rollout(chains, rolled)
         for chain in chains:
             nodes = chain.tokens[:-1]
             self._kv_cache.keep(chain.context, nodes, range(-1, len(nodes) - 1))
         return [self._close(chain) for chain in chains if chain.tokens]
 
     def _rollout(self, chains: Sequence[_Chain]) -> RolloutOutput | None:
-        """All steps as one call, where the model has one and every chain is drawn by temperature alone.
+        """Draft all steps in one call; None unless the model supports it and only temperature changes the logits.
 
         Every chain needs the room of the longest, which comes first.
         """
@@ -221,7 +221,7 @@ class ModelDrafter(Drafter):
         return Draft(context.id, len(context.tokens), tuple(chain.tokens), parents, names, q, confidence)
 
 
-def _as_it_is(raw: Floats) -> Floats:
+def _identity(raw: Floats) -> Floats:
     return raw
 
 
@@ -246,11 +246,11 @@ def _extend(chains: Sequence[_Chain], logits: Tensor) -> None:
             chain.depth = len(chain.tokens)  # logits are not finite: the draft ends here
             continue
         if chain.confident and chain.context.sampling.greedy:
-            chain.confidence.append(_sure(logits[row : row + 1], chain))
+            chain.confidence.append(_greedy_probability(logits[row : row + 1], chain))
         chain.tokens.append(token)
 
 
-def _take(chains: Sequence[_Chain], rolled: RolloutOutput) -> None:
+def _apply_rollout(chains: Sequence[_Chain], rolled: RolloutOutput) -> None:
     """Add a rollout's tokens to each chain, up to logits that are not finite."""
     for row, chain in enumerate(chains):
         chosen = rolled.tokens[row]
@@ -266,7 +266,7 @@ def _drawn(chain: _Chain) -> bool:
     return chain.context.stream_kind is StreamKind.DRAFT and not chain.context.sampling.greedy
 
 
-def _sure(logits: Tensor, chain: _Chain) -> float:
+def _greedy_probability(logits: Tensor, chain: _Chain) -> float:
     """Return the probability of a greedy request's token at temperature 1, from its row ``[1, V]``."""
     block = _block(chain)
     return float(softmax(edit(logits, block.params, block.history), [1.0]).max())

@@ -50,7 +50,7 @@ class _Index:
         return None
 
 
-def _copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
+def _copy_periodic(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
     """Return ``count`` tokens from ``start`` on; beyond the end, the copied tokens repeat."""
     known = list(tokens[start : start + count])
     return tuple(known[i % len(known)] for i in range(count))
@@ -93,7 +93,7 @@ class NgramDrafter(Drafter):
             start = index.find(context.tokens, context.committed)
             if start is None or depth < 1:
                 continue
-            tokens = _copied(context.tokens, start, depth)
+            tokens = _copy_periodic(context.tokens, start, depth)
             n = len(tokens)
             drafts.append(Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n))
         return drafts

@@ -64,7 +64,7 @@ class SuffixAutomaton:
         """Append one token."""
         self.size += 1
         at = self._last
-        if token in self.next[at]:  # only behind a cut: the text so far is a substring, which another one continued
+        if token in self.next[at]:  # only after ``cut``: the text so far is a substring with another continuation
             self._last = self._split(at, token)
         else:
             self._last = new = self._state(self.length[at] + 1, {}, ROOT)
@@ -240,8 +240,8 @@ class SuffixDrafter(Drafter):
             value, _, depth, parent, token, confidence, state = heapq.heappop(waiting)
             nodes.append((token, parent, confidence))
             if depth < budget.depth:
-                behind = SuffixMatch(match.automaton, state, match.length + depth)
-                for child in _children(behind, len(nodes) - 1, depth, -value, budget):
+                extended = SuffixMatch(match.automaton, state, match.length + depth)
+                for child in _children(extended, len(nodes) - 1, depth, -value, budget):
                     heapq.heappush(waiting, child)
         tokens, parents = tuple(node[0] for node in nodes), tuple(node[1] for node in nodes)
         shares = np.array([node[2] for node in nodes])
@@ -253,10 +253,10 @@ _Node = tuple[float, int, int, int, int, float, int]
 
 
 def _children(match: SuffixMatch, parent: int, depth: int, above: float, budget: DraftBudget) -> Iterator[_Node]:
-    """What may stand behind node ``parent`` of ``depth``; one child where the draft is to be a chain.
+    """Yield the continuations of node ``parent`` at ``depth``; a single child for a chain.
 
-    The share of a continuation among all is trusted the more the longer the match is: after one token that occurred
-    once before, the next is anybody's guess.
+    The confidence in a continuation's frequency grows with the length of the match. After one token that occurred once
+    before, the next token is uncertain.
     """
     width = MAX_NODES if budget.max_nodes > budget.depth else 1
     width = budget.widths[depth] if depth < len(budget.widths) else width

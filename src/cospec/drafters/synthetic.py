@@ -29,17 +29,18 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterC
 from cospec.errors import InvalidInput
 from cospec.options import Options
 
-REMEMBERED = 4096  # outputs; the least recently used is dropped first
+MAX_STORED = 4096  # outputs; the least recently used is dropped first
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]
 Key = tuple[tuple[int, ...], str, int]
 
 
 class SyntheticOptions(Options):
-    """What stands for a drafter.
+    """Options of ``synthetic``.
 
     Attributes:
-        acceptance: the probability that a draft token is right when all before it are: one number for every position,
-            or one per position, whose last holds for those behind.
+        acceptance: probability that a draft token is right given right tokens before: one number for all positions, or
+            a
+            number per position, whose last also holds for later positions.
         seconds_per_token: of one drafting step of the whole batch.
     """
 
@@ -48,7 +49,7 @@ class SyntheticOptions(Options):
 
 
 @dataclass(slots=True)
-class _Open:
+class _ActiveRequest:
     """A request in flight: its key, its output so far, and the seed of its mistakes.
 
     The seed includes the prompt. Benchmarks give all requests one seed; mistakes at equal positions of all requests
@@ -75,7 +76,7 @@ class SyntheticDrafter(Drafter):
     def __init__(self, acceptance: Sequence[float], seconds_per_token: float, vocab_size: int) -> None:
         self.name = "synthetic"
         self._rates, self._seconds, self._vocab = tuple(acceptance), seconds_per_token, vocab_size
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _ActiveRequest] = {}
         self._known: OrderedDict[Key, tuple[int, ...]] = OrderedDict()
 
     @classmethod
@@ -105,7 +106,7 @@ class SyntheticDrafter(Drafter):
             if commit.finish is not None:
                 self._known[one.key] = tuple(one.output)
                 self._known.move_to_end(one.key)
-                if len(self._known) > REMEMBERED:
+                if len(self._known) > MAX_STORED:
                     self._known.popitem(last=False)
 
     def free(self, ids: Sequence[str]) -> None:
@@ -122,16 +123,16 @@ class SyntheticDrafter(Drafter):
             seed = 0 if context.sampling.greedy else context.seed
             mistakes = derive_seed(context.seed, 1 + crc32(array("q", prompt).tobytes()))
             key = (prompt, repr(context.sampling), seed)
-            one = self._open[context.id] = _Open(key, context.prompt_len, mistakes)
+            one = self._open[context.id] = _ActiveRequest(key, context.prompt_len, mistakes)
         one.output.extend(context.tokens[context.prompt_len + len(one.output) :])
         place, n = len(one.output), min(budget.depth, budget.max_nodes)
         right = self._known.get(one.key, ())[place : place + n]
         if not right:
             return None
-        tokens, n = self._spoiled(right, RandomStreams(one.seed, len(context.tokens))), len(right)
+        tokens, n = self._with_mistake(right, RandomStreams(one.seed, len(context.tokens))), len(right)
         return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
 
-    def _spoiled(self, right: tuple[int, ...], draws: RandomStreams) -> tuple[int, ...]:
+    def _with_mistake(self, right: tuple[int, ...], draws: RandomStreams) -> tuple[int, ...]:
         """Return ``right`` with a wrong token at the first position whose keyed number is not below the rate."""
         numbers = draws.uniforms(draws.base, len(right), StreamKind.DRAFT)
         rates = [self._rates[min(place, len(self._rates) - 1)] for place in range(len(right))]

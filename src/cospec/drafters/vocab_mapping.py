@@ -60,14 +60,14 @@ class SharedVocab:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _TranslatedSequence:
     """One sequence in the drafter's tokens.
 
     Attributes:
         own: the drafter's tokens; tokens before ``floor`` are final.
         count: number of target tokens that were read.
         pending: bytes of incomplete characters.
-        told: ``count`` and ``len(own)`` at the last ``read``.
+        reported: ``count`` and ``len(own)`` at the last ``read``.
         stable: leading tokens of ``own`` unchanged since.
     """
 
@@ -75,7 +75,7 @@ class _Reading:
     floor: int
     count: int = 0
     pending: bytes = b""
-    told: tuple[int, int] = (0, 0)
+    reported: tuple[int, int] = (0, 0)
     stable: int = field(default=0)
 
 
@@ -110,7 +110,7 @@ class MappedVocab:
         self._columns = (torch.tensor(list(self._own_of)), torch.tensor(list(self._own_of.values())))
         begun = own.encode("").ids
         self._begin = begun if len(begun) == 1 else []
-        self._readings: dict[str, _Reading] = {}
+        self._readings: dict[str, _TranslatedSequence] = {}
         texts = ((word, id) for id, word in self._spelled.items() if isinstance(word, bytes) and word and id < own_size)
         self._sorted = sorted(texts)
         self._by_word = {self._theirs[id]: id for id in self._own_of}
@@ -126,22 +126,22 @@ class MappedVocab:
         rejected."""
         if context.assumed:
             return None
-        reading = self._readings.get(context.id)
-        if reading is None:
-            reading = self._readings[context.id] = _Reading(list(self._begin), len(self._begin))
-        for token in context.tokens[reading.count :]:
+        sequence = self._readings.get(context.id)
+        if sequence is None:
+            sequence = self._readings[context.id] = _TranslatedSequence(list(self._begin), len(self._begin))
+        for token in context.tokens[sequence.count :]:
             word = self._theirs.get(token, b"")
             if isinstance(word, bytes):
-                reading.pending += word
+                sequence.pending += word
             else:
-                self._cut(reading, whole=True)
-                self._note(reading, len(reading.own), [self._own_of[token]] if token in self._own_of else [])
-                reading.floor = len(reading.own)
-        reading.count = len(context.tokens)
-        self._cut(reading)
-        if reading.pending or not reading.own:
+                self._retokenize(sequence, whole=True)
+                self._replace_tail(sequence, len(sequence.own), [self._own_of[token]] if token in self._own_of else [])
+                sequence.floor = len(sequence.own)
+        sequence.count = len(context.tokens)
+        self._retokenize(sequence)
+        if sequence.pending or not sequence.own:
             return None
-        return reading.own, self._agreed(reading, context.tokens)
+        return sequence.own, self._matching_prefix(sequence, context.tokens)
 
     def settled(self, context: DraftContext) -> int:
         """Return the tokens up to the last special token: later text may still be tokenized differently."""
@@ -196,48 +196,48 @@ class MappedVocab:
         for id in ids:
             self._readings.pop(id, None)
 
-    def _agreed(self, reading: _Reading, tokens: Sequence[int]) -> int:
-        count, known = reading.told
-        agreed = min(reading.stable, known)
+    def _matching_prefix(self, sequence: _TranslatedSequence, tokens: Sequence[int]) -> int:
+        count, known = sequence.reported
+        agreed = min(sequence.stable, known)
         if agreed == known:
             for token in tokens[count:]:
-                if agreed == len(reading.own) or self._own_of.get(token) != reading.own[agreed]:
+                if agreed == len(sequence.own) or self._own_of.get(token) != sequence.own[agreed]:
                     break
                 agreed += 1
-        reading.told, reading.stable = (len(tokens), len(reading.own)), len(reading.own)
+        sequence.reported, sequence.stable = (len(tokens), len(sequence.own)), len(sequence.own)
         return agreed
 
-    def _cut(self, reading: _Reading, whole: bool = False) -> None:
+    def _retokenize(self, sequence: _TranslatedSequence, whole: bool = False) -> None:
         """Tokenize the pending text with the last words before it; an incomplete character waits."""
-        if not reading.pending:
+        if not sequence.pending:
             return
-        start = self._boundary(reading)
-        text = _decoded(self._text(reading, start) + reading.pending, whole)
+        start = self._boundary(sequence)
+        text = _decoded(self._text(sequence, start) + sequence.pending, whole)
         if text is None:
             return
         ids = self._encoded(text)
         if ids is None:  # a tokenizer that treats the start of a text differently
-            start = reading.floor
-            text = _decoded(self._text(reading, start) + reading.pending, whole=True) or ""
+            start = sequence.floor
+            text = _decoded(self._text(sequence, start) + sequence.pending, whole=True) or ""
             ids = self._encoded(text) or self._tokenizer.encode(text, add_special_tokens=False).ids
-        self._note(reading, start, ids)
-        reading.pending = b""
+        self._replace_tail(sequence, start, ids)
+        sequence.pending = b""
 
-    def _note(self, reading: _Reading, start: int, ids: Sequence[int]) -> None:
+    def _replace_tail(self, sequence: _TranslatedSequence, start: int, ids: Sequence[int]) -> None:
         """Replace ``own[start:]`` by ``ids``."""
-        before = reading.own[start:]
+        before = sequence.own[start:]
         same = next(
             (n for n, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids))
         )
         if same < len(before):
-            reading.stable = min(reading.stable, start + same)
-        reading.own[start:] = ids
+            sequence.stable = min(sequence.stable, start + same)
+        sequence.own[start:] = ids
 
-    def _boundary(self, reading: _Reading) -> int:
+    def _boundary(self, sequence: _TranslatedSequence) -> int:
         """Return the start of the text to tokenize again: a space, so that tokens before it stay."""
-        least = max(reading.floor, len(reading.own) - FURTHEST)
-        start = max(reading.floor, len(reading.own) - WINDOW)
-        while start > least and not self._bytes(reading.own[start]).startswith((b" ", b"\n")):
+        least = max(sequence.floor, len(sequence.own) - FURTHEST)
+        start = max(sequence.floor, len(sequence.own) - WINDOW)
+        while start > least and not self._bytes(sequence.own[start]).startswith((b" ", b"\n")):
             start -= 1
         return start
 
@@ -249,8 +249,8 @@ class MappedVocab:
             return ids[1:]  # a space that the tokenizer puts before every text
         return ids if spelled == text.encode() else None
 
-    def _text(self, reading: _Reading, start: int) -> bytes:
-        return b"".join(map(self._bytes, reading.own[start:]))
+    def _text(self, sequence: _TranslatedSequence, start: int) -> bytes:
+        return b"".join(map(self._bytes, sequence.own[start:]))
 
     def _bytes(self, id: int) -> bytes:
         word = self._spelled.get(id, b"")

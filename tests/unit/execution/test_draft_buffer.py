@@ -103,5 +103,5 @@ def test_a_loss_of_order_is_seen() -> None:
     buffer.drop(["s", "unknown"])
     buffer.check_integrity()
     buffer.ready["t"] = one, None
-    with pytest.raises(AssertionError, match="another name"):
+    with pytest.raises(AssertionError, match="another id"):
         buffer.check_integrity()

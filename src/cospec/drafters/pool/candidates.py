@@ -37,28 +37,28 @@ def top_candidates(
         ``[R]``; None for a row that is not finite.
     """
     params = {id(context.sampling): context.sampling for context in contexts}  # requests mostly share parameters
-    heats = {key: 0.0 if each.greedy else each.temperature for key, each in params.items()}
-    plain = not any([each.edits_logits or (each.truncates and heats[key]) for key, each in params.items()])
+    temperatures = {key: 0.0 if each.greedy else each.temperature for key, each in params.items()}
+    plain = not any([each.edits_logits or (each.truncates and temperatures[key]) for key, each in params.items()])
     if plain and reads_natively(logits):
-        heat = [heats[id(context.sampling)] for context in contexts]
+        heat = [temperatures[id(context.sampling)] for context in contexts]
         streams = [_stream(context, len(path)) for context, path in zip(contexts, paths, strict=True)]
         found = zip(*library.candidate_rows(logits, heat, streams), strict=True)
-        return [_guess(tokens, chances) for tokens, chances in found]
-    return _guesses(logits, contexts, paths)
+        return [_candidate(tokens, chances) for tokens, chances in found]
+    return _reference_candidates(logits, contexts, paths)
 
 
-def _guess(tokens: Sequence[int], chances: Sequence[float]) -> Candidate | None:
+def _candidate(tokens: Sequence[int], chances: Sequence[float]) -> Candidate | None:
     if tokens[0] < 0:
         return None
     return Candidate(tokens[0], chances[0], second=None if tokens[1] < 0 else (tokens[1], chances[1]))
 
 
-def _guesses(
+def _reference_candidates(
     logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]
 ) -> list[Candidate | None]:
     """Return the same in numpy and torch, for rows of every kind."""
     found: list[Candidate | None] = [None] * len(contexts)
-    for row, q in enumerate(_laws(logits, contexts, paths)):
+    for row, q in enumerate(_distributions(logits, contexts, paths)):
         if q is None:
             continue
         rest, tokens = q.copy(), [int(q.argmax())]
@@ -72,7 +72,7 @@ def _guesses(
             tokens += draw(rest[None], [contexts[row]], [len(paths[row])]) if rest.any() else [-1]
         if not rest.any():
             tokens[1] = -1
-        found[row] = _guess(tokens, [float(q[token]) for token in tokens])
+        found[row] = _candidate(tokens, [float(q[token]) for token in tokens])
     return found
 
 
@@ -95,7 +95,7 @@ def distributions(
         ``[R]``; None for a row that is not finite.
     """
     found: list[Candidate | None] = [None] * len(contexts)
-    for row, q in enumerate(_laws(logits, contexts, paths)):
+    for row, q in enumerate(_distributions(logits, contexts, paths)):
         if q is None:
             continue
         context, best = contexts[row], int(q.argmax())
@@ -107,7 +107,9 @@ def distributions(
     return found
 
 
-def _laws(logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]) -> list[Floats | None]:
+def _distributions(
+    logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]
+) -> list[Floats | None]:
     """Return the drafter's distribution after each row, ``[V]``; softmax at temperature 1 for greedy requests."""
     found: list[Floats | None] = [None] * len(contexts)
     rows = [row for row, token in enumerate(likeliest(logits)) if token is not None]

@@ -52,7 +52,7 @@ class LockstepPath:
 
     job: CombineTask
     spine: list[int] = field(default_factory=list)
-    going: bool = True
+    active: bool = True
     chance: float = 1.0
     candidates: list[MemberCandidate] = field(default_factory=list)
     slates: dict[int, StepCandidates] = field(default_factory=dict)
@@ -65,14 +65,14 @@ class LockstepPath:
         self.job.slates.update(self.slates)
         self.depth = min(self.job.budget.depth, self.job.budget.max_nodes)
 
-    def hear(self, member: int, guess: Candidate) -> None:
+    def add_candidate(self, member: int, guess: Candidate) -> None:
         """Add the guess of a lockstep drafter, and store it for feedback."""
         self.candidates.append(MemberCandidate(member, guess))
         guesses = self.slates[member].guesses
         if len(guesses) == len(self.spine):  # otherwise an earlier position had no finite logits
             guesses.append(guess)
 
-    def hear_drafts(self) -> None:
+    def add_draft_candidates(self) -> None:
         """Add the guesses of the whole drafts that the path has followed so far."""
         for member, node in self.follows.items():
             draft = self.job.drafts[member]
@@ -90,50 +90,53 @@ class LockstepPath:
             if candidate.node is not None and candidate.guess.token == token:
                 self.follows.setdefault(candidate.member, candidate.node)
         self.candidates = []
-        self.going = len(self.spine) < self.depth
+        self.active = len(self.spine) < self.depth
 
 
 class PathBuilder(Protocol):
     """Builds a draft around a path."""
 
     @property
-    def line(self) -> LockstepPath:
+    def path(self) -> LockstepPath:
         """The path."""
 
 
-GrowerT = TypeVar("GrowerT", bound=PathBuilder)
+PathBuilderT = TypeVar("PathBuilderT", bound=PathBuilder)
 
 
-def lead(
-    growers: Sequence[GrowerT], session: LockstepSession, read: Read, advance: Callable[[Sequence[GrowerT]], None]
+def run_lockstep(
+    builders: Sequence[PathBuilderT],
+    session: LockstepSession,
+    read: Read,
+    advance: Callable[[Sequence[PathBuilderT]], None],
 ) -> None:
     """Run until all paths are complete.
 
     Args:
-        growers: builders, one per sequence.
+        builders: builders, one per sequence.
         read: turns logits into guesses.
         advance: extends each given path with ``LockstepPath.advance``, or ends the path.
     """
-    lines = [grower.line for grower in growers]
-    jobs = [line.job for line in lines]
+    shared_paths = [builder.path for builder in builders]
+    jobs = [path.job for path in shared_paths]
     taking: dict[int, list[int]] = {}
     for row, job in enumerate(jobs):
         for member in job.steppers:
             taking.setdefault(member, []).append(row)
-    session.open([job.context for job in jobs], [line.depth for line in lines], dict(sorted(taking.items())))
+    session.open([job.context for job in jobs], [path.depth for path in shared_paths], dict(sorted(taking.items())))
     while True:
         for member, (rows, _, logits) in session.stands.items():
-            contexts, paths = [jobs[row].context for row in rows], [lines[row].spine for row in rows]
+            contexts, paths = [jobs[row].context for row in rows], [shared_paths[row].spine for row in rows]
             for row, guess in zip(rows, session.timed(read, logits, contexts, paths), strict=True):
                 if guess is not None:
-                    lines[row].hear(member, guess)
-        for line in lines:
-            if line.going:
-                if line.follows:
-                    line.hear_drafts()
-                line.going = bool(line.candidates)
-        advance([grower for grower in growers if grower.line.going])
-        fed = {number: line.spine[-1] for number, line in enumerate(lines) if line.going}
+                    shared_paths[row].add_candidate(member, guess)
+        for path in shared_paths:
+            if path.active:
+                if path.follows:
+                    path.add_draft_candidates()
+                path.active = bool(path.candidates)
+        advance([builder for builder in builders if builder.path.active])
+        fed = {number: path.spine[-1] for number, path in enumerate(shared_paths) if path.active}
         if not fed:
             return
         session.feed(fed)

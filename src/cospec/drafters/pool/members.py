@@ -49,7 +49,7 @@ class Member:
     deadline: float | None = None
     later: bool = False
     rest: int = 0
-    strikes: int = 0
+    failures: int = 0
     worked: bool = False
     lost: bool = False
     seconds: float = 0.0
@@ -72,7 +72,7 @@ class Member:
         self.seconds += taken
         if not self.rest:
             if self.deadline is not None and taken > self.deadline:
-                self._leave_out("late", f"{taken:.3f} s")
+                self._exclude("late", f"{taken:.3f} s")
             else:
                 self.worked = True
         return result
@@ -106,7 +106,7 @@ class Member:
         began = self.clock()
         left = None if self.deadline is None else max(0.0, self.deadline - (began - started))
         if left == 0.0 and not future.done():
-            self._leave_out("late", f"more than {self.deadline} s")
+            self._exclude("late", f"more than {self.deadline} s")
             return []
         drafts: list[Draft] = self._guarded(future.result, left) or []
         self.seconds += self.clock() - began
@@ -123,24 +123,24 @@ class Member:
     def begin_round(self) -> None:
         """Count one step less of exclusion; a step with work and without failure compensates for one failure."""
         if self.worked:
-            self.strikes = max(0, self.strikes - 1)
+            self.failures = max(0, self.failures - 1)
         self.worked, self.rest = False, max(0, self.rest - 1)
 
     def _guarded(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return verb(*arguments)
         except TimeoutError:
-            self._leave_out("late", f"more than {self.deadline} s")
+            self._exclude("late", f"more than {self.deadline} s")
         except FAILURES as error:
             self.lost = True
-            self._leave_out("error", str(error) or type(error).__name__)
+            self._exclude("error", str(error) or type(error).__name__)
         return None
 
-    def _leave_out(self, reason: str, what: str) -> None:
+    def _exclude(self, reason: str, what: str) -> None:
         """Exclude the drafter from this step and more: twice as many after each failure."""
-        rounds = min(2**self.strikes, LONGEST_REST)
+        rounds = min(2**self.failures, LONGEST_REST)
         self.rest, self.worked = rounds + 1, False
-        self.strikes += 1
+        self.failures += 1
         self.left_out[reason] += 1
         log.warning("drafter %s is left out of %d rounds (%s: %s)", self.name, rounds, reason, what)
 

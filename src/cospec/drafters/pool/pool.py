@@ -37,7 +37,7 @@ from cospec.native.pool import NativePool
 from cospec.native.pool_buffers import straight
 from cospec.registry import COMBINERS, ROUTINGS
 
-LOOK_AGAIN = 16  # steps between the first two scorings of known tokens; doubles each time
+RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +126,10 @@ class PoolDrafter(Drafter):
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return one combined draft for each context with a guess of any drafter."""
-        started, before = self.setting.clock(), self._inside()
+        started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
             member.begin_round()
-        draft_tasks, due = self._seats(contexts, budgets)
+        draft_tasks, due = self._select_tasks(contexts, budgets)
         if due:
             self._look(due)
         drafts: list[Draft] = []
@@ -140,7 +140,7 @@ class PoolDrafter(Drafter):
             drafts = self.work.combine(draft_tasks, given, session)
             reading = session.reading
         self._forget_lost()
-        inside = self._inside() - before + reading
+        inside = self._drafter_seconds() - before + reading
         self.seconds.drafters += inside
         self.seconds.own += self.setting.clock() - started - inside
         return drafts
@@ -148,20 +148,20 @@ class PoolDrafter(Drafter):
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit in every drafter, and learn how right each drafter was."""
         started, records = self.setting.clock(), self.records
-        telling, finished = list[tuple[PoolRequestState, Commit]](), list[PoolRequestState]()
+        known_commits, finished = list[tuple[PoolRequestState, Commit]](), list[PoolRequestState]()
         for commit in commits:
             record = records.get(commit.id)
             if record is None:
                 continue
             if commit.base_len == record.base and commit.tokens:
-                telling.append((record, commit))
+                known_commits.append((record, commit))
             else:
                 record.said = None
             record.base = -1
             if commit.finish is not None:
                 finished.append(record)
-        if telling:
-            self.work.learn(telling)
+        if known_commits:
+            self.work.learn(known_commits)
         for record in finished:
             self.pool_stats.prior.learn(record.standing)
         self.seconds.own += self.setting.clock() - started
@@ -187,11 +187,11 @@ class PoolDrafter(Drafter):
         """Return how often each drafter failed or was late."""
         return {member.name: member.left_out.total() for member in self.members}
 
-    def _inside(self) -> float:
+    def _drafter_seconds(self) -> float:
         """Return the seconds spent in drafters so far."""
         return sum([member.seconds for member in self.members])
 
-    def _seats(
+    def _select_tasks(
         self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]
     ) -> tuple[list[DraftTask], list[DraftContext]]:
         """Return tasks for the sequences with able drafters, and the sequences whose known tokens are to be scored
@@ -214,7 +214,7 @@ class PoolDrafter(Drafter):
                 record = self.records[context.id] = PoolRequestState.of(context, len(self.members))
             standing = record.standing
             if looks and standing.rounds >= standing.look_at:
-                standing.look_at += LOOK_AGAIN + standing.look_at
+                standing.look_at += RESCORE_AFTER + standing.look_at
                 due.append(context)
             standing.rounds += 1
             record.base = len(context.tokens)
@@ -243,7 +243,7 @@ class PoolDrafter(Drafter):
         contexts, parts, latest = list[DraftContext](), list[tuple[DraftBudget, ...]](), None
         for context, budget, *_ in draft_tasks:
             if budget is not latest:  # neighbours mostly share a budget
-                latest, part = budget, _parts_of(budget, self.combiner.branches, self.combiner.confident)
+                latest, part = budget, _member_budgets(budget, self.combiner.branches, self.combiner.confident)
             contexts.append(context)
             parts.append(part)
         started, futures, found = self.setting.clock(), dict[int, Future | None](), dict[int, Sequence[Draft]]()
@@ -258,9 +258,9 @@ class PoolDrafter(Drafter):
         for number, future in futures.items():
             if future is not None:
                 found[number] = self.members[number].collect(future, started)
-        return self._taken(draft_tasks, found)
+        return self._usable(draft_tasks, found)
 
-    def _taken(self, draft_tasks: Sequence[DraftTask], found: Mapping[int, Sequence[Draft]]) -> list[Given]:
+    def _usable(self, draft_tasks: Sequence[DraftTask], found: Mapping[int, Sequence[Draft]]) -> list[Given]:
         """Return all drafts that are current and of a shape that the combiner accepts."""
         rows, branches, given = (
             {draft_task.context.id: row for row, draft_task in enumerate(draft_tasks)},
@@ -285,7 +285,7 @@ class PoolDrafter(Drafter):
 
 
 @lru_cache(1024)
-def _parts_of(budget: DraftBudget, branches: bool, confident: bool) -> tuple[DraftBudget, ...]:
+def _member_budgets(budget: DraftBudget, branches: bool, confident: bool) -> tuple[DraftBudget, ...]:
     """Return the budget of a drafter by depth: a tree if the policy sets widths and the combiner accepts trees."""
     most = min(budget.depth, budget.max_nodes)
     depths = range(most + 1)

@@ -116,20 +116,20 @@ class ReferencePool:
         self, draft_tasks: Sequence[DraftTask], given: Sequence[Given], session: LockstepSession
     ) -> list[Draft]:
         """See ``state.PoolImplementation``."""
-        jobs, found = [], [dict[int, Draft]() for _ in draft_tasks]
+        tasks, found = [], [dict[int, Draft]() for _ in draft_tasks]
         for row, member, draft in given:
             found[row][member] = draft
         for draft_task, drafts, weights, trust in zip(draft_tasks, found, self._weights, self._trusts, strict=True):
             led = tuple(member for member in sorted(self.pool_config.led) if weights[member] > 0)
-            job = CombineTask(draft_task.context, draft_task.budget, weights, led, trust, drafts)
-            job.slates.update({member: DraftCandidates(draft) for member, draft in drafts.items()})
-            draft_task.record.said = trust, job.slates
-            jobs.append(job)
+            task = CombineTask(draft_task.context, draft_task.budget, weights, led, trust, drafts)
+            task.slates.update({member: DraftCandidates(draft) for member, draft in drafts.items()})
+            draft_task.record.said = trust, task.slates
+            tasks.append(task)
             if self.pool_config.allots and drafts:
                 place = int(draft_task.context.sampling.greedy)
                 novelty = self.pool_stats.novelty
                 novelty[place] += NOVELTY_RATE * (_novelty(drafts.values()) - novelty[place])
-        return self.pool_config.combiner.combine(jobs, session, self.pool_config.names)
+        return self.pool_config.combiner.combine(tasks, session, self.pool_config.names)
 
     def learn(self, commits: Sequence[tuple[PoolRequestState, Commit]]) -> None:
         """See ``state.PoolImplementation``."""
@@ -149,11 +149,11 @@ class ReferencePool:
 
 def _novelty(drafts: Iterable[Draft]) -> float:
     """Return the share of tokens that no other draft has at the same place."""
-    found, told = set[tuple[int, ...]](), 0
+    found, count = set[tuple[int, ...]](), 0
     for draft in drafts:
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
         found.update(paths)
-        told += len(paths)
-    return len(found) / told
+        count += len(paths)
+    return len(found) / count

@@ -228,11 +228,12 @@ class Goodput(Policy):
             other_tokens=load.catching_up,
             expires=self._step + (KEEP if trusted else FIRST_WAIT),
         )
-        interrupted = explored != budgets  # also where a draft cache is released: that is told one step later
+        # a released draft cache counts too: the budgets report the release one step later
+        interrupted = explored != budgets
         self._interruption = Interruption(Assignment.of(ids, explored), self._step + steps) if interrupted else None
 
     def _settle(self, ids: list[str], budgets: list[DraftBudget], load: BatchState) -> list[DraftBudget]:
-        """Note who has drafts from now on; the budgets, of which some may release their draft caches."""
+        """Record the budgets from now on; returned budgets may release draft caches."""
         if self.context.capabilities.free:
             return budgets
         return self.draft_caches.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
@@ -240,7 +241,7 @@ class Goodput(Policy):
     def _explore(
         self, rates: Floats, choice: LengthChoice, budgets: list[DraftBudget], inputs: LengthInputs, load: BatchState
     ) -> tuple[list[DraftBudget], int]:
-        """Budgets to run before the decision's, and for how many steps: other lengths, probes, or the decision's."""
+        """Return the first budgets and their number of steps: a trial length, a probe, or the decision's budgets."""
         other = self._other_length(rates, choice, inputs)
         if other is not None:
             return other, TRIAL_STEPS
@@ -251,7 +252,7 @@ class Goodput(Policy):
         return [probe if place in probed else budget for place, budget in enumerate(budgets)], ROUNDS
 
     def _other_length(self, rates: Floats, choice: LengthChoice, inputs: LengthInputs) -> list[DraftBudget] | None:
-        """Budgets without drafts, or with drafts one step shorter or longer, where it is time to look at those."""
+        """Return trial budgets, without drafts or one step shorter or longer, if a trial is due."""
         counts = choice.counts
         if not counts.any() or not self.exploration.trial_due:
             return None
@@ -271,7 +272,7 @@ class Goodput(Policy):
         return self._set_num_drafters(budgets, self.num_drafters.count)
 
     def _probe(self, rates: Floats, counts: Ints, inputs: LengthInputs, load: BatchState) -> Sequence[int]:
-        """Who is drafted for, although that is not expected to pay."""
+        """Return the indices of sequences to probe, although their drafts are not expected to pay."""
         if not self.exploration.due or counts.min() > 0 or not self.context.longest:
             return ()
         optimistic, _ = self._problem.per_sequence(np.where(counts == 0, OPTIMISTIC_RATE, rates), inputs)
@@ -290,10 +291,11 @@ class Goodput(Policy):
         )
 
     def _for_new_request(self, choice: LengthChoice, inputs: LengthInputs, load: BatchState) -> DraftBudget:
-        """The best single length for as many requests, all with everybody's rate.
+        """Return the best common length of as many requests, all with the overall rate.
 
-        Where others have drafts a new request has one too: a round of few drafts takes nearly as long as one of many.
-        Where no request has a draft, the text that has to be fed first counts.
+        If other requests have drafts, a new request gets a draft as well: a step of few drafts takes nearly as long as
+        a step
+        of many. If no request has a draft, the text that must be fed first counts.
         """
         rates, backlog = np.full(inputs.sequences, self.acceptance.overall), None
         if not choice.counts.any() and not self.context.capabilities.free:
@@ -306,7 +308,7 @@ class Goodput(Policy):
     def _choose_num_drafters(
         self, rates: Floats, inputs: LengthInputs, solve: Solver
     ) -> tuple[Floats, LengthChoice, list[DraftBudget]]:
-        """The best lengths with the best number of drafters among the present one and its neighbours."""
+        """Return the best lengths with the best number of drafters, among the current number and its neighbours."""
         if self.num_drafters.most == 1:
             return rates, *solve(rates, inputs)
         overall, found = self.acceptance.overall, {}
@@ -320,7 +322,7 @@ class Goodput(Policy):
         return shifted, choice, self._set_num_drafters(budgets, best)
 
     def _set_num_drafters(self, budgets: list[DraftBudget], count: int) -> list[DraftBudget]:
-        """The budgets, with the number of drafters where there are several."""
+        """Set the number of drafters in the budgets, if there are several."""
         if self.num_drafters.most == 1:
             return budgets
         return [replace(budget, drafters=count) if budget.depth else budget for budget in budgets]

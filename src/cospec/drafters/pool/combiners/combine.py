@@ -99,7 +99,7 @@ class DraftCandidates:
         """Verify every node whose parent was committed; a position is right if any of its nodes is right."""
         draft, node, hits, seen = self.draft, -1, 0, 0
         if draft.is_chain:
-            return self._judge_chain(committed)
+            return self._verify_chain(committed)
         capabilities_of: dict[int, list[int]] = {}
         for child, parent in enumerate(draft.parents):
             capabilities_of.setdefault(parent, []).append(child)
@@ -121,7 +121,7 @@ class DraftCandidates:
             hits += 1
         return Feedback(hits, seen, draft.depth, lessons)
 
-    def _judge_chain(self, committed: Sequence[int]) -> Feedback:
+    def _verify_chain(self, committed: Sequence[int]) -> Feedback:
         tokens, lessons = self.draft.tokens, list[CalibrationSample]()
         for confidence, token, right in zip(self._raw(), tokens, committed, strict=False):
             if token != right:

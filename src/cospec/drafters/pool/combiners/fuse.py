@@ -16,7 +16,7 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import Draft
 from cospec.drafters.pool.candidates import top_candidates
 from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
-from cospec.drafters.pool.lockstep import LockstepPath, MemberCandidate, lead
+from cospec.drafters.pool.lockstep import LockstepPath, MemberCandidate, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.tree_builder import TreeBuilder
 
@@ -25,7 +25,7 @@ from cospec.drafters.pool.tree_builder import TreeBuilder
 class Fusion:
     """The tree around one path."""
 
-    line: LockstepPath
+    path: LockstepPath
     tree: TreeBuilder = field(default_factory=TreeBuilder)
     node: int = -1  # the end of the path
     # whole drafts that left the path, and their leaf
@@ -33,18 +33,20 @@ class Fusion:
 
     def advance(self) -> None:
         """Extend the path by the most confident token; calibration makes confidences comparable."""
-        line, job = self.line, self.line.job
-        heard = [(job.trust(candidate.member, candidate.guess.confidence), candidate) for candidate in line.candidates]
-        chance, best = heard[0]
-        for rival in heard[1:]:
+        path, job = self.path, self.path.job
+        calibrated = [
+            (job.trust(candidate.member, candidate.guess.confidence), candidate) for candidate in path.candidates
+        ]
+        chance, best = calibrated[0]
+        for rival in calibrated[1:]:
             if rival[0] > chance or (rival[0] == chance and job.weights[rival[1].member] > job.weights[best.member]):
                 chance, best = rival
-        if line.chance * chance < job.budget.threshold:
-            line.going = False
+        if path.chance * chance < job.budget.threshold:
+            path.active = False
             return
-        parent, before = self.node, line.chance
+        parent, before = self.node, path.chance
         self.node = self.tree.put(parent, best.guess.token, best.member, before * chance, chance)
-        for confidence, candidate in heard:
+        for confidence, candidate in calibrated:
             if candidate.guess.token != best.guess.token:
                 # Right only if the path is wrong, so never more probable than a wrong path.
                 self._leaf(parent, candidate, min(confidence, 1.0 - chance), before)
@@ -52,9 +54,9 @@ class Fusion:
             token, raw = best.guess.second
             confidence = min(job.trust(best.member, raw, 1), 1.0 - chance)
             self.tree.put(parent, token, best.member, before * confidence, confidence)
-        line.advance(best.guess.token, chance)
+        path.advance(best.guess.token, chance)
         if self.tree.outranked(self.node) >= job.budget.max_nodes:
-            line.going = False  # nodes after a cut node would be cut too
+            path.active = False  # nodes after a cut node would be cut too
 
     def _leaf(self, parent: int, candidate: MemberCandidate, confidence: float, before: float) -> None:
         leaf = self.tree.put(parent, candidate.guess.token, candidate.member, before * confidence, confidence)
@@ -63,15 +65,15 @@ class Fusion:
 
     def finish(self, names: Sequence[str]) -> Draft | None:
         """Return the tree with the tails, cut to the budget."""
-        job = self.line.job
+        job = self.path.job
         for candidate, leaf in self.tails:
             self._tail(candidate, leaf)
         return self.tree.draft(job.context, self.tree.best(job.budget.max_nodes), names)
 
     def _tail(self, candidate: MemberCandidate, leaf: int) -> None:
-        draft, tree, member = self.line.job.drafts[candidate.member], self.tree, candidate.member
+        draft, tree, member = self.path.job.drafts[candidate.member], self.tree, candidate.member
         assert candidate.node is not None, "only whole drafts have tails"
-        place, trusts = {candidate.node: leaf}, self.line.job.trusts(member)
+        place, trusts = {candidate.node: leaf}, self.path.job.trusts(member)
         for node in range(candidate.node + 1, len(draft)):
             parent = place.get(draft.parents[node])
             if parent is not None:
@@ -93,7 +95,7 @@ class Fuse(Combiner):
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a tree for each task."""
         fusions = [Fusion(LockstepPath(job)) for job in jobs]
-        lead(fusions, session, top_candidates, _advance)
+        run_lockstep(fusions, session, top_candidates, _advance)
         drafts = [fusion.finish(names) for fusion in fusions]
         return [draft for draft in drafts if draft is not None]
 

@@ -21,7 +21,7 @@ from cospec.core.rng import Floats, StreamKind
 from cospec.core.types import Draft
 from cospec.drafters.pool.candidates import distributions, draw
 from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
-from cospec.drafters.pool.lockstep import LockstepPath, lead
+from cospec.drafters.pool.lockstep import LockstepPath, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.weights import total
 
@@ -30,7 +30,7 @@ from cospec.drafters.pool.routing.weights import total
 class _Mixture:
     """One chain."""
 
-    line: LockstepPath
+    path: LockstepPath
     owners: list[int] = field(default_factory=list)
     q: list[Floats] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Mixture:
 
         A share is weight times calibrated confidence. Both are known before any draw, so the mixture is q.
         """
-        job, candidates = self.line.job, self.line.candidates
+        job, candidates = self.path.job, self.path.candidates
         trusts = [job.trust(candidate.member, candidate.guess.confidence) for candidate in candidates]
         parts = [job.weights[candidate.member] * trust for candidate, trust in zip(candidates, trusts, strict=True)]
         sum_ = total(parts)
@@ -54,9 +54,9 @@ class _Mixture:
                 mixture += share * candidate.guess.q
         return total(share * trust for share, trust in zip(self.shares, trusts, strict=True))
 
-    def take(self, token: int, mixture: Floats, confidence: float) -> None:
+    def append(self, token: int, mixture: Floats, confidence: float) -> None:
         """Append a token drawn from the mixture; its source is the drafter with the largest part."""
-        job, candidates = self.line.job, self.line.candidates
+        job, candidates = self.path.job, self.path.candidates
         parts = [
             share * candidate.guess.chance(token) for share, candidate in zip(self.shares, candidates, strict=True)
         ]
@@ -64,17 +64,17 @@ class _Mixture:
         self.confidence.append(confidence)
         if job.context.stream_kind is StreamKind.DRAFT and not job.context.sampling.greedy:
             self.q.append(mixture)
-        self.line.advance(token, confidence)
+        self.path.advance(token, confidence)
 
     def finish(self, names: Sequence[str]) -> Draft | None:
         """Return the chain with its q."""
-        context, tokens = self.line.job.context, tuple(self.line.spine)
+        context, tokens = self.path.job.context, tuple(self.path.spine)
         if not tokens:
             return None
         owners = tuple(names[owner] for owner in self.owners)
         q = np.stack(self.q) if self.q else None
         parents = tuple(range(-1, len(tokens) - 1))
-        return Draft(context.id, self.line.job.base, tokens, parents, owners, q, np.array(self.confidence))
+        return Draft(context.id, self.path.job.base, tokens, parents, owners, q, np.array(self.confidence))
 
 
 class Mix(Combiner):
@@ -91,7 +91,7 @@ class Mix(Combiner):
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a chain for each task."""
         mixtures = [_Mixture(LockstepPath(job)) for job in jobs]
-        lead(mixtures, session, distributions, partial(_advance, session))
+        run_lockstep(mixtures, session, distributions, partial(_advance, session))
         drafts = [mixture.finish(names) for mixture in mixtures]
         return [draft for draft in drafts if draft is not None]
 
@@ -103,17 +103,17 @@ def _advance(session: LockstepSession, mixtures: Sequence[_Mixture]) -> None:
     chosen: dict[int, int] = {}
     drawing: list[int] = []
     for place, (mixture, confidence) in enumerate(zip(mixtures, confidences, strict=True)):
-        line = mixture.line
-        if line.chance * confidence < line.job.budget.threshold:
-            line.going = False
-        elif line.job.context.sampling.greedy:
+        path = mixture.path
+        if path.chance * confidence < path.job.budget.threshold:
+            path.active = False
+        elif path.job.context.sampling.greedy:
             chosen[place] = int(rows[place].argmax())
         else:
             drawing.append(place)
     if drawing:
-        contexts = [mixtures[place].line.job.context for place in drawing]
-        ahead = [len(mixtures[place].line.spine) for place in drawing]
+        contexts = [mixtures[place].path.job.context for place in drawing]
+        ahead = [len(mixtures[place].path.spine) for place in drawing]
         weights = rows if len(drawing) == len(rows) else rows[drawing]
         chosen.update(zip(drawing, session.timed(draw, weights, contexts, ahead), strict=True))
     for place, token in chosen.items():
-        mixtures[place].take(token, rows[place], confidences[place])
+        mixtures[place].append(token, rows[place], confidences[place])

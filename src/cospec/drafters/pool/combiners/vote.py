@@ -31,31 +31,31 @@ class Vote(Combiner):
 
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a chain for each task."""
-        return [_elected(job, names) for job in jobs if job.drafts]
+        return [_majority_path(job, names) for job in jobs if job.drafts]
 
 
-def _elected(job: CombineTask, names: Sequence[str]) -> Draft:
+def _majority_path(job: CombineTask, names: Sequence[str]) -> Draft:
     weights, most = job.weights, min(job.budget.max_nodes, job.budget.depth)
-    voters = sorted(job.drafts, key=lambda member: (-weights[member], member))
-    texts = {member: job.drafts[member].tokens[:most] for member in voters}
-    trusts = {member: job.trusts(member) for member in voters}
+    members = sorted(job.drafts, key=lambda member: (-weights[member], member))
+    texts = {member: job.drafts[member].tokens[:most] for member in members}
+    trusts = {member: job.trusts(member) for member in members}
     tokens: list[int] = []
     owners: list[str] = []
     confidence: list[float] = []
-    while len(voters) > 1:
+    while len(members) > 1:
         place, votes = len(tokens), dict[int, float]()
-        for member in voters:
+        for member in members:
             token = texts[member][place]
             votes[token] = votes.get(token, 0.0) + weights[member]
         tokens.append(max(votes, key=votes.__getitem__))
-        voters = [member for member in voters if texts[member][place] == tokens[-1]]
-        owners.append(names[voters[0]])
-        confidence.append(max([trusts[member][place] for member in voters]))
-        voters = [member for member in voters if len(texts[member]) > place + 1]
-    for member in voters:  # a single remaining drafter completes the chain
-        behind = texts[member][len(tokens) :]
+        members = [member for member in members if texts[member][place] == tokens[-1]]
+        owners.append(names[members[0]])
+        confidence.append(max([trusts[member][place] for member in members]))
+        members = [member for member in members if len(texts[member]) > place + 1]
+    for member in members:  # a single remaining drafter completes the chain
+        rest = texts[member][len(tokens) :]
         confidence += trusts[member][len(tokens) : most]
-        owners += [names[member]] * len(behind)
-        tokens += behind
+        owners += [names[member]] * len(rest)
+        tokens += rest
     parents = tuple(range(-1, len(tokens) - 1))
     return Draft(job.context.id, job.base, tuple(tokens), parents, tuple(owners), confidence=np.array(confidence))
