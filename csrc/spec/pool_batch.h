@@ -57,7 +57,7 @@ struct PoolBatch {
 enum DrafterStat { HITS = 0, TRIALS = 1, LIKELIHOOD = 2, SCORED = 3, IDLE = 4, SCORE = 5, ACCEPTED = 6 };
 enum Routing { ALL = 0, HEDGE = 1, EXPLORE = 2 };  // drafters/routing
 
-// As drafters/calibration.py and pool/record.py.
+// As drafters/calibration.py and drafters/pool/state.py.
 constexpr int BINS = 17;
 constexpr double MIN_PROB = 0.01, CALIBRATION_PRIOR = 8.0, MAX_TRIALS = 4096.0, UNKNOWN_CONFIDENCE = 0.5;
 constexpr double NOVELTY_RATE = 0.05;
@@ -98,7 +98,7 @@ struct RequestView {
     }
 };
 
-// As combiners/growing.py.
+// As drafters/pool/tree_builder.py.
 struct TreeBuilder {
     std::vector<int64_t> tokens, parents, owners;
     std::vector<double> scores, confidence;

@@ -1,4 +1,4 @@
-// Feedback to a pool after a commit (pool/record.py, combiners/job.py, calibration.py).
+// Feedback to a pool after a commit (drafters/pool/state.py, drafters/pool/combiners/combine.py, calibration.py).
 #include <math.h>
 
 #include "spec/pool_batch.h"
@@ -7,9 +7,9 @@ namespace cospec {
 
 namespace {
 
-constexpr double DECAY = 0.98;  // routing/standing.py
+constexpr double DECAY = 0.98;  // drafters/pool/routing/weights.py
 
-// routing/explore.py
+// drafters/pool/routing/explore.py
 constexpr double EPSILON = 0.05, SCORE_RATE = 0.3;
 
 // One drafter's part in one draft. `agreement`: the sum of eq. 2 of CoSine over the observed candidates.
@@ -17,7 +17,7 @@ struct Feedback {
     double hits, trials, num_proposed, num_observed, agreement;
 };
 
-// routing/explore.py, one term of eq. 2
+// drafters/pool/routing/explore.py, one term of eq. 2
 double agreement(double confidence, double accuracy) {
     const double c = std::min(std::max(confidence, EPSILON), 1.0 - EPSILON);
     const double d = std::min(std::max(accuracy, EPSILON), 1.0 - EPSILON);

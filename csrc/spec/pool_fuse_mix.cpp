@@ -8,7 +8,7 @@ namespace cospec {
 
 namespace {
 
-constexpr uint64_t TARGET = 0;  // Purpose in core/rng.py
+constexpr uint64_t TARGET = 0;  // StreamKind in core/rng.py
 
 // One drafter's candidate at a position. `node` belongs to the drafter's complete draft; -1 for a lockstep drafter.
 struct Candidate {
@@ -18,7 +18,7 @@ struct Candidate {
     long node;
 };
 
-// combiners/fuse.py, from the first step to the latest one. The tree is written when the main path ends.
+// drafters/pool/combiners/fuse.py, from the first step to the latest one. The tree is written when the main path ends.
 struct FuseCombiner {
     static constexpr long DIVERGED = -2;  // the drafter's complete draft left the main path
 
@@ -126,7 +126,7 @@ RandomStream random_stream(const RequestView& request, long step) {
     return {{task.seed, task.stream_kind}, {0, 0, base_len + step, task.stream_kind == TARGET ? 0 : base_len}};
 }
 
-// combiners/mix.py at the current step. A complete draft contributes while the main path agrees with it.
+// drafters/pool/combiners/mix.py at the current step. A complete draft contributes while the main path agrees with it.
 struct MixCombiner {
     const RequestView& request;
     const long step;
@@ -145,7 +145,7 @@ struct MixCombiner {
     double* mix_weights() const {
         return request.b.mix_weights + (request.index * request.b.max_depth + step) * request.num_drafters;
     }
-    // Drafters that contribute at this step. Lockstep drafters come first, as in combiners/leading.py.
+    // Drafters that contribute at this step. Lockstep drafters come first, as in drafters/pool/lockstep.py.
     std::vector<long> contributors() const {
         std::vector<long> found;
         for (long m = 0; m < request.num_drafters; m++)

@@ -1,4 +1,4 @@
-// combiners/leading.py as one call for all positions.
+// drafters/pool/lockstep.py as one call for all positions.
 #include "spec/pool_lockstep.h"
 
 #include <chrono>

@@ -7,15 +7,15 @@ namespace cospec {
 
 namespace {
 
-// routing/standing.py
+// drafters/pool/routing/weights.py
 constexpr double LEARNING_RATE = 0.3, LIKELIHOOD_RATE = 1.5, PRIOR_TOKENS = 4.0, MIN_RATE = 0.02;
-// routing/hedge.py
+// drafters/pool/routing/hedge.py
 constexpr double WEIGHT_SHARE = 0.8, PATIENCE = 16.0;
-// routing/explore.py
+// drafters/pool/routing/explore.py
 constexpr double ALPHA = 0.3, BETA = 0.8, TAU = 2.0;
-constexpr uint64_t ROUTE = 4;  // Purpose in core/rng.py
+constexpr uint64_t ROUTE = 4;  // StreamKind in core/rng.py
 
-// routing/standing.py, Standing.estimate
+// drafters/pool/routing/weights.py, DrafterWeights.estimate
 void estimate_weights(const RequestView& request) {
     const PoolBatch& b = request.b;
     const long n = b.num_drafters;
@@ -53,7 +53,7 @@ std::vector<long> ranked(std::vector<long> drafters, const double* value) {
     return drafters;
 }
 
-// routing/choice.py, Choice.heaviest. order: the largest weight first
+// drafters/pool/routing/selection.py, RoutingInput.heaviest. order: the largest weight first
 std::vector<long> top_weighted(const RequestView& request, const std::vector<long>& order, double share) {
     const long limit = request.task.max_drafters - 1, count = order.size();
     if (limit >= 0) return {order.begin(), order.begin() + std::min(count, std::max(1L, limit))};
@@ -65,7 +65,7 @@ std::vector<long> top_weighted(const RequestView& request, const std::vector<lon
     return order;
 }
 
-// routing/hedge.py
+// drafters/pool/routing/hedge.py
 std::vector<long> hedge(const RequestView& request, const std::vector<long>& order, uint64_t unscored) {
     std::vector<long> chosen = top_weighted(request, order, WEIGHT_SHARE), overdue;
     for (long m : order)
@@ -80,7 +80,7 @@ std::vector<long> hedge(const RequestView& request, const std::vector<long>& ord
     return chosen;
 }
 
-// routing/explore.py
+// drafters/pool/routing/explore.py
 std::vector<long> explore(const RequestView& request, std::vector<long> eligible) {
     const uint64_t base_len = request.task.base_len;
     const RandomStream stream = {{request.task.seed, ROUTE}, {base_len, 0, 0, base_len}};
@@ -103,7 +103,7 @@ std::vector<long> explore(const RequestView& request, std::vector<long> eligible
     return chosen;
 }
 
-// pool/readable.py, Staff.route. Weights become the normalized weights of the drafters that take part.
+// drafters/pool/reference.py, PoolConfig.route. Weights become the normalized weights of the drafters that take part.
 void route(const RequestView& request, uint64_t zero_cost, uint64_t unscored, Routing routing) {
     const long n = request.num_drafters;
     double *weights = request.b.weights + request.index * n, *idle = request.stat(IDLE), total = 0.0;
@@ -124,7 +124,7 @@ void route(const RequestView& request, uint64_t zero_cost, uint64_t unscored, Ro
     std::copy(normalized.begin(), normalized.end(), weights);
 }
 
-// pool/readable.py, allot
+// drafters/pool/reference.py, allot
 void allocate_lengths(
     const RequestView& request, uint64_t zero_cost, uint64_t unscored, double novelty, int64_t* draft_lengths) {
     const long n = request.num_drafters, depth = std::min(request.task.depth, request.task.max_nodes);

@@ -5,7 +5,7 @@ namespace cospec {
 
 namespace {
 
-// combiners/union.py. Returns the number of distinct nodes.
+// drafters/pool/combiners/union.py. Returns the number of distinct nodes.
 long build_union(const RequestView& request) {
     const PoolBatch& b = request.b;
     TreeBuilder tree;
@@ -28,7 +28,7 @@ long build_union(const RequestView& request) {
     return tree.tokens.size();
 }
 
-// combiners/vote.py
+// drafters/pool/combiners/vote.py
 void vote(const RequestView& request) {
     const PoolBatch& b = request.b;
     const long limit = std::min(request.task.max_nodes, request.task.depth), out = request.index * b.tree_capacity;

@@ -1,4 +1,5 @@
-// Target distributions and acceptance methods: cospec.core.sampling and cospec.acceptance as one call for all requests of a step.
+// Target distributions and acceptance methods: cospec.core.sampling and cospec.acceptance as one call for all requests
+// of a step.
 #include "spec/verify.h"
 
 #include <math.h>

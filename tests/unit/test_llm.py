@@ -189,7 +189,7 @@ def test_the_law_of_one_call() -> None:
         made.generate([0], SEEDED, ensemble=given)[0].distribution for given in (ensemble, json.dumps(ensemble))
     } == {other}
     assert {event.distribution for event in made.stream([0], SEEDED, ensemble=ensemble)} == {other}
-    with pytest.raises(InvalidInput, match=r"law is 5"):
+    with pytest.raises(InvalidInput, match=r"ensemble is 5"):
         made.generate([0], SEEDED, ensemble=5)  # type: ignore[arg-type]
 
 

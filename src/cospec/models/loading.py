@@ -31,7 +31,7 @@ from cospec.models.memory import (
 )
 from cospec.models.model_runner import ModelRunner
 from cospec.models.progress import weights_progress
-from cospec.models.smoke_test import check_numbers
+from cospec.models.smoke_check import check_numbers
 from cospec.native.operators import Kind
 
 if TYPE_CHECKING:

@@ -176,11 +176,11 @@ def test_drafter_that_cannot_be_built() -> None:
 
 SCRIPT = """
 import os, signal, sys, time
-from cospec.runtime.process_executor import DrafterProcess
+from cospec.runtime.process_executor import ProcessExecutor
 from harness.remote_drafters import doomed, toy
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore, and inherit
-handle = DrafterProcess(doomed(0, "hang") if sys.argv[1] == "busy" else toy("ngram"))
-print(handle.pid, flush=True)
+executor = ProcessExecutor(doomed(0, "hang") if sys.argv[1] == "busy" else toy("ngram"))
+print(executor.pid, flush=True)
 if sys.argv[1] == "raise":
     raise ZeroDivisionError
 if sys.argv[1] != "end":

@@ -113,8 +113,8 @@ def test_a_family_that_is_too_large_is_refused(
         (["export", "--out", "nowhere"], "out is 'nowhere'"),
         (["evaluate", "--out", ".", "--to", "nowhere"], "cospec train export"),
         (["drafters", "--from", "nowhere"], "from is 'nowhere'"),
-        (["drafters", "--data", ".", "--domain", "distribution"], "domain is 'law'"),
-        (["variants", "--data", ".", "--name", "distribution"], "name is 'law'"),
+        (["drafters", "--data", ".", "--domain", "law"], "domain is 'law'"),
+        (["variants", "--data", ".", "--name", "law"], "name is 'law'"),
     ],
 )
 def test_bad_arguments_get_one_sentence(

@@ -68,7 +68,7 @@ def test_an_interrupted_specialist_ends_as_an_unbroken_one(recipe: TrainingRecip
 
 def test_what_cannot_be_specialised_is_named(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="domain is 'law'"):
-        train_specialists(recipe, runs, runs, ["distribution"])
+        train_specialists(recipe, runs, runs, ["law"])
     with pytest.raises(InvalidInput, match=r"recipe\.specialists is missing"):
         train_specialists(recipe.model_copy(update={"specialists": None}), runs, runs)
     with pytest.raises(ModelError, match="holds no target"):
