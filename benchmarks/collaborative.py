@@ -111,7 +111,7 @@ def theory(writers: Mapping[str, Writer], setting: Setting, samples: Samples, ba
     found: Row = {}
     for kind in ("naive", "alternate"):
         proposer_policy = writers[kind].proposer_policy
-        proposer_policy.serve(batch)
+        proposer_policy.set_batch_size(batch)
         proposer_schedule = proposer_policy.best
         first, last = proposer_schedule.order[0], proposer_schedule.order[-1]
         alphas, gamma = proposer_policy.alphas, max(1, proposer_schedule.gammas[first])

@@ -29,7 +29,7 @@ def best_length(batch: int, alpha: float = ALPHA) -> int:
     costs = LatencyModels(scenario.target.cost.built(FOLDER), scenario.drafting.cost.built(FOLDER))
     problem = LengthProblem(chains(LONGEST), StepLatency(costs), StepBounds())
     situation = LengthInputs(batch, CONTEXT, backlog=None, others=0, room=1 << 20)
-    _, budgets = problem.alike(np.full(batch, alpha), situation)
+    _, budgets = problem.uniform(np.full(batch, alpha), situation)
     return budgets[0].depth
 
 

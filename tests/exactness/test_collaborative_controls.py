@@ -16,7 +16,7 @@ from cospec.acceptance.rejection import Rejection
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, RequestState, Speculation, TargetProbs, VerifyResult
 from cospec.ensemble.proposal_queue import Proposal, ProposalQueue
-from cospec.ensemble.proposer import Proposer, choose
+from cospec.ensemble.proposer import Proposer, draw_proposals
 from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
@@ -59,18 +59,18 @@ def test_a_committed_bonus_is_seen() -> None:
 
 def test_the_q_of_the_wrong_author_is_seen() -> None:
     def others(
-        author: Proposer, logits: Tensor, lines: Sequence[tuple[RequestState, ProposalQueue, StreamKind]]
+        proposer: Proposer, logits: Tensor, lines: Sequence[tuple[RequestState, ProposalQueue, StreamKind]]
     ) -> list[Proposal | None]:
-        """The author's draw, with the other model's distribution as its q."""
-        other = toys(2, 2)[1 - author.model]
+        """The proposer's draw, with the other model's distribution as its q."""
+        other = toys(2, 2)[1 - proposer.model]
         found: list[Proposal | None] = []
-        for proposal, (sequence, line, _) in zip(choose(author, logits, lines), lines, strict=True):
+        for proposal, (sequence, line, _) in zip(draw_proposals(proposer, logits, lines), lines, strict=True):
             assert proposal is not None
             text = [*sequence.tokens, *(ahead.token for ahead in line.pending)]
             found.append(replace(proposal, q=torch.softmax(other.logits(text), -1).numpy()))
         return found
 
-    with patch("cospec.ensemble.collaborative.choose", others):
+    with patch("cospec.ensemble.collaborative.draw_proposals", others):
         assert error() > SEEN
 
 

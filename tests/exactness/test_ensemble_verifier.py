@@ -91,7 +91,7 @@ def test_a_cache_whose_branch_is_not_moved_is_seen() -> None:
     assert kept
 
     def first_only(self: EnsembleVerifier, commits: Sequence[Commit]) -> None:
-        self._panel.models[0].commit(commits)
+        self._decoder.models[0].commit(commits)
 
     assert branching(first_only)[0] > SEEN
 

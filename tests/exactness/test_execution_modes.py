@@ -16,7 +16,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.draft_buffer import DraftRequest
-from cospec.execution.draft_dispatcher import AHEAD, DraftDispatcher
+from cospec.execution.draft_dispatcher import AHEAD_SEEDS, DraftDispatcher
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
@@ -64,15 +64,15 @@ def test_the_law_is_kept(execution_mode: str, acceptance_method: str, executor: 
 class OneSeed(DraftDispatcher):
     """Draws what is made ahead with the numbers of the length that it hopes to reach."""
 
-    def ahead(self, entry: ScheduledRequest, draft: Draft) -> DraftRequest | None:
-        ask = super().ahead(entry, draft)
+    def continue_draft(self, entry: ScheduledRequest, draft: Draft) -> DraftRequest | None:
+        ask = super().continue_draft(entry, draft)
         return ask and replace(ask, context=replace(ask.context, seed=entry.sequence.request.seed))
 
 
 class AheadWithOneSeed(DraftAhead):
     def __init__(self, components: StepContext) -> None:
         super().__init__(components)
-        self.desk = OneSeed(components)
+        self.dispatcher = OneSeed(components)
 
 
 def test_numbers_that_serve_twice_are_seen() -> None:
@@ -86,7 +86,7 @@ def test_choosing_drafts_by_their_tokens_is_seen(acceptance_method: str) -> None
 
 
 def test_seeds_of_drafts_made_ahead_are_their_own() -> None:
-    seeds = {derive_seed(seed, AHEAD + base) for seed in range(4) for base in range(200)}
+    seeds = {derive_seed(seed, AHEAD_SEEDS + base) for seed in range(4) for base in range(200)}
     outputs = {derive_seed(seed, index) for seed in range(4) for index in range(200)}
     assert len(seeds) == 800 and not seeds & outputs
 

@@ -132,19 +132,21 @@ class Picky(DraftAhead):
     """Wrong on purpose: keeps what was made ahead only where it likes the tokens."""
 
     def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        self.desk.collect()
-        ready = [(ask, draft) for ask, draft in self.desk.pool.ready.values() if draft is not None]
-        self.desk.pool.drop([ask.id for ask, draft in ready if ask.context.assumed and draft.tokens[1:2] == (0,)])
+        self.dispatcher.collect()
+        ready = [(request, draft) for request, draft in self.dispatcher.buffer.ready.values() if draft is not None]
+        self.dispatcher.buffer.drop(
+            [request.id for request, draft in ready if request.context.assumed and draft.tokens[1:2] == (0,)]
+        )
         return super().run(plan)
 
 
 class Peeking(DraftAhead):
     """Wrong on purpose: cuts the draft under verification by what was drafted ahead of it in the same step."""
 
-    def choose(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
-        entries, drafts = super().choose(entries)
-        self.desk.collect()
-        disliked = {id for id, (_, ahead) in self.desk.pool.ready.items() if ahead and ahead.tokens[0] == 0}
+    def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
+        entries, drafts = super().select(entries)
+        self.dispatcher.collect()
+        disliked = {id for id, (_, ahead) in self.dispatcher.buffer.ready.items() if ahead and ahead.tokens[0] == 0}
         return entries, {id: draft for id, draft in drafts.items() if id not in disliked}
 
 

@@ -1,7 +1,7 @@
-"""Judge the chain as one block (Sun et al. 2024, 2403.10444).
+"""Verify a chain as one block (Sun et al. 2024, 2403.10444).
 
-A token that the law likes more than the drafter did lends its surplus to the tokens after it, so the expected accepted
-length is never below that of ``rejection``, and no rule for chains does better.
+A token that is likelier under the target than under the drafter passes its surplus to later tokens. The expected
+accepted length is therefore at least that of ``rejection``, and no method for chains accepts more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cospec.core.types import Draft, TargetProbs, VerifyResult
 
 
 class Block(AcceptanceMethod):
-    """The longest prefix whose own test succeeds is kept. A draft without q is a point mass. Chains only."""
+    """Accepts the longest prefix whose own test succeeds. A draft without q is a point mass. Chains only."""
 
     name: ClassVar[str] = "block"
     exact: ClassVar[bool] = True
@@ -25,7 +25,10 @@ class Block(AcceptanceMethod):
     native_id: ClassVar[int | None] = 2
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """``weight`` is the paper's p_i of the prefix, ``kept`` its tau: the last length whose draw succeeds."""
+        """Verify a chain; returns the accepted prefix and the next token.
+
+        ``weight`` is the paper's p_i of the prefix, ``kept`` its tau: the last length whose draw succeeds.
+        """
         probs, n = scores.distribution, len(draft)
         uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
         weight, kept, kept_weight = 1.0, 0, 1.0
@@ -43,10 +46,13 @@ class Block(AcceptanceMethod):
 
 
 def _chance(weight: float, probs: Floats, draft: Draft, length: int) -> float:
-    """The paper's h_i: a full draft's weight, otherwise the surplus behind the prefix over that and what it lacks."""
+    """Return the paper's h_i, the acceptance probability of a prefix.
+
+    For a full draft h_i is the weight. Otherwise it is the surplus after the prefix over the surplus plus 1 - weight.
+    """
     if length == len(draft):
         return weight
     if weight == 0.0:
         return 0.0
     mass = float(surplus(probs[length], draft, length, weight).sum())
-    return mass / (mass + (1.0 - weight)) if mass > 0.0 else 0.0  # a mass of rounding must not vanish beside a 1
+    return mass / (mass + (1.0 - weight)) if mass > 0.0 else 0.0  # a mass of rounding errors must not vanish in the sum

@@ -1,8 +1,8 @@
-"""Judge by drawing: the target's own token decides which branch is followed.
+"""Verify by sampling: the target's own token selects the branch.
 
-The token at each position is drawn from the law with noise keyed by (seed, position), as if there were no draft. A
-child that carries it is accepted; otherwise it is committed as it is. So the output is the same whatever was drafted:
-a drafter can only change how many rounds it takes.
+The token at each position is sampled from the target distribution with noise keyed by (seed, position), as without a
+draft. A child with this token is accepted; without such a child the sampled token is committed. The output therefore
+does not depend on the draft: a drafter only changes the number of steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cospec.core.types import Draft, TargetProbs, VerifyResult
 
 
 class Match(AcceptanceMethod):
-    """Spec section 3, ``match``: exact for every tree and every way of proposing."""
+    """``match``: exact for every tree and every way of drafting."""
 
     name: ClassVar[str] = "match"
     exact: ClassVar[bool] = True
@@ -26,14 +26,14 @@ class Match(AcceptanceMethod):
     native_id: ClassVar[int | None] = 0
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """Walk down from the root while the drawn token is a child."""
+        """Walk down from the root while the sampled token is a child."""
         path: list[int] = []
         node = -1
         while True:
             token = scores.draw(node + 1, draft.base_len + len(path), draws)
             offered = children(draft.parents, node)
-            kv_cache = next((child for child in offered if draft.tokens[child] == token), None)
-            if kv_cache is None:
+            accepted = next((child for child in offered if draft.tokens[child] == token), None)
+            if accepted is None:
                 return VerifyResult(tuple(path), token, bonus=not offered)
-            path.append(kv_cache)
-            node = kv_cache
+            path.append(accepted)
+            node = accepted

@@ -1,4 +1,4 @@
-"""The acceptance methods of an engine: each is made when a request first asks for the method."""
+"""The acceptance methods of an engine; each is created when a request first asks for the method."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cospec.registry import ACCEPTANCE_METHODS
 
 
 class AcceptanceMethods(Mapping[str, AcceptanceMethod]):
-    """Name to acceptance method, of cospec and of plug-ins. A plug-in is loaded for its first request.
+    """Maps names to acceptance methods of cospec and of plug-ins. A plug-in is loaded for its first request.
 
     Attributes:
-        chains_only: the names of methods that judge chains and no trees.
-        relaxed: the names of methods that do not follow the law exactly.
+        chains_only: names of methods that verify chains only.
+        relaxed: names of methods that do not follow the target distribution exactly.
     """
 
     def __init__(self) -> None:
         self._made: dict[str, AcceptanceMethod] = {}
-        self.chains_only: Container[str] = _Those(self, lambda acceptance_method: not acceptance_method.trees)
-        self.relaxed: Container[str] = _Those(self, lambda acceptance_method: not acceptance_method.exact)
+        self.chains_only: Container[str] = _MethodNames(self, lambda acceptance_method: not acceptance_method.trees)
+        self.relaxed: Container[str] = _MethodNames(self, lambda acceptance_method: not acceptance_method.exact)
 
     def __getitem__(self, name: str) -> AcceptanceMethod:
         found = self._made.get(name)
@@ -38,8 +38,8 @@ class AcceptanceMethods(Mapping[str, AcceptanceMethod]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Those(Container[str]):
-    """The names of the methods that something holds of."""
+class _MethodNames(Container[str]):
+    """The names of the methods with a property."""
 
     methods: AcceptanceMethods
     holds: Callable[[AcceptanceMethod], bool]

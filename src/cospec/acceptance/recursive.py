@@ -1,7 +1,7 @@
-"""Judge a tree by recursive rejection sampling (SpecInfer; Jeon et al. 2024 and EAGLE-2 without replacement).
+"""Verify a tree by recursive rejection sampling (SpecInfer; Jeon et al. 2024 and EAGLE-2 without replacement).
 
-The children of a node are tested one after the other, in the order in which they were drawn. Each is tested against
-what the tests before it have left of the law, and a failed one takes its q away from that.
+The children of a node are tested in the order in which they were drawn. Each child is tested against the residual of
+the tests before it; a rejected child's q is subtracted from the residual.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ from cospec.core.types import Draft, TargetProbs, VerifyResult
 
 
 class Recursive(AcceptanceMethod):
-    """Spec section 3, ``recursive``: exact for trees whose drafter keeps three promises.
+    """``recursive``: exact for trees whose drafter keeps three conditions.
 
-    1. The token of a node was drawn from ``q[node]``, which is a function of the tokens above the node and of its
-       elder siblings, the children of its parent with smaller indices. Without replacement ``q[node]`` is the parent's
-       distribution with the elder siblings taken out, renormalised; with replacement it is that distribution itself.
-    2. The draws are independent of one another, those of cousins too.
-    3. Whether a node is in the draft was decided without its own token and those of its younger siblings.
+    1. The token of a node was drawn from ``q[node]``, a function of the tokens above the node and of its elder
+       siblings.
+       Elder siblings are children of the same parent with smaller indices. Without replacement ``q[node]`` is the
+       parent's
+       distribution without the elder siblings, renormalised; with replacement it is the parent's distribution.
+    2. All draws are independent, including the draws of cousins.
+    3. The decision to include a node did not depend on its own token or on those of its younger siblings.
 
-    A draft without q chose its tokens: each is a point mass. On a chain this is ``rejection``.
+    A draft without q was chosen deterministically: each token is a point mass. On a chain the method equals
+    ``rejection``.
     """
 
     name: ClassVar[str] = "recursive"
@@ -36,7 +39,7 @@ class Recursive(AcceptanceMethod):
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """Go down while a child is accepted; where all fail, the token comes from what they have left."""
+        """Descend while a child is accepted; if all children fail, the next token is drawn from the residual."""
         path: list[int] = []
         node = -1
         while True:
@@ -56,11 +59,11 @@ class Recursive(AcceptanceMethod):
 
 
 def _drawn_with(draft: Draft, node: int) -> float:
-    """The probability with which the node's token was drawn."""
+    """Return the probability with which the node's token was drawn."""
     return 1.0 if draft.q is None else float(draft.q[node, draft.tokens[node]])
 
 
 def _left(probs: Floats, draft: Draft, node: int) -> Floats:
-    """The law of the token given that the node was rejected: norm(max(0, r - q)), ``[V]``."""
+    """Return the distribution after the node's rejection, norm(max(0, r - q)), ``[V]``."""
     rest = residual(probs, draft, node)
     return np.asarray(rest / rest.sum())

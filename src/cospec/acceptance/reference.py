@@ -1,6 +1,6 @@
-"""From logits to verdicts: the law at each row that a verdict may need, then each request's rule.
+"""From logits to verification results, in Python: target distributions first, then each request's acceptance method.
 
-Works on every device and in every precision; where the native library can do it ``cospec.native.verifier`` does.
+Runs on every device and in every precision. ``cospec.native.verifier`` replaces it where the native library can.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from cospec.core.tree import path_to
 from cospec.core.types import Draft, ScheduledRequest, TargetProbs, VerifyResult
 from cospec.errors import failure
 
-NO_NUMBERS = "The model's logits are not numbers at this prompt."
+NOT_FINITE = "The model's logits are not numbers at this prompt."
 VerifiedDraft = VerifyResult | str
-"""A verdict, or the sentence that says why this request ends without one."""
+"""A verification result, or the error text of a request that ends without a result."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    """One entry with its draft, and where its rows stand in the round's logits.
+    """One entry with its draft, and the position of its rows in the step's logits.
 
     Attributes:
-        first, last: its rows, ``last`` is one behind.
-        count: the rows at the end that the draft is judged by: ``N + 1``, or ``N`` where the law behind the last node
-            is not known; 0 while known tokens remain to be computed.
+        first, last: the range of its rows; ``last`` is exclusive.
+        count: rows at the end that verify the draft: ``N + 1``; ``N`` where the distribution after the last node is
+            unknown; 0 while known tokens remain to be computed.
     """
 
     entry: ScheduledRequest
@@ -43,13 +43,13 @@ class VerifyTask:
     count: int
 
     @property
-    def judged(self) -> slice:
-        """The rows that the draft is judged by."""
+    def verified_rows(self) -> slice:
+        """The rows that verify the draft."""
         return slice(self.last - self.count, self.last)
 
     @property
     def block(self) -> RowBlock:
-        """The judged rows with the draft tokens before each of them."""
+        """The verified rows, with the draft tokens that precede each row."""
         sequence, draft = self.entry.sequence, self.draft
         paths: list[list[int]] = [[]]
         if draft is not None:
@@ -60,15 +60,15 @@ class VerifyTask:
 def verify_drafts(
     tasks: Sequence[VerifyTask], acceptance_methods: Sequence[AcceptanceMethod], logits: Tensor
 ) -> list[VerifiedDraft]:
-    """The verdict of each task by its own rule, from ``logits [R, V]`` of the law.
+    """Return the result of each task by its own acceptance method, from target logits ``[R, V]``.
 
-    A sentence where the verdict rests on logits that are no numbers, or where the request's own part raises. A task
-    without judged rows has the verdict of no token.
+    An error text replaces the result if the result depends on logits that are not finite, or if the request's own code
+    raises. A task without verified rows has a result without tokens.
     """
     logits, raised = edited(tasks, logits)
     best = likeliest(logits)
-    distributions = _laws(tasks, acceptance_methods, logits, best)
-    drawn = _drawn(tasks, distributions)
+    distributions = _target_probs(tasks, acceptance_methods, logits, best)
+    drawn = _sample(tasks, distributions)
     found: list[VerifiedDraft] = []
     for task, acceptance_method in zip(tasks, acceptance_methods, strict=True):
         id = task.entry.sequence.id
@@ -78,18 +78,18 @@ def verify_drafts(
         chosen = (drawn[id],) if id in drawn else _greedy(task, best)
         try:
             verdict = _verdict(task, acceptance_method, TargetProbs(chosen, distributions.get(id)))
-        except Exception as error:  # the neighbours' verdicts do not depend on this request
-            log.exception("request %s could not be judged", id)
+        except Exception as error:  # other requests' results do not depend on this request
+            log.exception("request %s could not be verified_rows", id)
             found.append(failure(error))
         else:
-            found.append(verdict if _rests_on_numbers(task, verdict, best) else NO_NUMBERS)
+            found.append(verdict if _uses_finite_rows(task, verdict, best) else NOT_FINITE)
     return found
 
 
 def edited(tasks: Sequence[VerifyTask], logits: Tensor) -> tuple[Tensor, dict[str, str]]:
-    """The logits with what requests change about them, and why a request's changes could not be made, by sequence.
+    """Return the logits after the requests' edits, and error texts by id for edits that failed.
 
-    The given tensor is left as it was.
+    The given tensor stays unchanged.
     """
     editing = [task for task in tasks if task.count and task.entry.sequence.request.sampling.edits_logits]
     if not editing:
@@ -98,8 +98,8 @@ def edited(tasks: Sequence[VerifyTask], logits: Tensor) -> tuple[Tensor, dict[st
     for task in editing:
         try:
             block = task.block
-            logits[task.judged] = edit(logits[task.judged], block.params, block.history)
-        except Exception as error:  # the neighbours' rows do not depend on this request
+            logits[task.verified_rows] = edit(logits[task.verified_rows], block.params, block.history)
+        except Exception as error:  # other requests' rows do not depend on this request
             log.exception("the logits of request %s could not be edited", task.entry.sequence.id)
             raised[task.entry.sequence.id] = failure(error)
     return logits, raised
@@ -115,26 +115,27 @@ def _verdict(task: VerifyTask, acceptance_method: AcceptanceMethod, scores: Targ
     return acceptance_method.verify(task.draft, scores, draws)
 
 
-def _laws(
+def _target_probs(
     tasks: Sequence[VerifyTask],
     acceptance_methods: Sequence[AcceptanceMethod],
     logits: Tensor,
     best: Sequence[int | None],
 ) -> dict[str, Floats]:
-    """The laws of all sequences whose rule or temperature needs one, from edited logits, by sequence."""
+    """Return target distributions from edited logits, by id, for all sequences whose method or temperature needs
+    them."""
     chosen = [
         task
         for task, acceptance_method in zip(tasks, acceptance_methods, strict=True)
-        if task.count and _needs_law(task, acceptance_method)
+        if task.count and _needs_probs(task, acceptance_method)
     ]
     if not chosen:
         return {}
     blocks = [task.block for task in chosen]
-    rows = [row for task in chosen for row in range(*task.judged.indices(len(logits)))]
+    rows = [row for task in chosen for row in range(*task.verified_rows.indices(len(logits)))]
     found = shaped(logits if len(rows) == len(logits) else logits[rows], blocks)
     broken = [place for place, row in enumerate(rows) if best[row] is None]
     if broken:
-        found[broken] = 1.0 / found.shape[-1]  # any law will do: nothing behind such a row is committed
+        found[broken] = 1.0 / found.shape[-1]  # any distribution will do: no token after such a row is committed
     result, start = {}, 0
     for task, block in zip(chosen, blocks, strict=True):
         result[task.entry.sequence.id] = found[start : start + block.rows]
@@ -142,19 +143,19 @@ def _laws(
     return result
 
 
-def _needs_law(task: VerifyTask, acceptance_method: AcceptanceMethod) -> bool:
+def _needs_probs(task: VerifyTask, acceptance_method: AcceptanceMethod) -> bool:
     return not task.entry.sequence.request.sampling.greedy or (task.draft is not None and acceptance_method.needs_probs)
 
 
 def _greedy(task: VerifyTask, best: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Each judged row's token under a greedy law, None for other laws. Rows that are no numbers give any token."""
+    """Return each verified row's greedy token; None if the request samples. Rows that are not finite give any token."""
     if not task.entry.sequence.request.sampling.greedy or not task.count:
         return None
-    return tuple(token or 0 for token in best[task.judged])
+    return tuple(token or 0 for token in best[task.verified_rows])
 
 
-def _drawn(tasks: Sequence[VerifyTask], distributions: Mapping[str, Floats]) -> dict[str, int]:
-    """The next tokens of the sequences that have a law and no draft, by sequence: one race for all."""
+def _sample(tasks: Sequence[VerifyTask], distributions: Mapping[str, Floats]) -> dict[str, int]:
+    """Sample the next tokens of all sequences that have a distribution and no draft, by id, in one call."""
     found = {task.entry.sequence.id: task.entry.sequence for task in tasks if task.draft is None}
     drawing = [(id, sequence) for id, sequence in found.items() if id in distributions]
     if not drawing:
@@ -167,8 +168,11 @@ def _drawn(tasks: Sequence[VerifyTask], distributions: Mapping[str, Floats]) -> 
     return {id: token for (id, _), token in zip(drawing, tokens, strict=True)}
 
 
-def _rests_on_numbers(task: VerifyTask, verdict: VerifyResult, best: Sequence[int | None]) -> bool:
-    """Rows of rejected nodes do not count: what a drafter makes up must not end a request."""
-    rows = [*range(task.first, min(task.judged.start + 1, task.last))]
-    rows += [task.judged.start + 1 + node for node in verdict.path]
+def _uses_finite_rows(task: VerifyTask, verdict: VerifyResult, best: Sequence[int | None]) -> bool:
+    """Return whether all rows of the accepted path are finite.
+
+    Rows of rejected nodes do not count: a drafter's tokens must not end a request.
+    """
+    rows = [*range(task.first, min(task.verified_rows.start + 1, task.last))]
+    rows += [task.verified_rows.start + 1 + node for node in verdict.path]
     return all(best[row] is not None for row in rows if row < task.last)

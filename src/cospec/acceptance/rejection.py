@@ -1,4 +1,4 @@
-"""Judge each draft token by itself: speculative sampling (Leviathan et al. 2023; Chen et al. 2023)."""
+"""Verify each draft token separately: speculative sampling (Leviathan et al. 2023; Chen et al. 2023)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cospec.core.types import Draft, TargetProbs, VerifyResult
 
 
 class Rejection(AcceptanceMethod):
-    """Accept x with probability min(1, r(x) / q(x)); replace a rejected one by a draw from norm(max(0, r - q)).
+    """Accepts x with probability min(1, r(x) / q(x)); replaces a rejected token by a draw from norm(max(0, r - q)).
 
-    A draft without q is a point mass: r(x) is the acceptance probability. Spec section 3; chains only.
+    A draft without q is a point mass: r(x) is its acceptance probability. Chains only.
     """
 
     name: ClassVar[str] = "rejection"
@@ -29,7 +29,7 @@ class Rejection(AcceptanceMethod):
         uniforms = draws.uniforms(draft.base_len, n, StreamKind.ACCEPT)
         for node, token in enumerate(draft.tokens):
             drawn_with = 1.0 if draft.q is None else draft.q[node, token]
-            # Strictly less: a token of probability zero is never kept, whatever the draw.
+            # Strictly less: a token of probability zero is never accepted.
             if not uniforms[node] * drawn_with < probs[node, token]:
                 recovered = draws.token(residual(probs[node], draft, node), draft.base_len + node, StreamKind.RECOVER)
                 return VerifyResult(tuple(range(node)), recovered, bonus=False)

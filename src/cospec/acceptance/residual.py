@@ -1,4 +1,4 @@
-"""What is left of the law once the drafter's share is taken away."""
+"""The residual of the target distribution after the drafter's share is subtracted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from cospec.core.types import Draft
 
 
 def surplus(probs: Floats, draft: Draft, node: int, scale: float = 1.0) -> Floats:
-    """``max(0, scale * law - q)`` at ``node`` of a chain, ``[V]``, not normalised; q is a point mass where unset."""
+    """Return ``max(0, scale * p - q)`` at ``node`` of a chain, ``[V]``, not normalised.
+
+    q is a point mass for a draft without q.
+    """
     if draft.q is None:
         rest = scale * probs
         rest[draft.tokens[node]] -= 1.0
@@ -19,9 +22,9 @@ def surplus(probs: Floats, draft: Draft, node: int, scale: float = 1.0) -> Float
 
 
 def residual(probs: Floats, draft: Draft, node: int, scale: float = 1.0) -> Floats:
-    """The weights of a recovered token: the surplus, or the law itself where rounding leaves no surplus at all.
+    """Return the weights of a recovered token, ``[V]``: the surplus, or ``probs`` if rounding leaves no surplus.
 
-    The second case needs a law that equals q to the last bit, where a rejection has the probability of that rounding.
+    The second case needs p equal to q up to rounding; a rejection then has the probability of a rounding error.
     """
     rest = surplus(probs, draft, node, scale)
     return rest if rest.sum() > 0.0 else probs

@@ -1,4 +1,4 @@
-"""Keep what is typical of the target (Cai et al. 2024, Medusa, section 2.3.1): not exact, for comparison only."""
+"""Typical acceptance (Cai et al. 2024, Medusa, section 2.3.1): not exact, for comparison only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cospec.core.tree import depths, path_to
 from cospec.core.types import Draft, TargetProbs, VerifyResult
 
 EPSILON = 0.09  # the paper's hard threshold
-DELTA = 0.3  # and its factor of exp(-entropy)
+DELTA = 0.3  # the paper's factor of exp(-entropy)
 
 
 class Typical(AcceptanceMethod):
-    """A token is kept when r(x) > min(epsilon, delta exp(-H(r))), and so were all above it; the deepest such path wins.
+    """Accepts tokens with r(x) > min(epsilon, delta exp(-H(r))) whose ancestors were accepted; the deepest path wins.
 
-    Greedy requests have a law without entropy, under which nothing but the law's own token is typical.
+    A greedy request's distribution has no entropy, so only the most likely token is typical.
     """
 
     name: ClassVar[str] = "typical"
@@ -29,7 +29,9 @@ class Typical(AcceptanceMethod):
     stream_kind: ClassVar[StreamKind] = StreamKind.TARGET
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """The first of the deepest kept nodes ends the path; the token after it is drawn from the law."""
+        """Return the path to the first of the deepest accepted nodes; the next token is drawn from the target
+        distribution.
+        """
         probs = scores.distribution
         kept: list[bool] = []
         for parent, token in zip(draft.parents, draft.tokens, strict=True):
@@ -43,6 +45,6 @@ class Typical(AcceptanceMethod):
 
 
 def _threshold(probs: Floats) -> float:
-    """``law [V]`` to the least probability of a typical token."""
+    """Return the least probability of a typical token under ``probs [V]``."""
     some = probs[probs > 0]
     return min(EPSILON, DELTA * math.exp(float(np.sum(some * np.log(some)))))

@@ -266,16 +266,16 @@ class ProposerPolicy(Protocol):
     def proposer_schedule(self) -> ProposerSchedule:
         """For the next turn."""
 
-    def timed(self, model: int, call: ModelCall, seconds: float) -> None:
+    def observe_call(self, model: int, call: ModelCall, seconds: float) -> None:
         """A call of the model took so long."""
 
-    def turned(self, model: int, call: ModelCall, seconds: float) -> None:
+    def observe_turn(self, model: int, call: ModelCall, seconds: float) -> None:
         """A turn of the model took so long, with all that came with it; ``call`` adds its calls up."""
 
-    def ran(self, turns: int, seconds: float) -> None:
+    def observe_step(self, turns: int, seconds: float) -> None:
         """A round took so long outside of its turns, of which it had so many."""
 
-    def judged(self, author: int, accepted: bool) -> None:
+    def observe_acceptance(self, proposer: int, accepted: bool) -> None:
         """A proposal of the model was judged."""
 
 
@@ -297,8 +297,8 @@ class Ensemble(Protocol):
     def policy(self) -> ProposerPolicy:
         """Who proposes."""
 
-    def line(self, sequence: RequestState) -> Any:
-        """What the models have computed of a sequence: a ``rounds.lines.Line``."""
+    def proposal_queue(self, sequence: RequestState) -> Any:
+        """What the models have computed of a sequence: an ``ensemble.proposal_queue.ProposalQueue``."""
 
     def blend(self, sequence: RequestState) -> Blend:
         """The blend that the sequence's request is written by."""
@@ -315,10 +315,10 @@ class Ensemble(Protocol):
         is the only one. A blend that cannot be computed gives outcomes with an error.
         """
 
-    def working(self) -> AbstractContextManager[None]:
+    def limit_torch_threads(self) -> AbstractContextManager[None]:
         """What a round is run in."""
 
-    def at_once(self, score: Callable[[int], None]) -> None:
+    def score_in_parallel(self, score: Callable[[int], None]) -> None:
         """Have all models score at the same time, where that is how they are run; otherwise do nothing."""
 
     def free(self, ids: Sequence[str]) -> None:

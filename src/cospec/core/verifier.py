@@ -128,7 +128,9 @@ class TargetVerifier:
         own = () if params.logprobs is None else _logprobs(task, verdict, logits)
         state = None
         if self.model.states is not None:
-            state = self.model.states[task.judged.start + 1 + verdict.path[-1] if verdict.path else task.judged.start]
+            state = self.model.states[
+                task.verified_rows.start + 1 + verdict.path[-1] if verdict.path else task.verified_rows.start
+            ]
         return StepOutput(entry, draft, verdict, own, prompt, state=state)
 
 
@@ -187,4 +189,4 @@ def _logprobs(task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> tuple[
     tokens = [task.draft.tokens[node] for node in verdict.path] if task.draft else []
     tokens += [] if verdict.token is None else [verdict.token]
     rows = torch.tensor([0, *(node + 1 for node in verdict.path)][: len(tokens)], device=logits.device)
-    return logprobs(logits[rows + task.judged.start], tokens, wanted)
+    return logprobs(logits[rows + task.verified_rows.start], tokens, wanted)

@@ -1,8 +1,8 @@
-"""Keeps a drafter's cache on the tokens that the target commits.
+"""Keep a drafter's KV cache in step with the target's commits.
 
-Whatever is known of a sequence and not in the cache (the prompt, the recovered or bonus token, what was committed while
-the drafter was not asked) is its backlog, fed at the front of the next proposal. Draft tokens lie behind the known ones
-until the commit says which of them came to be: those stay, moved together where they are a path of a tree.
+Known tokens that are not cached are the backlog: the prompt, the recovered or bonus token, and tokens committed without
+a draft. The next proposal feeds the backlog first. Draft tokens follow the known tokens until the commit. Accepted
+tokens stay, and are moved together if they are a path of a tree.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.dynamic_tree import room
 
-CATCH_UP_TOKENS = 2048  # fed in one forward; longer backlogs are fed in pieces so that memory stays bounded
+CATCH_UP_TOKENS = 2048  # tokens per forward; longer backlogs are fed in pieces to bound memory
 
 
 @dataclass(slots=True)
 class UncommittedDraft:
-    """What lies in the cache behind the committed tokens: tokens in the target's ids and the tree that they form."""
+    """Cached tokens after the committed tokens: tokens in the target's ids, and their tree."""
 
     base: int  # committed tokens before
     start: int  # cache entries before
@@ -30,7 +30,7 @@ class UncommittedDraft:
     parents: Sequence[int] = ()
 
     def path(self, tokens: Sequence[int]) -> list[int]:
-        """The nodes that became ``tokens``, from the front on."""
+        """Return the nodes that became ``tokens``, from the front on."""
         path: list[int] = []
         for token in tokens:
             above = path[-1] if path else -1
@@ -44,7 +44,7 @@ class UncommittedDraft:
 
 @dataclass(slots=True)
 class _CachedRequest:
-    """How far one sequence is: its known tokens in the drafter's ids, how many of them the cache holds."""
+    """One sequence: its known tokens in the drafter's ids, and the number of cached tokens."""
 
     own: Sequence[int] = ()
     fed: int = 0
@@ -52,14 +52,14 @@ class _CachedRequest:
 
 
 class DraftKVCache:
-    """The cache of one model and the sequences in it."""
+    """The cache of one model, and the sequences in it."""
 
     def __init__(self, model: Model, vocabulary: VocabMapping) -> None:
         self.model, self.vocabulary = model, vocabulary
         self._places: dict[str, _CachedRequest] = {}
 
     def open(self, context: DraftContext, budget: DraftBudget) -> DraftBudget | None:
-        """Make room for a draft: the budget as far as the model's context allows it, None when there is no room."""
+        """Reserve room for a draft; returns the budget within the model's context, None without room."""
         read = self.vocabulary.read(context)
         if read is None:
             return None
@@ -76,15 +76,15 @@ class DraftKVCache:
         if (depth, nodes) != (budget.depth, budget.max_nodes):
             fitting = replace(budget, depth=depth, max_nodes=nodes)
         if not self.model.pages.allocate(context.id, len(own) + room(fitting)):
-            self.free([context.id])  # no room: this sequence goes without drafts until there is
+            self.free([context.id])  # without room, this sequence gets no drafts
             return None
         place.own, place.fed = own, min(place.fed, agreed)
         return fitting
 
     def lease(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
-        """For somebody who feeds the model himself: room for ``ahead`` tokens behind the known ones.
+        """Reserve room for ``ahead`` tokens after the known tokens, for a caller that runs the model directly.
 
-        Returns how many of them the cache holds, all but the last at most; None where there is no room.
+        Returns the number of cached tokens, at most all but the last; None without room.
         """
         known, pages = len(tokens), self.model.pages
         place = self._places.get(id)
@@ -97,25 +97,25 @@ class DraftKVCache:
         return place.fed
 
     def release_lease(self, id: str, fed: int) -> None:
-        """So many known tokens are in the cache by now, those that came to be since among them."""
+        """Record the number of cached known tokens, including tokens committed during the lease."""
         self._places[id].fed = fed
 
     def stretch(self, id: str, nodes: int) -> bool:
-        """Make room for so many nodes behind the known tokens of an opened sequence; False where there is none."""
+        """Reserve room for ``nodes`` after the known tokens of an open sequence; False without room."""
         length = self.known(id) + nodes
         return length <= self.model.max_len and self.model.pages.allocate(id, length)
 
     def known(self, id: str) -> int:
-        """Cache entries of an opened sequence's known tokens."""
+        """Return the cache entries of an open sequence's known tokens."""
         return len(self._places[id].own)
 
     def behind(self, contexts: Sequence[DraftContext]) -> Tensor:
-        """Feed the backlog; rows ``[S, V]`` over the target's ids behind the known tokens."""
+        """Feed the backlog; returns rows ``[S, V]`` over the target's ids after the known tokens."""
         logits = self.model.forward(self.backlog(contexts))
         return self.vocabulary.behind([self._places[context.id].own for context in contexts], logits)
 
     def backlog(self, contexts: Sequence[DraftContext]) -> TokenBatch:
-        """Every known token that is not in the cache, as one batch that asks for the rows that ``behind`` wants."""
+        """Return all known tokens that are not cached as one batch, with the rows that ``behind`` needs."""
         segments: list[SequenceSlice] = []
         for context in contexts:
             place = self._places[context.id]
@@ -130,7 +130,7 @@ class DraftKVCache:
         return TokenBatch(tuple(segments))
 
     def keep(self, context: DraftContext, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """The backlog was fed, and these nodes behind it; assumed tokens count as draft tokens before them."""
+        """Record that the backlog and these nodes were fed; assumed tokens count as draft tokens before the nodes."""
         place, assumed = self._places[context.id], context.assumed
         place.fed = len(place.own) - assumed
         self.model.pages.cache_blocks(context.id, place.own, min(place.fed, self.vocabulary.settled(context)))
@@ -140,7 +140,7 @@ class DraftKVCache:
         )
 
     def extend(self, id: str, token: int) -> int:
-        """One more token is fed behind those kept, which form a chain; returns its cache entry."""
+        """Record one more fed token of a chain; returns its cache entry."""
         place = self._places[id]
         assert place.ahead is not None, "extended before anything was kept"
         ahead = place.ahead
@@ -150,7 +150,7 @@ class DraftKVCache:
         return ahead.start + len(ahead.tokens)
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep what was fed and turned out committed; the rest is overwritten by the next proposal."""
+        """Keep fed tokens that were committed; the next proposal overwrites the rest."""
         moved = []
         for commit in commits:
             place = self._places.get(commit.id)
@@ -168,7 +168,7 @@ class DraftKVCache:
             self.model.commit(moved)
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences and give back their cache."""
+        """Forget sequences and release their cache."""
         for id in ids:
             self._places.pop(id, None)
         self.vocabulary.free(ids)

@@ -1,11 +1,11 @@
-"""Trees drafted by a model, level by level: the likeliest nodes by path probability (EAGLE-2, 2406.16858, section 4).
+"""Dynamic draft trees: grow the most probable nodes level by level (EAGLE-2, 2406.16858, section 4).
 
-At every level each node at the frontier offers its likeliest continuations. A continuation is worth the product of the
-confidences on its path; of all nodes and offers so far the best ``max_nodes`` stay. The confidence of a node's ``j``-th
-child is the ``j``-th largest probability behind that node, whichever tokens stand there. So it is known before a token
-is drawn and falls from child to child, and what is kept or cut never depends on the token itself, as ``recursive``
-demands. Greedy requests take the likeliest tokens; drawn ones are drawn without replacement; under ``match`` they come
-in the order of the target's own race.
+At every level each frontier node offers its most probable continuations. The value of a continuation is the product of
+the confidences on its path; the best ``max_nodes`` nodes and offers are kept. The confidence of a node's ``j``-th child
+is the ``j``-th largest probability after the node, regardless of the token. So a confidence is known before the token
+is drawn and falls from child to child. The selection never depends on the token itself, as ``recursive`` requires.
+Greedy requests take the most probable tokens. Sampled tokens are drawn without replacement. Under ``match`` tokens
+come in the order of the target's own random numbers.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from cospec.drafters.calibration import CalibrationSample
 from cospec.sampling_params import SamplingParams
 
 Calibrate = Callable[[Floats], Floats]
-"""Probabilities to the shares of such nodes that are accepted when their parent was, ``[R, W]`` to ``[R, W]``."""
+"""Maps probabilities ``[R, W]`` to acceptance rates of such nodes given an accepted parent, ``[R, W]``."""
 
 
 def branches(budget: DraftBudget) -> bool:
-    """Whether a budget asks for more than a plain chain."""
+    """Return whether a budget asks for more than a plain chain."""
     return not budget.is_chain or budget.threshold > 0
 
 
 def room(budget: DraftBudget) -> int:
-    """Cache entries that a draft takes. A tree feeds nodes that better ones replace later, and no more than this."""
+    """Return the cache entries that a draft needs at most, including fed nodes that better nodes replace."""
     return min(2 * budget.max_nodes, MAX_NODES) if branches(budget) else budget.depth - 1
 
 
 @dataclass(slots=True)
 class DynamicTree:
-    """A draft in the making. Lists are per node; ``fed`` are the nodes in the drafter's cache, in its order."""
+    """A draft under construction. Lists are per node; ``fed`` lists the nodes in the drafter's cache, in cache
+    order."""
 
     context: DraftContext
     budget: DraftBudget
-    params: SamplingParams = field(init=False)  # whose law the confidences are: a greedy request's own has no doubts
+    # parameters of the confidences: a greedy request's own distribution is a point mass
+    params: SamplingParams = field(init=False)
     base: int = field(init=False)  # known tokens when the draft began; the context's list grows
     most: int = field(init=False)
     beams: int = field(init=False)
@@ -68,7 +70,7 @@ class DynamicTree:
 
     @property
     def width(self) -> int:
-        """The most children of a node at the present level."""
+        """The maximum number of children per node at the current level."""
         widths = self.budget.widths
         if not widths:
             return self.beams
@@ -76,16 +78,16 @@ class DynamicTree:
 
     @property
     def fed_parents(self) -> list[int]:
-        """``[len(fed)]``, the tree of the fed nodes by itself."""
+        """Parents of the fed nodes as indices among the fed nodes, ``[len(fed)]``."""
         place = {node: at for at, node in enumerate(self.fed)}
         return [place.get(self.parents[node], -1) for node in self.fed]
 
     def path(self, node: int) -> list[int]:
-        """The tokens from the root down to ``node``."""
+        """Return the tokens from the root down to ``node``."""
         return [self.tokens[above] for above in path_to(self.parents, node)]
 
     def advance(self) -> bool:
-        """Choose the nodes that are fed next; False when the tree is done."""
+        """Select the nodes to feed next; returns False when the tree is complete."""
         self.level += 1
         if self.level == self.budget.depth or not self.tokens:
             return False
@@ -98,7 +100,7 @@ class DynamicTree:
         return bool(self.frontier)
 
     def draft(self, name: str) -> Draft | None:
-        """The best nodes, None when there are none."""
+        """Return the best nodes as a draft; None if there are none."""
         if not self.tokens:
             return None
         kept = sorted(self._best()[: self.most])
@@ -114,7 +116,7 @@ class DynamicTree:
         )
 
     def lessons(self, tokens: Sequence[int]) -> list[CalibrationSample]:
-        """Of the nodes whose parent became one of the committed ``tokens``, or was the last one before them."""
+        """Return samples of the nodes whose parent was committed, or was the last token before ``tokens``."""
         found: list[CalibrationSample] = []
         node = -1
         for token in tokens:
@@ -126,18 +128,18 @@ class DynamicTree:
         return found
 
     def _best(self) -> list[int]:
-        """All nodes by value, on ties the elder first: a parent comes before its children."""
+        """Return all nodes by value, older nodes first on ties, so parents precede their children."""
         return sorted(range(len(self.tokens)), key=lambda node: -self.value[node])
 
 
 def grow(
     trees: Sequence[DynamicTree], logits: Tensor, feed: Callable[[Sequence[DynamicTree]], Tensor], calibrate: Calibrate
 ) -> None:
-    """Draft all trees to their end.
+    """Grow all trees to completion.
 
     Args:
-        logits: ``[len(trees), V]``, behind the committed tokens.
-        feed: logits behind the frontier nodes of each tree, tree after tree.
+        logits: ``[len(trees), V]``, after the committed tokens.
+        feed: returns the logits after the frontier nodes of each tree, tree by tree.
     """
     while True:
         _extend(trees, logits, calibrate)
@@ -148,7 +150,7 @@ def grow(
 
 
 def _extend(trees: Sequence[DynamicTree], logits: Tensor, calibrate: Calibrate) -> None:
-    """Give every frontier node its children, from its row of ``logits``."""
+    """Add children to every frontier node, from its row of ``logits``."""
     numbers = [best is not None for best in likeliest(logits)]
     if not all(numbers):
         usable = iter(numbers)
@@ -174,12 +176,12 @@ def _extend(trees: Sequence[DynamicTree], logits: Tensor, calibrate: Calibrate) 
 
 @dataclass(slots=True)
 class _Candidate:
-    """The ``n`` children that one node is to have.
+    """The ``n`` children to add to one node.
 
     Attributes:
-        q: ``[V]``, what they come from.
+        q: ``[V]``, the distribution of the children.
         ranked: ``[W]``, its largest entries in order.
-        shares: ``[n]``, confidences: what the first ``n`` of these are worth.
+        shares: ``[n]``, confidences of the first ``n`` entries.
     """
 
     tree: DynamicTree
@@ -189,7 +191,8 @@ class _Candidate:
     shares: Floats
 
     def stream(self, place: int) -> Stream:
-        """What the ``place``-th child is drawn with: no two nodes share numbers, but for the target's own noise."""
+        """Return the random stream of the ``place``-th child; nodes share no random numbers, except the target's
+        own."""
         context, tree = self.tree.context, self.tree
         number = 0 if self.parent < 0 else tree.fed.index(self.parent) + 1
         draws = RandomStreams(context.seed, tree.base)
@@ -207,7 +210,7 @@ class _Candidate:
 
 
 def _counts(tree: DynamicTree, shares: Floats) -> list[int]:
-    """How many children each frontier node gets: those that are among the tree's best nodes. ``shares [F, W]``."""
+    """Return the number of children of each frontier node among the tree's best nodes, from ``shares [F, W]``."""
     above = [tree.value[node] if node >= 0 else 1.0 for node in tree.frontier]
     offered = shares[:, : tree.width] * np.array(above)[:, None]
     values = np.concatenate([tree.value, offered.ravel()])
@@ -219,7 +222,7 @@ def _counts(tree: DynamicTree, shares: Floats) -> list[int]:
 
 
 def _choose(candidates: Sequence[_Candidate]) -> None:
-    """Choose the children's tokens: for one place among siblings after the other, all draws of a place at once."""
+    """Choose the children's tokens, one sibling position at a time; all draws of a position are one call."""
     for candidate in candidates:
         if candidate.tree.context.sampling.greedy:
             for place, token in enumerate(_top(candidate.q, len(candidate.shares))):
@@ -231,7 +234,7 @@ def _choose(candidates: Sequence[_Candidate]) -> None:
         tokens = exponential_sample(np.stack([left[row] for row in rows]), [drawing[row].stream(place) for row in rows])
         for row, token in zip(rows, tokens, strict=True):
             if token < 0:
-                continue  # nothing is left to draw from
+                continue  # no token is left to draw
             candidate, weights = drawing[row], left[row]
             drawn = candidate.tree.context.stream_kind is StreamKind.DRAFT
             candidate.add(place, token, weights / weights.sum() if drawn and place else weights if drawn else None)
@@ -240,7 +243,7 @@ def _choose(candidates: Sequence[_Candidate]) -> None:
 
 
 def _top(q: Floats, count: int) -> list[int]:
-    """The likeliest tokens in order, the lower id first on ties."""
+    """Return the most probable tokens in order; the lower id first on ties."""
     if not count:
         return []
     least = np.partition(q, -count)[-count]

@@ -1,9 +1,9 @@
-"""Medusa heads as a drafter: the target's own last hidden state guesses several tokens ahead, at once.
+"""Medusa heads as a drafter: the target's last hidden state predicts several tokens in one pass.
 
-The state comes with the commit, so a draft costs two small products and no KV cache. A head guesses its place without
-knowing what the ones before it chose, so the guesses of a level stand under every node of the level above: a level tree
-of given widths, or the sparse tree that holds the most probable paths by the accuracy that was measured of each head
-and rank (Cai et al. 2024, section 2.1.2; SmartSpec section 7.2.2).
+The state comes with the commit, so a draft costs two small products and no KV cache. A head predicts its position
+without knowledge of the earlier heads' choices. The predictions of a level therefore follow every node of the level
+above. The result is a level tree of given widths, or a sparse tree. The sparse tree holds the most probable paths by
+the measured accuracy of each head and rank (Cai et al. 2024, section 2.1.2; SmartSpec section 7.2.2).
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from cospec.models.medusa_heads import (
 from cospec.options import Options
 
 Paths = tuple[tuple[int, ...], ...]
-"""Nodes of a tree, parents first, each as the ranks from the root down to it."""
+"""Nodes of a tree, parents first; each node is the ranks from the root down to it."""
 
 
 class MedusaOptions(Options):
-    """``heads``: a folder that ``cospec train heads`` wrote, or ``zoo:NAME``; None takes the target's own."""
+    """``heads``: a folder that ``cospec train heads`` wrote, or ``zoo:NAME``; None takes the target's own heads."""
 
     heads: str | None = None
 
 
 @lru_cache(maxsize=256)
 def level_paths(widths: tuple[int, ...], max_nodes: int) -> Paths:
-    """The first ``max_nodes`` nodes, level by level, of the tree in which level ``i`` has ``widths[i]`` children."""
+    """Return the first ``max_nodes`` nodes, level by level, of the tree whose level ``i`` has ``widths[i]``
+    children."""
     found: list[tuple[int, ...]] = []
     level: list[tuple[int, ...]] = [()]
     for width in widths:
@@ -54,9 +55,10 @@ def level_paths(widths: tuple[int, ...], max_nodes: int) -> Paths:
 
 @lru_cache(maxsize=256)
 def sparse_paths(accuracy: tuple[tuple[float, ...], ...], depth: int, max_nodes: int) -> Paths:
-    """The ``max_nodes`` likeliest paths when guess ``r`` of head ``h`` is right with ``accuracy[h][r]``.
+    """Return the ``max_nodes`` most probable paths; guess ``r`` of head ``h`` is right with ``accuracy[h][r]``.
 
-    A path is never likelier than the one above it or than the same with a better rank, so the best are found in order.
+    A path is never more probable than its parent or than the same path with a better rank, so a heap finds the best
+    paths.
     """
     heap: list[tuple[float, tuple[int, ...]]] = [(-accuracy[0][0], (0,))]
     found: list[tuple[int, ...]] = []
@@ -72,10 +74,11 @@ def sparse_paths(accuracy: tuple[tuple[float, ...], ...], depth: int, max_nodes:
 
 
 class MedusaDrafter(Drafter):
-    """Spec section 4, ``heads``. Chooses its tokens; under ``match`` the first choice is raced with the target's noise.
+    """Drafts with Medusa heads. Tokens are chosen, not drawn; under ``match`` the target's noise selects the first
+    choice.
 
     Args:
-        runner: the heads' products.
+        runner: computes the heads' products.
         accuracy: ``MedusaHeads.accuracy``.
     """
 
@@ -88,14 +91,14 @@ class MedusaDrafter(Drafter):
 
     def __init__(self, runner: MedusaRunner, accuracy: tuple[tuple[float, ...], ...], name: str = "heads") -> None:
         self.runner, self.accuracy, self.name = runner, accuracy, name
-        self._states: dict[str, tuple[int, Tensor]] = {}  # and the length of the sequence behind which it speaks
+        self._states: dict[str, tuple[int, Tensor]] = {}  # the state, and the length of the sequence that it follows
 
     @classmethod
     def build(cls, options: MedusaOptions, build_context: DrafterBuildContext) -> MedusaDrafter:
         """Load the heads and the target's output embedding.
 
         Raises:
-            InvalidInput: no heads are known for the target, or they have another width than its states.
+            InvalidInput: the target has no known heads, or the heads' width differs from its states'.
         """
         name = options.heads or build_context.default_heads
         if name is None or build_context.target_path is None:
@@ -107,7 +110,7 @@ class MedusaDrafter(Drafter):
         return cls(MedusaRunner(heads, embedding, build_context.target.device), heads.accuracy)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """A tree, or a chain where the budget has no nodes to spare, for each context whose last state is known."""
+        """Return a tree, or a chain for a budget without spare nodes, for each context whose last state is known."""
         ready = []
         for context, budget in zip(contexts, budgets, strict=True):
             length, state = self._states.get(context.id, (-1, None))
@@ -120,12 +123,12 @@ class MedusaDrafter(Drafter):
         widest = 1 + max(rank for _, paths, _ in ready for path in paths for rank in path)
         best = logits.topk(widest, dim=-1).indices.tolist()
         return [
-            self._draft(context, paths, _raced(context, guesses, logits[row]))
+            self._draft(context, paths, _sample_first(context, guesses, logits[row]))
             for row, ((context, paths, _), guesses) in enumerate(zip(ready, best, strict=True))
         ]
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep the newest state of each sequence."""
+        """Store the newest state of each sequence."""
         for commit in commits:
             if isinstance(commit.state, Tensor):
                 self._states[commit.id] = (commit.base_len + len(commit.tokens), commit.state)
@@ -158,14 +161,16 @@ class MedusaDrafter(Drafter):
         )
 
 
-def _raced(context: DraftContext, guesses: list[list[int]], logits: Tensor) -> list[list[int]]:
-    """``guesses [depth][widest]``, best first; where the target races, the winner of the same race goes first."""
+def _sample_first(context: DraftContext, guesses: list[list[int]], logits: Tensor) -> list[list[int]]:
+    """Return ``guesses [depth][widest]``, best first; under ``match`` the token drawn with the target's noise goes
+    first.
+    """
     params = context.sampling
     if params.greedy or context.stream_kind is not StreamKind.TARGET:
         return guesses
     base = len(context.tokens)
     draws = RandomStreams(context.seed, base)
-    # A head does not know the tokens before its place; the committed ones are the history that there is.
+    # A head does not know the draft tokens before its position; only committed tokens are the history.
     probs = target_probs(logits, [RowBlock(params, History(context.tokens, context.prompt_len, [[] for _ in guesses]))])
     winners = exponential_sample(
         probs, [draws.stream(base + place, context.stream_kind) for place in range(len(guesses))]

@@ -1,7 +1,7 @@
-"""A small causal language model that drafts chains and trees, with a KV cache of its own.
+"""A small causal language model as a drafter of chains and trees, with its own KV cache.
 
-Chains of plain sampling are one call (``Model.rollout``) where the model has it; otherwise they are stepped here. Trees
-and drafts that stop by confidence grow level by level (``drafters/dynamic_tree.py``).
+Chains of plain sampling are one call (``Model.rollout``) where the model supports it, otherwise one call per step.
+Trees, and drafts that stop by confidence, grow level by level (``drafters/dynamic_tree.py``).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from cospec.options import Options
 
 
 class ModelDrafterOptions(Options):
-    """``model``: a zoo member, folder or hub name; None takes the drafter that belongs to the target."""
+    """``model``: a zoo member, folder or hub name; None takes the target's own drafter."""
 
     model: str | None = None
 
 
 @dataclass(slots=True)
 class _Chain:
-    """A draft in the making."""
+    """A chain under construction."""
 
     context: DraftContext
     depth: int
-    confident: bool = False  # whether the confidences are wanted
+    confident: bool = False  # whether confidences are wanted
     tokens: list[int] = field(default_factory=list)
-    q: Floats | list[Floats] = field(default_factory=list)  # of each token, where they are drawn
+    q: Floats | list[Floats] = field(default_factory=list)  # of each token, if tokens are drawn
     confidence: list[float] = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ class ModelDrafter(Drafter):
     samples = True
     reads_states = False
     drafts_ahead = True
-    learns = True  # which trees become how wide; an instance without a calibration learns nothing
+    learns = True  # widths of trees; an instance without a calibration learns nothing
     looks = True
     has_kv_cache = True
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
@@ -73,14 +73,18 @@ class ModelDrafter(Drafter):
         self.model, self.name = model, name
         self._vocabulary, self._calibration = vocabulary or SharedVocab(), calibration
         self._kv_cache = DraftKVCache(model, self._vocabulary)
-        self.learns = calibration is not None  # which trees become how wide
+        self.learns = calibration is not None  # widths of trees
         self._drafted: dict[
             str, DynamicTree
-        ] = {}  # the trees of this round, to learn what their confidences were worth
+        ] = {}  # trees of the current step, whose confidences are verified at commit
 
     @classmethod
     def build(cls, options: ModelDrafterOptions, build_context: DrafterBuildContext) -> ModelDrafter:
-        """Load the drafter; refuse one whose vocabulary has nothing in common with the target's."""
+        """Load the drafter.
+
+        Raises:
+            InvalidInput: its vocabulary shares no token with the target's.
+        """
         path = options.model or build_context.default_drafter
         if path is None:
             raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
@@ -88,7 +92,7 @@ class ModelDrafter(Drafter):
         return cls(model, vocabulary=vocabulary, calibration=Calibration())
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """One draft per context whose cache fits, all contexts batched at every step."""
+        """Return one draft per context whose cache fits; all contexts run as one batch at every step."""
         chains: list[_Chain] = []
         trees: list[DynamicTree] = []
         for context, asked in zip(contexts, budgets, strict=True):
@@ -102,7 +106,7 @@ class ModelDrafter(Drafter):
         return [*self._propose_chains(chains), *self._propose_trees(trees)]
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep what was fed and turned out committed; the rest is overwritten by the next proposal."""
+        """Keep fed tokens that were committed; the next proposal overwrites the rest."""
         self._kv_cache.commit(commits)
         for commit in commits:
             tree = self._drafted.pop(commit.id, None)
@@ -110,33 +114,33 @@ class ModelDrafter(Drafter):
                 self._calibration.learn(tree.lessons(commit.tokens))
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences and give back their cache."""
+        """Forget sequences and release their cache."""
         for id in ids:
             self._drafted.pop(id, None)
         self._kv_cache.free(ids)
 
     @property
     def draft_kv_cache(self) -> DraftKVCache | None:
-        """The model with its cache; None where the drafter's tokens are not the target's."""
+        """The model with its cache; None if the vocabularies differ."""
         return self._kv_cache if self._vocabulary.same else None
 
     def stepper(self) -> ModelStepwiseDrafter | None:
-        """Leads the model token by token in the target's ids; None where it has others."""
+        """Return the stepwise interface in the target's ids; None if the vocabularies differ."""
         return ModelStepwiseDrafter(self.model) if self._vocabulary.same else None
 
     def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """How likely it finds the latest known tokens, see ``drafters.looking``."""
+        """Return scores of the latest known tokens, see ``drafters.prompt_scoring``."""
         return look(self.model, self._kv_cache, contexts) if self._vocabulary.same else {}
 
     def _score(self, batch: TokenBatch) -> Tensor:
-        """Rows over the target's ids."""
+        """Return rows over the target's ids."""
         return self._vocabulary.to_target(self.model.forward(batch))
 
     def _propose_trees(self, trees: Sequence[DynamicTree]) -> list[Draft]:
         if not trees:
             return []
         logits = self._kv_cache.behind([tree.context for tree in trees])
-        grow(trees, logits, lambda active: self._score(self._frontiers(active)), self._calibration or _as_it_is)
+        grow(trees, logits, lambda active: self._score(self._frontiers(active)), self._calibration or _identity)
         drafts = []
         for tree in trees:
             self._kv_cache.keep(tree.context, [tree.tokens[node] for node in tree.fed], tree.fed_parents)
@@ -147,9 +151,9 @@ class ModelDrafter(Drafter):
         return drafts
 
     def _frontiers(self, trees: Sequence[DynamicTree]) -> TokenBatch:
-        """The nodes of each tree that were fed before and those at its frontier, which alone get logits.
+        """Return the fed nodes and the frontier nodes of each tree; only the frontier gets logits.
 
-        The former are computed once more: a segment holds its whole tree, and a few rows more cost a drafter little.
+        Fed nodes are computed again: a slice holds its whole tree, and a few more rows cost a drafter little.
         """
         segments = []
         for tree in trees:
@@ -162,19 +166,19 @@ class ModelDrafter(Drafter):
     def _propose_chains(self, chains: Sequence[_Chain]) -> list[Draft]:
         if not chains:
             return []
-        chains = sorted(chains, key=lambda chain: -chain.depth)  # as rollouts want them
+        chains = sorted(chains, key=lambda chain: -chain.depth)  # rollouts need the longest first
         rolled = self._rollout(chains)
         if rolled is None:
             self._step(chains, self._kv_cache.behind([chain.context for chain in chains]))
         else:
-            _take(chains, rolled)
+            _apply_rollout(chains, rolled)
         for chain in chains:
             nodes = chain.tokens[:-1]
             self._kv_cache.keep(chain.context, nodes, range(-1, len(nodes) - 1))
         return [self._close(chain) for chain in chains if chain.tokens]
 
     def _rollout(self, chains: Sequence[_Chain]) -> RolloutOutput | None:
-        """All steps as one call, where the model has one and every chain is drawn by temperature alone.
+        """Draft all steps in one call; None unless the model supports it and only temperature changes the logits.
 
         Every chain needs the room of the longest, which comes first.
         """
@@ -194,7 +198,7 @@ class ModelDrafter(Drafter):
         return self.model.rollout(self._kv_cache.backlog([chain.context for chain in chains]), picks)
 
     def _step(self, chains: Sequence[_Chain], logits: Tensor) -> None:
-        """Extend by one token at a time; ``logits [len(chains), V]`` stand behind the committed tokens."""
+        """Extend chains one token at a time; ``logits [len(chains), V]`` follow the committed tokens."""
         active = chains
         while True:
             _extend(active, logits)
@@ -204,7 +208,7 @@ class ModelDrafter(Drafter):
             logits = self._score(TokenBatch(tuple(self._next(chain) for chain in active)))
 
     def _next(self, chain: _Chain) -> SequenceSlice:
-        """The segment that feeds a chain's newest token."""
+        """Return the slice that feeds a chain's newest token."""
         id = chain.context.id
         place = self._kv_cache.known(id) + len(chain.tokens) - 1
         return SequenceSlice(id, place, self._vocabulary.to_own(chain.tokens[-1:]))
@@ -217,7 +221,7 @@ class ModelDrafter(Drafter):
         return Draft(context.id, len(context.tokens), tuple(chain.tokens), parents, names, q, confidence)
 
 
-def _as_it_is(raw: Floats) -> Floats:
+def _identity(raw: Floats) -> Floats:
     return raw
 
 
@@ -231,7 +235,7 @@ def _extend(chains: Sequence[_Chain], logits: Tensor) -> None:
         for place, (row, chain) in enumerate(drawing):
             best[row] = None if tokens[place] < 0 else tokens[place]
             if tokens[place] < 0:
-                continue  # the request's parameters leave no token
+                continue  # the request's parameters exclude every token
             own = _drawn(chain)
             if own:
                 chain.q = [*chain.q, q[place]]
@@ -239,15 +243,15 @@ def _extend(chains: Sequence[_Chain], logits: Tensor) -> None:
                 chain.confidence.append(float(q[place].max()))
     for row, (token, chain) in enumerate(zip(best, chains, strict=True)):
         if token is None:
-            chain.depth = len(chain.tokens)  # no numbers to choose by: the draft ends here
+            chain.depth = len(chain.tokens)  # logits are not finite: the draft ends here
             continue
         if chain.confident and chain.context.sampling.greedy:
-            chain.confidence.append(_sure(logits[row : row + 1], chain))
+            chain.confidence.append(_greedy_probability(logits[row : row + 1], chain))
         chain.tokens.append(token)
 
 
-def _take(chains: Sequence[_Chain], rolled: RolloutOutput) -> None:
-    """Give each chain what a rollout chose for it, up to where the logits were no numbers."""
+def _apply_rollout(chains: Sequence[_Chain], rolled: RolloutOutput) -> None:
+    """Add a rollout's tokens to each chain, up to logits that are not finite."""
     for row, chain in enumerate(chains):
         chosen = rolled.tokens[row]
         chain.tokens = chosen[: chosen.index(-1)] if -1 in chosen else chosen
@@ -258,18 +262,18 @@ def _take(chains: Sequence[_Chain], rolled: RolloutOutput) -> None:
 
 
 def _drawn(chain: _Chain) -> bool:
-    """Whether tokens come from a q of their own, whose largest entry costs nothing to tell."""
+    """Return whether tokens have their own q, whose largest entry is free."""
     return chain.context.stream_kind is StreamKind.DRAFT and not chain.context.sampling.greedy
 
 
-def _sure(logits: Tensor, chain: _Chain) -> float:
-    """How likely a greedy request's token is at temperature 1, from its row ``[1, V]``."""
+def _greedy_probability(logits: Tensor, chain: _Chain) -> float:
+    """Return the probability of a greedy request's token at temperature 1, from its row ``[1, V]``."""
     block = _block(chain)
     return float(softmax(edit(logits, block.params, block.history), [1.0]).max())
 
 
 def _plain(chain: _Chain) -> bool:
-    """Whether the likeliest token is what the request's law picks."""
+    """Return whether the request takes the most probable token of unedited logits."""
     params = chain.context.sampling
     return params.greedy and not params.edits_logits
 
@@ -280,7 +284,7 @@ def _block(chain: _Chain) -> RowBlock:
 
 
 def _stream(chain: _Chain) -> Stream:
-    """What the chain's next token is drawn with: the noise that the request's rule asks for."""
+    """Return the random stream of the chain's next token, as the acceptance method requires."""
     context = chain.context
     base = len(context.tokens)
     return RandomStreams(context.seed, base).stream(base + len(chain.tokens), context.stream_kind)

@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed the same words before (spec section 4, ``ngram``; SmartSpec section 7).
+"""Prompt lookup: draft the tokens that followed the same n-gram before (SmartSpec section 7).
 
-The longest suffix of the sequence, of ``prompt_lookup_max`` down to ``prompt_lookup_min`` tokens, that occurred earlier
-in prompt or output is looked up, and what followed its latest occurrence is the draft. Where the end comes first, the
-copy goes on with itself, as in periodic text. No model, no probabilities.
+The longest suffix of ``prompt_lookup_max`` down to ``prompt_lookup_min`` tokens that occurred earlier in the prompt or
+output is looked up. The tokens after its latest occurrence are the draft. At the end of the text the copy repeats
+itself, as in periodic text. The drafter has no model and no probabilities.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cospec.options import Options
 
 
 class NgramOptions(Options):
-    """Bounds, in tokens, of the suffix that is looked up."""
+    """Bounds of the suffix length, in tokens."""
 
     prompt_lookup_max: int = Field(default=4, ge=1, le=32)
     prompt_lookup_min: int = Field(default=2, ge=1, le=32)
 
 
 class _Index:
-    """Where each n-gram of one sequence last ended, among those that something follows."""
+    """The latest end of each n-gram of one sequence that has a next token."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(shortest, longest + 1)
@@ -35,7 +35,8 @@ class _Index:
         self._indexed = 0
 
     def find(self, tokens: Sequence[int], committed: int) -> int | None:
-        """The position behind the latest earlier occurrence of the longest known suffix among committed tokens."""
+        """Return the position after the latest earlier occurrence of the longest known suffix; None if there is
+        none."""
         known = len(tokens)
         for end in range(max(1, self._indexed), committed):
             for size in self._sizes:
@@ -49,14 +50,14 @@ class _Index:
         return None
 
 
-def _copied(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
-    """``count`` tokens from ``start`` on; behind the end they go on as what was copied, so a loop goes round."""
+def _copy_periodic(tokens: Sequence[int], start: int, count: int) -> tuple[int, ...]:
+    """Return ``count`` tokens from ``start`` on; beyond the end, the copied tokens repeat."""
     known = list(tokens[start : start + count])
     return tuple(known[i % len(known)] for i in range(count))
 
 
 class NgramDrafter(Drafter):
-    """Costs a few dictionary look-ups per token."""
+    """Drafts by n-gram look-up; a token costs a few dictionary look-ups."""
 
     samples = False
     reads_states = False
@@ -72,7 +73,11 @@ class NgramDrafter(Drafter):
 
     @classmethod
     def build(cls, options: NgramOptions, build_context: DrafterBuildContext) -> NgramDrafter:
-        """Needs nothing of the host."""
+        """Build the drafter; the build context does not matter.
+
+        Raises:
+            InvalidInput: the bounds are reversed.
+        """
         shortest, longest = options.prompt_lookup_min, options.prompt_lookup_max
         if shortest > longest:
             allowed = f"at most prompt_lookup_max, here {longest}"
@@ -80,7 +85,7 @@ class NgramDrafter(Drafter):
         return cls(shortest, longest)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """A chain for each context whose suffix occurred before."""
+        """Return a chain for each context whose suffix occurred before."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
             depth = min(budget.depth, budget.max_nodes)
@@ -88,15 +93,15 @@ class NgramDrafter(Drafter):
             start = index.find(context.tokens, context.committed)
             if start is None or depth < 1:
                 continue
-            tokens = _copied(context.tokens, start, depth)
+            tokens = _copy_periodic(context.tokens, start, depth)
             n = len(tokens)
             drafts.append(Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n))
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """The index reads committed tokens when it is next asked."""
+        """Do nothing: ``propose`` reads committed tokens."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Drop the indices of ended sequences."""
+        """Drop the indices of finished sequences."""
         for id in ids:
             self._indices.pop(id, None)

@@ -1,8 +1,7 @@
-"""What a drafter makes of tokens that are already known, without drafting (2510.20064).
+"""Score known tokens with a drafter, without drafting (2510.20064).
 
-Every drafter has to read the committed tokens when it catches up, so how likely it finds each of them costs little
-more than the logits of those rows. That tells how well it would have drafted while it sat out, and how well it knows
-the prompt before it has drafted anything.
+Every drafter reads committed tokens when it catches up, so scoring them only costs the rows' logits. The scores show
+how well an unused drafter would have drafted, and how well a new drafter knows the prompt.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from cospec.core.types import DraftBudget, DraftContext, TokenScores
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.native import library
 
-LOOKBACK = 32  # known tokens that a look is about, at most
+LOOKBACK = 32  # maximum number of known tokens to score
 
 
 def look(model: Model, kv_cache: DraftKVCache, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-    """Feed the backlog and read the rows in front of the latest known tokens; the ids are the target's."""
+    """Feed the backlog and score the latest known tokens; the ids are the target's."""
     fitting = [context for context in contexts if kv_cache.open(context, DraftBudget(1, 1)) is not None]
     if not fitting:
         return {}
@@ -38,7 +37,7 @@ def look(model: Model, kv_cache: DraftKVCache, contexts: Sequence[DraftContext])
     logits = model.forward(TokenBatch(tuple(segments)))
     for context in fitting:
         kv_cache.keep(context, (), ())
-    # The row of each token is the one before it; the last row has none yet, and is asked about token 0.
+    # A token's row is the row before it; the last row has no token yet, and scores token 0.
     asked = [token for part in segments for token in (*part.tokens[part.logits_from + 1 :], 0)]
     found, row = {}, 0
     values = token_probabilities(logits, asked)
@@ -50,7 +49,8 @@ def look(model: Model, kv_cache: DraftKVCache, contexts: Sequence[DraftContext])
 
 
 def token_probabilities(logits: Tensor, tokens: Sequence[int]) -> Floats:
-    """The probability of ``tokens [R]`` behind rows ``[R, V]``, at temperature 1; 0 for a row that is no numbers."""
+    """Return the probability of ``tokens [R]`` under rows ``[R, V]`` at temperature 1; 0 for a row that is not
+    finite."""
     if reads_natively(logits):
         found = library.probability_rows(logits, tokens)
     else:
@@ -59,5 +59,5 @@ def token_probabilities(logits: Tensor, tokens: Sequence[int]) -> Floats:
 
 
 def reads_natively(logits: Tensor) -> bool:
-    """Whether the native kernels for guesses and chances take these rows."""
+    """Return whether the native kernels for candidates and scores can read these rows."""
     return logits.dtype == torch.float32 and logits.device.type == "cpu" and library.available()

@@ -1,8 +1,7 @@
-"""Drafting one token at a time, so that several drafters can continue from the same token (CoSine section 4.2).
+"""Draft one token at a time, so that several drafters can continue from the same token (CoSine section 4.2).
 
-A drafter that offers a ``StepwiseDrafter`` is opened on a batch of sequences, gives logits behind what is committed,
-and is then fed one token after the other, which somebody else chose. What it was fed meets what was committed in
-``commit``.
+A ``StepwiseDrafter`` is opened on a batch of sequences and returns the logits after the committed tokens. Then it is
+fed one token after the other, chosen by its caller. ``commit`` compares fed and committed tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from cospec.drafters.vocab_mapping import SharedVocab
 
 
 class ModelStepwiseDrafter:
-    """Leads a causal language model with a KV cache, whose token ids are the target's."""
+    """Steps a causal language model with a KV cache, whose token ids are the target's."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -30,7 +29,7 @@ class ModelStepwiseDrafter:
         self._direct = model.direct
 
     def lease(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> CacheLease | None:
-        """Where the whole forward is native."""
+        """Lease the cache if the whole forward is native; otherwise None."""
         direct, kv_cache = self._direct, self._kv_cache
         if direct is None:
             return None
@@ -47,12 +46,12 @@ class ModelStepwiseDrafter:
         return CacheLease(direct.names, segments, ids)
 
     def release_lease(self, contexts: Sequence[DraftContext], fed: Sequence[Sequence[int]]) -> None:
-        """They are draft tokens from now on."""
+        """End the lease; fed tokens count as draft tokens."""
         for context, tokens in zip(contexts, fed, strict=True):
             self._kv_cache.keep(context, tokens, range(-1, len(tokens) - 1))
 
     def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening | None:
-        """One forward over what was committed since, all sequences together."""
+        """Run one forward over new committed tokens of all sequences."""
         fitting = [context for context, depth in zip(contexts, depths, strict=True) if self._fits(context, depth)]
         if not fitting:
             return None
@@ -62,25 +61,25 @@ class ModelStepwiseDrafter:
         return Opening(tuple(context.id for context in fitting), logits)
 
     def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """How likely the model finds the latest known tokens, see ``drafters.looking``."""
+        """Return scores of the latest known tokens, see ``drafters.prompt_scoring``."""
         return look(self.model, self._kv_cache, contexts)
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
-        """One forward of one token for each sequence."""
+        """Run one forward of one token per sequence."""
         pairs = zip(ids, tokens, strict=True)
         return self.model.forward(
             TokenBatch(tuple(SequenceSlice(id, self._kv_cache.extend(id, token), (token,)) for id, token in pairs))
         )
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """What was fed and not committed is overwritten by the next opening."""
+        """Keep fed tokens that were committed; the next ``open`` overwrites the rest."""
         self._kv_cache.commit(commits)
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences and give back their cache."""
+        """Forget sequences and release their cache."""
         self._kv_cache.free(ids)
 
     def _fits(self, context: DraftContext, depth: int) -> bool:
-        """Whether there is room for all of the spine; a drafter that cannot go all the way does not begin."""
+        """Return whether the whole path fits; otherwise the drafter does not start."""
         budget = self._kv_cache.open(context, DraftBudget(depth, depth))
         return budget is not None and budget.depth == depth

@@ -1,12 +1,11 @@
-"""Copies what followed the same words before, by a suffix automaton with counts (spec section 4, ``suffix``).
+"""Copy the tokens that followed the same suffix before, by a suffix automaton with counts.
 
-Each sequence has an automaton of its prompt and output. Outputs of ended sequences go into one that all share, so that
-a request is helped by what was answered before it. Its memory is bounded by forgetting in halves: responses are added
-to the younger of two automata; when that holds half of the tokens allowed, the elder is dropped and a new one begun.
+Each sequence has an automaton of its prompt and output. Outputs of finished sequences go into a shared automaton, so
+earlier answers help later requests. Its memory is bounded by two halves: responses are added to the younger of two
+automata. When the younger holds half of the allowed tokens, the older is dropped and a new automaton begins.
 
-The longest suffix of the sequence that occurred before is looked up in all three, and the longest match proposes. The
-draft is read off the automaton: what followed the suffix, each continuation as likely as it was frequent. Tokens are
-chosen, not drawn: a point mass.
+The longest known suffix of the sequence is looked up in all three; the longest match drafts. The continuations after
+the suffix get probabilities by frequency. Tokens are chosen, not drawn: a point mass.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from cospec.core.tree import MAX_NODES
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.options import Options
 
-LONGEST = 32  # tokens of a suffix that is counted and looked up
+LONGEST = 32  # maximum length of a counted suffix
 ROOT = 0
 
 
 class SuffixOptions(Options):
-    """How much is remembered of ended responses, in tokens; 0 remembers none. One token takes about 1 KB."""
+    """Number of stored tokens of finished responses; 0 stores none. A token takes about 1 KB."""
 
     suffix_max_cached_tokens: int = Field(default=65536, ge=0)
     suffix_min_match: int = Field(default=1, ge=1, le=LONGEST)
@@ -38,7 +37,7 @@ class SuffixOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class SuffixMatch:
-    """A suffix of ``length`` tokens that was found: the automaton's state behind it."""
+    """A matched suffix of ``length`` tokens: the automaton's state after it."""
 
     automaton: SuffixAutomaton
     state: int
@@ -46,10 +45,10 @@ class SuffixMatch:
 
 
 class SuffixAutomaton:
-    """Every substring of a growing text, with how often those of up to ``LONGEST`` tokens occurred.
+    """All substrings of a growing text, with counts of those up to ``LONGEST`` tokens.
 
-    A state stands for substrings that end at the same places; its link leads to the longest suffix of theirs that ends
-    at more. Adding a token takes amortised constant time for the states and up to ``LONGEST`` steps for the counts.
+    A state stands for substrings with the same end positions; its link leads to their longest suffix with more end
+    positions. Adding a token takes amortised constant time for the states, and up to ``LONGEST`` steps for the counts.
     """
 
     def __init__(self) -> None:
@@ -59,13 +58,13 @@ class SuffixAutomaton:
         self.count: list[int] = [0]
         self.size = 0
         self._last = ROOT
-        self._recent, self._reach = ROOT, 0  # the state of the last LONGEST tokens, and how many there are
+        self._recent, self._reach = ROOT, 0  # the state of the last LONGEST tokens, and their number
 
     def add(self, token: int) -> None:
         """Append one token."""
         self.size += 1
         at = self._last
-        if token in self.next[at]:  # only behind a cut: the text so far is a substring, which another one continued
+        if token in self.next[at]:  # only after ``cut``: the text so far is a substring with another continuation
             self._last = self._split(at, token)
         else:
             self._last = new = self._state(self.length[at] + 1, {}, ROOT)
@@ -77,11 +76,11 @@ class SuffixAutomaton:
         self._note(token)
 
     def cut(self) -> None:
-        """Begin another text: no substring reaches over this place."""
+        """Begin another text: no substring crosses this position."""
         self._last, self._recent, self._reach = ROOT, ROOT, 0
 
     def own_match(self) -> SuffixMatch:
-        """The longest suffix of the text itself that also occurred earlier."""
+        """Return the longest suffix of the text itself that occurred earlier."""
         state = self._recent
         length = self._reach
         while state > ROOT and self.count[state] < 2:
@@ -90,7 +89,7 @@ class SuffixAutomaton:
         return SuffixMatch(self, max(state, ROOT), min(length, LONGEST))
 
     def match(self, tokens: Sequence[int]) -> SuffixMatch:
-        """The longest suffix of ``tokens`` that occurs in the text."""
+        """Return the longest suffix of ``tokens`` that occurs in the text."""
         state, length = ROOT, 0
         for token in tokens[-LONGEST:]:
             while state != ROOT and token not in self.next[state]:
@@ -101,7 +100,7 @@ class SuffixAutomaton:
         return SuffixMatch(self, state, length)
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
-        """What followed: ``(token, count, state behind it)``, the most frequent first, on ties the newest first."""
+        """Return continuations ``(token, count, next state)``, most frequent first, newest first on ties."""
         found = [(token, self.count[after], after) for token, after in reversed(self.next[state].items())]
         return sorted((each for each in found if each[1]), key=lambda each: -each[1])
 
@@ -113,7 +112,9 @@ class SuffixAutomaton:
         return len(self.next) - 1
 
     def _split(self, at: int, token: int) -> int:
-        """The state of exactly the substrings of ``at`` followed by ``token``; the others get one of their own."""
+        """Return the state of exactly the substrings of ``at`` followed by ``token``; the other substrings get a new
+        state.
+        """
         whole = self.next[at][token]
         if self.length[whole] == self.length[at] + 1:
             return whole
@@ -126,7 +127,7 @@ class SuffixAutomaton:
         return part
 
     def _note(self, token: int) -> None:
-        """Count the substrings that end here, the longest ``LONGEST`` tokens long."""
+        """Count the substrings that end here, up to ``LONGEST`` tokens long."""
         self._recent, self._reach = self.next[self._recent][token], self._reach + 1
         self._reach = min(self._reach, LONGEST)
         while self.link[self._recent] >= 0 and self.length[self.link[self._recent]] >= self._reach:
@@ -138,14 +139,14 @@ class SuffixAutomaton:
 
 
 class SharedResponses:
-    """Ended responses in two automata, the elder dropped whole when the younger is full."""
+    """Finished responses in two automata; the older is dropped when the younger is full."""
 
     def __init__(self, most: int) -> None:
         self._half = most // 2
         self._elder, self._younger = SuffixAutomaton(), SuffixAutomaton()
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Remember a response; what is longer than half of the memory loses its front."""
+        """Store a response; a response longer than half of the memory loses its front."""
         for token in tokens[max(0, len(tokens) - self._half) :]:
             self._younger.add(token)
         self._younger.cut()
@@ -154,11 +155,11 @@ class SharedResponses:
 
     @property
     def size(self) -> int:
-        """Tokens remembered, less than ``1.5`` times what is allowed at any time."""
+        """Number of stored tokens, always less than ``1.5`` times the limit."""
         return self._elder.size + self._younger.size
 
     def matches(self, tokens: Sequence[int]) -> Iterator[SuffixMatch]:
-        """In the younger half, then in the elder."""
+        """Yield the match in the younger half, then in the older."""
         for automaton in (self._younger, self._elder):
             if automaton.size:
                 yield automaton.match(tokens)
@@ -166,7 +167,7 @@ class SharedResponses:
 
 @dataclass(slots=True)
 class _Text:
-    """One sequence's tokens as far as they are known here, and their automaton."""
+    """One sequence's known tokens and their automaton."""
 
     prompt_len: int
     tokens: list[int] = field(default_factory=list)
@@ -179,7 +180,7 @@ class _Text:
 
 
 class SuffixDrafter(Drafter):
-    """Costs a few dictionary look-ups per token."""
+    """Drafts by suffix look-up; a token costs a few dictionary look-ups."""
 
     samples = False
     reads_states = False
@@ -196,11 +197,11 @@ class SuffixDrafter(Drafter):
 
     @classmethod
     def build(cls, options: SuffixOptions, build_context: DrafterBuildContext) -> SuffixDrafter:
-        """Needs nothing of the host."""
+        """Build the drafter; the build context does not matter."""
         return cls(options.suffix_max_cached_tokens, options.suffix_min_match)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """A chain, or a tree where the budget has more nodes than levels, for each context with a known suffix."""
+        """Return a chain, or a tree for a budget with more nodes than levels, for each context with a known suffix."""
         drafts = []
         for context, budget in zip(contexts, budgets, strict=True):
             text = self._texts.setdefault(context.id, _Text(context.prompt_len))
@@ -215,7 +216,7 @@ class SuffixDrafter(Drafter):
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Follow the sequences; remember the responses of those that end."""
+        """Extend the automata; store the responses of finished sequences."""
         for commit in commits:
             text = self._texts.get(commit.id)
             if text is None or len(text.tokens) != commit.base_len:
@@ -225,12 +226,12 @@ class SuffixDrafter(Drafter):
                 self._shared.add(text.tokens[text.prompt_len :])
 
     def free(self, ids: Sequence[str]) -> None:
-        """Drop the automata of ended sequences."""
+        """Drop the automata of finished sequences."""
         for id in ids:
             self._texts.pop(id, None)
 
     def _read(self, context: DraftContext, match: SuffixMatch, budget: DraftBudget) -> Draft:
-        """The likeliest nodes behind the match, by the product of their confidences."""
+        """Return the most probable nodes after the match, by the product of their confidences."""
         nodes: list[tuple[int, int, float]] = []  # token, parent, confidence
         waiting = list(_children(match, -1, 0, 1.0, budget))
         heapq.heapify(waiting)
@@ -239,8 +240,8 @@ class SuffixDrafter(Drafter):
             value, _, depth, parent, token, confidence, state = heapq.heappop(waiting)
             nodes.append((token, parent, confidence))
             if depth < budget.depth:
-                behind = SuffixMatch(match.automaton, state, match.length + depth)
-                for child in _children(behind, len(nodes) - 1, depth, -value, budget):
+                extended = SuffixMatch(match.automaton, state, match.length + depth)
+                for child in _children(extended, len(nodes) - 1, depth, -value, budget):
                     heapq.heappush(waiting, child)
         tokens, parents = tuple(node[0] for node in nodes), tuple(node[1] for node in nodes)
         shares = np.array([node[2] for node in nodes])
@@ -252,10 +253,10 @@ _Node = tuple[float, int, int, int, int, float, int]
 
 
 def _children(match: SuffixMatch, parent: int, depth: int, above: float, budget: DraftBudget) -> Iterator[_Node]:
-    """What may stand behind node ``parent`` of ``depth``; one child where the draft is to be a chain.
+    """Yield the continuations of node ``parent`` at ``depth``; a single child for a chain.
 
-    The share of a continuation among all is trusted the more the longer the match is: after one token that occurred
-    once before, the next is anybody's guess.
+    The confidence in a continuation's frequency grows with the length of the match. After one token that occurred once
+    before, the next token is uncertain.
     """
     width = MAX_NODES if budget.max_nodes > budget.depth else 1
     width = budget.widths[depth] if depth < len(budget.widths) else width

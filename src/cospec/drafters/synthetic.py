@@ -1,13 +1,13 @@
-"""Drafts of a given acceptance, so that speed can be measured apart from how good a drafter is.
+"""Drafts with a given acceptance rate, to measure speed independently of a drafter's quality.
 
-The first time a request runs it is written without drafts and remembered. When the same request comes again (the same
-prompt, parameters and, unless it is greedy, seed) its output is known beforehand, because ``match`` makes it a function
-of these alone. The draft is then that output with mistakes: at each position, given that all before were right, the
-right token stands with the probability asked for. The verifier knows nothing of this and judges as ever, so the law is
-what it always is; where a request is judged by another rule, its output cannot be known, and it goes without drafts.
+The first run of a request is made without drafts, and its output is stored. When the same request returns (the same
+prompt, parameters and, unless greedy, seed), its output is known: ``match`` makes the output a function of these alone.
+The draft is this output with mistakes. Given right tokens before, each token is right with the given probability. The
+verifier treats the draft like any other, so the output distribution is unchanged. With another acceptance method the
+output cannot be known, and the request gets no draft.
 
-So a benchmark runs its prompts once to warm up and measures from the second time on. ``seconds_per_token`` stands for
-the time a drafter would take: the drafter sleeps that long per step of the round's longest draft.
+So a benchmark runs its prompts once to warm up, and measures from the second time on. ``seconds_per_token`` simulates
+drafting time: the drafter sleeps this long per token of the step's longest draft.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterC
 from cospec.errors import InvalidInput
 from cospec.options import Options
 
-REMEMBERED = 4096  # outputs; the longest unused goes first
+MAX_STORED = 4096  # outputs; the least recently used is dropped first
 Rate = Annotated[float, Field(ge=0, le=1, strict=False)]
 Key = tuple[tuple[int, ...], str, int]
 
 
 class SyntheticOptions(Options):
-    """What stands for a drafter.
+    """Options of ``synthetic``.
 
     Attributes:
-        acceptance: the probability that a draft token is right when all before it are: one number for every position,
-            or one per position, whose last holds for those behind.
+        acceptance: probability that a draft token is right given right tokens before: one number for all positions, or
+            a
+            number per position, whose last also holds for later positions.
         seconds_per_token: of one drafting step of the whole batch.
     """
 
@@ -48,11 +49,12 @@ class SyntheticOptions(Options):
 
 
 @dataclass(slots=True)
-class _Open:
-    """A request in flight: what it is known by, its output so far, and the seed of its mistakes.
+class _ActiveRequest:
+    """A request in flight: its key, its output so far, and the seed of its mistakes.
 
-    That seed mixes in the prompt: benchmarks give all their requests one seed, and mistakes at the same places of all
-    of them would be no sample of anything.
+    The seed includes the prompt. Benchmarks give all requests one seed; mistakes at equal positions of all requests
+    would
+    not be a random sample.
     """
 
     key: Key
@@ -62,7 +64,7 @@ class _Open:
 
 
 class SyntheticDrafter(Drafter):
-    """Replays remembered outputs with mistakes; exact under every rule, as any drafter is."""
+    """Replays stored outputs with mistakes; exact under every acceptance method, like any drafter."""
 
     samples = False
     capabilities = DrafterCapabilities(free=True, chains=True)
@@ -74,12 +76,12 @@ class SyntheticDrafter(Drafter):
     def __init__(self, acceptance: Sequence[float], seconds_per_token: float, vocab_size: int) -> None:
         self.name = "synthetic"
         self._rates, self._seconds, self._vocab = tuple(acceptance), seconds_per_token, vocab_size
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _ActiveRequest] = {}
         self._known: OrderedDict[Key, tuple[int, ...]] = OrderedDict()
 
     @classmethod
     def build(cls, options: SyntheticOptions, build_context: DrafterBuildContext) -> SyntheticDrafter:
-        """Needs of the host what tokens there are."""
+        """Build the drafter; needs only the target's vocabulary size."""
         given = options.acceptance
         rates = given if isinstance(given, list) else [given]
         if not rates:
@@ -87,7 +89,7 @@ class SyntheticDrafter(Drafter):
         return cls(rates, options.seconds_per_token, build_context.target.vocab_size)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """A chain for each request whose output is remembered."""
+        """Return a chain for each request whose output is stored."""
         pairs = zip(contexts, budgets, strict=True)
         drafts = [draft for context, budget in pairs if (draft := self._draft(context, budget)) is not None]
         if self._seconds and drafts:
@@ -95,7 +97,7 @@ class SyntheticDrafter(Drafter):
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Write along; remember what ended."""
+        """Record outputs; store those of finished requests."""
         for commit in commits:
             one = self._open.get(commit.id)
             if one is None or commit.base_len != one.prompt_len + len(one.output):
@@ -104,11 +106,11 @@ class SyntheticDrafter(Drafter):
             if commit.finish is not None:
                 self._known[one.key] = tuple(one.output)
                 self._known.move_to_end(one.key)
-                if len(self._known) > REMEMBERED:
+                if len(self._known) > MAX_STORED:
                     self._known.popitem(last=False)
 
     def free(self, ids: Sequence[str]) -> None:
-        """Drop requests that ended; what they wrote is remembered."""
+        """Drop finished requests; their outputs stay stored."""
         for id in ids:
             self._open.pop(id, None)
 
@@ -121,17 +123,17 @@ class SyntheticDrafter(Drafter):
             seed = 0 if context.sampling.greedy else context.seed
             mistakes = derive_seed(context.seed, 1 + crc32(array("q", prompt).tobytes()))
             key = (prompt, repr(context.sampling), seed)
-            one = self._open[context.id] = _Open(key, context.prompt_len, mistakes)
+            one = self._open[context.id] = _ActiveRequest(key, context.prompt_len, mistakes)
         one.output.extend(context.tokens[context.prompt_len + len(one.output) :])
         place, n = len(one.output), min(budget.depth, budget.max_nodes)
         right = self._known.get(one.key, ())[place : place + n]
         if not right:
             return None
-        tokens, n = self._spoiled(right, RandomStreams(one.seed, len(context.tokens))), len(right)
+        tokens, n = self._with_mistake(right, RandomStreams(one.seed, len(context.tokens))), len(right)
         return Draft(context.id, len(context.tokens), tokens, tuple(range(-1, n - 1)), (self.name,) * n)
 
-    def _spoiled(self, right: tuple[int, ...], draws: RandomStreams) -> tuple[int, ...]:
-        """``right`` with another token at the first position whose keyed number is not below the rate."""
+    def _with_mistake(self, right: tuple[int, ...], draws: RandomStreams) -> tuple[int, ...]:
+        """Return ``right`` with a wrong token at the first position whose keyed number is not below the rate."""
         numbers = draws.uniforms(draws.base, len(right), StreamKind.DRAFT)
         rates = [self._rates[min(place, len(self._rates) - 1)] for place in range(len(right))]
         wrong = next((place for place, rate in enumerate(rates) if not numbers[place] < rate), None)

@@ -1,4 +1,4 @@
-"""How tokens are spelled, so that tokenizers of different kinds can be compared: by the bytes that they stand for."""
+"""The bytes that tokens stand for, to compare different tokenizers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import json
 from tokenizers import Tokenizer
 
 TokenBytes = bytes | str
-"""How a token is spelled: bytes for text, a string for a special token."""
+"""The spelling of a token: bytes for text, a string for a special token."""
 
 
 def token_bytes(tokenizer: Tokenizer) -> dict[int, TokenBytes]:
-    """Each id's word; special tokens are what they are called."""
+    """Return the spelling of each id; special tokens keep their names."""
     added = tokenizer.get_added_tokens_decoder()
     described = json.loads(tokenizer.to_str())
     byte_level = '"ByteLevel"' in json.dumps([described["decoder"], described["pre_tokenizer"]])
@@ -26,12 +26,12 @@ def token_bytes(tokenizer: Tokenizer) -> dict[int, TokenBytes]:
 
 
 def _byte_level(text: str) -> bytes:
-    """GPT-2's alphabet: a printable character for every byte."""
+    """Decode GPT-2's alphabet: a printable character for every byte."""
     return bytes(_BYTES[char] for char in text) if all(char in _BYTES for char in text) else text.encode()
 
 
 def _plain(text: str) -> bytes:
-    """SentencePiece's spelling: a mark for spaces, and bytes by number."""
+    """Decode SentencePiece's spelling: a mark for spaces, and bytes by number."""
     if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
         return bytes([int(text[3:5], 16)])
     return text.replace("\u2581", " ").encode()

@@ -1,14 +1,14 @@
-"""Drafting with another tokenizer than the target's, over the tokens that both spell alike.
+"""Draft with another tokenizer than the target's, over the tokens that both spell alike.
 
-A drafter's rows of logits become rows over the target's ids: shared tokens keep their logits, others get none. All that
-follows (penalties, temperature, truncation, drawing) happens in the target's ids, so q is what was drawn from, by
-construction. What the target commits is read as text, which the drafter's tokenizer cuts in its own way. Text grows at
-its end, where a longer piece may now join what were several; so the last words are cut again with every piece of new
-text, and the drafter feeds again from where that made a difference.
+A drafter's logits become rows over the target's ids: shared tokens keep their logits, others get minus infinity.
+Penalties, temperature, truncation and sampling follow in the target's ids, so q is exact by construction. Committed
+tokens are read as text, which the drafter's tokenizer splits differently. New text may merge the last tokens into a
+longer token. So the last words are tokenized again with new text, and the drafter feeds again from the first change.
 
-The end of a text may lie inside what the drafter would write as one token: behind ``un`` it expects less of ``able``
-than it gave ``unable`` before. So the row behind a text is healed: the last token is taken back, and of all tokens that
-begin as it does each speaks for what it has beyond that, the last token itself for what follows it.
+Token healing: the end of a text may lie inside a token of the drafter. After ``un`` the drafter expects less of
+``able`` than it gave ``unable`` before. So the last token is dropped and predicted again. Every drafter token that
+starts with the dropped token's text contributes its probability to the target token that spells the remainder. The
+dropped token itself contributes its next-token distribution.
 """
 
 from __future__ import annotations
@@ -25,57 +25,57 @@ from cospec.core.types import DraftContext
 from cospec.drafters.token_bytes import TokenBytes, token_bytes
 from cospec.errors import InvalidInput, words
 
-WINDOW = 8  # tokens at the end of a text that are cut again, and as many more as it takes to begin with a space
-FURTHEST = 64  # but no more than these, in text without spaces
+WINDOW = 8  # tokens at the end of a text that are tokenized again, extended to the next space
+FURTHEST = 64  # upper bound of these tokens, in text without spaces
 
 
 class SharedVocab:
-    """The drafter's tokens are the target's. Implements ``protocols.VocabMapping``, as does ``MappedVocab``."""
+    """The drafter's tokens are the target's. Implements ``core.interfaces.VocabMapping``, as ``MappedVocab`` does."""
 
     same = True
     rows = 1
 
     def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
-        """As it stands."""
+        """Return the tokens unchanged."""
         return context.tokens, len(context.tokens)
 
     def settled(self, context: DraftContext) -> int:
-        """All of it."""
+        """Return the number of all tokens."""
         return len(context.tokens)
 
     def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-        """The same."""
+        """Return the logits unchanged."""
         return logits
 
     def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """The same."""
+        """Return the tokens unchanged."""
         return tuple(tokens)
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """The same."""
+        """Return the logits unchanged."""
         return logits
 
     def free(self, ids: Sequence[str]) -> None:
-        """Nothing is kept."""
+        """Do nothing: the mapping has no state."""
 
 
 @dataclass(slots=True)
-class _Reading:
-    """One sequence as the drafter reads it.
+class _TranslatedSequence:
+    """One sequence in the drafter's tokens.
 
     Attributes:
-        own: its tokens; what lies before ``floor`` is never cut again.
-        count: tokens of the target that were read.
-        pending: bytes that are no whole characters yet.
-        told: ``count`` and ``len(own)`` when it was last asked for.
-        stable: leading tokens of ``own`` that have not changed since.
+        own: the drafter's tokens; tokens before ``floor`` are final.
+        count: number of target tokens that were read.
+        pending: bytes of incomplete characters.
+        reported: ``count`` and ``len(own)`` at the last ``read``.
+        stable: leading tokens of ``own`` unchanged since.
     """
 
     own: list[int]
     floor: int
     count: int = 0
     pending: bytes = b""
-    told: tuple[int, int] = (0, 0)
+    reported: tuple[int, int] = (0, 0)
     stable: int = field(default=0)
 
 
@@ -103,14 +103,14 @@ class MappedVocab:
         self._own_of: dict[int, int] = {}
         for id, word in sorted(self._theirs.items()):
             if id < target_size and word in ids:
-                self._own_of[id] = ids.pop(word)  # once only: two ids of one word would share its probability twice
+                self._own_of[id] = ids.pop(word)  # only once: two ids of one spelling would use its probability twice
         if not self._own_of:
             given = words("a drafter none of whose tokens is one of the target's")
             raise InvalidInput("speculative_config.model", given, "a drafter that shares some tokens with the target")
         self._columns = (torch.tensor(list(self._own_of)), torch.tensor(list(self._own_of.values())))
         begun = own.encode("").ids
         self._begin = begun if len(begun) == 1 else []
-        self._readings: dict[str, _Reading] = {}
+        self._readings: dict[str, _TranslatedSequence] = {}
         texts = ((word, id) for id, word in self._spelled.items() if isinstance(word, bytes) and word and id < own_size)
         self._sorted = sorted(texts)
         self._by_word = {self._theirs[id]: id for id in self._own_of}
@@ -118,32 +118,33 @@ class MappedVocab:
 
     @property
     def shared(self) -> dict[int, int]:
-        """The target's ids to the drafter's."""
+        """Return the drafter's id by target id."""
         return self._own_of
 
     def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
-        """Read the new tokens; see ``VocabMapping``. Assumed tokens are not read, as they may have to be unread."""
+        """Read new committed tokens; see ``VocabMapping``. Assumed tokens are not read, because they may be
+        rejected."""
         if context.assumed:
             return None
-        reading = self._readings.get(context.id)
-        if reading is None:
-            reading = self._readings[context.id] = _Reading(list(self._begin), len(self._begin))
-        for token in context.tokens[reading.count :]:
+        sequence = self._readings.get(context.id)
+        if sequence is None:
+            sequence = self._readings[context.id] = _TranslatedSequence(list(self._begin), len(self._begin))
+        for token in context.tokens[sequence.count :]:
             word = self._theirs.get(token, b"")
             if isinstance(word, bytes):
-                reading.pending += word
+                sequence.pending += word
             else:
-                self._cut(reading, whole=True)
-                self._note(reading, len(reading.own), [self._own_of[token]] if token in self._own_of else [])
-                reading.floor = len(reading.own)
-        reading.count = len(context.tokens)
-        self._cut(reading)
-        if reading.pending or not reading.own:
+                self._retokenize(sequence, whole=True)
+                self._replace_tail(sequence, len(sequence.own), [self._own_of[token]] if token in self._own_of else [])
+                sequence.floor = len(sequence.own)
+        sequence.count = len(context.tokens)
+        self._retokenize(sequence)
+        if sequence.pending or not sequence.own:
             return None
-        return reading.own, self._agreed(reading, context.tokens)
+        return sequence.own, self._matching_prefix(sequence, context.tokens)
 
     def settled(self, context: DraftContext) -> int:
-        """What lies before the last special token: any tail of a text may yet be cut otherwise."""
+        """Return the tokens up to the last special token: later text may still be tokenized differently."""
         return self._readings[context.id].floor
 
     def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
@@ -156,7 +157,7 @@ class MappedVocab:
         return torch.stack(healed)
 
     def _healed(self, last: int, before: Tensor, after: Tensor) -> Tensor:
-        """Logits ``[V]`` of what follows ``last``, from the rows behind the token before it and behind itself."""
+        """Return the logits after ``last``, ``[V]``, from the rows before ``last`` and after it."""
         longer, rests = self._extensions(last)
         if not len(longer):
             return self.to_target(after[None])[0]
@@ -166,7 +167,7 @@ class MappedVocab:
         return found.log().to(after.dtype)
 
     def _extensions(self, last: int) -> tuple[Tensor, Tensor]:
-        """The drafter's tokens that begin as ``last`` does, and the target's that are what they have beyond it."""
+        """Return the drafter's tokens that start with ``last``'s text, and the target's tokens of the remainders."""
         if last not in self._longer:
             start, pairs = self._bytes(last), []
             at = bisect_right(self._sorted, (start, self._target_size + len(self._spelled)))
@@ -195,61 +196,61 @@ class MappedVocab:
         for id in ids:
             self._readings.pop(id, None)
 
-    def _agreed(self, reading: _Reading, tokens: Sequence[int]) -> int:
-        count, known = reading.told
-        agreed = min(reading.stable, known)
+    def _matching_prefix(self, sequence: _TranslatedSequence, tokens: Sequence[int]) -> int:
+        count, known = sequence.reported
+        agreed = min(sequence.stable, known)
         if agreed == known:
             for token in tokens[count:]:
-                if agreed == len(reading.own) or self._own_of.get(token) != reading.own[agreed]:
+                if agreed == len(sequence.own) or self._own_of.get(token) != sequence.own[agreed]:
                     break
                 agreed += 1
-        reading.told, reading.stable = (len(tokens), len(reading.own)), len(reading.own)
+        sequence.reported, sequence.stable = (len(tokens), len(sequence.own)), len(sequence.own)
         return agreed
 
-    def _cut(self, reading: _Reading, whole: bool = False) -> None:
-        """Cut the pending text, and the last words before it, into tokens; an unfinished character waits."""
-        if not reading.pending:
+    def _retokenize(self, sequence: _TranslatedSequence, whole: bool = False) -> None:
+        """Tokenize the pending text with the last words before it; an incomplete character waits."""
+        if not sequence.pending:
             return
-        start = self._boundary(reading)
-        text = _decoded(self._text(reading, start) + reading.pending, whole)
+        start = self._boundary(sequence)
+        text = _decoded(self._text(sequence, start) + sequence.pending, whole)
         if text is None:
             return
         ids = self._encoded(text)
-        if ids is None:  # a tokenizer that treats the start of a text in its own way
-            start = reading.floor
-            text = _decoded(self._text(reading, start) + reading.pending, whole=True) or ""
+        if ids is None:  # a tokenizer that treats the start of a text differently
+            start = sequence.floor
+            text = _decoded(self._text(sequence, start) + sequence.pending, whole=True) or ""
             ids = self._encoded(text) or self._tokenizer.encode(text, add_special_tokens=False).ids
-        self._note(reading, start, ids)
-        reading.pending = b""
+        self._replace_tail(sequence, start, ids)
+        sequence.pending = b""
 
-    def _note(self, reading: _Reading, start: int, ids: Sequence[int]) -> None:
-        """``own[start:]`` becomes ``ids``."""
-        before = reading.own[start:]
+    def _replace_tail(self, sequence: _TranslatedSequence, start: int, ids: Sequence[int]) -> None:
+        """Replace ``own[start:]`` by ``ids``."""
+        before = sequence.own[start:]
         same = next(
             (n for n, (a, b) in enumerate(zip(before, ids, strict=False)) if a != b), min(len(before), len(ids))
         )
         if same < len(before):
-            reading.stable = min(reading.stable, start + same)
-        reading.own[start:] = ids
+            sequence.stable = min(sequence.stable, start + same)
+        sequence.own[start:] = ids
 
-    def _boundary(self, reading: _Reading) -> int:
-        """Where to begin to cut again: at a space, so that the pieces before it stay as they are."""
-        least = max(reading.floor, len(reading.own) - FURTHEST)
-        start = max(reading.floor, len(reading.own) - WINDOW)
-        while start > least and not self._bytes(reading.own[start]).startswith((b" ", b"\n")):
+    def _boundary(self, sequence: _TranslatedSequence) -> int:
+        """Return the start of the text to tokenize again: a space, so that tokens before it stay."""
+        least = max(sequence.floor, len(sequence.own) - FURTHEST)
+        start = max(sequence.floor, len(sequence.own) - WINDOW)
+        while start > least and not self._bytes(sequence.own[start]).startswith((b" ", b"\n")):
             start -= 1
         return start
 
     def _encoded(self, text: str) -> list[int] | None:
-        """The drafter's tokens of ``text``; None when they do not spell it."""
+        """Return the drafter's tokens of ``text``; None if they do not spell the text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         spelled = b"".join(map(self._bytes, ids))
         if spelled == b" " + text.encode() and self._bytes(ids[0]) == b" ":
             return ids[1:]  # a space that the tokenizer puts before every text
         return ids if spelled == text.encode() else None
 
-    def _text(self, reading: _Reading, start: int) -> bytes:
-        return b"".join(map(self._bytes, reading.own[start:]))
+    def _text(self, sequence: _TranslatedSequence, start: int) -> bytes:
+        return b"".join(map(self._bytes, sequence.own[start:]))
 
     def _bytes(self, id: int) -> bytes:
         word = self._spelled.get(id, b"")
@@ -257,7 +258,7 @@ class MappedVocab:
 
 
 def _decoded(data: bytes, whole: bool) -> str | None:
-    """UTF-8 to text; None when the last character is not there yet, unless nothing more will come."""
+    """Decode UTF-8; None while the last character is incomplete, unless ``whole``."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""From a configuration of several models to the parts of an engine."""
+"""Build the components of an engine from a configuration of several models."""
 
 from __future__ import annotations
 
@@ -37,42 +37,48 @@ from cospec.registry import EXECUTION_MODES
 from cospec.text.input_processor import InputProcessor
 
 
-def assemble_ensemble(cast: LoadedModels, drafter: Drafter | None, config: EngineConfig, text: Any) -> EngineComponents:
-    """Parts around models that are loaded already; tests enter here.
+def assemble_ensemble(
+    loaded: LoadedModels, drafter: Drafter | None, config: EngineConfig, text: Any
+) -> EngineComponents:
+    """Build the components around loaded models; tests enter here.
 
     Args:
-        drafter: one that is no member, which then proposes in the members' stead.
-        text: an ``engine.build.TextInfo``.
+        drafter: a drafter that is no member; it proposes instead of the members.
+        text: a ``core.build.TextInfo``.
 
     Raises:
-        InvalidInput: models, law and options do not fit each other.
+        InvalidInput: models, blend and options do not fit each other.
     """
-    check_vocabularies(cast)
-    blends = BlendRegistry(blend_options_of(config), len(cast.models))
+    check_vocabularies(loaded)
+    blends = BlendRegistry(blend_options_of(config), len(loaded.models))
     speculative = config.speculative_config or SpeculativeConfig()
     acceptance_methods = AcceptanceMethods()
     own = blends.build()
-    panel = EnsembleDecoder(cast, blends, acceptance_methods)
-    found = _proposing(panel, own, config.collaboration) if drafter is None else _drafted(panel, drafter, speculative)
-    longest = min(*(model.max_len for model in cast.models), found.pages.capacity)
+    decoder = EnsembleDecoder(loaded, blends, acceptance_methods)
+    setup = (
+        _setup_members(decoder, own, config.collaboration)
+        if drafter is None
+        else _setup_drafter(decoder, drafter, speculative)
+    )
+    longest = min(*(model.max_len for model in loaded.models), setup.pages.capacity)
     max_len = min(config.max_model_len or longest, longest)
     limits = SchedulerLimits(
         config.max_num_seqs, config.max_num_batched_tokens, max_len, acceptance_methods.chains_only
     )
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     return EngineComponents(
-        model=cast.models[0],
-        scheduler=Scheduler(found.pages, found.policy, limits),
-        execution_mode=found.execution_mode,
+        model=loaded.models[0],
+        scheduler=Scheduler(setup.pages, setup.policy, limits),
+        execution_mode=setup.execution_mode,
         committer=OutputProcessor(backend, own.name, text.eos, relaxed=acceptance_methods.relaxed),
         resolver=InputProcessor(
-            cast.models[0].vocab_size,
+            loaded.models[0].vocab_size,
             max_len,
             text.eos,
             speculative.acceptance_method,
             LONGEST_DRAFT,
-            found.proposes,
-            frozenset(speculative.request_may_choose) - found.withheld,
+            setup.proposes,
+            frozenset(speculative.request_may_choose) - setup.unavailable,
             stream_kinds=drafter.stream_kinds if drafter else None,
             drafters=drafter.names if drafter else None,
             ensembles=(lambda ensemble: blends.build(ensemble).name)
@@ -86,33 +92,33 @@ def assemble_ensemble(cast: LoadedModels, drafter: Drafter | None, config: Engin
         tokenizer=text.tokenizer,
         model_path=text.path,
         weights=drafter.weights if drafter else dict,
-        closers=found.closers,
+        closers=setup.closers,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What depends on who proposes: the members themselves, or a drafter that is none of them.
+class _ProposalSetup:
+    """The components that depend on who proposes: the members, or a separate drafter.
 
     Attributes:
-        withheld: what a request may not choose, because there is nothing to choose.
+        unavailable: the options that requests cannot choose here.
     """
 
     execution_mode: ExecutionMode
     pages: BlockManager
     policy: Policy
     proposes: bool
-    withheld: frozenset[str]
+    unavailable: frozenset[str]
     closers: tuple[Callable[[], None], ...]
 
 
-def _proposing(panel: EnsembleDecoder, own: Blend, options: CollaborationConfig) -> _Found:
-    """The members propose to each other."""
-    proposer_policy = build_proposer_policy(options, len(panel.models), own.members)
-    members = ProposingEnsemble(panel, proposer_policy, options.proposal == "parallel")
-    pages = EnsembleKVManager([model.pages for model in panel.models], members.lines.fed, members.lines.drop)
-    made = Collaborative(StepContext(None, panel.verifier, proposer_policy, time.monotonic, members=members))
-    return _Found(
+def _setup_members(decoder: EnsembleDecoder, own: Blend, options: CollaborationConfig) -> _ProposalSetup:
+    """Let the members propose to each other."""
+    proposer_policy = build_proposer_policy(options, len(decoder.models), own.members)
+    members = ProposingEnsemble(decoder, proposer_policy, options.proposal == "parallel")
+    pages = EnsembleKVManager([model.pages for model in decoder.models], members.queues.fed, members.queues.drop)
+    made = Collaborative(StepContext(None, decoder.verifier, proposer_policy, time.monotonic, members=members))
+    return _ProposalSetup(
         made,
         pages,
         proposer_policy,
@@ -122,61 +128,65 @@ def _proposing(panel: EnsembleDecoder, own: Blend, options: CollaborationConfig)
     )
 
 
-def _drafted(panel: EnsembleDecoder, drafter: Drafter, speculative: SpeculativeConfig) -> _Found:
-    """A drafter proposes to all of them, as to a single target."""
-    joint = EnsembleVerifier(panel)
+def _setup_drafter(decoder: EnsembleDecoder, drafter: Drafter, speculative: SpeculativeConfig) -> _ProposalSetup:
+    """Let one drafter propose to all members, as to a single target."""
+    joint = EnsembleVerifier(decoder)
     policy = build_policy(speculative, drafter, time.monotonic)
-    executor = executor_of(drafter, speculative.drafter_executor, panel.models[0].device)
+    executor = executor_of(drafter, speculative.drafter_executor, decoder.models[0].device)
     made = EXECUTION_MODES.load(speculative.execution_mode)(
         StepContext(drafter, joint, policy, time.monotonic, executor)
     )
-    return _Found(made, joint.pages, policy, True, frozenset(), () if executor is None else (executor.close,))
+    return _ProposalSetup(made, joint.pages, policy, True, frozenset(), () if executor is None else (executor.close,))
 
 
 def check_speculation(speculative: SpeculativeConfig, options: CollaborationConfig) -> None:
-    """Refuse what is said of a drafter where there is none, and of the members' proposals where there is one."""
+    """Reject drafter options without a drafter, and options of the members' proposals with a drafter.
+
+    Raises:
+        InvalidInput: an option has no effect in this configuration.
+    """
     if speculative.method == "off":
         for key in speculative.model_fields_set - {"method", "acceptance_method", "request_may_choose", "options"}:
-            allowed = "absent without a method; how several models propose to each other is said in collaboration"
+            allowed = "absent without a method; collaboration configures proposals between several models"
             raise InvalidInput(f"speculative_config.{key}", getattr(speculative, key), allowed)
         return
     if speculative.policy == "off":
-        allowed = "another policy; with collaboration.proposal 'standard' nobody proposes"
+        allowed = "another policy; collaboration.proposal 'standard' disables proposals"
         raise InvalidInput("speculative_config.policy", "off", allowed)
     for key in options.model_fields_set - {"request_ensembles"}:
-        allowed = "absent where a drafter that is no member proposes, by speculative_config.method"
+        allowed = "absent where speculative_config.method sets a drafter"
         raise InvalidInput(f"collaboration.{key}", getattr(options, key), allowed)
 
 
 def blend_options_of(config: EngineConfig) -> Mapping[str, Any]:
-    """How several models become one."""
+    """Return the options of the engine's own blend; equal weights by default."""
     return {"method": "weighted"} if config.ensemble is None else config.ensemble
 
 
 def build_proposer_policy(options: CollaborationConfig, count: int, members: Sequence[int]) -> GoodputProposerPolicy:
-    """Who proposes how much to begin with, and whether that may change.
+    """Build the policy with its initial schedule and its degrees of freedom.
 
     Raises:
-        InvalidInput: lengths or a proposer that these models do not have.
+        InvalidInput: the lengths or the proposer do not match ``count`` models.
     """
     if options.proposer is not None and options.proposer >= count:
-        raise InvalidInput("collaboration.proposer", options.proposer, f"a model's place, from 0 to {count - 1}")
+        raise InvalidInput("collaboration.proposer", options.proposer, f"a model's index, from 0 to {count - 1}")
     gammas = _gammas(options.gamma, count)
-    quiet = options.proposal in ("standard", "parallel")
+    no_proposals = options.proposal in ("standard", "parallel")
     proposer_schedule = FixedSchedule(
-        gammas=(0,) * count if quiet else gammas or (1,) * count,
+        gammas=(0,) * count if no_proposals else gammas or (1,) * count,
         order=rotations(count)[options.proposer or 0],
         alternate=options.proposal == "alternate",
     )
-    free = ScheduleOptions(lengths=not quiet and gammas is None, proposer=options.proposer is None)
+    free = ScheduleOptions(lengths=not no_proposals and gammas is None, proposer=options.proposer is None)
     return GoodputProposerPolicy(proposer_schedule, members, free)
 
 
 def _gammas(given: str | int | list[int], count: int) -> tuple[int, ...] | None:
-    """One length for each of ``count`` models; None where they are chosen."""
+    """Return one length per model; None where the policy chooses."""
     if isinstance(given, str):
         return None
     gammas = (given,) * count if isinstance(given, int) else tuple(given)
     if len(gammas) != count:
-        raise InvalidInput("collaboration.gamma", list(gammas), f"a list of one for each of the {count} models")
+        raise InvalidInput("collaboration.gamma", list(gammas), f"a list, one for each of the {count} models")
     return gammas

@@ -1,17 +1,18 @@
-"""Several models speak as one (CoS section 3, appendix B): each scores what others propose, and proposes by itself.
+"""Collaborative decoding with several models: each member scores proposals and proposes (CoS section 3, appendix B).
 
-In a round every model has one turn, in the order of the casting, for all sequences that wait for it at once; they may
-stand at different stages. In its turn a model
+In a step each model has one turn at a time, in the order of the schedule. A turn serves all sequences that wait for
+the model; these sequences may be at different stages. In a turn the model
 
-1. is fed what it has not seen of each sequence, known and proposed tokens alike, and so scores the proposals;
-2. proposals that all members of the blend have scored are judged, with r the blend and q their *author's* distribution;
-3. where it is its part to propose, its next token becomes the first of a proposal of its own, which it goes on to the
-   length of the casting. It is never committed as a bonus: it follows the author's distribution, not the blend's.
+1. is fed the known and proposed tokens that it has not seen, and so scores the proposals;
+2. verifies the proposals that all members of the blend have scored, with r the blend and q the *proposer's*
+   distribution;
+3. proposes, if the schedule asks for proposals: its next token is the first of ``gamma`` proposals. This token is
+   never committed as a bonus, because it follows the proposer's distribution, not the blend's.
 
-The model whose queue is shortest has the next turn with a sequence, as in CoS's Algorithm 2; behind a rejection the
-default proposer begins anew. Proposals that were not judged outlive the round. When nobody proposes this is standard
-collaborative decoding. With a blend of the scorer alone (lambda = 0) it is plain speculative decoding: the law behind
-the last proposal is known, so the bonus token is legitimate there.
+The model with the fewest scored positions has the next turn with a sequence (CoS algorithm 2). After a rejection the
+default proposer begins again. Proposals that were not verified outlive the step. Without proposals this is standard
+collaborative decoding. With a blend of the scorer alone (lambda = 0) it is plain speculative decoding. In this case
+the distribution after the last proposal is known, so the bonus token is correct.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from cospec.core.interfaces import Blend, Ensemble, StepContext
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
 from cospec.core.types import Commit, SchedulerOutput, StepOutput
-from cospec.ensemble.proposer import Proposer, choose, pick, rolls, taken
+from cospec.ensemble.proposer import Proposer, draw_proposals, read_rollout, rollout_params, supports_rollout
 from cospec.ensemble.state import CollaborativeState
 
 
 class Collaborative:
-    """Implements ``protocols.Round`` over ``components.members``."""
+    """Implements ``core.interfaces.ExecutionMode`` over ``components.members``."""
 
     learns: ClassVar[bool] = False
 
@@ -39,263 +40,273 @@ class Collaborative:
         self.components = components
         self.times = StepTimes()
         self.info = ExecutionInfo("collaborative")
-        self.calls: dict[str, int] = {}  # forward passes of each model so far, whatever their batch
-        self._proposing = self._turning = 0.0  # seconds of this run: for proposals, and of all turns
+        self.calls: dict[str, int] = {}  # forward passes of each model so far, regardless of their batch sizes
+        self._proposing = self._turning = 0.0  # seconds of this step: of proposals, and of all turns
         self._turns = 0
-        self._rows = self._passes = 0  # of the present turn
+        self._rows = self._passes = 0  # of the current turn
 
     def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """One outcome per entry, in order."""
-        with self._members.working():
+        """Run one step; returns one outcome per entry, in order."""
+        with self._members.limit_torch_threads():
             return self._run(plan)
 
     def _run(self, plan: SchedulerOutput) -> list[StepOutput]:
         started = self.components.clock()
         self._proposing, self._turning, self._turns = 0.0, 0.0, 0
         members = self._members
-        works = [
-            CollaborativeState(entry, members.line(entry.sequence), members.blend(entry.sequence))
+        states = [
+            CollaborativeState(entry, members.proposal_queue(entry.sequence), members.blend(entry.sequence))
             for entry in plan.entries
         ]
-        self._compute_prompts([work for work in works if not work.entry.reaches_end or work.wants_prompt_rows])
-        waiting = [work for work in works if work.outcome is None]
-        members.at_once(lambda model: self._feed(model, [work for work in waiting if model in work.blend.members]))
+        self._compute_prompts([state for state in states if not state.entry.reaches_end or state.wants_prompt_rows])
+        waiting = [state for state in states if state.outcome is None]
+        members.score_in_parallel(
+            lambda model: self._feed(model, [state for state in waiting if model in state.blend.members])
+        )
         while waiting:
             for model in members.policy.proposer_schedule.order:
-                group = [work for work in waiting if work.outcome is None and self._next(work) == model]
+                group = [state for state in waiting if state.outcome is None and self._next_model(state) == model]
                 if group:
                     self._turn(model, group)
-            waiting = [work for work in waiting if work.outcome is None and not work.kept]
-        outcomes = [work.finish() for work in works]
+            waiting = [state for state in waiting if state.outcome is None and not state.accepted]
+        outcomes = [state.finish() for state in states]
         seconds = self.components.clock() - started
-        members.policy.ran(self._turns, seconds - self._turning)
+        members.policy.observe_step(self._turns, seconds - self._turning)
         self.times = StepTimes(self._proposing, seconds - self._proposing)
         return outcomes
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """The lines were written when the proposals were judged; chains leave nothing to move in a cache."""
+        """Do nothing: verification wrote the queues, and chains leave no cache entries to move."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """The members'."""
+        """Forget sequences in all members. Unknown ids are ignored."""
         self._members.free(ids)
 
     def close(self) -> None:
-        """Nothing is at work between two rounds."""
+        """Do nothing: nothing runs between two steps."""
 
     @property
     def _members(self) -> Ensemble:
-        assert self.components.members is not None, "a collaborative round is built over several models"
+        assert self.components.members is not None, "collaborative execution needs several models"
         return self.components.members
 
-    # ---- who is next
+    # ---- next turn
 
-    def _next(self, work: CollaborativeState) -> int | None:
-        """The model that has the next turn with a sequence; None when it has to wait for the next round."""
-        line, proposer_schedule = work.line, self._members.policy.proposer_schedule
-        if not line.pending and work.kept:
+    def _next_model(self, state: CollaborativeState) -> int | None:
+        """Return the model that has the next turn with a sequence; None if the sequence waits for the next step."""
+        queue, proposer_schedule = state.queue, self._members.policy.proposer_schedule
+        if not queue.pending and state.accepted:
             return None
-        if not line.pending and work.room > 0 and proposer_schedule.proposes:
+        if not queue.pending and state.room > 0 and proposer_schedule.proposes:
             return proposer_schedule.order[0]
-        turns = [model for model in proposer_schedule.order if model in work.blend.members]
-        return min(turns, key=line.scored)
+        turns = [model for model in proposer_schedule.order if model in state.blend.members]
+        return min(turns, key=queue.scored)
 
-    def _goes_on(self, work: CollaborativeState, model: int) -> bool:
-        """Whether the model proposes in this turn."""
+    def _should_propose(self, state: CollaborativeState, model: int) -> bool:
+        """Return whether the model proposes in this turn."""
         proposer_schedule = self._members.policy.proposer_schedule
-        if work.outcome is not None or work.room <= 0 or not proposer_schedule.gammas[model]:
+        if state.outcome is not None or state.room <= 0 or not proposer_schedule.gammas[model]:
             return False
         return proposer_schedule.alternate or (
-            model == proposer_schedule.order[0] and not work.line.pending and not work.kept
+            model == proposer_schedule.order[0] and not state.queue.pending and not state.accepted
         )
 
     # ---- one turn
 
     def _turn(self, model: int, group: Sequence[CollaborativeState]) -> None:
         started, self._rows, self._passes = self.components.clock(), 0, 0
-        beginning = all(self._may_begin(work, model) for work in group)  # otherwise one call scores for everybody
-        begun = self._begin(model, group) if beginning else set[str]()
+        draft_only = all(self._can_draft_only(state, model) for state in group)  # otherwise one call scores for all
+        drafted = self._feed_and_propose(model, group) if draft_only else set[str]()
         scoring = self.components.clock()
-        others = [work for work in group if work.id not in begun]
+        others = [state for state in group if state.id not in drafted]
         self._feed(model, others)
-        self._judge([work for work in others if work.judgeable])
+        self._verify([state for state in others if state.verifiable])
         scored = self.components.clock()
-        self._propose(model, [work for work in others if self._goes_on(work, model)])
+        self._propose(model, [state for state in others if self._should_propose(state, model)])
         ended = self.components.clock()
         self._proposing += scoring - started + ended - scored
         self._turns, self._turning = self._turns + 1, self._turning + ended - started
         if self._passes:
-            first = self._rows - (self._passes - 1) * len(group)  # later passes are over one token of each sequence
-            self._members.policy.turned(
+            first = self._rows - (self._passes - 1) * len(group)  # later passes read one token of each sequence
+            self._members.policy.observe_turn(
                 model, ModelCall(max(first, len(group)), len(group), self._passes), ended - started
             )
 
     def _feed(self, model: int, group: Sequence[CollaborativeState]) -> None:
-        """Feed what the model has not seen of each sequence; its queues grow up to the last fed token's row."""
+        """Feed the model the tokens it has not seen; extends its logits up to the last fed token."""
         alternate = self._members.policy.proposer_schedule.alternate
         segments, fed = [], []
-        for work in group:
-            line, end = work.line, work.line.frontier + len(work.line.pending)
-            if line.pending and not alternate and line.pending[-1].author in work.blend.members:
-                end -= 1  # nobody will look behind the last proposal: its author has not
-            start = line.fed[model]
+        for state in group:
+            queue, end = state.queue, state.queue.frontier + len(state.queue.pending)
+            if queue.pending and not alternate and queue.pending[-1].proposer in state.blend.members:
+                end -= 1  # no model reads the row after the last proposal: its proposer has not scored it
+            start = queue.fed[model]
             if start < end:
-                tokens = work.tokens(start, end)
-                segments.append(SequenceSlice(work.id, start, tokens, logits_from=max(0, line.frontier - start - 1)))
-                fed.append(work)
+                tokens = state.tokens(start, end)
+                segments.append(SequenceSlice(state.id, start, tokens, logits_from=max(0, queue.frontier - start - 1)))
+                fed.append(state)
         if segments:
             self._advance(model, fed, segments)
 
-    def _advance(self, model: int, works: Sequence[CollaborativeState], segments: Sequence[SequenceSlice]) -> None:
-        """Score segments with the model and write the rows into the lines."""
+    def _advance(self, model: int, states: Sequence[CollaborativeState], segments: Sequence[SequenceSlice]) -> None:
+        """Score slices with the model and append the logits to the queues."""
         logits = self._forward(model, segments)
         first = 0
-        for work, segment in zip(works, segments, strict=True):
+        for state, segment in zip(states, segments, strict=True):
             last = first + len(segment.tokens) - segment.logits_from
-            work.line.advance(model, segment.start + len(segment.tokens), logits[first:last])
-            work.count(self._members.names[model])
+            state.queue.advance(model, segment.start + len(segment.tokens), logits[first:last])
+            state.count_calls(self._members.names[model])
             first = last
 
     def _forward(self, model: int, segments: Sequence[SequenceSlice]) -> Tensor:
         members = self._members
         started = self.components.clock()
         logits = members.models[model].forward(TokenBatch(tuple(segments)))
-        self._called(model, segments, 1, started)
+        self._record_call(model, segments, 1, started)
         return logits
 
-    def _called(self, model: int, segments: Sequence[SequenceSlice], passes: int, started: float) -> None:
+    def _record_call(self, model: int, segments: Sequence[SequenceSlice], passes: int, started: float) -> None:
         name, seconds = self._members.names[model], self.components.clock() - started
         self.calls[name] = self.calls.get(name, 0) + passes
         call = ModelCall(sum(len(segment.tokens) for segment in segments), len(segments), passes)
         self._rows, self._passes = self._rows + call.rows + (passes - 1) * len(segments), self._passes + passes
-        self._members.policy.timed(model, call, seconds)
+        self._members.policy.observe_call(model, call, seconds)
 
-    # ---- proposing
+    # ---- proposals
 
-    def _may_begin(self, work: CollaborativeState, model: int) -> bool:
-        """Whether the model has nothing to judge in this turn, so that all of its proposal is one call."""
-        line, others = work.line, [member for member in work.blend.members if member != model]
-        known = all(line.scored(other) for other in others)  # then there is a law at the frontier to draw from
-        return not line.pending and not known and line.fed[model] < line.frontier and self._goes_on(work, model)
+    def _can_draft_only(self, state: CollaborativeState, model: int) -> bool:
+        """Return whether the model has nothing to verify in this turn, so that its whole proposal is one call."""
+        queue, others = state.queue, [member for member in state.blend.members if member != model]
+        known = all(queue.scored(other) for other in others)  # then a distribution to draw from exists at the frontier
+        return (
+            not queue.pending and not known and queue.fed[model] < queue.frontier and self._should_propose(state, model)
+        )
 
-    def _begin(self, model: int, group: Sequence[CollaborativeState]) -> set[str]:
-        """Feed what the model has not seen and let it propose behind that; returns the sequences that it could do."""
+    def _feed_and_propose(self, model: int, group: Sequence[CollaborativeState]) -> set[str]:
+        """Feed the model its unseen tokens and draft after them; returns the ids of the sequences that were drafted."""
         segments = {}
-        for work in group:
-            tokens = work.tokens(work.line.fed[model], work.line.frontier)
-            segments[work.id] = SequenceSlice(work.id, work.line.fed[model], tokens, logits_from=len(tokens) - 1)
+        for state in group:
+            tokens = state.tokens(state.queue.fed[model], state.queue.frontier)
+            segments[state.id] = SequenceSlice(state.id, state.queue.fed[model], tokens, logits_from=len(tokens) - 1)
         gamma = self._members.policy.proposer_schedule.gammas[model]
-        return self._roll(model, group, segments, {work.id: min(gamma, work.room) for work in group})
+        return self._rollout(model, group, segments, {state.id: min(gamma, state.room) for state in group})
 
     def _propose(self, model: int, group: Sequence[CollaborativeState]) -> None:
-        """Extend each line by the model's own proposal, whose first token it knows without another call."""
+        """Extend each queue by the model's proposal; the first token needs no further call."""
         members = self._members
-        author, gamma = Proposer(model, members.names[model]), members.policy.proposer_schedule.gammas[model]
-        left = {work.id: min(gamma, work.room) for work in group}
+        proposer, gamma = Proposer(model, members.names[model]), members.policy.proposer_schedule.gammas[model]
+        left = {state.id: min(gamma, state.room) for state in group}
         while group:
-            lines = [(work.text, work.line, work.stream_kind(members.acceptance_method)) for work in group]
-            chosen = choose(author, torch.stack([work.line.last(model) for work in group]), lines)
+            queues = [(state.extended, state.queue, state.stream_kind(members.acceptance_method)) for state in group]
+            chosen = draw_proposals(proposer, torch.stack([state.queue.last(model) for state in group]), queues)
             segments = {}
-            for work, proposal in zip(group, chosen, strict=True):
+            for state, proposal in zip(group, chosen, strict=True):
                 if proposal is None:
-                    work.muted = True  # the blend's own rows decide whether that is an error
+                    state.stopped = True  # the blend's own rows decide whether this is an error
                     continue
-                work.line.pending.append(proposal)
-                left[work.id] -= 1
-                if left[work.id] > 0:
-                    end = work.line.frontier + len(work.line.pending)
-                    segments[work.id] = SequenceSlice(work.id, end - 1, (proposal.token,))
-            group = [work for work in group if work.id in segments]
-            rolled = self._roll(model, group, segments, left)
-            group = [work for work in group if work.id not in rolled]
+                state.queue.pending.append(proposal)
+                left[state.id] -= 1
+                if left[state.id] > 0:
+                    end = state.queue.frontier + len(state.queue.pending)
+                    segments[state.id] = SequenceSlice(state.id, end - 1, (proposal.token,))
+            group = [state for state in group if state.id in segments]
+            rollout = self._rollout(model, group, segments, left)
+            group = [state for state in group if state.id not in rollout]
             if group:
-                self._advance(model, group, [segments[work.id] for work in group])
+                self._advance(model, group, [segments[state.id] for state in group])
 
-    def _roll(
+    def _rollout(
         self,
         model: int,
         group: Sequence[CollaborativeState],
         segments: Mapping[str, SequenceSlice],
         depths: Mapping[str, int],
     ) -> set[str]:
-        """Feed segments and let the model write on, all of one depth in one call, where it can; who is done."""
+        """Feed slices and let the model's native loop draft, one call per depth; returns the ids that were drafted."""
         members, done = self._members, set[str]()
-        author = Proposer(model, members.names[model])
-        able = [work for work in group if rolls(work.text)]
-        for depth in {depths[work.id] for work in able}:
-            works = [work for work in able if depths[work.id] == depth]
-            picks = [pick(work.text, work.line, work.stream_kind(members.acceptance_method), depth) for work in works]
-            fed, started = [segments[work.id] for work in works], self.components.clock()
-            rolled = members.models[model].rollout(TokenBatch(tuple(fed)), picks)
-            if rolled is None:
+        proposer = Proposer(model, members.names[model])
+        able = [state for state in group if supports_rollout(state.extended)]
+        for depth in {depths[state.id] for state in able}:
+            states = [state for state in able if depths[state.id] == depth]
+            params = [
+                rollout_params(state.extended, state.queue, state.stream_kind(members.acceptance_method), depth)
+                for state in states
+            ]
+            fed, started = [segments[state.id] for state in states], self.components.clock()
+            rollout = members.models[model].rollout(TokenBatch(tuple(fed)), params)
+            if rollout is None:
                 break
-            self._called(model, fed, depth, started)
-            for place, (work, segment) in enumerate(zip(works, fed, strict=True)):
-                proposals, rows = taken(author, rolled, place, (work.text, work.stream_kind(members.acceptance_method)))
-                work.line.advance(model, segment.start + len(segment.tokens) + len(rows) - 1, rows)
-                work.line.pending += proposals
-                work.muted = work.muted or len(proposals) < depth
-                work.count(author.name, depth)
-                done.add(work.id)
+            self._record_call(model, fed, depth, started)
+            for place, (state, segment) in enumerate(zip(states, fed, strict=True)):
+                proposals, rows = read_rollout(
+                    proposer, rollout, place, (state.extended, state.stream_kind(members.acceptance_method))
+                )
+                state.queue.advance(model, segment.start + len(segment.tokens) + len(rows) - 1, rows)
+                state.queue.pending += proposals
+                state.stopped = state.stopped or len(proposals) < depth
+                state.count_calls(proposer.name, depth)
+                done.add(state.id)
         return done
 
-    # ---- judging
+    # ---- verification
 
-    def _judge(self, works: Sequence[CollaborativeState]) -> None:
-        """Judge what all members have scored, the works of one blend together."""
-        blends = {id(work.blend): work.blend for work in works}
+    def _verify(self, states: Sequence[CollaborativeState]) -> None:
+        """Verify what all members have scored; states of one blend are verified together."""
+        blends = {id(state.blend): state.blend for state in states}
         for key, blend in blends.items():
-            self._judge_by(blend, [work for work in works if id(work.blend) == key])
+            self._verify_by(blend, [state for state in states if id(state.blend) == key])
 
-    def _judge_by(self, blend: Blend, works: Sequence[CollaborativeState]) -> None:
+    def _verify_by(self, blend: Blend, states: Sequence[CollaborativeState]) -> None:
         members = self._members
-        cases = [work.case() for work in works]
-        counts = [_rows(work, len(draft) if draft else 0) for work, (_, draft) in zip(works, cases, strict=True)]
+        cases = [state.draft_to_verify() for state in states]
+        counts = [_rows(state, len(draft) if draft else 0) for state, (_, draft) in zip(states, cases, strict=True)]
         queues = [
-            torch.cat([work.line.queue(member, count) for work, count in zip(works, counts, strict=True)])
+            torch.cat([state.queue.logits(member, count) for state, count in zip(states, counts, strict=True)])
             for member in blend.members
         ]
-        for work, outcome in zip(works, members.decide(blend, cases, counts, queues), strict=True):
-            proposed = work.line.pending[: len(outcome.draft) if outcome.draft else 0]
-            accepted = work.apply_result(outcome)
+        for state, outcome in zip(states, members.decide(blend, cases, counts, queues), strict=True):
+            proposed = state.queue.pending[: len(outcome.draft) if outcome.draft else 0]
+            accepted = state.apply_result(outcome)
             for place, proposal in enumerate(proposed[: accepted + 1] if outcome.verdict else ()):
-                members.policy.judged(proposal.author, place < accepted)
+                members.policy.observe_acceptance(proposal.proposer, place < accepted)
 
     # ---- known tokens
 
-    def _compute_prompts(self, works: Sequence[CollaborativeState]) -> None:
-        """Known tokens behind which nothing is drawn yet, and those whose own log-probabilities are asked for."""
-        if not works:
+    def _compute_prompts(self, states: Sequence[CollaborativeState]) -> None:
+        """Compute known tokens without a draw after them, and known tokens whose log-probabilities the request
+        wants."""
+        if not states:
             return
         members = self._members
-        rows: dict[str, list[Tensor]] = {work.id: [] for work in works}
+        rows: dict[str, list[Tensor]] = {state.id: [] for state in states}
         for model in range(len(members.models)):
-            behind = [work for work in works if work.line.fed[model] < _end(work)]
+            lagging = [state for state in states if state.queue.fed[model] < _computed_end(state)]
             segments = []
-            for work in behind:
-                tokens = work.tokens(work.line.fed[model], _end(work))
-                first = 0 if work.wants_prompt_rows else len(tokens)
-                segments.append(SequenceSlice(work.id, work.line.fed[model], tokens, logits_from=first))
-                work.line.fed[model], work.line.rows[model] = _end(work), None
-                work.count(members.names[model])
+            for state in lagging:
+                tokens = state.tokens(state.queue.fed[model], _computed_end(state))
+                first = 0 if state.wants_prompt_rows else len(tokens)
+                segments.append(SequenceSlice(state.id, state.queue.fed[model], tokens, logits_from=first))
+                state.queue.fed[model], state.queue.rows[model] = _computed_end(state), None
+                state.count_calls(members.names[model])
             if not segments:
                 continue
-            parts = self._forward(model, segments).split([len(s.tokens) - s.logits_from for s in segments])
-            for work, part in zip(behind, parts, strict=True):
-                if model in work.blend.members:
-                    rows[work.id].append(part)
-        for work in works:
-            count = int(work.entry.reaches_end)
-            outcome = StepOutput(work.entry, None, None)
-            if work.wants_prompt_rows:
-                (outcome,) = members.decide(work.blend, [(work.entry, None)], [count], rows[work.id])
-            work.apply_result(outcome)
+            groups = self._forward(model, segments).split([len(s.tokens) - s.logits_from for s in segments])
+            for state, group in zip(lagging, groups, strict=True):
+                if model in state.blend.members:
+                    rows[state.id].append(group)
+        for state in states:
+            count = int(state.entry.reaches_end)
+            outcome = StepOutput(state.entry, None, None)
+            if state.wants_prompt_rows:
+                (outcome,) = members.decide(state.blend, [(state.entry, None)], [count], rows[state.id])
+            state.apply_result(outcome)
 
 
-def _rows(work: CollaborativeState, proposals: int) -> int:
-    """Rows that the proposals are judged by: one more than those where the law behind the last one is known."""
-    return proposals + (work.known_rows > proposals)
+def _rows(state: CollaborativeState, proposals: int) -> int:
+    """Return the number of rows that verify the proposals: one more if the distribution after the last is known."""
+    return proposals + (state.known_rows > proposals)
 
 
-def _end(work: CollaborativeState) -> int:
-    """The known tokens that this round computes."""
-    return work.entry.sequence.computed + work.entry.tokens
+def _computed_end(state: CollaborativeState) -> int:
+    """Return the number of known tokens that are computed after this step."""
+    return state.entry.sequence.computed + state.entry.tokens

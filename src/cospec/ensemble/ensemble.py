@@ -1,4 +1,4 @@
-"""Several models that speak as one: the blend that each request is written by, and what they decide by it together."""
+"""Several models with one target distribution: the blend of each request, and joint verification."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from cospec.acceptance.reference import NO_NUMBERS, VerifyTask
+from cospec.acceptance.reference import NOT_FINITE, VerifyTask
 from cospec.core.interfaces import Blend, DraftToVerify, Model
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.types import Request, RequestState, StepOutput
@@ -28,20 +28,21 @@ from cospec.errors import InvalidInput, words
 class BlendRegistry:
     """The blends of an ensemble: its own, and those that requests ask for.
 
-    A request keeps the blend that it began with, requests that ask for the same one share it, and none outlives them: a
-    function that is registered anew writes the requests that begin after that.
+    A request keeps the blend that it started with. Requests with equal options share one blend, and no blend outlives
+    its
+    requests. A newly registered function therefore applies to requests that start afterwards.
     """
 
     def __init__(self, ensemble: Mapping[str, Any], count: int) -> None:
         self._own, self._count = ensemble, count
         self._shared: WeakValueDictionary[tuple[str, Any], Blend] = WeakValueDictionary()
-        self._running: dict[str, Blend] = {}  # by request
+        self._running: dict[str, Blend] = {}  # by request id
 
     def build(self, ensemble: Mapping[str, Any] | None = None) -> Blend:
-        """The blend that a law describes now; without one the ensemble's own.
+        """Return the blend that ``ensemble`` describes now; by default the engine's own.
 
         Raises:
-            InvalidInput: it cannot be built for these models.
+            InvalidInput: the blend cannot be built for these models.
         """
         asked = self._own if ensemble is None else ensemble
         key = json.dumps(asked, sort_keys=True, default=str), blend_class(asked)
@@ -51,14 +52,14 @@ class BlendRegistry:
         return blend
 
     def of(self, request: Request) -> Blend:
-        """The blend that a request is written by, from its first round to its last."""
+        """Return the blend of a request; the same from its first step to its last."""
         blend = self._running.get(request.id)
         if blend is None:
             blend = self._running[request.id] = self.build(request.ensemble)
         return blend
 
-    def reads(self, id: str, model: int) -> bool:
-        """Whether a model has a part in the request."""
+    def uses(self, id: str, model: int) -> bool:
+        """Return whether the request's blend includes the model."""
         return id in self._running and model in self._running[id].members
 
     def free(self, ids: Sequence[str]) -> None:
@@ -69,40 +70,41 @@ class BlendRegistry:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """The models of an ensemble with their names, each name once."""
+    """The models of an ensemble with their distinct names."""
 
     models: tuple[Model, ...]
     names: tuple[str, ...]
 
 
 class EnsembleDecoder:
-    """What several models decide together, by the law and the rule of each request."""
+    """Verifies with several models, by the blend and the acceptance method of each request."""
 
     def __init__(
-        self, cast: LoadedModels, blends: BlendRegistry, acceptance_methods: Mapping[str, AcceptanceMethod]
+        self, loaded: LoadedModels, blends: BlendRegistry, acceptance_methods: Mapping[str, AcceptanceMethod]
     ) -> None:
-        self.models, self.names, self.blends = cast.models, cast.names, blends
-        self.verifier = TargetVerifier(cast.models[0], Single(), acceptance_methods)
-        self._native = all(model.direct is not None for model in cast.models)
+        self.models, self.names, self.blends = loaded.models, loaded.names, blends
+        self.verifier = TargetVerifier(loaded.models[0], Single(), acceptance_methods)
+        self._native = all(model.direct is not None for model in loaded.models)
 
-    def verify(self, blend: Blend, tasks: Sequence[VerifyTask], queues: Sequence[Tensor]) -> list[StepOutput]:
-        """One outcome per task, by ``queues [R, V]`` of every member of the blend."""
-        outcomes = None if blend.recipe is None else self.verifier.decide_natively(tasks, blend.recipe, queues)
+    def verify(self, blend: Blend, tasks: Sequence[VerifyTask], member_logits: Sequence[Tensor]) -> list[StepOutput]:
+        """Return one outcome per task, from the logits ``[R, V]`` of every member of the blend."""
+        outcomes = None if blend.recipe is None else self.verifier.decide_natively(tasks, blend.recipe, member_logits)
         if outcomes is None:
             try:
                 with torch.no_grad():
-                    logits = blend.combine(queues)
+                    logits = blend.combine(member_logits)
             except InvalidInput as error:
                 return [StepOutput(task.entry, None, None, error=str(error)) for task in tasks]
             outcomes = self.verifier.decide(tasks, logits)
-        return [_named(outcome, blend) if outcome.error == NO_NUMBERS else outcome for outcome in outcomes]
+        return [_named(outcome, blend) if outcome.error == NOT_FINITE else outcome for outcome in outcomes]
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Keep torch to one thread where all forwards are native.
+    def limit_torch_threads(self) -> Iterator[None]:
+        """Limit torch to one thread while all forwards are native.
 
-        All that is left to it are a few rows of logits. Its workers spin for milliseconds behind each operation that is
-        large enough to be shared, on the processors that the kernels' threads wait for: forwards took twice as long.
+        torch then only handles a few rows of logits. Its workers spin for milliseconds after each large operation, on
+        the
+        processors that the kernels' threads need: without the limit, forwards took twice as long.
         """
         if not self._native:
             yield
@@ -123,75 +125,81 @@ class EnsembleDecoder:
 
 
 class ProposingEnsemble:
-    """Models that propose to each other. Implements ``protocols.Members``.
+    """Models that propose to each other. Implements ``core.interfaces.Ensemble``.
 
     Args:
-        threads: models score at the same time where nobody proposes (parallel collaborative decoding).
+        threads: models score at the same time while none proposes (parallel collaborative decoding).
     """
 
-    def __init__(self, panel: EnsembleDecoder, policy: GoodputProposerPolicy, threads: bool) -> None:
-        self.models, self.names, self.policy = panel.models, panel.names, policy
-        self.lines = ProposalQueues(len(panel.models))
-        self.working = panel.working
-        self._panel = panel
-        self._threads = ThreadPoolExecutor(len(panel.models)) if threads else None
+    def __init__(self, decoder: EnsembleDecoder, policy: GoodputProposerPolicy, threads: bool) -> None:
+        self.models, self.names, self.policy = decoder.models, decoder.names, policy
+        self.queues = ProposalQueues(len(decoder.models))
+        self.limit_torch_threads = decoder.limit_torch_threads
+        self._decoder = decoder
+        self._threads = ThreadPoolExecutor(len(decoder.models)) if threads else None
 
-    def line(self, sequence: RequestState) -> ProposalQueue:
-        """What the models have computed of a sequence; fresh after it was admitted."""
-        line = self.lines.open(sequence.id, len(sequence.tokens), sequence.computed)
-        assert line.frontier == len(sequence.tokens), "a sequence was written by somebody else"
-        return line
+    def proposal_queue(self, sequence: RequestState) -> ProposalQueue:
+        """Return the proposal queue of a sequence; a new queue after each admission."""
+        queue = self.queues.open(sequence.id, len(sequence.tokens), sequence.computed)
+        assert queue.frontier == len(sequence.tokens), "the queue does not end at the last committed token"
+        return queue
 
     def blend(self, sequence: RequestState) -> Blend:
-        """The blend of the sequence's request."""
-        return self._panel.blends.of(sequence.request)
+        """Return the blend of the sequence's request."""
+        return self._decoder.blends.of(sequence.request)
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The rule of the sequence's request."""
-        return self._panel.verifier.acceptance_method(sequence)
+        """Return the acceptance method of the sequence's request."""
+        return self._decoder.verifier.acceptance_method(sequence)
 
     def decide(
-        self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], queues: Sequence[Tensor]
+        self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], member_logits: Sequence[Tensor]
     ) -> list[StepOutput]:
-        """See ``protocols.Members``."""
+        """See ``core.interfaces.Ensemble.decide``."""
         tasks, first = [], 0
         for (entry, draft), count in zip(cases, counts, strict=True):
-            last = len(queues[0]) if len(cases) == 1 else first + count
+            last = len(member_logits[0]) if len(cases) == 1 else first + count
             tasks.append(VerifyTask(entry, draft, first, last, count))
             first = last
-        return self._panel.verify(blend, tasks, queues)
+        return self._decoder.verify(blend, tasks, member_logits)
 
-    def at_once(self, score: Callable[[int], None]) -> None:
-        """One thread per model, where nobody proposes."""
+    def score_in_parallel(self, score: Callable[[int], None]) -> None:
+        """Run ``score(model)`` in one thread per model, if threads are enabled; otherwise do nothing."""
         if self._threads is not None:
             list(self._threads.map(score, range(len(self.models))))
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
-        self.lines.drop(ids)
-        self._panel.free(ids)
+        self.queues.drop(ids)
+        self._decoder.free(ids)
 
     def close(self) -> None:
-        """End the threads."""
+        """Shut the threads down."""
         if self._threads is not None:
             self._threads.shutdown()
 
 
 def _named(outcome: StepOutput, blend: Blend) -> StepOutput:
-    """The outcome of a sequence whose law is no distribution, saying which law that is."""
-    allowed = "finite logits, or minus infinity for a token that is ruled out"
-    return replace(outcome, error=str(InvalidInput(f"law {blend.name}", words("not numbers at this prompt"), allowed)))
+    """Return the outcome of a sequence whose blend gives no distribution; the error names the blend."""
+    allowed = "finite logits, or minus infinity for an excluded token"
+    return replace(
+        outcome, error=str(InvalidInput(f"ensemble {blend.name}", words("not numbers at this prompt"), allowed))
+    )
 
 
-def check_vocabularies(cast: LoadedModels) -> None:
-    """Raise ``InvalidInput`` unless all models have one vocabulary size."""
-    first = cast.models[0]
-    for name, model in zip(cast.names, cast.models, strict=True):
+def check_vocabularies(loaded: LoadedModels) -> None:
+    """Check that all models have one vocabulary size.
+
+    Raises:
+        InvalidInput: a model's size differs from the first model's.
+    """
+    first = loaded.models[0]
+    for name, model in zip(loaded.names, loaded.models, strict=True):
         if model.vocab_size != first.vocab_size:
-            allowed = f"a model with the {first.vocab_size} tokens of {cast.names[0]}"
+            allowed = f"a model with the {first.vocab_size} tokens of {loaded.names[0]}"
             raise InvalidInput("models", f"{name} with {model.vocab_size} tokens", allowed)
 
 
 def distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, later ones of the same name numbered."""
+    """Return the names; repeated names get a number."""
     return tuple(f"{name}#{names[:i].count(name) + 1}" if name in names[:i] else name for i, name in enumerate(names))

@@ -1,16 +1,16 @@
-"""What several models have computed of a sequence: how far each is, what it said, what is proposed and not yet judged.
+"""Proposals and logits of one sequence in several models (CoS section 3.4).
 
-CoS section 3.4. The *frontier* of a sequence is the position behind its last verified token. Ahead of it stands a chain
-of proposed tokens, each with its author. For every model a line holds ``fed``, the tokens in its cache, and a queue of
-the logits from the frontier on::
+The *frontier* of a sequence is the position after its last verified token. A chain of proposed tokens follows the
+frontier; each token has a proposer. For every model a queue holds ``fed``, the number of tokens in the model's cache,
+and the logits from the frontier on::
 
     tokens   t t t t t | x x x y y
-    fed[0]   ─────────────────┘         logits of 5 positions: the frontier's and those behind x x x y
+    fed[0]   ─────────────────┘         logits of 5 positions: the frontier's and those after x x x y
     fed[1]   ───────────┘               logits of 2 positions
                         └ frontier
 
-A token that every member of the blend has scored can be judged. When it is rejected, the caches are cut back to it and
-the queues emptied: of this line, and of no other.
+A token can be verified once every member of the blend has scored it. A rejection truncates the caches to the rejected
+token and empties the queue of this sequence; other sequences keep their queues.
 """
 
 from __future__ import annotations
@@ -29,55 +29,56 @@ class Proposal:
     """One proposed token.
 
     Attributes:
-        author: the index of the model that drew it.
-        q: ``[V]``, what it was drawn from: the author's distribution, whoever scores it; None for a point mass.
+        proposer: the index of the model that drew the token.
+        q: ``[V]``, the proposer's distribution that the token was drawn from; None for a point mass.
     """
 
     token: int
-    author: int
+    proposer: int
     source: str
     q: Floats | None = None
 
 
 @dataclass(slots=True)
 class ProposalQueue:
-    """One sequence. ``frontier`` counts verified tokens; committed ones, and within a round those just accepted."""
+    """One sequence. ``frontier`` counts verified tokens: the committed ones and those accepted in this step."""
 
     frontier: int
     fed: list[int]
-    rows: list[Tensor | None]  # [R, V], the last row speaks of position ``fed``
+    rows: list[Tensor | None]  # [R, V] per model; the last row follows position ``fed``
     pending: list[Proposal] = field(default_factory=list)
 
     def scored(self, model: int) -> int:
-        """Positions from the frontier on that the model has logits of."""
+        """Return the number of positions from the frontier on for which the model has logits."""
         return max(0, self.fed[model] - self.frontier + 1) if self.rows[model] is not None else 0
 
     def advance(self, model: int, fed: int, rows: Tensor) -> None:
-        """The model's cache holds ``fed`` tokens now; ``rows`` are the logits of the newest positions."""
+        """Record that the model's cache holds ``fed`` tokens; ``rows [R, V]`` are the logits of the newest
+        positions."""
         old, kept = self.rows[model], self.scored(model)
         self.rows[model] = torch.cat([old[len(old) - kept :], rows]) if old is not None and kept else rows
         self.fed[model] = fed
 
-    def queue(self, model: int, count: int) -> Tensor:
-        """``[count, V]``: the model's logits of the first ``count`` positions from the frontier on."""
+    def logits(self, model: int, count: int) -> Tensor:
+        """Return the model's logits of the first ``count`` positions from the frontier on, ``[count, V]``."""
         rows = self.rows[model]
         assert rows is not None and count <= self.scored(model), "the model has not scored that far"
         first = len(rows) - self.scored(model)
         return rows[first : first + count]
 
     def last(self, model: int) -> Tensor:
-        """``[V]``: the logits of the position behind everything that the model was fed."""
+        """Return the logits after the last token that the model was fed, ``[V]``."""
         rows = self.rows[model]
         assert rows is not None
         return rows[-1]
 
     def accept(self, count: int) -> None:
-        """The first ``count`` proposals are verified."""
+        """Mark the first ``count`` proposals as verified."""
         self.frontier += count
         del self.pending[:count]
 
     def replace(self) -> None:
-        """The token at the frontier is verified and no model was fed it: drop all that stood ahead."""
+        """Commit a token at the frontier that no model was fed, and drop all pending proposals."""
         for model, fed in enumerate(self.fed):
             self.fed[model] = min(fed, self.frontier)
         self.rows = [None] * len(self.rows)
@@ -86,25 +87,25 @@ class ProposalQueue:
 
 
 class ProposalQueues:
-    """The lines of all sequences that have room in the caches."""
+    """The queues of all sequences that have room in the caches."""
 
     def __init__(self, models: int) -> None:
         self._models = models
-        self._lines: dict[str, ProposalQueue] = {}
+        self._queues: dict[str, ProposalQueue] = {}
 
     def open(self, id: str, frontier: int, computed: int) -> ProposalQueue:
-        """The line of a sequence, a new one where there is none: of ``computed`` tokens in every cache."""
-        line = self._lines.get(id)
-        if line is None:
-            line = self._lines[id] = ProposalQueue(frontier, [computed] * self._models, [None] * self._models)
-        return line
+        """Return the queue of a sequence; a new queue starts with ``computed`` tokens in every cache."""
+        queue = self._queues.get(id)
+        if queue is None:
+            queue = self._queues[id] = ProposalQueue(frontier, [computed] * self._models, [None] * self._models)
+        return queue
 
     def fed(self, id: str, model: int) -> int:
-        """Tokens of the sequence in the model's cache."""
-        line = self._lines.get(id)
-        return line.fed[model] if line is not None else 0
+        """Return the number of the sequence's tokens in the model's cache."""
+        queue = self._queues.get(id)
+        return queue.fed[model] if queue is not None else 0
 
     def drop(self, ids: Iterable[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
         for id in ids:
-            self._lines.pop(id, None)
+            self._queues.pop(id, None)

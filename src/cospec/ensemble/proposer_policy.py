@@ -1,7 +1,7 @@
-"""Who proposes how much when several models speak as one (CoS 3.2 to 3.4): what theory says, and then what time says.
+"""Choose which members propose, and how many tokens (CoS 3.2 to 3.4).
 
-From what calls cost and how often proposals are accepted follows how quick each casting should be; ``policies.trials``
-tries what looks best, and standard decoding beside it, and keeps what took the least time per token.
+The speed-up model predicts the time per token of each schedule from call times and acceptance rates.
+``policies.bandit`` then tries promising schedules, compares them with standard decoding, and keeps the fastest.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.policies.bandit import Bandit
 from cospec.policies.latency.call_latency import CallLatency
 
-LENGTHS = (1, 2, 3, 5, 8)  # tokens of a proposal that a free choice is among
+LENGTHS = (1, 2, 3, 5, 8)  # lengths of a proposal that the policy chooses from
 LONGEST = LENGTHS[-1]
-PRIOR, PRIOR_WEIGHT = 0.7, 4.0  # acceptance before anything was seen, in proposals
-FORGET = 0.998  # per judged token, so that acceptance follows the text
-BETWEEN = 15  # rounds that the time outside of turns is the median of
-LOOK_EVERY = 256  # rounds; and at powers of two below
+PRIOR, PRIOR_WEIGHT = 0.7, 4.0  # initial acceptance rate, and its weight in proposals
+DECAY = 0.998  # per verified token, so that the acceptance rate follows the text
+OVERHEAD_WINDOW = 15  # steps whose median gives the overhead per turn
+FIT_EVERY = 256  # steps between refits; also at each power of two below
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSchedule:
-    """Who does what.
+    """A fixed assignment of proposals to models.
 
     Attributes:
-        gammas: tokens of a proposal, per model.
+        gammas: tokens of a proposal, per model. If all are 0, no model proposes and every model is called for every
+            token (standard collaborative decoding).
         order: the models in the order of their turns; the first is the default proposer.
-        alternate: scorers go on proposing (CoS 3.3); otherwise only the default proposer does. All gammas 0: nobody
-            proposes, and every model is asked for every token (standard collaborative decoding).
+        alternate: scorers go on proposing (CoS 3.3); otherwise only the default proposer proposes.
     """
 
     gammas: tuple[int, ...]
@@ -43,16 +43,16 @@ class FixedSchedule:
 
     @property
     def proposes(self) -> bool:
-        """Whether there are proposals at all."""
+        """Whether any model proposes."""
         return any(self.gammas)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleOptions:
-    """What of a casting may be chosen.
+    """The parts of a schedule that the policy may choose.
 
     Attributes:
-        lengths: the lengths, and with them whether anybody proposes.
+        lengths: the lengths, including 0 for no proposals.
         proposer: the default proposer.
     """
 
@@ -61,12 +61,12 @@ class ScheduleOptions:
 
 
 class GoodputProposerPolicy(Policy):
-    """Implements ``protocols.Policy`` and ``protocols.ProposerPolicy``, for rounds in which the members of a blend
-    propose.
+    """Implements ``core.plugins.Policy`` and ``core.interfaces.ProposerPolicy`` for members that propose.
 
     Args:
-        casting: where to begin, and for good what is not free.
-        members: the models that the law reads.
+        proposer_schedule: the initial schedule; parts that are not free stay as given.
+        members: the models that the blend reads.
+        free: the parts that the policy may choose.
     """
 
     def __init__(
@@ -74,56 +74,58 @@ class GoodputProposerPolicy(Policy):
     ) -> None:
         count = len(proposer_schedule.gammas)
         self._members, self._free = tuple(members), free
-        self.castings = _castings(proposer_schedule, free, len(self._members) == 1)
-        ways = [(each.proposes, each.order, each.alternate) for each in self.castings]
+        self.schedules = _candidate_schedules(proposer_schedule, free, len(self._members) == 1)
+        ways = [(each.proposes, each.order, each.alternate) for each in self.schedules]
         first = ways.index((True, proposer_schedule.order, proposer_schedule.alternate)) if free.lengths else 0
-        self._trials = {1: Bandit(len(self.castings), first)}  # by the batch size in binary places
-        self._latest: FixedSchedule | None = None  # of the last round
-        self._accepted, self._judged = [PRIOR * PRIOR_WEIGHT] * count, [PRIOR_WEIGHT] * count
+        self._bandits = {1: Bandit(len(self.schedules), first)}  # by the bit length of the batch size
+        self._latest: FixedSchedule | None = None  # of the last step
+        self._accepted, self._verified = [PRIOR * PRIOR_WEIGHT] * count, [PRIOR_WEIGHT] * count
         self._calls, self._turns = [CallLatency() for _ in range(count)], [CallLatency() for _ in range(count)]
-        self._between: deque[float] = deque(maxlen=BETWEEN)  # of the latest rounds, seconds outside of turns, per turn
-        self._latest_round = (0, 0.0)  # turns, and seconds outside of them
-        self._overhead = 0.0  # seconds that come with a turn
+        self._overheads: deque[float] = deque(
+            maxlen=OVERHEAD_WINDOW
+        )  # seconds per turn outside of turns, of the latest steps
+        self._latest_step = (0, 0.0)  # turns, and seconds outside of turns
+        self._overhead = 0.0  # seconds of overhead per turn
         self._batch = 1
         self._predicted = False
         self._rounds = 0
 
     @property
     def proposer_schedule(self) -> FixedSchedule:
-        """For the next round."""
-        return self.castings[self._trial.now]
+        """The schedule of the next step."""
+        return self.schedules[self._bandit.current]
 
     @property
     def best(self) -> FixedSchedule:
-        """The casting that proved the quickest at the present batch size, whether or not another is being tried."""
-        return self.castings[self._trial.best]
+        """The fastest measured schedule at the current batch size; another schedule may be on trial."""
+        return self.schedules[self._bandit.best]
 
     @property
-    def _trial(self) -> Bandit:
-        return self._trials[self._batch.bit_length()]
+    def _bandit(self) -> Bandit:
+        return self._bandits[self._batch.bit_length()]
 
     @property
     def alphas(self) -> tuple[float, ...]:
         """The acceptance rate of each model's proposals."""
-        return tuple(a / n for a, n in zip(self._accepted, self._judged, strict=True))
+        return tuple(a / n for a, n in zip(self._accepted, self._verified, strict=True))
 
     @property
     def costs(self) -> tuple[float, ...]:
-        """Seconds of a pass of each model over one token of each sequence of the present batch, as last learned."""
+        """Seconds of one pass of each model over one token per sequence of the current batch, as last fitted."""
         return tuple(call_latency.price(ModelCall(self._batch, self._batch)) for call_latency in self._calls)
 
-    def serve(self, batch: int) -> None:
-        """So many sequences at once; costs, predictions and the choice are for them."""
-        begin = self._trial.best
+    def set_batch_size(self, batch: int) -> None:
+        """Set the number of concurrent sequences, to which costs, predictions and the choice refer."""
+        begin = self._bandit.best
         self._batch = batch
-        if batch.bit_length() not in self._trials:  # what was best so far is where to begin
-            self._trials[batch.bit_length()] = Bandit(len(self.castings), begin)
+        if batch.bit_length() not in self._bandits:  # start from the best schedule so far
+            self._bandits[batch.bit_length()] = Bandit(len(self.schedules), begin)
             self._predicted = False
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """Room for what may stand ahead of the last committed token within a round."""
+        """Return budgets with room for all tokens that may be pending in a step."""
         if load.ready:
-            self.serve(len(load.ready))
+            self.set_batch_size(len(load.ready))
         longest = LONGEST if self._free.lengths else 0
         most = (
             2 * sum(max(longest, gamma) for gamma in self.proposer_schedule.gammas)
@@ -133,59 +135,59 @@ class GoodputProposerPolicy(Policy):
         return [DraftBudget(depth=most, max_nodes=most)] * len(load.ready)
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """Nothing is cut."""
+        """Return the drafts unchanged."""
         return drafts
 
-    def timed(self, model: int, call: ModelCall, seconds: float) -> None:
-        """A call of the model took so long; those with prompts tell little about the others."""
+    def observe_call(self, model: int, call: ModelCall, seconds: float) -> None:
+        """Record the time of a call; calls with long prompts are skipped, because they predict other calls badly."""
         if seconds > 0 and call.rows <= (2 * LONGEST + 1) * call.sequences:
             self._calls[model].read(call, seconds)
 
-    def turned(self, model: int, call: ModelCall, seconds: float) -> None:
-        """A turn of the model took so long, with all that came with it."""
+    def observe_turn(self, model: int, call: ModelCall, seconds: float) -> None:
+        """Record the time of a turn, overhead included; turns with long prompts are skipped."""
         if seconds > 0 and call.rows <= (2 * LONGEST + 1) * call.sequences:
             self._turns[model].read(call, seconds)
 
-    def ran(self, turns: int, seconds: float) -> None:
-        """A round took so long outside of its turns."""
-        self._latest_round = turns, seconds
+    def observe_step(self, turns: int, seconds: float) -> None:
+        """Record the number of turns in a step, and the step's seconds outside of turns."""
+        self._latest_step = turns, seconds
 
-    def judged(self, author: int, accepted: bool) -> None:
-        """A proposal of the model was judged."""
-        self._accepted[author] = FORGET * self._accepted[author] + accepted
-        self._judged[author] = FORGET * self._judged[author] + 1
+    def observe_acceptance(self, proposer: int, accepted: bool) -> None:
+        """Record whether a proposal of the model was accepted."""
+        self._accepted[proposer] = DECAY * self._accepted[proposer] + accepted
+        self._verified[proposer] = DECAY * self._verified[proposer] + 1
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Time the round, and now and then predict anew."""
+        """Record the time of the step; refit and predict at intervals."""
         self._rounds += 1
-        turns, seconds = self._latest_round
+        turns, seconds = self._latest_step
         if turns:
-            self._between.append((seconds + stats.total - stats.times.draft - stats.times.target) / turns)
-        if self._rounds % LOOK_EVERY == 0 or (self._rounds < LOOK_EVERY and self._rounds.bit_count() == 1):
-            self._look()
+            self._overheads.append((seconds + stats.total - stats.times.draft - stats.times.target) / turns)
+        if self._rounds % FIT_EVERY == 0 or (self._rounds < FIT_EVERY and self._rounds.bit_count() == 1):
+            self._refit()
         if not self._free.lengths:
             return
-        proposer_schedule, trial = self.proposer_schedule, self._trial
+        proposer_schedule, bandit = self.proposer_schedule, self._bandit
         if not self._predicted:
             self._predict()
         prompts = stats.batched_tokens - stats.proposed > stats.sequences
         if stats.committed and stats.total > 0 and not prompts:
-            trial.ran(stats.total, stats.committed, proposer_schedule == self._latest)
+            bandit.observe(stats.total, stats.committed, proposer_schedule == self._latest)
         self._latest = proposer_schedule
 
-    def _look(self) -> None:
+    def _refit(self) -> None:
         for call_latency in (*self._calls, *self._turns):
             call_latency.learn()
-        self._overhead = max(0.0, median(self._between)) if self._between else 0.0
+        self._overhead = max(0.0, median(self._overheads)) if self._overheads else 0.0
         self._predicted = False
 
     def _predict(self) -> None:
-        """How quick every casting should be, at the present batch size."""
-        self._trial.expect([self.seconds(proposer_schedule) / self._batch for proposer_schedule in self.castings])
+        """Predict the time per token of every schedule at the current batch size."""
+        self._bandit.predict([self.seconds(proposer_schedule) / self._batch for proposer_schedule in self.schedules])
         self._predicted = True
 
     def seconds(self, proposer_schedule: FixedSchedule) -> float:
-        """Predicted, for one token of every sequence of the present batch."""
+        """Return the predicted seconds for one token of every sequence of the current batch."""
         if not proposer_schedule.proposes:
             return sum(self._price(member, 1, 1) for member in self._members)
         process = ProposalProcess(
@@ -198,38 +200,37 @@ class GoodputProposerPolicy(Policy):
         return process.seconds_per_token(self._price)
 
     def predicted(self, proposer_schedule: FixedSchedule) -> float:
-        """Speed of ``proposer_schedule`` over standard collaborative decoding under what was seen; 1 where nobody
-        proposes.
-        """
+        """Return the predicted speed-up of a schedule over standard collaborative decoding; 1 if no model proposes."""
         return self.seconds(replace(proposer_schedule, gammas=(0,) * len(proposer_schedule.gammas))) / self.seconds(
             proposer_schedule
         )
 
     def _price(self, model: int, rows: int, passes: int) -> float:
-        """Of a turn that all sequences of the batch take at once."""
+        """Return the seconds of a turn of all sequences in the batch."""
         return self._overhead + self._turns[model].price(ModelCall(self._batch * rows, self._batch, passes))
 
     def gauges(self) -> Mapping[str, float]:
-        """The default proposer's length."""
+        """Return the default proposer's length as ``speculation_length``."""
         return {"speculation_length": self.best.gammas[self.best.order[0]]}
 
 
 def rotations(count: int) -> list[tuple[int, ...]]:
-    """Every order of turns that goes round, by its first."""
+    """Return every cyclic order of turns; the index is the first model."""
     return [tuple((first + turn) % count for turn in range(count)) for first in range(count)]
 
 
-def _castings(begun: FixedSchedule, free: ScheduleOptions, bonus: bool) -> list[FixedSchedule]:
-    """What the choice is among, standard decoding first: one model proposes at length, the others by ones or not.
+def _candidate_schedules(drafted: FixedSchedule, free: ScheduleOptions, bonus: bool) -> list[FixedSchedule]:
+    """Return the candidate schedules, standard decoding first.
 
-    Where no bonus token comes behind a proposal, one of a single token by one model gains nothing.
+    One model proposes ``LENGTHS`` tokens; the others propose one token each or none. Without a bonus token, a single
+    proposal of one token by one model gains nothing, so this schedule is left out.
     """
     if not free.lengths:
-        return [begun]
-    count = len(begun.gammas)
-    found = [replace(begun, gammas=(0,) * count)]
-    for order in rotations(count) if free.proposer else [begun.order]:
-        for alternate in sorted({False, begun.alternate}):
+        return [drafted]
+    count = len(drafted.gammas)
+    found = [replace(drafted, gammas=(0,) * count)]
+    for order in rotations(count) if free.proposer else [drafted.order]:
+        for alternate in sorted({False, drafted.alternate}):
             for length in LENGTHS if alternate or bonus else LENGTHS[1:]:
                 gammas = tuple(length if model == order[0] else int(alternate) for model in range(count))
                 found.append(FixedSchedule(gammas, order, alternate))

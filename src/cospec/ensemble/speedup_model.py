@@ -1,7 +1,8 @@
-"""What collaborative decoding should gain: CoS's theorems, and the exact count of model calls (CoS 3.2 to 3.4).
+"""Predicted speed-up of collaborative decoding: CoS's theorems, and exact counts of model calls (CoS 3.2 to 3.4).
 
-``alpha`` is the chance that a proposed token is accepted, ``gamma`` the length of a proposal, ``c`` a proposer's time
-for one call over the scorer's. Factors are over standard collaborative decoding, which asks each model for each token.
+``alpha`` is the acceptance rate of a proposed token, ``gamma`` the length of a proposal, ``c`` the ratio of a
+proposer's time per call to the scorer's. Factors are relative to standard collaborative decoding, which calls each
+model for each token.
 """
 
 from __future__ import annotations
@@ -13,54 +14,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-State = tuple[tuple[int, ...], tuple[int, ...]]  # authors of the pending tokens; positions that each model has scored
+# proposers of the pending tokens; number of positions that each model has scored
+State = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-    """Tokens of a proposal and its verification without a bonus (CoS eq. 12): ``(1 - a^g) / (1 - a)``."""
+    """Expected tokens of a proposal and its verification, without a bonus (CoS eq. 12): ``(1 - a^g) / (1 - a)``."""
     return float(gamma) if alpha >= 1 else (1 - alpha**gamma) / (1 - alpha)
 
 
 def naive_factor(alpha: float, gamma: int, c: float) -> float:
-    """CoS theorem 3.1."""
+    """Speed-up when only the default proposer proposes (CoS theorem 3.1)."""
     return expected_tokens(alpha, gamma) * (1 + c) / (1 + c * gamma)
 
 
 def alternate_factor(
     alpha: float, gamma: int, c: float, scorer_gamma: int = 1, scorer_alpha: float | None = None
 ) -> float:
-    """CoS theorem 3.6; the scorer's own proposals are accepted with ``scorer_alpha``, in the paper the same."""
+    """Speed-up when the scorer proposes too (CoS theorem 3.6).
+
+    ``scorer_alpha`` is the acceptance rate of the scorer's proposals; the paper sets it to ``alpha``.
+    """
     bonus = (alpha if scorer_alpha is None else scorer_alpha) ** scorer_gamma
     return expected_tokens(alpha, gamma) * (1 + c) / (1 + c * gamma - bonus * c)
 
 
-def acceptance_bound(weights: Sequence[float], author: int) -> float:
-    """CoS theorem 3.2: a proposal of this model is accepted at least with its own weight in a weighted blend."""
-    return weights[author]
+def acceptance_bound(weights: Sequence[float], proposer: int) -> float:
+    """Lower bound of a model's acceptance rate in a weighted blend: the model's weight (CoS theorem 3.2)."""
+    return weights[proposer]
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What may come of a turn: how likely, tokens gained, calls of each model, and the state behind it."""
+    """One possible result of a turn: probability, tokens gained, calls of each model, next state."""
 
     probability: float
     tokens: int
     calls: tuple[int, ...]
-    after: State
+    next_state: State
     model: int
-    rows: int  # tokens that the first of the calls is over
+    rows: int  # tokens in the first of the calls
 
 
 @dataclass(frozen=True)
 class ProposalProcess:
-    """The rounds of one sequence as a Markov chain, when tokens are accepted independently of one another.
+    """The steps of one sequence as a Markov chain; tokens are accepted independently of one another.
 
     Attributes:
-        alphas: per author.
-        gammas: per author.
-        default: who proposes behind a rejection.
-        alternate: whether scorers propose; the naive form otherwise.
-        members: the models that the law reads; the others only propose.
+        alphas: acceptance rate per proposer.
+        gammas: proposal length per proposer.
+        default: the model that proposes after a rejection.
+        alternate: whether scorers propose as well (CoS 3.3).
+        members: the models that the blend reads; other models only propose.
     """
 
     alphas: tuple[float, ...]
@@ -70,79 +75,85 @@ class ProposalProcess:
     members: tuple[int, ...] = ()
 
     def calls_per_token(self) -> tuple[float, ...]:
-        """Calls of each model for one token, in the long run."""
+        """Return the calls of each model per token, in the long run."""
         return tuple(self._per_token(lambda turn: turn.calls).tolist())
 
     def seconds_per_token(self, price: Callable[[int, int, int], float]) -> float:
-        """Where a turn of a model takes ``price(model, rows, passes)``: a call over rows, then others over one each."""
+        """Return the seconds per token, in the long run.
+
+        ``price(model, rows, passes)`` is the time of a turn: one call over ``rows``, then calls over one row each.
+        """
         found = self._per_token(lambda turn: (price(turn.model, turn.rows, turn.calls[turn.model]),))
         return float(found[0])
 
     def _per_token(self, value: Callable[[_Turn], Sequence[float]]) -> Floats:
-        """What turns are worth, for one token, in the long run."""
+        """Return the sums of ``value(turn)`` per token, in the long run."""
         states, turns = self._explore()
         n = len(states)
-        moves, tokens, worth = np.zeros((n, n)), np.zeros(n), [np.zeros(0)] * n
+        moves, tokens, values = np.zeros((n, n)), np.zeros(n), [np.zeros(0)] * n
         for state, place in states.items():
             each = [(turn.probability, turn) for turn in turns[state]]
             for probability, turn in each:
-                moves[place, states[turn.after]] += probability
+                moves[place, states[turn.next_state]] += probability
                 tokens[place] += probability * turn.tokens
-            worth[place] = np.sum([probability * np.array(value(turn)) for probability, turn in each], axis=0)
+            values[place] = np.sum([probability * np.array(value(turn)) for probability, turn in each], axis=0)
         # the stationary distribution: pi (P - I) = 0 with pi summing to one
         system = np.vstack([moves.T - np.eye(n), np.ones(n)])
         share = np.linalg.lstsq(system, np.append(np.zeros(n), 1.0), rcond=None)[0]
-        return np.asarray(share @ np.array(worth) / (share @ tokens))
+        return np.asarray(share @ np.array(values) / (share @ tokens))
 
     def factor(self, costs: Sequence[float]) -> float:
-        """Speed over standard collaborative decoding when a call of each model takes ``costs``."""
+        """Return the speed-up when a call of each model takes ``costs``."""
         standard = sum(costs[member] for member in self.members or range(len(costs)))
         return standard / sum(count * cost for count, cost in zip(self.calls_per_token(), costs, strict=True))
 
     def _explore(self) -> tuple[dict[State, int], dict[State, list[_Turn]]]:
-        """Every state that is reached from the beginning, numbered, and what may happen in it."""
+        """Number every state that is reachable from the start, and list its turns."""
         start: State = ((), (0,) * len(self.alphas))
         states, turns, waiting = {start: 0}, {}, [start]
         while waiting:
             state = waiting.pop()
             turns[state] = self._turns(*state)
             for turn in turns[state]:
-                if turn.after not in states:
-                    states[turn.after] = len(states)
-                    waiting.append(turn.after)
+                if turn.next_state not in states:
+                    states[turn.next_state] = len(states)
+                    waiting.append(turn.next_state)
         return states, turns
 
-    def _turns(self, authors: tuple[int, ...], scored: tuple[int, ...]) -> list[_Turn]:
-        """One turn of one model, by how many proposals are accepted in it."""
+    def _turns(self, proposers: tuple[int, ...], scored: tuple[int, ...]) -> list[_Turn]:
+        """Return the possible results of one turn, by the number of accepted proposals."""
         start: State = ((), (0,) * len(self.alphas))
-        if not authors:
-            return [self._proposed(1.0, 0, start, (self.default, 1))]
+        if not proposers:
+            return [self._proposal_turn(1.0, 0, start, (self.default, 1))]
         members = self.members or tuple(range(len(self.alphas)))
         model = min(members, key=lambda m: (scored[m], (m - self.default) % len(scored)))
-        looks_behind = self.alternate or authors[-1] not in members  # the last token is fed too
-        counts = [len(authors) + looks_behind if m == model else count for m, count in enumerate(scored)]
+        feeds_last = self.alternate or proposers[-1] not in members  # the last token is fed too
+        counts = [len(proposers) + feeds_last if m == model else count for m, count in enumerate(scored)]
         known = min(counts[m] for m in members)
-        judged = min(known, len(authors))
-        once, rows = tuple(int(m == model) for m in range(len(scored))), counts[model] - scored[model]
+        verified = min(known, len(proposers))
+        one_call, rows = tuple(int(m == model) for m in range(len(scored))), counts[model] - scored[model]
         found, kept = [], 1.0
-        for length in range(judged):
-            alpha = self.alphas[authors[length]]
-            found.append(_Turn(kept * (1 - alpha), length + 1, once, start, model, rows))
+        for length in range(verified):
+            alpha = self.alphas[proposers[length]]
+            found.append(_Turn(kept * (1 - alpha), length + 1, one_call, start, model, rows))
             kept *= alpha
-        after: State = (authors[judged:], tuple(max(0, count - judged) for count in counts))
-        if known > len(authors):  # the law behind the last token is known too: a bonus
-            found.append(_Turn(kept, judged + 1, once, start, model, rows))
+        next_state: State = (proposers[verified:], tuple(max(0, count - verified) for count in counts))
+        if known > len(proposers):  # the distribution after the last token is known too: a bonus
+            found.append(_Turn(kept, verified + 1, one_call, start, model, rows))
         elif self.alternate:
-            found.append(self._proposed(kept, judged, after, (model, rows)))
+            found.append(self._proposal_turn(kept, verified, next_state, (model, rows)))
         else:
-            found.append(_Turn(kept, judged, once, after, model, rows))
+            found.append(_Turn(kept, verified, one_call, next_state, model, rows))
         return [turn for turn in found if turn.probability > 0]
 
-    def _proposed(self, probability: float, tokens: int, state: State, turn: tuple[int, int]) -> _Turn:
-        """The model proposes; one call over so many rows fed it what it had not seen, and gave its first token."""
+    def _proposal_turn(self, probability: float, tokens: int, state: State, turn: tuple[int, int]) -> _Turn:
+        """Return the turn in which the model proposes.
+
+        One call over ``rows`` feeds the model its unseen tokens and gives its first proposal.
+        """
         model, rows = turn
         gamma = self.gammas[model]
-        authors = state[0] + (model,) * gamma
-        scored = tuple(len(authors) if m == model else count for m, count in enumerate(state[1]))
+        proposers = state[0] + (model,) * gamma
+        scored = tuple(len(proposers) if m == model else count for m, count in enumerate(state[1]))
         calls = tuple(gamma * (m == model) for m in range(len(scored)))
-        return _Turn(probability, tokens, calls, (authors, scored), model, rows)
+        return _Turn(probability, tokens, calls, (proposers, scored), model, rows)

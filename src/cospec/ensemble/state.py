@@ -1,4 +1,4 @@
-"""One sequence in one collaborative round: what it gained so far, and what of its line may be judged."""
+"""State of one sequence in one collaborative step: the accepted tokens and the proposals to verify."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cospec.ensemble.proposal_queue import Proposal, ProposalQueue
 
 @dataclass(slots=True)
 class CollaborativeState:
-    """Begins as a plan's entry, ends as its outcome.
+    """Begins as an entry of the plan, ends as its outcome.
 
     Attributes:
-        kept: proposals that were accepted in this round.
-        muted: nobody proposes any more, because there were no numbers to choose by.
-        outcome: set when the sequence gains no more in this round.
+        accepted: proposals that were accepted in this step.
+        stopped: no model proposes any more, because logits were not numbers.
+        outcome: set when the sequence gains no more tokens in this step.
     """
 
     entry: ScheduledRequest
-    line: ProposalQueue
+    queue: ProposalQueue
     blend: Blend
-    kept: list[Proposal] = field(default_factory=list)
-    muted: bool = False
+    accepted: list[Proposal] = field(default_factory=list)
+    stopped: bool = False
     outcome: StepOutput | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     calls: dict[str, int] = field(default_factory=dict)
@@ -40,95 +40,95 @@ class CollaborativeState:
 
     @property
     def room(self) -> int:
-        """How many tokens may still be proposed."""
-        used = self.line.frontier + len(self.line.pending) - len(self.entry.sequence.tokens)
-        return 0 if self.muted else self.entry.budget.depth - used
+        """Number of tokens that may still be proposed."""
+        used = self.queue.frontier + len(self.queue.pending) - len(self.entry.sequence.tokens)
+        return 0 if self.stopped else self.entry.budget.depth - used
 
     @property
     def wants_prompt_rows(self) -> bool:
-        """Whether the logits of known tokens are asked for."""
+        """Whether the request wants logits of known tokens."""
         sequence = self.entry.sequence
         return sequence.request.sampling.prompt_logprobs is not None and sequence.computed < sequence.prompt_len - 1
 
     @property
     def known_rows(self) -> int:
-        """Positions from the frontier on whose law is known: every member of the blend has scored them."""
-        return min(self.line.scored(member) for member in self.blend.members)
+        """Number of positions from the frontier on that every member of the blend has scored."""
+        return min(self.queue.scored(member) for member in self.blend.members)
 
     @property
-    def judgeable(self) -> bool:
-        """Whether a proposal can be judged, or a token drawn where nobody proposes."""
-        return self.known_rows > 0 and bool(self.line.pending or not self.kept)
+    def verifiable(self) -> bool:
+        """Whether a proposal can be verified, or a token can be drawn without proposals."""
+        return self.known_rows > 0 and bool(self.queue.pending or not self.accepted)
 
     @property
-    def text(self) -> RequestState:
-        """The sequence with the tokens that were accepted in this round."""
+    def extended(self) -> RequestState:
+        """The request with the tokens that were accepted in this step."""
         sequence = self.entry.sequence
-        if not self.kept:
+        if not self.accepted:
             return sequence
-        tokens = [*sequence.tokens, *(proposal.token for proposal in self.kept)]
+        tokens = [*sequence.tokens, *(proposal.token for proposal in self.accepted)]
         return replace(sequence, tokens=tokens, computed=len(tokens) - 1)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
-        """Of the sequence as it is proposed, from position ``start`` up to ``end``."""
+        """Return known, accepted and pending tokens from position ``start`` up to ``end``."""
         known = self.entry.sequence.tokens
         found = known[start:end]
         if end > len(known):
-            ahead = [*self.kept, *self.line.pending]
+            ahead = [*self.accepted, *self.queue.pending]
             found += [proposal.token for proposal in ahead[max(0, start - len(known)) : end - len(known)]]
         return tuple(found)
 
     def stream_kind(self, acceptance_method: Callable[[RequestState], AcceptanceMethod]) -> StreamKind:
-        """The stream that proposals are drawn with."""
+        """Return the random stream of the proposals."""
         stream_kind: StreamKind = acceptance_method(self.entry.sequence).stream_kind
         return stream_kind
 
-    def count(self, name: str, calls: int = 1) -> None:
-        """A model was called for this sequence."""
+    def count_calls(self, name: str, calls: int = 1) -> None:
+        """Count calls of the model ``name`` for this sequence."""
         self.calls[name] = self.calls.get(name, 0) + calls
 
-    def case(self) -> tuple[ScheduledRequest, Draft | None]:
-        """What is to be judged: the entry as it stands now, and the proposals that all members have scored."""
-        entry, base = self.entry, self.line.frontier
-        if self.kept:
-            entry = ScheduledRequest(self.text, 1, entry.budget)
-        return entry, draft_of(self.id, base, self.line.pending[: self.known_rows])
+    def draft_to_verify(self) -> tuple[ScheduledRequest, Draft | None]:
+        """Return the current entry and the proposals that all members have scored."""
+        entry, base = self.entry, self.queue.frontier
+        if self.accepted:
+            entry = ScheduledRequest(self.extended, 1, entry.budget)
+        return entry, draft_of(self.id, base, self.queue.pending[: self.known_rows])
 
-    def apply_result(self, judged: StepOutput) -> int:
-        """Take a verdict on the line's first proposals; returns how many were accepted."""
-        if judged.error is not None or judged.verdict is None:
-            self.outcome = replace(judged, entry=self.entry, draft=None, model_calls=self.calls)
+    def apply_result(self, verified: StepOutput) -> int:
+        """Apply a verification result to the first proposals of the queue; returns the number of accepted proposals."""
+        if verified.error is not None or verified.verdict is None:
+            self.outcome = replace(verified, entry=self.entry, draft=None, model_calls=self.calls)
             return 0
-        verdict, line = judged.verdict, self.line
+        verdict, queue = verified.verdict, self.queue
         accepted = len(verdict.path)
-        seen = line.pending[: len(judged.draft) if judged.draft else 0]
-        self.kept += seen[:accepted]
-        self.logprobs += judged.logprobs
-        line.accept(accepted)
+        seen = queue.pending[: len(verified.draft) if verified.draft else 0]
+        self.accepted += seen[:accepted]
+        self.logprobs += verified.logprobs
+        queue.accept(accepted)
         if verdict.token is not None:
-            line.replace()
-            self._close(judged, [*self.kept, *seen[accepted:]], verdict)
+            queue.replace()
+            self._set_outcome(verified, [*self.accepted, *seen[accepted:]], verdict)
         return accepted
 
     def finish(self) -> StepOutput:
-        """The outcome; accepted proposals without a token behind them where nothing else came."""
+        """Return the outcome; without a further token it holds the accepted proposals alone."""
         if self.outcome is None:
-            path = tuple(range(len(self.kept)))
-            judged = StepOutput(self.entry, None, None)
-            self._close(judged, self.kept, VerifyResult(path, None, bonus=True))
+            path = tuple(range(len(self.accepted)))
+            verified = StepOutput(self.entry, None, None)
+            self._set_outcome(verified, self.accepted, VerifyResult(path, None, bonus=True))
         assert self.outcome is not None
         return self.outcome
 
-    def _close(self, judged: StepOutput, shown: list[Proposal], verdict: VerifyResult) -> None:
-        draft = draft_of(self.id, len(self.entry.sequence.tokens), shown)
-        whole = VerifyResult(tuple(range(len(self.kept))), verdict.token, verdict.bonus)
+    def _set_outcome(self, verified: StepOutput, proposals: list[Proposal], verdict: VerifyResult) -> None:
+        draft = draft_of(self.id, len(self.entry.sequence.tokens), proposals)
+        whole = VerifyResult(tuple(range(len(self.accepted))), verdict.token, verdict.bonus)
         self.outcome = StepOutput(
-            self.entry, draft, whole, self.logprobs, judged.prompt_logprobs, model_calls=self.calls
+            self.entry, draft, whole, self.logprobs, verified.prompt_logprobs, model_calls=self.calls
         )
 
 
 def draft_of(id: str, base: int, proposals: list[Proposal]) -> Draft | None:
-    """The proposals as a chain behind ``base`` tokens; None of none."""
+    """Return the proposals as a chain after ``base`` tokens; None if there are none."""
     if not proposals:
         return None
     tokens = tuple(proposal.token for proposal in proposals)

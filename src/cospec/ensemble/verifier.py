@@ -1,4 +1,4 @@
-"""Several models in one verifier's place: caches kept in step, and all score what another drafter proposed."""
+"""Several models in the place of one target: synchronized caches, and one verification of a drafter's drafts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, Ste
 from cospec.ensemble.ensemble import EnsembleDecoder
 
 Fed = Callable[[str, int], int]
-"""Up to which of a sequence's tokens, by its id, a model, by its place, has what was computed in its cache."""
+"""Maps a sequence's id and a model's index to the number of tokens with computed entries in the model's cache."""
 
 
 class EnsembleKVManager:
-    """The KV caches of several models, used as one ``BlockManager``: a request has room in all caches or in none."""
+    """The KV caches of several models as one ``BlockManager``: a request has room in all caches or in none."""
 
     def __init__(
         self, pools: Sequence[BlockManager], fed: Fed, drop: Callable[[Sequence[str]], None] | None = None
@@ -29,7 +29,7 @@ class EnsembleKVManager:
 
     @property
     def usage(self) -> float:
-        """Of the fullest cache."""
+        """Usage of the fullest cache."""
         return max(pool.usage for pool in self._pools)
 
     @property
@@ -38,7 +38,7 @@ class EnsembleKVManager:
         return min(pool.capacity for pool in self._pools)
 
     def match_prefix(self, id: str, tokens: Sequence[int]) -> int:
-        """Open a sequence everywhere with the longest prefix that is in every cache."""
+        """Open a sequence in all caches with the longest prefix that every cache has."""
         while True:
             found = [pool.match_prefix(id, tokens) for pool in self._pools]
             if min(found) == max(found):
@@ -48,7 +48,7 @@ class EnsembleKVManager:
             tokens = tokens[: min(found) + 1]
 
     def allocate(self, id: str, length: int) -> bool:
-        """Make room everywhere; where one cache has none, the room in the others stays with the sequence."""
+        """Reserve room in all caches; if one cache is full, the sequence keeps its room in the others."""
         return all([pool.allocate(id, length) for pool in self._pools])
 
     def cache_blocks(self, id: str, tokens: Sequence[int], computed: int) -> None:
@@ -57,21 +57,21 @@ class EnsembleKVManager:
             pool.cache_blocks(id, tokens, min(computed, self._fed(id, model)))
 
     def free(self, id: str) -> None:
-        """Give back a sequence's pages, and forget what stood ahead of it."""
+        """Release a sequence's pages, and drop its proposals."""
         if self._drop is not None:
             self._drop([id])
         for pool in self._pools:
             pool.free(id)
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when one of the caches is not in order."""
+        """Raise ``AssertionError`` if one of the caches is inconsistent."""
         for pool in self._pools:
             pool.check_integrity()
 
 
 @dataclass(slots=True)
-class _Part:
-    """The sequences of one blend in one round; ``queues`` are the logits of each of its members."""
+class _BlendGroup:
+    """The sequences of one blend in one step; ``queues`` holds the logits ``[R, V]`` of each member."""
 
     blend: Blend
     tasks: Sequence[VerifyTask]
@@ -84,60 +84,65 @@ class _Part:
 
 
 class EnsembleVerifier:
-    """Scores drafts with every member of a sequence's blend and judges them by it. Implements ``protocols.Verifier``.
+    """Scores drafts with every member of a sequence's blend and verifies them. Implements ``core.interfaces.Verifier``.
 
-    With it every round that orders a drafter against one target orders it against several.
+    Every execution mode for one target runs on several models through this class.
     """
 
-    def __init__(self, panel: EnsembleDecoder) -> None:
-        self._panel = panel
-        self.pages = EnsembleKVManager([model.pages for model in panel.models], self._fed)
+    def __init__(self, decoder: EnsembleDecoder) -> None:
+        self._decoder = decoder
+        self.pages = EnsembleKVManager([model.pages for model in decoder.models], self._fed)
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The rule of the sequence's request."""
-        return self._panel.verifier.acceptance_method(sequence)
+        """Return the acceptance method of the sequence's request."""
+        return self._decoder.verifier.acceptance_method(sequence)
 
     def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """One call of each model, for all sequences that it has a part in; the sequences of one blend are judged
-        together."""
-        with self._panel.working():
-            parts = self._parts(entries, drafts)
-            for place, model in enumerate(self._panel.models):
-                reading = [part for part in parts if place in part.blend.members]
+        """Return one outcome per entry, in order.
+
+        Each model runs once for all sequences whose blend includes it. The sequences of one blend are verified
+        together.
+        """
+        with self._decoder.limit_torch_threads():
+            groups = self._group(entries, drafts)
+            for place, model in enumerate(self._decoder.models):
+                reading = [group for group in groups if place in group.blend.members]
                 if reading:
-                    segments = tuple(segment for part in reading for segment in part.segments)
-                    rows = model.forward(TokenBatch(segments)).split([part.rows for part in reading])
-                    for part, own in zip(reading, rows, strict=True):
-                        part.queues.append(own)
-            found = {outcome.entry.sequence.id: outcome for part in parts for outcome in self._judge(part)}
+                    segments = tuple(segment for group in reading for segment in group.segments)
+                    rows = model.forward(TokenBatch(segments)).split([group.rows for group in reading])
+                    for group, own in zip(reading, rows, strict=True):
+                        group.queues.append(own)
+            found = {outcome.entry.sequence.id: outcome for group in groups for outcome in self._verify(group)}
         return [found[entry.sequence.id] for entry in entries]
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the caches of the models that were fed them."""
-        reads = self._panel.blends.reads
-        for place, model in enumerate(self._panel.models):
-            model.commit([commit for commit in commits if reads(commit.id, place)])
+        uses = self._decoder.blends.uses
+        for place, model in enumerate(self._decoder.models):
+            model.commit([commit for commit in commits if uses(commit.id, place)])
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
-        self._panel.free(ids)
+        self._decoder.free(ids)
 
     def _fed(self, id: str, model: int) -> int:
-        """All that was computed, or nothing: a model has a part in all of a sequence or in none of it."""
-        return sys.maxsize if self._panel.blends.reads(id, model) else 0
+        """Return the computed tokens of a sequence in a model: all or none, because a blend includes a model or does
+        not.
+        """
+        return sys.maxsize if self._decoder.blends.uses(id, model) else 0
 
-    def _parts(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[_Part]:
+    def _group(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[_BlendGroup]:
         groups: dict[int, tuple[Blend, list[ScheduledRequest]]] = {}
         for entry in entries:
-            blend = self._panel.blends.of(entry.sequence.request)
+            blend = self._decoder.blends.of(entry.sequence.request)
             groups.setdefault(id(blend), (blend, []))[1].append(entry)
-        return [_Part(blend, *self._panel.verifier.lay_out(own, drafts)) for blend, own in groups.values()]
+        return [_BlendGroup(blend, *self._decoder.verifier.lay_out(own, drafts)) for blend, own in groups.values()]
 
-    def _judge(self, part: _Part) -> list[StepOutput]:
-        """Where the round only computes known tokens there are no rows, and no blend of them."""
-        if part.rows:
-            outcomes = self._panel.verify(part.blend, part.tasks, part.queues)
+    def _verify(self, group: _BlendGroup) -> list[StepOutput]:
+        """Verify one group; without rows the step only computes known tokens, and there is nothing to blend."""
+        if group.rows:
+            outcomes = self._decoder.verify(group.blend, group.tasks, group.queues)
         else:
-            outcomes = [StepOutput(task.entry, None, None) for task in part.tasks]
-        calls = {self._panel.names[member]: 1 for member in part.blend.members}
+            outcomes = [StepOutput(task.entry, None, None) for task in group.tasks]
+        calls = {self._decoder.names[member]: 1 for member in group.blend.members}
         return [replace(outcome, model_calls=calls) for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""Draft further while the draft is being verified, as if all of it were accepted (spec section 6; PipeInfer, DSI)."""
+"""Draft further while a draft is being verified, as if all of the draft were accepted (PipeInfer, DSI)."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ from cospec.execution.overlapped import OverlappedMode
 
 
 class DraftAhead(OverlappedMode):
-    """A sequence is drafted and verified at once::
+    """Drafts and verifies a sequence at the same time::
 
         target   verify A0         verify A1         verify A2
         drafter  draft A1 | A0     draft A2 | A0 A1  ...
 
-    When all of a draft was accepted and the next token is the one that the drafter went on with, what it wrote behind
-    that is the next draft. Otherwise it is dropped and the sequence drafted anew, for which the others wait: a target
-    reads its weights for one sequence as for many, so they would lose more by going on without it.
+    If the target accepts all of a draft and its next token equals the drafter's next token, the following tokens are
+    the
+    next draft. Otherwise they are dropped and the sequence is drafted again. The other sequences wait for this draft: a
+    target reads its weights once for any number of sequences, so a step without this sequence would cost more.
     """
 
     name: ClassVar[str] = "draft-ahead"
 
-    def choose(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
-        """Everybody; those whose draft is a chain are drafted further meanwhile."""
-        desk = self.desk
-        while any(desk.waits_for(entry) for entry in entries):
-            desk.ask([desk.fresh(entry) for entry in entries if desk.needs(entry)])
-            desk.wait()
+    def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
+        """Return all entries; submits drafts ahead for those whose draft is a chain."""
+        dispatcher = self.dispatcher
+        while any(dispatcher.waits_for_draft(entry) for entry in entries):
+            dispatcher.submit_drafts(
+                [dispatcher.continue_committed(entry) for entry in entries if dispatcher.needs_draft(entry)]
+            )
+            dispatcher.wait()
             for entry in entries:
-                desk.pool.review(entry)
-        drafts = desk.drafts_of(entries)
-        if desk.drafts_ahead:
+                dispatcher.buffer.drop_stale(entry)
+        drafts = dispatcher.drafts_of(entries)
+        if dispatcher.drafts_ahead:
             chains = [
                 (entry, draft) for entry in entries if (draft := drafts.get(entry.sequence.id)) and draft.is_chain
             ]
-            desk.ask([ask for entry, draft in chains if (ask := desk.ahead(entry, draft)) is not None])
+            dispatcher.submit_drafts(
+                [request for entry, draft in chains if (request := dispatcher.continue_draft(entry, draft)) is not None]
+            )
         return entries, drafts

@@ -1,14 +1,16 @@
-"""Drafts between drafting and verification: who is being drafted for, and which drafts wait for the target.
+"""Drafts between drafting and verification: pending draft requests, and finished drafts that wait for the target.
 
-Minions calls it the intermediate resulting pool (section 3.4), CoSine the draft pool (section 4.3). Life of an entry::
+Minions calls this buffer the intermediate resulting pool (section 3.4), CoSine the draft pool (section 4.3). Life of
+an entry::
 
-    expect ──► asked ──deliver──► ready ──take──► verified
-                 └─────── drop ─────┘  stale: the sequence went another way, so what comes is thrown away
+    add ──► pending ──deliver──► ready ──take──► verified
+               └────── drop ──────┘  stale: the sequence took another path, so its draft is discarded
 
-A draft says which tokens it continues: those of its ``DraftRequest``, the last ``assumed`` of which were a draft under
-verification when it was asked for. ``continued`` decides what of it still holds when the sequence has moved on. That is
-exact: whether a draft is kept depends on tokens that were fixed before the kept ones were drawn, and a draft from
-before the latest judgement that did not reach beyond it is never kept, so that no token is judged twice.
+A draft continues the tokens of its ``DraftRequest``. The last ``assumed`` of these tokens were a draft under
+verification at the time of the request. ``rebase`` returns the part that still holds after the sequence has moved on.
+The result is exact: tokens that decide whether a draft is kept were fixed before the kept tokens were drawn. A draft
+from before the latest verification that does not reach beyond the verified tokens is never kept. So no token is
+verified twice.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from cospec.core.types import Draft, DraftBudget, DraftContext, ScheduledRequest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
-    """One sequence as its drafter sees it, in a copy that does not change while the drafter works."""
+    """One sequence as its drafter sees it; a copy that does not change while the drafter runs."""
 
     context: DraftContext
     budget: DraftBudget
@@ -30,11 +32,11 @@ class DraftRequest:
     def id(self) -> str:
         return self.context.id
 
-    def holds(self, tokens: Sequence[int]) -> bool:
-        """Whether ``tokens``, all committed by now, can still be continued by what was asked for.
+    def is_valid(self, tokens: Sequence[int]) -> bool:
+        """Return whether the requested draft can still continue ``tokens``, all of which are committed.
 
-        A sequence is judged at most once on the way: it has gained nothing, or what was assumed and one token at most
-        behind it.
+        A sequence is verified at most once in the meantime. So it gained nothing, or the assumed tokens and at most one
+        more.
         """
         context, sure = self.context, self.context.committed
         gained = len(tokens) - sure
@@ -45,32 +47,32 @@ class DraftRequest:
         )
 
 
-def continued(ask: DraftRequest, draft: Draft, tokens: Sequence[int]) -> Draft | None:
-    """The part of ``draft`` behind ``tokens``, as a draft of its own; None where nothing is left or it went astray."""
-    base, known = len(ask.context.tokens), len(tokens)
-    if draft.base_len != base or known < base or not ask.holds(tokens) or not len(draft):
+def rebase(request: DraftRequest, draft: Draft, tokens: Sequence[int]) -> Draft | None:
+    """Return the part of ``draft`` after ``tokens``; None if nothing is left or the sequence took another path."""
+    base, known = len(request.context.tokens), len(tokens)
+    if draft.base_len != base or known < base or not request.is_valid(tokens) or not len(draft):
         return None
     if known == base:
         return draft
-    # One token stands behind what was assumed; a chain goes on if it began with that token.
+    # One committed token follows the assumed ones; a chain still holds if its first token is this token.
     if not draft.is_chain or draft.tokens[0] != tokens[base] or len(draft) == 1:
         return None
-    return _cut(draft, slice(1, None), known)
+    return _slice_chain(draft, slice(1, None), known)
 
 
-def fitted(draft: Draft | None, budget: DraftBudget) -> Draft | None:
-    """The draft within a budget that was set after it was asked for: a chain is cut, a tree that is too large left."""
+def fit_to_budget(draft: Draft | None, budget: DraftBudget) -> Draft | None:
+    """Fit a draft to a later budget: cut a chain, drop a tree that is too large."""
     if draft is None or budget.depth < 1:
         return None
     if len(draft) <= budget.max_nodes and draft.depth <= budget.depth:
         return draft
     if not draft.is_chain:
         return None
-    return _cut(draft, slice(0, min(budget.depth, budget.max_nodes)), draft.base_len)
+    return _slice_chain(draft, slice(0, min(budget.depth, budget.max_nodes)), draft.base_len)
 
 
-def _cut(draft: Draft, kept: slice, base: int) -> Draft | None:
-    """Some nodes of a chain as a chain behind ``base`` committed tokens."""
+def _slice_chain(draft: Draft, kept: slice, base: int) -> Draft | None:
+    """Return some nodes of a chain as a chain after ``base`` committed tokens; None if there are none."""
     tokens = draft.tokens[kept]
     if not tokens:
         return None
@@ -86,59 +88,61 @@ def _cut(draft: Draft, kept: slice, base: int) -> Draft | None:
 
 
 class DraftBuffer:
-    """Every sequence is in at most one place: being drafted for, or with a finished draft (None: there is none)."""
+    """Every sequence has at most one entry: a pending request, or a finished draft (None: the drafter made no
+    draft)."""
 
     def __init__(self) -> None:
-        self.asked: dict[str, DraftRequest] = {}
+        self.pending: dict[str, DraftRequest] = {}
         self.ready: dict[str, tuple[DraftRequest, Draft | None]] = {}
-        self.stale = 0  # drafts that came to nothing because their sequence went another way
+        self.stale = 0  # drafts that were discarded because their sequence took another path
 
-    def expect(self, asks: Iterable[DraftRequest]) -> None:
-        """Somebody drafts for these sequences now."""
-        for ask in asks:
-            assert ask.id not in self.asked and ask.id not in self.ready, "a sequence is drafted for twice"
-            self.asked[ask.id] = ask
+    def add(self, requests: Iterable[DraftRequest]) -> None:
+        """Add pending requests."""
+        for request in requests:
+            assert request.id not in self.pending and request.id not in self.ready, "a sequence has two drafts"
+            self.pending[request.id] = request
 
-    def deliver(self, asks: Sequence[DraftRequest], drafts: Iterable[Draft]) -> None:
-        """What a drafter answered; sequences that it left out have no draft. Answers to dropped asks are ignored."""
+    def deliver(self, requests: Sequence[DraftRequest], drafts: Iterable[Draft]) -> None:
+        """Store a drafter's answer; omitted sequences have no draft. Answers to dropped requests are ignored."""
         found = {draft.id: draft for draft in drafts}
-        for ask in asks:
-            if self.asked.get(ask.id) is not ask:
+        for request in requests:
+            if self.pending.get(request.id) is not request:
                 self.stale += 1
                 continue
-            del self.asked[ask.id]
-            draft = found.get(ask.id)
-            if draft is not None or not ask.context.assumed:  # what could not be drafted ahead may be drafted yet
-                self.ready[ask.id] = ask, draft
+            del self.pending[request.id]
+            draft = found.get(request.id)
+            # a failed draft ahead can still be drafted after the commit
+            if draft is not None or not request.context.assumed:
+                self.ready[request.id] = request, draft
 
-    def review(self, entry: ScheduledRequest) -> None:
-        """Drop what the sequence's new tokens have overtaken."""
+    def drop_stale(self, entry: ScheduledRequest) -> None:
+        """Drop a pending request or a draft that the sequence's new tokens have made stale."""
         sequence = entry.sequence
-        ask = self.asked.get(sequence.id)
-        if ask is not None and not ask.holds(sequence.tokens):
-            del self.asked[sequence.id]
-        asked, draft = self.ready.get(sequence.id, (None, None))
-        if asked is not None and draft is not None and continued(asked, draft, sequence.tokens) is None:
+        request = self.pending.get(sequence.id)
+        if request is not None and not request.is_valid(sequence.tokens):
+            del self.pending[sequence.id]
+        pending, draft = self.ready.get(sequence.id, (None, None))
+        if pending is not None and draft is not None and rebase(pending, draft, sequence.tokens) is None:
             del self.ready[sequence.id]
             self.stale += 1
 
     def take(self, entry: ScheduledRequest) -> Draft | None:
-        """The finished draft of a planned sequence, behind its present tokens and within its present budget."""
-        ask, draft = self.ready.pop(entry.sequence.id, (None, None))
-        if ask is None or draft is None:
+        """Return the finished draft of a planned sequence, after its current tokens and within its current budget."""
+        request, draft = self.ready.pop(entry.sequence.id, (None, None))
+        if request is None or draft is None:
             return None
-        return fitted(continued(ask, draft, entry.sequence.tokens), entry.budget)
+        return fit_to_budget(rebase(request, draft, entry.sequence.tokens), entry.budget)
 
     def drop(self, ids: Iterable[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
         for id in ids:
-            self.asked.pop(id, None)
+            self.pending.pop(id, None)
             self.ready.pop(id, None)
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when a sequence is in two places or under another's name."""
-        assert not self.asked.keys() & self.ready.keys(), "a sequence is drafted for while its draft waits"
-        for id, ask in self.asked.items():
-            assert ask.id == id, "an ask stands under another name"
-        for id, (ask, draft) in self.ready.items():
-            assert ask.id == id and (draft is None or draft.id == id), "a draft stands under another name"
+        """Raise ``AssertionError`` if a sequence has two entries or another id."""
+        assert not self.pending.keys() & self.ready.keys(), "a sequence is pending and ready at once"
+        for id, request in self.pending.items():
+            assert request.id == id, "a request has another id"
+        for id, (request, draft) in self.ready.items():
+            assert request.id == id and (draft is None or draft.id == id), "a draft has another id"

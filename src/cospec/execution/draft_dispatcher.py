@@ -1,4 +1,4 @@
-"""Drafting beside verification: asks go out to the drafter's handle, answers come back into the draft pool."""
+"""Submit draft requests to the drafter's executor, and collect drafts into the draft buffer."""
 
 from __future__ import annotations
 
@@ -24,89 +24,93 @@ from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
 from cospec.execution.draft_errors import propose_one_by_one, with_failures
 from cospec.runtime.executors import InlineExecutor
 
-PATIENCE = 10.0  # seconds that a target with nothing else to do waits for drafts
-AHEAD = 1 << 32  # numbers of derived seeds from here on belong to drafts made ahead
+DRAFT_TIMEOUT = 10.0  # seconds that an idle target waits for drafts
+AHEAD_SEEDS = 1 << 32  # derived seeds from this number on belong to drafts made ahead
 
 log = logging.getLogger(__name__)
 
 
 class DraftDispatcher:
-    """What the rounds that draft beside verification have in common."""
+    """Asynchronous drafting for the overlapped execution modes.
 
-    def __init__(self, components: StepContext, patience: float = PATIENCE) -> None:
-        self.components, self.patience = components, patience
-        self.pool = DraftBuffer()
-        self.lost = 0  # times that a drafter was given up on
+    Args:
+        timeout: seconds to wait for one answer of the drafter.
+    """
+
+    def __init__(self, components: StepContext, timeout: float = DRAFT_TIMEOUT) -> None:
+        self.components, self.timeout = components, timeout
+        self.buffer = DraftBuffer()
+        self.lost = 0  # batches that the drafter lost or answered too late
         self.executor: Executor | None = components.executor
         if components.executor is None and components.drafter is not None:
             self.executor = InlineExecutor(components.drafter, components.clock)
         self._jobs: deque[tuple[Future, Sequence[DraftRequest]]] = deque()
-        self._told: deque[tuple[Future, Sequence[str]]] = deque()
-        self._failures: dict[str, str] = {}  # why requests could not be drafted for
+        self._notifications: deque[tuple[Future, Sequence[str]]] = deque()
+        self._failures: dict[str, str] = {}  # errors of requests whose drafting failed, by id
         self._busy = 0.0
 
     @property
-    def attended(self) -> bool:
-        """Whether there is a drafter that can be asked now."""
+    def available(self) -> bool:
+        """Whether a drafter can be called now."""
         return self.executor is not None and self.executor.present
 
     @property
     def drafts_ahead(self) -> bool:
-        """Whether the drafter can continue what is being verified."""
-        return self.attended and self.components.drafter is not None and self.components.drafter.drafts_ahead
+        """Whether the drafter can continue a draft under verification."""
+        return self.available and self.components.drafter is not None and self.components.drafter.drafts_ahead
 
-    def ask(self, asks: Sequence[DraftRequest]) -> None:
-        """Have all of them drafted for as one batch."""
-        if asks and self.executor is not None:
-            self.pool.expect(asks)
-            contexts, budgets = [ask.context for ask in asks], [ask.budget for ask in asks]
-            self._jobs.append((self.executor.submit("propose", contexts, budgets), asks))
+    def submit_drafts(self, requests: Sequence[DraftRequest]) -> None:
+        """Submit draft requests as one batch."""
+        if requests and self.executor is not None:
+            self.buffer.add(requests)
+            contexts, budgets = [request.context for request in requests], [request.budget for request in requests]
+            self._jobs.append((self.executor.submit("propose", contexts, budgets), requests))
 
     def open(self, entries: Sequence[ScheduledRequest]) -> None:
-        """Begin a round: let go of what the policy releases, take in what is there, drop what was overtaken."""
+        """Begin a step: free what the policy releases, collect finished drafts, drop stale drafts."""
         released = [entry.sequence.id for entry in entries if entry.budget.release]
         if released:
-            self.pool.drop(released)
-            self._tell("free", released, released)
+            self.buffer.drop(released)
+            self._notify("free", released, released)
         self.collect()
         for entry in entries:
-            self.pool.review(entry)
+            self.buffer.drop_stale(entry)
 
     def collect(self) -> None:
-        """Take in every answer that is there, without waiting."""
-        while self._told and self._told[0][0].done():
-            self._hear()
+        """Collect every finished answer, without waiting."""
+        while self._notifications and self._notifications[0][0].done():
+            self._finish_notification()
         while self._jobs and self._jobs[0][0].done():
             self.wait()
 
     def wait(self) -> None:
-        """Take in the oldest answer; a drafter that is gone or too slow has answered that it has no drafts."""
-        future, asks = self._jobs.popleft()
+        """Collect the oldest answer; a lost or late drafter counts as an answer without drafts."""
+        future, requests = self._jobs.popleft()
         try:
-            drafts: Sequence[Draft] = future.result(self.patience)
+            drafts: Sequence[Draft] = future.result(self.timeout)
         except (DrafterLost, TimeoutError):
             self.lost += 1
             drafts = ()
-        except Exception:  # which request raised is not known yet
-            log.exception("a batch could not be drafted for; its requests are tried one by one")
-            contexts, budgets = [ask.context for ask in asks], [ask.budget for ask in asks]
+        except Exception:  # the failing request is not known yet
+            log.exception("drafting failed for a batch; its requests are retried one by one")
+            contexts, budgets = [request.context for request in requests], [request.budget for request in requests]
             drafts, failures = propose_one_by_one(self._call, contexts, budgets)
             self._failures |= failures
-        self.pool.deliver(asks, drafts)
+        self.buffer.deliver(requests, drafts)
 
-    def waits_for(self, entry: ScheduledRequest) -> bool:
-        """Whether the sequence is to be verified with a draft that is not there yet."""
+    def waits_for_draft(self, entry: ScheduledRequest) -> bool:
+        """Return whether the sequence is to be verified with a draft that is not finished yet."""
         id = entry.sequence.id
-        return self.attended and entry.budget.depth > 0 and id not in self.pool.ready
+        return self.available and entry.budget.depth > 0 and id not in self.buffer.ready
 
-    def needs(self, entry: ScheduledRequest) -> bool:
-        """Whether the sequence waits for a draft that nobody makes."""
-        return self.waits_for(entry) and entry.sequence.id not in self.pool.asked
+    def needs_draft(self, entry: ScheduledRequest) -> bool:
+        """Return whether the sequence needs a draft that was not requested yet."""
+        return self.waits_for_draft(entry) and entry.sequence.id not in self.buffer.pending
 
     def verify(
         self, batch: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> tuple[list[StepOutput], StepTimes]:
-        """Let the target work, whatever the drafter does meanwhile."""
+        """Verify a batch; returns its outcomes, and the times of the drafter and the target."""
         started = self.components.clock()
         failures, self._failures = self._failures, {}
         sound = [entry for entry in batch if entry.sequence.id not in failures] if failures else batch
@@ -121,47 +125,50 @@ class DraftDispatcher:
         return outcomes, times
 
     def drafts_of(self, batch: Sequence[ScheduledRequest]) -> dict[str, Draft]:
-        """The finished drafts of a batch, as far as they are worth verifying."""
-        taken = [draft for entry in batch if (draft := self.pool.take(entry)) is not None]
-        return {draft.id: draft for draft in self.components.policy.trim(taken)}
+        """Return the finished drafts of a batch, trimmed by the policy."""
+        drafts = [draft for entry in batch if (draft := self.buffer.take(entry)) is not None]
+        return {draft.id: draft for draft in self.components.policy.trim(drafts)}
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Target first; the drafter hears of it when it has done what it was asked before."""
+        """Commit in the target first; the drafter commits after its pending calls."""
         self.components.verifier.commit(commits)
-        self._tell("commit", commits, [commit.id for commit in commits])
+        self._notify("commit", commits, [commit.id for commit in commits])
 
     def free(self, ids: Sequence[str]) -> None:
-        """Target first, then the drafter."""
+        """Forget sequences in the target first, then in the drafter. Unknown ids are ignored."""
         self.components.verifier.free(ids)
-        self.pool.drop(ids)
+        self.buffer.drop(ids)
         for id in ids:
             self._failures.pop(id, None)
-        self._tell("free", ids, ids)
+        self._notify("free", ids, ids)
 
-    def fresh(self, entry: ScheduledRequest) -> DraftRequest:
-        """A draft that continues the committed tokens."""
+    def continue_committed(self, entry: ScheduledRequest) -> DraftRequest:
+        """Return a request for a draft after the committed tokens."""
         sequence = entry.sequence
         stream_kind = self.components.verifier.acceptance_method(sequence).stream_kind
         return DraftRequest(_context(sequence, list(sequence.tokens), sequence.request.seed, stream_kind), entry.budget)
 
-    def ahead(self, entry: ScheduledRequest, draft: Draft) -> DraftRequest | None:
-        """A draft that continues ``draft``, a chain under verification, as if all of it were accepted.
+    def continue_draft(self, entry: ScheduledRequest, draft: Draft) -> DraftRequest | None:
+        """Return a request for a draft after ``draft``, as if all of this chain under verification were accepted.
 
-        Its first token has to be the one that the target puts behind the draft, so it is one longer than the budget.
-        It is drawn with a seed of its own for every round: a sequence may come to the same length in another way, and
-        no number may serve twice. Under the target's noise there is nothing to keep apart: the token of a position is
-        drawn with one number, whoever draws it. None where the output ends before such a draft could be of use.
+        The first token must match the target's token after ``draft``, so the draft is one token longer than the budget.
+        Each
+        step gives the draft a seed of its own: a sequence may reach the same length on another path, and no random
+        number may
+        serve twice. Under the target's random stream the seed stays, because one number draws the token of each
+        position.
+        None if the output ends too early for such a draft.
         """
         sequence, base = entry.sequence, draft.base_len
         stream_kind = self.components.verifier.acceptance_method(sequence).stream_kind
         seed = (
             sequence.request.seed
             if stream_kind is StreamKind.TARGET
-            else derive_seed(sequence.request.seed, AHEAD + base)
+            else derive_seed(sequence.request.seed, AHEAD_SEEDS + base)
         )
         most = sequence.request.sampling.max_tokens
         room = entry.budget.depth + 1 if most is None else most - sequence.output_len - len(draft) - 1
-        depth = min(entry.budget.depth + 1, room)  # the last token of an output is the target's own
+        depth = min(entry.budget.depth + 1, room)  # the target makes the last token of an output
         if depth < 2:
             return None
         budget = DraftBudget(depth, depth, threshold=entry.budget.threshold)
@@ -170,28 +177,30 @@ class DraftDispatcher:
         )
 
     def close(self) -> None:
-        """Let the drafter finish what it was asked for, and forget the answers."""
+        """Wait for all pending calls of the drafter, and discard the results."""
         while self._jobs:
             self.wait()
-        while self._told:
-            self._hear()
-        self.pool.drop([*self.pool.asked, *self.pool.ready])
+        while self._notifications:
+            self._finish_notification()
+        self.buffer.drop([*self.buffer.pending, *self.buffer.ready])
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when a sequence is expected from nobody, or the pool has lost one."""
-        self.pool.check_integrity()
-        coming = {id(ask) for _, asks in self._jobs for ask in asks}
-        assert all(id(ask) in coming for ask in self.pool.asked.values()), "a draft is expected that nobody makes"
+        """Raise ``AssertionError`` if no drafter makes a pending draft, or the buffer is inconsistent."""
+        self.buffer.check_integrity()
+        coming = {id(request) for _, requests in self._jobs for request in requests}
+        assert all(id(request) in coming for request in self.buffer.pending.values()), (
+            "no drafter makes a pending draft"
+        )
 
-    def _tell(self, method: str, told: Sequence[Commit] | Sequence[str], ids: Sequence[str]) -> None:
+    def _notify(self, method: str, message: Sequence[Commit] | Sequence[str], ids: Sequence[str]) -> None:
         if self.executor is not None:
-            self._told.append((self.executor.submit(method, told), ids))
+            self._notifications.append((self.executor.submit(method, message), ids))
 
-    def _hear(self) -> None:
-        """Wait for the oldest word to the drafter; where that raised, the drafter begins these sequences anew."""
-        future, ids = self._told.popleft()
+    def _finish_notification(self) -> None:
+        """Wait for the oldest notification; if the drafter raised, the drafter forgets these sequences."""
+        future, ids = self._notifications.popleft()
         try:
-            future.result(self.patience)
+            future.result(self.timeout)
         except (DrafterLost, TimeoutError):
             raise
         except Exception:
@@ -199,8 +208,8 @@ class DraftDispatcher:
             self._call("free", ids)
 
     def _call(self, method: str, *args: Any) -> Any:
-        assert self.executor is not None, "only a drafter that was asked can raise"
-        return self.executor.submit(method, *args).result(self.patience)
+        assert self.executor is not None, "only a drafter can raise"
+        return self.executor.submit(method, *args).result(self.timeout)
 
 
 def _context(

@@ -1,4 +1,4 @@
-"""Asks a drafter for drafts, so that an error over one request ends that request alone."""
+"""Isolate errors of a drafter: an error in one request ends this request alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cospec.core.types import Draft, DraftBudget, DraftContext, ScheduledRequest
 from cospec.errors import failure
 
 Call = Callable[..., Any]
-"""Calls a method of the drafter, by its name, with arguments, and waits for the result."""
+"""Calls a method of the drafter by name with arguments, and waits for the result."""
 
 log = logging.getLogger(__name__)
 
@@ -18,18 +18,19 @@ log = logging.getLogger(__name__)
 def propose_one_by_one(
     call: Call, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]
 ) -> tuple[list[Draft], dict[str, str]]:
-    """Repeat a batch that raised, one request at a time: drafts, and a sentence for each request that raises again.
+    """Repeat a failed batch one request at a time; returns the drafts, and an error text by id for each failing
+    request.
 
-    The drafter forgets the batch first, because an error leaves its state unknown. The repeated draws are the same
-    draws, and no draft of the first call was used, so no number serves twice.
+    The drafter forgets the batch first, because an error leaves its state undefined. Repeated draws use the same random
+    numbers. No draft of the first call was used, so no number serves twice.
     """
     call("free", [context.id for context in contexts])
     drafts, failures = list[Draft](), dict[str, str]()
     for context, budget in zip(contexts, budgets, strict=True):
         try:
             drafts += call("propose", [context], [budget])
-        except Exception as error:  # the other requests are drafted for all the same
-            log.exception("request %s could not be drafted for", context.id)
+        except Exception as error:  # the other requests are still drafted
+            log.exception("drafting failed for request %s", context.id)
             failures[context.id] = failure(error)
             call("free", [context.id])
     return drafts, failures
@@ -38,7 +39,7 @@ def propose_one_by_one(
 def with_failures(
     entries: Sequence[ScheduledRequest], outcomes: Sequence[StepOutput], failures: Mapping[str, str]
 ) -> list[StepOutput]:
-    """The outcomes in the order of their entries, with an error for each entry whose drafting failed."""
+    """Return the outcomes in the order of their entries, with an error for each entry whose drafting failed."""
     found = {outcome.entry.sequence.id: outcome for outcome in outcomes}
     for entry in entries:
         id = entry.sequence.id

@@ -1,4 +1,4 @@
-"""What the rounds that draft beside verification have in common; they differ in whom they verify next."""
+"""Common base of the execution modes that draft during verification."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ from typing import ClassVar
 from cospec.core.interfaces import StepContext
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput, StepOutput
-from cospec.execution.draft_dispatcher import PATIENCE, DraftDispatcher
+from cospec.execution.draft_dispatcher import DRAFT_TIMEOUT, DraftDispatcher
 
 
 class OverlappedMode(ABC):
-    """Takes in what was drafted, chooses whom to verify, has others drafted for meanwhile, verifies."""
+    """Collects drafts, selects sequences to verify, submits further drafts, verifies.
+
+    A subclass decides which sequences to verify next.
+    """
 
     name: ClassVar[str]
     learns: ClassVar[bool] = False
 
-    def __init__(self, components: StepContext, patience: float = PATIENCE) -> None:
-        self.components, self.desk = components, DraftDispatcher(components, patience)
+    def __init__(self, components: StepContext, timeout: float = DRAFT_TIMEOUT) -> None:
+        self.components, self.dispatcher = components, DraftDispatcher(components, timeout)
         self.times, self.info = StepTimes(), ExecutionInfo(self.name)
 
     def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """Outcomes of the sequences that need no draft or have one."""
-        self.desk.open(plan.entries)
-        batch, drafts = self.choose(plan.entries)
-        outcomes, self.times = self.desk.verify(batch, drafts)
+        """Run one step; returns the outcomes of sequences that need no draft or have one."""
+        self.dispatcher.open(plan.entries)
+        batch, drafts = self.select(plan.entries)
+        outcomes, self.times = self.dispatcher.verify(batch, drafts)
         return outcomes
 
     @abstractmethod
-    def choose(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
-        """Whom to verify now, with which drafts; what is to be drafted meanwhile has been asked for by then."""
+    def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
+        """Return the entries to verify now, with their drafts; submits the drafts to make during verification."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Target first, then the drafter."""
-        self.desk.commit(commits)
+        """Commit in the target first, then in the drafter."""
+        self.dispatcher.commit(commits)
 
     def free(self, ids: Sequence[str]) -> None:
-        """Target first, then the drafter."""
-        self.desk.free(ids)
+        """Forget sequences in the target first, then in the drafter. Unknown ids are ignored."""
+        self.dispatcher.free(ids)
 
     def close(self) -> None:
-        """Let the drafter come to rest; nothing it was asked for is used."""
-        self.desk.close()
+        """Let the drafter finish pending calls; discards their results."""
+        self.dispatcher.close()
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when a sequence is drafted for twice or by nobody."""
-        self.desk.check_integrity()
+        """Raise ``AssertionError`` if a sequence has two drafts, or a pending draft that no drafter makes."""
+        self.dispatcher.check_integrity()

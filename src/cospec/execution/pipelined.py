@@ -1,4 +1,4 @@
-"""Drafters and target at the same time, on different sequences (spec section 6; Minions 3.4, CoSine 4.3)."""
+"""Run drafter and target at the same time on different sequences (Minions 3.4, CoSine 4.3)."""
 
 from __future__ import annotations
 
@@ -10,44 +10,48 @@ from cospec.execution.overlapped import OverlappedMode
 
 
 class Pipelined(OverlappedMode):
-    """While the target verifies one half of the sequences, the other half is drafted for::
+    """Drafts for one half of the sequences while the target verifies the other half::
 
         target   verify A      verify B      verify A
         drafter  draft B       draft A       draft B
 
-    The planned sequences are the request pool. A full target batch is half of those that are speculated for, all of
-    them where nobody drafts; drafters pause while so many drafts wait or are being made, and start as soon as the
-    target takes some. Sequences that need no draft are verified in every round.
+    The planned sequences are the request pool. A full target batch is half of the speculating sequences, or all of them
+    without a drafter. The drafter pauses while a full batch of drafts is pending or ready. Sequences that need no draft
+    are verified in every step.
     """
 
     name: ClassVar[str] = "pipelined"
 
-    def choose(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
-        """The oldest sequences that have a draft, and those that need none."""
-        desk = self.desk
+    def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:
+        """Return the oldest sequences that have a draft, and those that need none."""
+        dispatcher = self.dispatcher
         speculated = sum(entry.budget.depth > 0 for entry in entries)
-        full = (speculated + 1) // 2 if desk.attended else speculated
+        full = (speculated + 1) // 2 if dispatcher.available else speculated
         self._draft(entries, full)
         while not (batch := self._batch(entries, full)):
-            desk.wait()
-        drafts = desk.drafts_of(batch)
+            dispatcher.wait()
+        drafts = dispatcher.drafts_of(batch)
         verified = {entry.sequence.id for entry in batch}
         self._draft([entry for entry in entries if entry.sequence.id not in verified], full)
         return batch, drafts
 
     def _draft(self, entries: Sequence[ScheduledRequest], full: int) -> None:
-        """Keep the drafters busy up to a full target batch: back-pressure."""
-        desk = self.desk
-        drafted = sum(entry.budget.depth > 0 and not desk.needs(entry) for entry in entries)
+        """Submit drafts up to one full target batch (back-pressure)."""
+        dispatcher = self.dispatcher
+        drafted = sum(entry.budget.depth > 0 and not dispatcher.needs_draft(entry) for entry in entries)
         if drafted < full:
-            desk.ask([desk.fresh(entry) for entry in entries if desk.needs(entry)][: full - drafted])
+            dispatcher.submit_drafts(
+                [dispatcher.continue_committed(entry) for entry in entries if dispatcher.needs_draft(entry)][
+                    : full - drafted
+                ]
+            )
 
     def _batch(self, entries: Sequence[ScheduledRequest], full: int) -> list[ScheduledRequest]:
-        """Sequences that need no draft, and the oldest of those that have one."""
+        """Return sequences that need no draft, and the oldest of those that have one."""
         batch = []
         for entry in entries:
             drafted = entry.budget.depth > 0
-            if self.desk.waits_for(entry) or (drafted and full == 0):
+            if self.dispatcher.waits_for_draft(entry) or (drafted and full == 0):
                 continue
             batch.append(entry)
             full -= drafted

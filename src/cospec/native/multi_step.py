@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cospec.acceptance.reference import NO_NUMBERS
+from cospec.acceptance.reference import NOT_FINITE
 from cospec.core.interfaces import Model, NativeForward
 from cospec.core.plugins import AcceptanceMethod, DraftCache, Drafter
 from cospec.core.stats import StepTimes
@@ -227,7 +227,7 @@ class NativeMultiStep:
                 parents = tuple(range(-1, drafted - 1))
                 draft = Draft(id, bases[row], nodes, parents, (name,) * drafted)
             if bonus < 0:
-                outcomes.append(StepOutput(entries[row], draft, None, error=NO_NUMBERS))
+                outcomes.append(StepOutput(entries[row], draft, None, error=NOT_FINITE))
             else:
                 verdict = VerifyResult(tuple(range(accepted)), token, bonus == 1)
                 outcomes.append(StepOutput(entries[row], draft, verdict))

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from cospec.acceptance.match import Match
-from cospec.acceptance.reference import NO_NUMBERS, VerifiedDraft, VerifyTask, edited
+from cospec.acceptance.reference import NOT_FINITE, VerifiedDraft, VerifyTask, edited
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.rng import Floats
 from cospec.core.types import Request, RequestState, VerifyResult
@@ -128,7 +128,7 @@ class NativeVerifier:
                 path = tuple(found[paths : paths + length])
                 paths += 2 * len(task.draft.tokens)
             verdicts.append(
-                NO_NUMBERS if broken else VerifyResult(path, None if token < 0 else token, found[place + 2] == 1)
+                NOT_FINITE if broken else VerifyResult(path, None if token < 0 else token, found[place + 2] == 1)
             )
             place += _VERDICT
         return verdicts

@@ -1,9 +1,9 @@
-"""Which of several ways of doing the same work is the quickest: predicted at first, then tried and timed by turns.
+"""Find the fastest of several ways to do the same work (arms): predicted first, then tried and measured in turn.
 
-A way that was tried little is judged in its favour (optimism under uncertainty, as UCB does), so that what is predicted
-to be good is tried soon and what was not tried for long is tried again. What trials lost against the best known way is
-counted: there are new ones only as long as that stays within an allowance, so being wrong has a bounded price. A way
-that is expected to be clearly quicker than the best one is no such trial; its first rounds say whether it is.
+An arm with few measurements is judged optimistically (optimism under uncertainty, as in UCB). So promising arms are
+tried soon, and arms without recent measurements are tried again. The regret, the time lost against the best known arm,
+is counted: new trials start only within an allowance, which bounds the cost of wrong predictions. An arm that is
+expected to be clearly faster than the best needs no allowance; its first steps confirm or refute the prediction.
 """
 
 from __future__ import annotations
@@ -12,106 +12,106 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 
-TRIAL = 8  # rounds of a trial, and between two looks at what to do next
-OPTIMISM = 0.3  # share by which a way is judged too quick before its first round; falls with the root of its rounds
-DOUBT = 5.0  # rounds that a prediction counts for beside measured ones
-IDLE, MOST = 0.999, 200.0  # what a round's evidence keeps per later round, and the rounds of evidence that are kept
-WORTH = 0.95  # of the basic way's time per token that another has to stay below: batches thin out less evenly with it
-CAUTION = 0.3  # share by which a way is judged too slow when it is to take another's place; falls likewise
-CLEAR = 0.98  # of the best known way's time; what is expected below it is no trial to lose by
+TRIAL = 8  # steps of a trial, and between two choices
+OPTIMISM = 0.3  # relative optimism about an arm before its first step; falls with the root of its steps
+PRIOR_STEPS = 5.0  # steps that a prediction counts for
+DECAY, MAX_STEPS = 0.999, 200.0  # weight that a step keeps per later step, and the steps that are kept
+MIN_GAIN = 0.95  # another arm must stay below this share of the baseline's time: batches thin out less evenly with it
+PESSIMISM = 0.3  # relative pessimism about an arm before it replaces the best; falls likewise
+CLEAR_GAIN = 0.98  # share of the best known time; an arm expected below it needs no allowance
 TINY = 1e-12  # seconds; predictions may be 0 on a virtual clock
-OUTLIER = 3.0  # times the expected duration that a disturbed round counts as
-LOSSES, START = 0.01, 6.0  # what trials may lose: a share of all time, and rounds of the basic way to begin with
+OUTLIER = 3.0  # times the expected duration, the limit of a disturbed step
+REGRET_SHARE, REGRET_START = 0.01, 6.0  # allowance of trials: a share of all time, and steps of the baseline initially
 
 
 @dataclass(slots=True)
-class _Tally:
+class _ArmStats:
     seconds: float = 0.0
     tokens: float = 0.0
-    rounds: float = 0.0
+    steps: float = 0.0
 
-    def fade(self, share: float) -> None:
-        self.seconds, self.tokens, self.rounds = self.seconds * share, self.tokens * share, self.rounds * share
+    def decay(self, share: float) -> None:
+        self.seconds, self.tokens, self.steps = self.seconds * share, self.tokens * share, self.steps * share
 
 
 class Bandit:
-    """Ways are numbered; way 0 is the basic one, which is always measured.
+    """Arms are numbered; arm 0 is the baseline, which is always measured.
 
     Args:
-        count: of ways.
-        first: the one to begin with.
+        count: number of arms.
+        first: the first arm to run.
     """
 
     def __init__(self, count: int, first: int) -> None:
-        self._tallies = [_Tally() for _ in range(count)]
+        self._arms = [_ArmStats() for _ in range(count)]
         self._expected = [1.0] * count
-        self._now, self._left, self._best = first, TRIAL, first  # a trial of ``now`` has so many rounds left
-        self._spent = self._lost = 0.0
-        self._times = self._estimates()  # as they were at the last choice
+        self._current, self._left, self._best = first, TRIAL, first  # steps left in the trial of the current arm
+        self._spent = self._regret = 0.0
+        self._times = self._estimates()  # as of the last choice
 
     @property
-    def now(self) -> int:
-        """The way that the next round goes."""
-        return self._now
+    def current(self) -> int:
+        """The arm of the next step."""
+        return self._current
 
     @property
     def best(self) -> int:
-        """The quickest of those that were measured."""
+        """The fastest measured arm."""
         return self._best
 
-    def expect(self, seconds: Sequence[float]) -> None:
-        """Predicted seconds per token of every way; their common error is learned."""
+    def predict(self, seconds: Sequence[float]) -> None:
+        """Set the predicted seconds per token of every arm; their common error is learned."""
         self._expected = [max(time, TINY) for time in seconds]
         self._times = self._estimates()
 
-    def ran(self, seconds: float, tokens: int, settled: bool) -> None:
-        """A round took so long for so many tokens; unless ``settled``, it went on with what another way had begun."""
+    def observe(self, seconds: float, tokens: int, warm: bool) -> None:
+        """Record a step's seconds and tokens; unless ``warm``, the step continued work that another arm began."""
         times = self._times
-        seconds = min(seconds, OUTLIER * max(times[self._now] * tokens, times[0]) if self._tallies[0].rounds else inf)
+        seconds = min(seconds, OUTLIER * max(times[self._current] * tokens, times[0]) if self._arms[0].steps else inf)
         self._spent += seconds
-        if self._now != self._best:
-            self._lost = max(0.0, self._lost + seconds - tokens * times[self._best])
-        if settled:
-            tally = self._tallies[self._now]
-            if tally.rounds >= MOST:
-                tally.fade(1 - 1 / MOST)
-            tally.seconds, tally.tokens, tally.rounds = tally.seconds + seconds, tally.tokens + tokens, tally.rounds + 1
+        if self._current != self._best:
+            self._regret = max(0.0, self._regret + seconds - tokens * times[self._best])
+        if warm:
+            arm = self._arms[self._current]
+            if arm.steps >= MAX_STEPS:
+                arm.decay(1 - 1 / MAX_STEPS)
+            arm.seconds, arm.tokens, arm.steps = arm.seconds + seconds, arm.tokens + tokens, arm.steps + 1
         self._left -= 1
         if self._left <= 0:
             self._choose()
 
     def _choose(self) -> None:
-        for tally in self._tallies:
-            tally.fade(IDLE**TRIAL)
-        times, basic = self._estimates(), self._tallies[0]
+        for arm in self._arms:
+            arm.decay(DECAY**TRIAL)
+        times, baseline = self._estimates(), self._arms[0]
         self._times = times
-        margins = [1 / sqrt(1 + tally.rounds) for tally in self._tallies]
-        sure = [time * (1 + CAUTION * margin) for time, margin in zip(times, margins, strict=True)]
-        hopes = [time * (1 - OPTIMISM * margin) for time, margin in zip(times, margins, strict=True)]
-        measured = [way for way, tally in enumerate(self._tallies) if tally.rounds >= 1]
-        quickest = min(measured or [self._now], key=lambda way: sure[way])
-        if self._best not in measured or sure[quickest] < times[self._best]:
-            self._best = quickest
-        if 0 in measured and times[self._best] > WORTH * times[0]:
+        margins = [1 / sqrt(1 + arm.steps) for arm in self._arms]
+        pessimistic = [time * (1 + PESSIMISM * margin) for time, margin in zip(times, margins, strict=True)]
+        optimistic = [time * (1 - OPTIMISM * margin) for time, margin in zip(times, margins, strict=True)]
+        measured = [index for index, arm in enumerate(self._arms) if arm.steps >= 1]
+        fastest = min(measured or [self._current], key=lambda index: pessimistic[index])
+        if self._best not in measured or pessimistic[fastest] < times[self._best]:
+            self._best = fastest
+        if 0 in measured and times[self._best] > MIN_GAIN * times[0]:
             self._best = 0
-        self._now, self._left = self._best, TRIAL
-        likely, tried = (min(range(len(times)), key=kind.__getitem__) for kind in (times, hopes))
-        allowed = LOSSES * self._spent + START * basic.seconds / max(basic.rounds, 1.0)
-        if not basic.rounds:
-            self._now = 0
-        elif times[likely] < (CLEAR if self._best else WORTH) * times[self._best]:
-            self._now = likely
-        elif tried != self._best and hopes[tried] < times[self._best] and self._lost < allowed:
-            self._now = tried
+        self._current, self._left = self._best, TRIAL
+        likely, tried = (min(range(len(times)), key=kind.__getitem__) for kind in (times, optimistic))
+        allowed = REGRET_SHARE * self._spent + REGRET_START * baseline.seconds / max(baseline.steps, 1.0)
+        if not baseline.steps:
+            self._current = 0
+        elif times[likely] < (CLEAR_GAIN if self._best else MIN_GAIN) * times[self._best]:
+            self._current = likely
+        elif tried != self._best and optimistic[tried] < times[self._best] and self._regret < allowed:
+            self._current = tried
 
     def _estimates(self) -> list[float]:
-        """Seconds per token of every way, predicted and measured ones joined."""
-        basic, others = self._tallies[0], self._tallies[1:]
-        foreseen = sum(tally.tokens * time for tally, time in zip(others, self._expected[1:], strict=True))
-        errors = [1.0 if not basic.tokens else basic.seconds / (basic.tokens * self._expected[0])]
-        errors += [1.0 if not foreseen else sum(tally.seconds for tally in others) / foreseen] * len(others)
+        """Return the seconds per token of every arm, from predictions and measurements."""
+        baseline, others = self._arms[0], self._arms[1:]
+        predicted = sum(arm.tokens * time for arm, time in zip(others, self._expected[1:], strict=True))
+        errors = [1.0 if not baseline.tokens else baseline.seconds / (baseline.tokens * self._expected[0])]
+        errors += [1.0 if not predicted else sum(arm.seconds for arm in others) / predicted] * len(others)
         found = []
-        for tally, time, error in zip(self._tallies, self._expected, errors, strict=True):
-            told = tally.seconds / tally.tokens if tally.tokens else 0.0
-            found.append((DOUBT * time * error + tally.rounds * told) / (DOUBT + tally.rounds))
+        for arm, time, error in zip(self._arms, self._expected, errors, strict=True):
+            measured = arm.seconds / arm.tokens if arm.tokens else 0.0
+            found.append((PRIOR_STEPS * time * error + arm.steps * measured) / (PRIOR_STEPS + arm.steps))
         return found

@@ -1,10 +1,10 @@
-"""Drafting stops where the drafter grows unsure, and what is not worth verifying is cut (SmartSpec, Algorithm 3).
+"""Stop drafting where the drafter is uncertain, and cut tokens not worth verifying (SmartSpec, algorithm 3).
 
-The threshold ends a draft where the running product of its confidences, the chance that all of it so far is accepted,
-falls below it. Then as much of each draft is verified as pays at the planned goodput.
+A draft ends where the running product of its confidences falls below a threshold. The product estimates the
+probability that the whole prefix is accepted. Each draft is then cut to the part that pays at the planned goodput.
 
-Both cuts are made node by node, by confidences of that node and those above it, which are known before the node's token
-is drawn. A cut that looked at what came behind would keep tokens by their own values, and bias the output.
+Both cuts depend only on confidences of a node and its ancestors, which are known before the node's token is drawn. A
+cut that used later values would select tokens by their own values, and would bias the output.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cospec.policies.goodput.controller import Goodput, GoodputOptions
 
 
 class ConfidenceOptions(Options):
-    """Those of ``goodput``, and the running product below which drafting stops."""
+    """The options of ``goodput``, and the running product below which drafting stops."""
 
     goodput: GoodputOptions = GoodputOptions()
     threshold: float = Field(default=0.3, ge=0, lt=1)
 
 
 class Confidence(Policy):
-    """Spec section 5, ``confidence``. Decides by goodput who is drafted for at all, and by confidence how far."""
+    """``confidence``: goodput decides which requests get drafts, confidence decides their length."""
 
     Options: ClassVar[type[ConfidenceOptions]] = ConfidenceOptions
     needs_latency: ClassVar[bool] = True
@@ -44,12 +44,12 @@ class Confidence(Policy):
         self._load: BatchState | None = None
 
     @classmethod
-    def build(cls, options: ConfidenceOptions, setting: PolicyContext) -> Confidence:
-        """Around a goodput policy of its own."""
-        return cls(Goodput.build(options.goodput, setting), options.threshold, setting.longest)
+    def build(cls, options: ConfidenceOptions, context: PolicyContext) -> Confidence:
+        """Build the policy around its own goodput policy."""
+        return cls(Goodput.build(options.goodput, context), options.threshold, context.longest)
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """As deep as allowed, until the drafter grows unsure, for everybody whom a draft is expected to serve."""
+        """Return the full depth with a threshold for each request whose draft is expected to pay."""
         self._load = load
         planned, found = self._goodput.plan(load), []
         room = load.tokens - load.catching_up - len(load.ready) - sum(budget.max_nodes for budget in planned)
@@ -63,7 +63,7 @@ class Confidence(Policy):
         return found
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """The part of each draft whose tokens pay for their verification at the planned goodput."""
+        """Return the part of each draft that pays for its verification at the planned goodput."""
         if not drafts or self._load is None:
             return drafts
         bar = self._goodput.price(self._load)
@@ -71,20 +71,20 @@ class Confidence(Policy):
         return [draft for draft in kept if len(draft)]
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """As ``goodput``."""
+        """Pass the step to the goodput policy."""
         self._goodput.observe(stats, commits)
 
     def learn(self) -> None:
-        """As ``goodput``."""
+        """Let the goodput policy learn."""
         self._goodput.learn()
 
     def gauges(self) -> Mapping[str, float]:
-        """As ``goodput``."""
+        """Return the gauges of the goodput policy."""
         return self._goodput.gauges()
 
 
 def cut(draft: Draft, bar: float) -> Draft:
-    """The nodes whose product of confidences from the root on is at least ``bar``; all where there are none."""
+    """Keep the nodes whose product of confidences from the root is at least ``bar``; all nodes without confidences."""
     if draft.confidence is None:
         return draft
     product, place = np.ones(len(draft)), {-1: -1}

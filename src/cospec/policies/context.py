@@ -1,4 +1,4 @@
-"""What every policy is built from, beside its own options."""
+"""The context from which every policy is built, in addition to its own options."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ LONGEST = 8
 
 @dataclass(frozen=True, slots=True)
 class PolicyContext:
-    """Where a policy works.
+    """The environment of a policy.
 
     Attributes:
-        num_speculative_tokens: as configured: the length for policies that keep to one, the longest for those that
-            choose; None leaves it to the policy.
-        max_nodes, widths: as configured: the trees of policies that keep to one shape; None for chains.
-        offer: what the drafter can be asked for.
-        costs: what forwards take, as measured on this machine; where nobody measured, a policy learns it from rounds.
-        clock: seconds; None where the policy has no use for it.
+        num_speculative_tokens: as configured: the length for policies with a fixed length, the longest length for
+            policies that choose; None leaves the length to the policy.
+        max_nodes, widths: as configured: the tree for policies with a fixed shape; None for chains.
+        capabilities: what the drafter supports, and what drafting costs.
+        costs: latency models measured on this machine; without measurements, a policy learns them from steps.
+        clock: returns seconds; None if the policy needs no clock.
     """
 
     num_speculative_tokens: int | None = None
@@ -34,7 +34,7 @@ class PolicyContext:
 
     @property
     def length(self) -> int:
-        """The length for a policy that keeps to one."""
+        """The length for a policy with a fixed length."""
         return DEFAULT_LENGTH if self.num_speculative_tokens is None else self.num_speculative_tokens
 
     @property

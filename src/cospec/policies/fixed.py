@@ -1,4 +1,4 @@
-"""The same speculation length for everybody, always."""
+"""One fixed speculation length for all requests."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cospec.policies.context import PolicyContext
 
 
 class FixedOptions(Options):
-    """The length is ``num_speculative_tokens``, the shape ``max_nodes`` and ``widths``."""
+    """No options: ``num_speculative_tokens`` sets the length, ``max_nodes`` and ``widths`` set the shape."""
 
 
 class Fixed(Policy):
-    """Chains of ``length`` tokens, or trees of that depth. Spec section 5, ``fixed``.
+    """Chains of ``length`` tokens, or trees of this depth.
 
     Args:
-        max_nodes: of a tree; None is all that ``widths`` make, or a chain.
-        widths: children per node at each level, one where there is no number; empty leaves that to the drafter.
+        max_nodes: nodes of a tree; None is the full tree of ``widths``, or a chain.
+        widths: children per node at each level, 1 beyond the last entry; empty leaves the shape to the drafter.
     """
 
     Options: ClassVar[type[FixedOptions]] = FixedOptions
@@ -37,21 +37,21 @@ class Fixed(Policy):
         self._budget = DraftBudget(depth=length, max_nodes=min(most, MAX_NODES), widths=widths[:length])
 
     @classmethod
-    def build(cls, options: FixedOptions, setting: PolicyContext) -> Fixed:
-        """As long, and as wide, as configured."""
-        return cls(setting.length, setting.max_nodes, setting.widths)
+    def build(cls, options: FixedOptions, context: PolicyContext) -> Fixed:
+        """Build the policy from the configured length and shape."""
+        return cls(context.length, context.max_nodes, context.widths)
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """The same budget for everybody."""
+        """Return the same budget for all requests."""
         return [self._budget] * len(load.ready)
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """All of every draft."""
+        """Return the drafts unchanged."""
         return drafts
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Nothing to learn."""
+        """Do nothing: the policy does not learn."""
 
     def gauges(self) -> Mapping[str, float]:
-        """The length."""
+        """Return the length."""
         return {"speculation_length": self._budget.depth}

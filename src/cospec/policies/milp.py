@@ -1,8 +1,8 @@
-"""The exact mixed-integer form of the choice that ``goodput`` makes fast (CoSine equations 5 to 8, corrected).
+"""The exact mixed-integer form of the choice that ``goodput`` approximates (CoSine equations 5 to 8, corrected).
 
-CoSine minimises T / b + λΓ, which has no acceptance in it and so is least at one token for everybody. Here its
-constraints (memory, round time T_max, verified tokens Γ_max) stand under the goodput objective, a ratio, which
-Dinkelbach's iteration makes a row of linear problems: maximise tokens - λ · seconds, then let λ be the ratio found.
+CoSine minimises T / b + λΓ. Acceptance is absent there, so one token per request is always best. Here the constraints
+(memory, step time T_max, verified tokens Γ_max) limit the goodput objective, a ratio. Dinkelbach's iteration turns the
+ratio into a sequence of linear problems: maximise tokens - λ · seconds, then set λ to the resulting ratio.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ CLOSE = 1e-9
 
 
 class MilpOptions(Options):
-    """Those of ``goodput``, and the longest that one solve may take, in seconds."""
+    """The options of ``goodput``, and the time limit of one solve in seconds."""
 
     goodput: GoodputOptions = GoodputOptions()
     time_limit: float = Field(default=1.0, gt=0, strict=False)
 
 
 class Milp(Policy):
-    """Spec section 5, ``milp``: rates, costs, probes and draft caches as in ``goodput``, lengths by HiGHS. Slow."""
+    """``milp``: rates, costs, probes and draft caches as in ``goodput``, lengths by HiGHS. Slow."""
 
     Options: ClassVar[type[MilpOptions]] = MilpOptions
     needs_latency: ClassVar[bool] = True
@@ -44,42 +44,42 @@ class Milp(Policy):
         self._goodput = goodput
 
     @classmethod
-    def build(cls, options: MilpOptions, setting: PolicyContext) -> Milp:
-        """A goodput policy whose lengths the solver chooses."""
+    def build(cls, options: MilpOptions, context: PolicyContext) -> Milp:
+        """Build a goodput policy whose lengths the solver chooses."""
 
         def solve_within(steps: DraftLevels, given: StepLimits) -> LengthChoice:
             return solve(steps, given, options.time_limit)
 
-        return cls(Goodput(options.goodput, setting, solve_within))
+        return cls(Goodput(options.goodput, context, solve_within))
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """As ``goodput``."""
+        """Return the plan of the goodput policy."""
         return self._goodput.plan(load)
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """All of every draft."""
+        """Return the drafts unchanged."""
         return drafts
 
     @property
     def horizon(self) -> int:
-        """As ``goodput``."""
+        """Return the horizon of the goodput policy."""
         return self._goodput.horizon
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """As ``goodput``."""
+        """Pass the step to the goodput policy."""
         self._goodput.observe(stats, commits)
 
     def learn(self) -> None:
-        """As ``goodput``."""
+        """Let the goodput policy learn."""
         self._goodput.learn()
 
     def gauges(self) -> Mapping[str, float]:
-        """As ``goodput``."""
+        """Return the gauges of the goodput policy."""
         return self._goodput.gauges()
 
 
 def solve(steps: DraftLevels, given: StepLimits, time_limit: float = 10.0) -> LengthChoice:
-    """The best counts of steps, whatever the shape of the costs."""
+    """Return the best counts of levels for costs of any form."""
     idle = given.seconds + float(given.verified[0])
     best = LengthChoice(np.zeros(len(steps.gains), np.int64), given.tokens, idle)
     program = _Program(steps, given)
@@ -91,7 +91,7 @@ def solve(steps: DraftLevels, given: StepLimits, time_limit: float = 10.0) -> Le
 
 
 class _Program:
-    """Variables: a step is taken; the round drafts to a level; so many tokens are verified; seconds."""
+    """Variables: taken levels, depth of the step, number of verified tokens, seconds."""
 
     def __init__(self, steps: DraftLevels, given: StepLimits) -> None:
         self._steps, self._given = steps, given
@@ -103,7 +103,7 @@ class _Program:
         self._rows = self._constraints()
 
     def best(self, price: float, time_limit: float) -> LengthChoice | None:
-        """The choice with the most tokens - price · seconds."""
+        """Return the choice with the most tokens - price · seconds."""
         size = self._span + 1
         value = np.zeros(size)
         value[: self._level] = -self._steps.gains.ravel()
@@ -128,7 +128,7 @@ class _Program:
     def _constraints(self) -> list[LinearConstraint]:
         n, width, given = self._n, self._width, self._given
         taken = n * width
-        ordered = lil_matrix((taken, self._span + 1))  # a step builds on the one before, and on its level
+        ordered = lil_matrix((taken, self._span + 1))  # a level needs the level before, and its depth in the step
         below = lil_matrix((taken + self._levels, self._span + 1))
         for i in range(n):
             for j in range(width):
@@ -142,7 +142,7 @@ class _Program:
         for level in range(1, self._levels):
             below[taken + level, self._level + level] = 1
             below[taken + level, self._level + level - 1] = -1
-        verified = lil_matrix((2, self._span + 1))  # exactly one count of verified tokens, and it is that of the steps
+        verified = lil_matrix((2, self._span + 1))  # exactly one count of verified tokens, equal to the levels' sizes
         verified[0, self._count : self._span] = 1
         verified[1, :taken] = self._steps.sizes.ravel()
         verified[1, self._count : self._span] = -np.arange(self._counts)

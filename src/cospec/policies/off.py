@@ -1,4 +1,4 @@
-"""No speculation: the baseline that every other policy is measured against."""
+"""No speculation: the baseline of every other policy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cospec.policies.context import PolicyContext
 
 
 class OffOptions(Options):
-    """None."""
+    """The policy has no options."""
 
 
 class Off(Policy):
-    """Length 0 for everybody, whatever is configured; costs no drafter call."""
+    """Length 0 for all requests; never calls the drafter."""
 
     Options: ClassVar[type[OffOptions]] = OffOptions
     needs_latency: ClassVar[bool] = False
@@ -30,21 +30,21 @@ class Off(Policy):
         self._budget = DraftBudget()
 
     @classmethod
-    def build(cls, options: OffOptions, setting: PolicyContext) -> Off:
-        """The same everywhere."""
+    def build(cls, options: OffOptions, context: PolicyContext) -> Off:
+        """Build the policy; the context does not matter."""
         return cls()
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """An empty budget for everybody."""
+        """Return empty budgets."""
         return [self._budget] * len(load.ready)
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """Nothing was drafted."""
+        """Return the drafts unchanged."""
         return drafts
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Nothing to learn."""
+        """Do nothing: the policy does not learn."""
 
     def gauges(self) -> Mapping[str, float]:
-        """A length of 0."""
+        """Return a length of 0."""
         return {"speculation_length": 0}

@@ -1,7 +1,7 @@
-"""A policy for each request that asks for one, and the configured policy for all others.
+"""Routes each request to the policy that it asks for, and all others to the configured policy.
 
-The policies that were asked for stand beside each other: each plans for its own requests and takes the others' known
-tokens for work that the round does anyway; all learn from every round.
+Each policy plans for its own requests and counts other requests' tokens as known tokens of the step. All policies
+observe every step.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from cospec.core.types import BatchState, Commit, Draft, DraftBudget, RequestSta
 
 
 class PolicyRouter(Policy):
-    """A policy of policies; ``make(name)`` builds one that a request asks for, once."""
+    """A policy that delegates to others; ``make(name)`` builds a requested policy once."""
 
-    def __init__(self, usual: Policy, make: Callable[[str], Policy]) -> None:
-        self.usual, self._make = usual, make
-        self._others: dict[str, Policy] = {}
-        self._asked: dict[str, str] = {}  # sequences that chose, and what
+    def __init__(self, default: Policy, make: Callable[[str], Policy]) -> None:
+        self.default, self._make = default, make
+        self._policies: dict[str, Policy] = {}
+        self._choices: dict[str, str] = {}  # policy name by request id, for requests that chose a policy
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """Everybody's budget from the policy of his choice."""
+        """Return each request's budget from the policy of its choice."""
         chosen = {s.request.id: s.request.speculation.policy for s in load.ready if s.request.speculation.policy}
-        self._asked = chosen  # only who is here now: nobody tells of those that were aborted
+        self._choices = chosen  # only present requests: aborted requests are not reported
         if not chosen:
-            return self.usual.plan(load)
+            return self.default.plan(load)
         groups: dict[str, list[RequestState]] = defaultdict(list)
         for sequence in load.ready:
             groups[sequence.request.speculation.policy or ""].append(sequence)
@@ -42,40 +42,40 @@ class PolicyRouter(Policy):
 
     @property
     def horizon(self) -> int:
-        """As long as the plan of the configured policy; a request with another one is asked about every round."""
-        return 1 if self._asked else self.usual.horizon
+        """The configured policy's horizon; 1 if any request chose another policy."""
+        return 1 if self._choices else self.default.horizon
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """Each draft by the policy that asked for it."""
-        if not self._asked:
-            return self.usual.trim(drafts)
+        """Trim each draft by the policy that planned it."""
+        if not self._choices:
+            return self.default.trim(drafts)
         groups: dict[str, list[Draft]] = defaultdict(list)
         for draft in drafts:
-            groups[self._asked.get(draft.id, "")].append(draft)
+            groups[self._choices.get(draft.id, "")].append(draft)
         return [kept for name, own in groups.items() for kept in self._policy(name).trim(own)]
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Told to all."""
-        self.usual.observe(stats, commits)
-        for policy in self._others.values():
+        """Pass the step to all policies."""
+        self.default.observe(stats, commits)
+        for policy in self._policies.values():
             policy.observe(stats, commits)
         for commit in commits:
             if commit.finish is not None:
-                self._asked.pop(commit.id, None)
+                self._choices.pop(commit.id, None)
 
     def learn(self) -> None:
-        """All policies learn from what they observed."""
-        self.usual.learn()
-        for policy in self._others.values():
+        """Let all policies learn from observed steps."""
+        self.default.learn()
+        for policy in self._policies.values():
             policy.learn()
 
     def gauges(self) -> Mapping[str, float]:
-        """Those of the configured policy."""
-        return self.usual.gauges()
+        """Return the gauges of the configured policy."""
+        return self.default.gauges()
 
     def _policy(self, name: str) -> Policy:
         if not name:
-            return self.usual
-        if name not in self._others:
-            self._others[name] = self._make(name)
-        return self._others[name]
+            return self.default
+        if name not in self._policies:
+            self._policies[name] = self._make(name)
+        return self._policies[name]

@@ -1,9 +1,9 @@
-"""One length for all, found by walking downhill on measured time per token (Minions section 3.3).
+"""One length for all requests, found by descent on measured time per token (Minions section 3.3).
 
-Every ``decision_threshold`` rounds a line is fitted to time / committed tokens over the window around the latest change
-of length. A fall means that the change was good: go on the same way. A rise means that it was not: *reverse direction*.
-The paper subtracts after every rise instead, also after one that a subtraction caused, and so runs down to 1 (spec
-section 11). Where nothing significant shows, the length stays, and is tried one up or down now and then.
+Every ``decision_threshold`` steps a line is fitted to time / committed tokens around the latest change of length. A
+falling line confirms the change: continue in the same direction. A rising line rejects the change: *reverse direction*.
+The paper subtracts after every rise, even after a rise that a subtraction caused, and so ends at length 1. Without a
+significant slope the length stays, and a neighbour is tried now and then.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from cospec.policies.context import PolicyContext
 
 
 class SlopeOptions(Options):
-    """What may be set.
+    """Options of ``slope``.
 
     Attributes:
-        start: the first length; None begins in the middle.
-        decision_threshold: rounds between two decisions.
+        start: the first length; None starts in the middle.
+        decision_threshold: steps between two decisions.
         patience: decisions without a significant slope after which a neighbour is tried.
-        significance: how many standard errors a slope has to be from 0.
+        significance: standard errors by which a significant slope differs from 0.
     """
 
     start: int | None = Field(default=None, ge=1, le=64)
@@ -38,7 +38,7 @@ class SlopeOptions(Options):
 
 
 class Slope(Policy):
-    """Spec section 5, ``slope``: lengths 1 to ``longest``."""
+    """``slope``: lengths 1 to ``longest``."""
 
     Options: ClassVar[type[SlopeOptions]] = SlopeOptions
     needs_latency: ClassVar[bool] = False
@@ -48,60 +48,60 @@ class Slope(Policy):
         self.options, self.longest = options, max(1, longest)
         self.length = min(options.start or (self.longest + 1) // 2, self.longest)
         self._direction = 1
-        self._before: list[float] = []  # seconds per token of the rounds at the length before
-        self._since: list[float] = []  # and at this one
-        self._quiet = 0
+        self._previous: list[float] = []  # seconds per token of the steps at the previous length
+        self._current: list[float] = []  # seconds per token of the steps at the current length
+        self._insignificant = 0
 
     @classmethod
-    def build(cls, options: SlopeOptions, setting: PolicyContext) -> Slope:
-        """Between 1 and the configured length."""
-        return cls(options, setting.longest)
+    def build(cls, options: SlopeOptions, context: PolicyContext) -> Slope:
+        """Build the policy for lengths from 1 to the configured length."""
+        return cls(options, context.longest)
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """The present length for everybody."""
+        """Return the current length for all requests."""
         return [DraftBudget(depth=self.length, max_nodes=self.length)] * len(load.ready)
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """All of every draft."""
+        """Return the drafts unchanged."""
         return drafts
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Count rounds that verified drafts of the present length; decide when there are enough."""
+        """Record steps that verified drafts of the current length; decide once there are enough."""
         speculated = [commit for commit in commits if commit.drafted]
         tokens = sum(len(commit.path) + 1 for commit in speculated)
         if not tokens or stats.depth != self.length:
             return
-        self._since.append(stats.total / tokens * len(speculated))
-        if len(self._since) % self.options.decision_threshold == 0:
+        self._current.append(stats.total / tokens * len(speculated))
+        if len(self._current) % self.options.decision_threshold == 0:
             self._decide()
 
     def gauges(self) -> Mapping[str, float]:
-        """The length."""
+        """Return the current length."""
         return {"speculation_length": self.length}
 
     def _decide(self) -> None:
-        slope = trend(self._before[-len(self._since) :], self._since, self.options.significance)
-        self._quiet += 1
-        if not self._before or (slope == 0 and self._quiet >= self.options.patience):
-            self._move(self._direction if not self._before else -self._direction)
+        slope = trend(self._previous[-len(self._current) :], self._current, self.options.significance)
+        self._insignificant += 1
+        if not self._previous or (slope == 0 and self._insignificant >= self.options.patience):
+            self._move(self._direction if not self._previous else -self._direction)
         elif slope > 0:
             self._move(-self._direction)
         elif slope < 0:
             self._move(self._direction)
 
     def _move(self, direction: int) -> None:
-        """One step; the other way at the ends."""
+        """Change the length by one; reverses at the bounds."""
         if not 1 <= self.length + direction <= self.longest:
             direction = -direction
         self._direction = direction
         self.length = min(max(1, self.length + direction), self.longest)
-        self._before, self._since, self._quiet = self._since, [], 0
+        self._previous, self._current, self._insignificant = self._current, [], 0
 
 
 def trend(before: Sequence[float], since: Sequence[float], significance: float) -> int:
-    """1 where time per token rises significantly over the two stretches of rounds, -1 where it falls, 0 otherwise.
+    """Return 1 if time per token rises significantly over both stretches of steps, -1 if it falls, else 0.
 
-    The line is fitted to blocks of rounds, in each of which the mean time is that of many tokens.
+    The line is fitted to means of blocks of steps, each of which covers many tokens.
     """
     values = np.array([*before, *since])
     size = max(1, len(values) // 16)

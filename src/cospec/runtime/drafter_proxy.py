@@ -9,7 +9,7 @@ from cospec.core.interfaces import Executor
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
-from cospec.execution.draft_dispatcher import PATIENCE
+from cospec.execution.draft_dispatcher import DRAFT_TIMEOUT
 from cospec.runtime.messages import DrafterInfo
 
 
@@ -40,7 +40,7 @@ class DrafterProxy(Drafter):
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Ask, and wait for the answer; no drafts where none comes in time."""
         try:
-            drafts: list[Draft] = self.executor.submit("propose", contexts, budgets).result(PATIENCE)
+            drafts: list[Draft] = self.executor.submit("propose", contexts, budgets).result(DRAFT_TIMEOUT)
         except (DrafterLost, TimeoutError):
             return []
         return drafts

@@ -54,9 +54,9 @@ register_blend("shape-test", lambda logits: logits[0][:, :1])
 NAN = {"method": "nan-test"}
 BAD_LAWS = [
     ({"method": "weighted", "weights": [1, 1]}, "whose sum is 2"),
-    ({"method": "weighted", "lambda": 1.5}, "law.lambda is 1.5"),
-    ({"method": "weighted", "lambda": -0.1}, "law.lambda is -0.1"),
-    ({"method": "contrastive", "mu": -1}, "law.mu"),
+    ({"method": "weighted", "lambda": 1.5}, "ensemble.lambda is 1.5"),
+    ({"method": "weighted", "lambda": -0.1}, "ensemble.lambda is -0.1"),
+    ({"method": "contrastive", "mu": -1}, "ensemble.mu"),
     ({"method": "no-such-blend"}, "no-such-blend"),
 ]
 
@@ -75,7 +75,10 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
             {"models": ["zoo", "zoo:drafter"], "ensemble": {"method": "weighted", "weights": [0.6, 0.5]}},
             "whose sum is 1.1",
         ),
-        ({"models": ["zoo", "zoo:drafter"], "ensemble": {"method": "weighted", "lambda": 1.5}}, "law.lambda is 1.5"),
+        (
+            {"models": ["zoo", "zoo:drafter"], "ensemble": {"method": "weighted", "lambda": 1.5}},
+            "ensemble.lambda is 1.5",
+        ),
         ({"models": ["zoo", "zoo:drafter"], "ensemble": "{"}, "ensemble"),
         ({"models": ["zoo", "zoo:drafter"], "collaboration": {"gamma": [1, 2, 3]}}, "for each of the 2 models"),
         (PAIR | {"collaboration": {"gamma": 0}}, "collaboration.gamma is 0"),
@@ -93,7 +96,7 @@ PAIR: dict[str, Any] = {"models": ["zoo", "zoo:drafter"]}
             PAIR | {"speculative_config": {"num_speculative_tokens": 3}},
             "tokens is 3",
         ),
-        (PAIR | {"speculative_config": {"method": "ngram", "policy": "off"}}, "'standard' nobody proposes"),
+        (PAIR | {"speculative_config": {"method": "ngram", "policy": "off"}}, "'standard' disables proposals"),
         (
             PAIR | {"speculative_config": {"method": "ngram"}, "collaboration": {"gamma": 2}},
             "collaboration.gamma is 2",

@@ -9,7 +9,7 @@ import pytest
 from cospec.core.stats import ModelCall, StepStats, StepTimes
 from cospec.core.types import BatchState, Request, RequestState
 from cospec.ensemble.proposer_policy import (
-    LOOK_EVERY,
+    FIT_EVERY,
     FixedSchedule,
     GoodputProposerPolicy,
     ScheduleOptions,
@@ -97,18 +97,18 @@ class Machine:
     def run(self, policy: GoodputProposerPolicy, rounds: int) -> None:
         """Rounds of three tokens a sequence, as ``policy`` wants them."""
         policy.plan(BatchState(sequences(self.batch)))
-        times = {proposer_schedule: self.time(proposer_schedule) for proposer_schedule in policy.castings}
+        times = {proposer_schedule: self.time(proposer_schedule) for proposer_schedule in policy.schedules}
         for number in range(rounds):
             proposer_schedule = policy.proposer_schedule
             tokens = (3 if proposer_schedule.proposes else 1) * self.batch
             for model, gamma in enumerate(proposer_schedule.gammas):
                 for rows, passes in {(1, 1), (2, 1), (1, max(1, gamma))}:
                     seconds = self.price(model, rows, passes) - self.turn
-                    policy.timed(model, ModelCall(rows * self.batch, self.batch, passes), seconds)
-                    policy.turned(model, ModelCall(rows * self.batch, self.batch, passes), seconds)
+                    policy.observe_call(model, ModelCall(rows * self.batch, self.batch, passes), seconds)
+                    policy.observe_turn(model, ModelCall(rows * self.batch, self.batch, passes), seconds)
                 if gamma:
-                    policy.judged(model, number % 100 < 100 * self.alphas[model])
-            policy.ran(2, 2 * self.turn)
+                    policy.observe_acceptance(model, number % 100 < 100 * self.alphas[model])
+            policy.observe_step(2, 2 * self.turn)
             seconds = times[proposer_schedule] * tokens / self.batch
             self.seconds, self.tokens = self.seconds + seconds, self.tokens + tokens
             inside = StepTimes(0.0, seconds)
@@ -137,7 +137,7 @@ MACHINES = [
 def test_nearly_the_best_of_all_is_found(machine: Machine) -> None:
     policy = free(len(machine.scales))
     machine.run(policy, 1500)
-    best = min(machine.time(proposer_schedule) for proposer_schedule in policy.castings)
+    best = min(machine.time(proposer_schedule) for proposer_schedule in policy.schedules)
     assert machine.time(policy.best) <= 1.05 * best
     assert machine.seconds / machine.tokens * machine.batch <= 1.1 * best
 
@@ -159,7 +159,7 @@ def test_what_is_given_stays() -> None:
         Machine((0.5, 0.9), (1.0, 0.05), CHEAP).run(policy, 400)
     assert kept.proposer_schedule == kept.best == proposer_schedule
     assert pinned.best.order == (0, 1)
-    assert {proposer_schedule.order for proposer_schedule in pinned.castings} == {(0, 1)}
+    assert {proposer_schedule.order for proposer_schedule in pinned.schedules} == {(0, 1)}
 
 
 def test_nobody_proposes_where_rows_are_dear() -> None:
@@ -169,7 +169,7 @@ def test_nobody_proposes_where_rows_are_dear() -> None:
     machine.seconds = machine.tokens = 0.0
     machine.run(policy, 3000)
     assert not policy.best.proposes
-    standard = machine.time(policy.castings[0]) / machine.batch
+    standard = machine.time(policy.schedules[0]) / machine.batch
     assert machine.seconds / machine.tokens <= 1.015 * standard
 
 
@@ -195,9 +195,9 @@ def test_turns_that_cost_much_make_proposals_longer() -> None:
 
 def test_prompts_do_not_count_as_calls() -> None:
     policy = free()
-    policy.timed(0, ModelCall(1, 1), 2.0)
-    policy.timed(0, ModelCall(200, 1), 50.0)
-    for _ in range(LOOK_EVERY):
+    policy.observe_call(0, ModelCall(1, 1), 2.0)
+    policy.observe_call(0, ModelCall(200, 1), 50.0)
+    for _ in range(FIT_EVERY):
         policy.observe(StepStats(0, 1, 1, 0, 0, 0, 0, 1, StepTimes(), 0.1), [])
     assert policy.costs[0] == pytest.approx(2.0)
 
@@ -205,9 +205,9 @@ def test_prompts_do_not_count_as_calls() -> None:
 def test_reading_the_costs_learns_nothing() -> None:
     policy = free()
     before = policy.costs
-    policy.timed(0, ModelCall(1, 1), 2.0)
+    policy.observe_call(0, ModelCall(1, 1), 2.0)
     assert policy.costs == before
-    for _ in range(LOOK_EVERY):
+    for _ in range(FIT_EVERY):
         policy.observe(StepStats(0, 1, 1, 0, 0, 0, 0, 1, StepTimes(), 0.1), [])
     assert policy.costs != before
 

@@ -79,12 +79,12 @@ def test_laws_are_kept_as_long_as_they_write() -> None:
         ensembles.of(make_request(f"r{n}", (0,), PARAMS, ensemble={"method": "counted", "lambda": n / 100}))
     twice = [ensembles.of(make_request(name, (0,), PARAMS, ensemble={"method": "single"})) for name in ("a", "b")]
     assert twice[0] is twice[1]
-    assert ensembles.reads("r1", 1)
-    assert not ensembles.reads("r0", 1)
+    assert ensembles.uses("r1", 1)
+    assert not ensembles.uses("r0", 1)
     assert len(ALIVE) == 100
     ensembles.free([f"r{n}" for n in range(100)])
     assert len(ALIVE) == 0
-    assert not ensembles.reads("r1", 1)
+    assert not ensembles.uses("r1", 1)
 
 
 def test_nothing_is_left_of_requests() -> None:

@@ -65,7 +65,7 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
     for _ in range(5):
         made.step()
         made.execution_mode.check_integrity()
-        assert len(made.execution_mode.desk.pool.ready) <= 3
+        assert len(made.execution_mode.dispatcher.buffer.ready) <= 3
     assert verified[0] == set(), "the prompts"
     for before, after in pairwise(verified[1:]):
         assert len(before) == len(after) == 3 and not before & after

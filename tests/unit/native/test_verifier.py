@@ -210,7 +210,7 @@ def test_a_blend_is_judged_as_its_rows_are(
     generator = torch.Generator().manual_seed(1)
     queues = [made.rows + 0.3 * torch.randn(made.rows.shape, generator=generator) for _ in blend.members]
     for number, task in enumerate(made.tasks[::5]):
-        queues[-1][task.judged.start + number % task.count, 7] = float("nan")
+        queues[-1][task.verified_rows.start + number % task.count, 7] = float("nan")
     assert blend.recipe is not None
     found = NativeVerifier().verify_by(made.tasks, made.acceptance_method, Source(queues, blend.recipe))
     assert found is not None

@@ -97,7 +97,7 @@ def test_metrics_change_no_decision_where_a_request_chooses_its_policy() -> None
 
 
 def test_metrics_change_no_casting_of_several_models() -> None:
-    castings = []
+    schedules = []
     for scrape in (False, True):
         policy = GoodputProposerPolicy(
             FixedSchedule((1, 1), (0, 1)), range(2), ScheduleOptions(lengths=True, proposer=True)
@@ -111,12 +111,12 @@ def test_metrics_change_no_casting_of_several_models() -> None:
             for model in range(2):
                 seconds = (1.0, 0.2)[model] * float(chance.uniform(1.0, 1.2))
                 call = ModelCall(2 * int(chance.integers(1, 4)), 2)
-                policy.timed(model, call, seconds)
-                policy.turned(model, call, seconds)
-                policy.judged(model, bool(chance.random() < (0.9, 0.5)[model]))
-            policy.ran(2, 0.01)
+                policy.observe_call(model, call, seconds)
+                policy.observe_turn(model, call, seconds)
+                policy.observe_acceptance(model, bool(chance.random() < (0.9, 0.5)[model]))
+            policy.observe_step(2, 0.01)
             times = StepTimes(0.2, 1.0)
             policy.observe(StepStats(step, 2, 2, 0, 0, 0, 0, 5, times, float(chance.uniform(1.2, 1.5))), [])
-        castings.append(found)
-    assert castings[0] == castings[1]
-    assert len({proposer_schedule for proposer_schedule, _ in castings[0]}) > 1
+        schedules.append(found)
+    assert schedules[0] == schedules[1]
+    assert len({proposer_schedule for proposer_schedule, _ in schedules[0]}) > 1

@@ -18,12 +18,12 @@ class PapersRule(Slope):
     """Minions section 3.3 to the letter: every rise is punished by subtracting, every fall rewarded by adding."""
 
     def _decide(self) -> None:
-        slope = trend(self._before[-len(self._since) :], self._since, 0.0)
+        slope = trend(self._previous[-len(self._current) :], self._current, 0.0)
         self._move(-1 if slope > 0 else 1)
 
     def _move(self, direction: int) -> None:
         self.length = min(max(1, self.length + direction), self.longest)
-        self._before, self._since = self._since, []
+        self._previous, self._current = self._current, []
 
 
 def best(world_rates: Rates, costs: LatencyModels, count: int) -> int:

@@ -1,4 +1,4 @@
-"""From rows of logits to what a drafter would choose there, for many drafters and sequences in a few calls."""
+"""From logits to the tokens that a drafter would choose, for many drafters and sequences in a few calls."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from cospec.drafters.pool.combiners.combine import Candidate
 from cospec.drafters.prompt_scoring import reads_natively
 from cospec.native import library
 
-HOPELESS = 1e-3  # a less likely token is not worth a place as next best; as in ``csrc/spec/candidates.cpp``
+HOPELESS = 1e-3  # minimum probability of a second guess, as in ``csrc/spec/candidates.cpp``
 
 
 def top_candidates(
     logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]
 ) -> list[Candidate | None]:
-    """The token that a drafter chooses behind each row and its probability, and the same of the next best one.
+    """Return each row's chosen token with its probability, and the same of the second choice.
 
-    Greedy requests take the likeliest token, with its probability at temperature 1; others race with the noise that
-    their rule asks for, in which all drafters of a sequence see the same numbers. The next best one is who wins among
-    the others that are not hopeless. One native call where no row has to be edited or truncated.
+    Greedy requests take the most probable token, with its probability at temperature 1. Others sample with the random
+    stream of their acceptance method; all drafters of a sequence see the same numbers. The second choice is sampled
+    from
+    the other tokens above ``HOPELESS``. One native call runs if no row is edited or truncated.
 
     Args:
         logits: ``[R, V]``.
@@ -33,31 +34,31 @@ def top_candidates(
         paths: ``[R]``, the draft tokens before each row.
 
     Returns:
-        ``[R]``; None for a row that is not made of numbers.
+        ``[R]``; None for a row that is not finite.
     """
-    params = {id(context.sampling): context.sampling for context in contexts}  # requests mostly share them
-    heats = {key: 0.0 if each.greedy else each.temperature for key, each in params.items()}
-    plain = not any([each.edits_logits or (each.truncates and heats[key]) for key, each in params.items()])
+    params = {id(context.sampling): context.sampling for context in contexts}  # requests mostly share parameters
+    temperatures = {key: 0.0 if each.greedy else each.temperature for key, each in params.items()}
+    plain = not any([each.edits_logits or (each.truncates and temperatures[key]) for key, each in params.items()])
     if plain and reads_natively(logits):
-        heat = [heats[id(context.sampling)] for context in contexts]
+        heat = [temperatures[id(context.sampling)] for context in contexts]
         streams = [_stream(context, len(path)) for context, path in zip(contexts, paths, strict=True)]
         found = zip(*library.candidate_rows(logits, heat, streams), strict=True)
-        return [_guess(tokens, chances) for tokens, chances in found]
-    return _guesses(logits, contexts, paths)
+        return [_candidate(tokens, chances) for tokens, chances in found]
+    return _reference_candidates(logits, contexts, paths)
 
 
-def _guess(tokens: Sequence[int], chances: Sequence[float]) -> Candidate | None:
+def _candidate(tokens: Sequence[int], chances: Sequence[float]) -> Candidate | None:
     if tokens[0] < 0:
         return None
     return Candidate(tokens[0], chances[0], second=None if tokens[1] < 0 else (tokens[1], chances[1]))
 
 
-def _guesses(
+def _reference_candidates(
     logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]
 ) -> list[Candidate | None]:
-    """The same in numpy and torch, for rows of every kind."""
+    """Return the same in numpy and torch, for rows of every kind."""
     found: list[Candidate | None] = [None] * len(contexts)
-    for row, q in enumerate(_laws(logits, contexts, paths)):
+    for row, q in enumerate(_distributions(logits, contexts, paths)):
         if q is None:
             continue
         rest, tokens = q.copy(), [int(q.argmax())]
@@ -71,18 +72,19 @@ def _guesses(
             tokens += draw(rest[None], [contexts[row]], [len(paths[row])]) if rest.any() else [-1]
         if not rest.any():
             tokens[1] = -1
-        found[row] = _guess(tokens, [float(q[token]) for token in tokens])
+        found[row] = _candidate(tokens, [float(q[token]) for token in tokens])
     return found
 
 
 def distributions(
     logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]
 ) -> list[Candidate | None]:
-    """What a drafter would draw from behind each row: the request's law as the drafter sees it.
+    """Return the distribution that a drafter would draw from after each row.
 
-    That of a greedy request is a point mass, its likeliest token. Where the rule draws with the target's own noise the
-    guess knows which token the drafter would draw, which tells afterwards how right it was; otherwise it has none. The
-    confidence is the largest probability (at temperature 1 for greedy requests), known before anything is drawn.
+    A greedy request's distribution is a point mass on the most probable token. Under ``match`` the guess holds the
+    token
+    that the drafter would draw, which later shows whether the guess was right; otherwise the guess holds no token. The
+    confidence is the largest probability (at temperature 1 for greedy requests), known before any draw.
 
     Args:
         logits: ``[R, V]``.
@@ -90,10 +92,10 @@ def distributions(
         paths: ``[R]``, the draft tokens before each row.
 
     Returns:
-        ``[R]``; None for a row that is not made of numbers.
+        ``[R]``; None for a row that is not finite.
     """
     found: list[Candidate | None] = [None] * len(contexts)
-    for row, q in enumerate(_laws(logits, contexts, paths)):
+    for row, q in enumerate(_distributions(logits, contexts, paths)):
         if q is None:
             continue
         context, best = contexts[row], int(q.argmax())
@@ -105,8 +107,10 @@ def distributions(
     return found
 
 
-def _laws(logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]) -> list[Floats | None]:
-    """The drafter's law behind each row, ``[V]``, or its softmax at temperature 1 for greedy requests."""
+def _distributions(
+    logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]
+) -> list[Floats | None]:
+    """Return the drafter's distribution after each row, ``[V]``; softmax at temperature 1 for greedy requests."""
     found: list[Floats | None] = [None] * len(contexts)
     rows = [row for row, token in enumerate(likeliest(logits)) if token is not None]
     for greedy in (True, False):
@@ -119,12 +123,13 @@ def _laws(logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequ
         else:
             q = target_probs(taken, [_block(context, path) for context, path in zip(chosen, paths_, strict=True)])
         for row, weights in zip(own, q, strict=True):
-            found[row] = weights if np.isfinite(weights[0]) else None  # parameters may leave no token
+            found[row] = weights if np.isfinite(weights[0]) else None  # parameters may exclude every token
     return found
 
 
 def draw(weights: Floats, contexts: Sequence[DraftContext], ahead: Sequence[int]) -> list[int]:
-    """A token from each row of ``weights [R, V]``, with the noise of its sequence's rule ``ahead`` places from now."""
+    """Sample a token from each row of ``weights [R, V]``, for the position ``ahead`` tokens after the committed
+    ones."""
     return exponential_sample(
         weights, [_stream(context, places) for context, places in zip(contexts, ahead, strict=True)]
     )
@@ -144,7 +149,7 @@ def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def _edited(logits: Tensor, contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]]) -> Tensor:
-    """The logits after penalties, bias and bans, where any request has some."""
+    """Return the logits after penalties, bias and bans of the requests."""
     if not any(context.sampling.edits_logits for context in contexts):
         return logits
     blocks = [_block(context, path) for context, path in zip(contexts, paths, strict=True)]

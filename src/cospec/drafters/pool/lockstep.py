@@ -1,7 +1,7 @@
-"""The loop that leads drafters along one shared spine per sequence (CoSine Algorithm 1, lines 15 to 19).
+"""Run drafters along one shared path per sequence (CoSine algorithm 1, lines 15 to 19).
 
-At each position everybody who takes part is heard: drafters that are led, by their logits, and whole drafts as long as
-the spine goes their way. Then the combiner advances every spine by a token, and that token is fed to all.
+At each position all drafters contribute candidates: lockstep drafters by their logits, whole drafts as long as the
+path follows them. The combiner then extends every path by a token, and all lockstep drafters are fed this token.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Read = Callable[[Tensor, Sequence[DraftContext], Sequence[Sequence[int]]], list[
 
 
 class MemberCandidate(NamedTuple):
-    """One drafter's guess at the position that a spine has come to.
+    """One drafter's guess at the current position of a path.
 
     Attributes:
-        node: of the drafter's whole draft, where it has one.
+        node: the node of the drafter's whole draft, if there is one.
     """
 
     member: int
@@ -39,20 +39,20 @@ class MemberCandidate(NamedTuple):
 
 @dataclass(slots=True)
 class LockstepPath:
-    """One spine.
+    """One shared path.
 
     Attributes:
-        spine: the shared tokens.
-        chance: of the spine to be accepted, as the confidences say.
-        voices: heard at the present position.
-        slates: of the drafters that are led.
-        follows: the node of each whole draft that the spine has come to, while it goes that way.
-        depth: of the longest spine.
+        spine: the tokens of the path.
+        chance: estimated probability that the whole path is accepted.
+        candidates: guesses at the current position.
+        slates: guesses of the lockstep drafters so far.
+        follows: the node of each whole draft at the end of the path, while the path follows the draft.
+        depth: maximum length of the path.
     """
 
     job: CombineTask
     spine: list[int] = field(default_factory=list)
-    going: bool = True
+    active: bool = True
     chance: float = 1.0
     candidates: list[MemberCandidate] = field(default_factory=list)
     slates: dict[int, StepCandidates] = field(default_factory=dict)
@@ -65,15 +65,15 @@ class LockstepPath:
         self.job.slates.update(self.slates)
         self.depth = min(self.job.budget.depth, self.job.budget.max_nodes)
 
-    def hear(self, member: int, guess: Candidate) -> None:
-        """A drafter that is led; what it says is kept for later."""
+    def add_candidate(self, member: int, guess: Candidate) -> None:
+        """Add the guess of a lockstep drafter, and store it for feedback."""
         self.candidates.append(MemberCandidate(member, guess))
         guesses = self.slates[member].guesses
-        if len(guesses) == len(self.spine):  # otherwise it had no numbers at some position before
+        if len(guesses) == len(self.spine):  # otherwise an earlier position had no finite logits
             guesses.append(guess)
 
-    def hear_drafts(self) -> None:
-        """The whole drafts that the spine has followed so far."""
+    def add_draft_candidates(self) -> None:
+        """Add the guesses of the whole drafts that the path has followed so far."""
         for member, node in self.follows.items():
             draft = self.job.drafts[member]
             for child in children(draft.parents, node):
@@ -82,7 +82,7 @@ class LockstepPath:
                 )
 
     def advance(self, token: int, chance: float) -> None:
-        """Go on with ``token``, whose confidence is ``chance``; whole drafts that go elsewhere are left."""
+        """Extend the path by ``token`` with confidence ``chance``; whole drafts with another token drop out."""
         self.spine.append(token)
         self.chance *= chance
         self.follows = {}
@@ -90,49 +90,53 @@ class LockstepPath:
             if candidate.node is not None and candidate.guess.token == token:
                 self.follows.setdefault(candidate.member, candidate.node)
         self.candidates = []
-        self.going = len(self.spine) < self.depth
+        self.active = len(self.spine) < self.depth
 
 
 class PathBuilder(Protocol):
-    """What grows around a spine."""
+    """Builds a draft around a path."""
 
     @property
-    def line(self) -> LockstepPath:
-        """The spine."""
+    def path(self) -> LockstepPath:
+        """The path."""
 
 
-GrowerT = TypeVar("GrowerT", bound=PathBuilder)
+PathBuilderT = TypeVar("PathBuilderT", bound=PathBuilder)
 
 
-def lead(
-    growers: Sequence[GrowerT], session: LockstepSession, read: Read, advance: Callable[[Sequence[GrowerT]], None]
+def run_lockstep(
+    builders: Sequence[PathBuilderT],
+    session: LockstepSession,
+    read: Read,
+    advance: Callable[[Sequence[PathBuilderT]], None],
 ) -> None:
-    """Until no spine is going.
+    """Run until all paths are complete.
 
     Args:
-        read: logits to guesses.
-        advance: calls ``LockstepPath.advance`` on each of those it is given, or ends it.
+        builders: builders, one per sequence.
+        read: turns logits into guesses.
+        advance: extends each given path with ``LockstepPath.advance``, or ends the path.
     """
-    lines = [grower.line for grower in growers]
-    jobs = [line.job for line in lines]
+    shared_paths = [builder.path for builder in builders]
+    jobs = [path.job for path in shared_paths]
     taking: dict[int, list[int]] = {}
     for row, job in enumerate(jobs):
         for member in job.steppers:
             taking.setdefault(member, []).append(row)
-    session.open([job.context for job in jobs], [line.depth for line in lines], dict(sorted(taking.items())))
+    session.open([job.context for job in jobs], [path.depth for path in shared_paths], dict(sorted(taking.items())))
     while True:
         for member, (rows, _, logits) in session.stands.items():
-            contexts, paths = [jobs[row].context for row in rows], [lines[row].spine for row in rows]
+            contexts, paths = [jobs[row].context for row in rows], [shared_paths[row].spine for row in rows]
             for row, guess in zip(rows, session.timed(read, logits, contexts, paths), strict=True):
                 if guess is not None:
-                    lines[row].hear(member, guess)
-        for line in lines:
-            if line.going:
-                if line.follows:
-                    line.hear_drafts()
-                line.going = bool(line.candidates)
-        advance([grower for grower in growers if grower.line.going])
-        fed = {number: line.spine[-1] for number, line in enumerate(lines) if line.going}
+                    shared_paths[row].add_candidate(member, guess)
+        for path in shared_paths:
+            if path.active:
+                if path.follows:
+                    path.add_draft_candidates()
+                path.active = bool(path.candidates)
+        advance([builder for builder in builders if builder.path.active])
+        fed = {number: path.spine[-1] for number, path in enumerate(shared_paths) if path.active}
         if not fed:
             return
         session.feed(fed)

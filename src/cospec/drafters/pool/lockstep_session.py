@@ -1,4 +1,4 @@
-"""Several drafters led token by token over the same sequences; one that fails or is late is led no further."""
+"""Several drafters run in lockstep over the same sequences; a drafter that fails or is late drops out."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ ResultT = TypeVar("ResultT")
 
 
 class LockstepMember(Protocol):
-    """A drafter of a pool as a session sees it."""
+    """A drafter of a pool, as a session calls it."""
 
     @property
     def deadline(self) -> float | None:
-        """Seconds that a round may wait for it."""
+        """Seconds that a step may wait for the drafter; None for no limit."""
 
     def spend(self, seconds: float) -> None:
-        """It was at work for so long, without having been called."""
+        """Add seconds of work that ran outside ``call``."""
 
     def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``verb(*arguments)`` gives, or None when the drafter has failed in it."""
+        """Return ``verb(*arguments)``, or None if the drafter failed."""
 
 
 class MemberLogits(NamedTuple):
-    """Where one drafter stands.
+    """The current logits of one drafter.
 
     Attributes:
-        rows: the sequences, counted in the order of the round.
-        ids: theirs.
+        rows: indices of the sequences in the step.
+        ids: ids of the sequences.
         logits: ``[len(rows), V]``, in the same order.
     """
 
@@ -45,14 +45,14 @@ class MemberLogits(NamedTuple):
 
 @dataclass(slots=True)
 class LockstepSession:
-    """One round of leading.
+    """One step of lockstep drafting.
 
     Attributes:
-        steppers: by drafter.
-        led: by drafter, what guards its calls.
-        reading: seconds spent on reading logits, which every drafter does for itself where it drafts alone.
-        stands: by drafter.
-        opened: sequences that it began with.
+        steppers: stepwise interfaces by drafter.
+        led: guards of the drafters' calls, by drafter.
+        reading: seconds spent on reading logits, a task that a drafter alone would do as well.
+        stands: current logits by drafter.
+        opened: number of sequences at the start.
     """
 
     steppers: Mapping[int, StepwiseDrafter]
@@ -66,7 +66,7 @@ class LockstepSession:
     def open(
         self, contexts: Sequence[DraftContext], depths: Sequence[int], taking: Mapping[int, Sequence[int]]
     ) -> None:
-        """Begin: drafters are led along the sequences that they are ``taking``, ``depths[row]`` tokens far."""
+        """Start the drafters on the sequences of ``taking``, for ``depths[row]`` tokens each."""
         self.opened = len(contexts)
         for member, rows in taking.items():
             opening: Opening | None = self.led[member].call(
@@ -81,9 +81,9 @@ class LockstepSession:
             self.stands[member] = MemberLogits(list(rows), ids, opening.logits)
 
     def feed(self, tokens: Mapping[int, int]) -> None:
-        """Go on: the next token by sequence. Those that are not named are led no further."""
+        """Feed the next token of each sequence; sequences without a token are finished."""
         for member, (rows, ids, _) in list(self.stands.items()):
-            if len(tokens) < self.opened:  # otherwise everybody goes on
+            if len(tokens) < self.opened:  # otherwise all sequences continue
                 pairs = [(row, id) for row, id in zip(rows, ids, strict=True) if row in tokens]
                 rows, ids = [row for row, _ in pairs], [id for _, id in pairs]
             fed = [tokens[row] for row in rows]
@@ -94,7 +94,7 @@ class LockstepSession:
                 self.stands[member] = MemberLogits(rows, ids, logits)
 
     def timed(self, read: Callable[..., ResultT], *arguments: Any) -> ResultT:
-        """``read(*arguments)``, counted as reading."""
+        """Return ``read(*arguments)`` and add its time to ``reading``."""
         started = self.clock()
         found = read(*arguments)
         self.reading += self.clock() - started

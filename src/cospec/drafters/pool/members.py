@@ -1,9 +1,8 @@
-"""One drafter of a pool: its name, how it is asked, and what becomes of it when it fails or is late.
+"""One drafter of a pool: its name, its calls, and its exclusion after failures or delays.
 
-A drafter that raises is left out of the round, and of more rounds each time it does so again; the sequences that it
-knew are forgotten, because nobody can tell what state it is in. One that is late is left out alike: a local drafter
-cannot be interrupted, so its result still counts; a result that is still on its way (``Drafter.executor``) is not
-waited for.
+A drafter that raises is excluded from the step, and from more steps after each repetition. Its sequences are freed,
+because its state is undefined. A late drafter is excluded alike. A local drafter cannot be interrupted, so its late
+result still counts; a pending result of a remote drafter (``Drafter.executor``) is not waited for.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenSco
 from cospec.errors import CospecError
 
 FAILURES = (CospecError, ArithmeticError, LookupError, OSError, RuntimeError, ValueError)
-LONGEST_REST = 64  # rounds
+LONGEST_REST = 64  # steps
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +29,16 @@ class Member:
     """A drafter in its pool. Written by the pool alone.
 
     Attributes:
-        free: a proposal costs next to nothing, so it always takes part.
-        stepper: how it is led, where the pool leads and it can be led; it is never asked for whole drafts then.
-        deadline: seconds that a round may wait for it; None waits.
-        later: it is asked for answers that come later.
-        rest: rounds that it is still left out of, this one included.
-        worked: it was asked in this round, and has not failed.
-        lost: it raised, so the sequences that it knows have to be forgotten.
-        left_out: rounds it was newly left out of, by reason.
-        seconds: spent in it.
+        free: a proposal costs next to nothing, so the drafter always takes part.
+        stepper: the stepwise interface, if the pool runs the drafter in lockstep; whole drafts are then never
+            requested.
+        deadline: seconds that a step may wait for the drafter; None waits without limit.
+        later: its answers are asynchronous.
+        rest: steps of its exclusion, the current step included.
+        worked: it was called in this step, and has not failed.
+        lost: it raised, so its sequences must be freed.
+        left_out: number of exclusions, by reason.
+        seconds: spent in the drafter.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Member:
     deadline: float | None = None
     later: bool = False
     rest: int = 0
-    strikes: int = 0
+    failures: int = 0
     worked: bool = False
     lost: bool = False
     seconds: float = 0.0
@@ -57,13 +57,13 @@ class Member:
 
     @classmethod
     def of(cls, name: str, drafter: Drafter, clock: Clock, leads: bool, deadline: float | None = None) -> Member:
-        """``leads``: the combiner leads drafters that can be led."""
+        """Create a member; ``leads``: the combiner runs stepwise drafters in lockstep."""
         stepper = drafter.stepper() if leads else None
         later = stepper is None and drafter.executor is not None
         return cls(name, drafter, clock, drafter.capabilities.free, stepper, deadline, later)
 
     def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``verb(*arguments)`` gives; None when it raises, or when the drafter is left out."""
+        """Return ``verb(*arguments)``; None if it raises, or if the drafter is excluded."""
         if self.rest:
             return None
         started = self.clock()
@@ -72,48 +72,48 @@ class Member:
         self.seconds += taken
         if not self.rest:
             if self.deadline is not None and taken > self.deadline:
-                self._leave_out("late", f"{taken:.3f} s")
+                self._exclude("late", f"{taken:.3f} s")
             else:
                 self.worked = True
         return result
 
     def spend(self, seconds: float) -> None:
-        """It was at work for so long, without having been called."""
+        """Add seconds of work that ran outside ``call``."""
         self.seconds += seconds
         self.worked = True
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """Whole drafts; none when it fails."""
+        """Return whole drafts; none on failure."""
         return self.call(self.drafter.propose, contexts, budgets) or []
 
     @property
     def looks(self) -> bool:
-        """Whether it can tell what it makes of known tokens."""
+        """Whether the drafter can score known tokens."""
         return self.stepper is not None or self.drafter.looks
 
     def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """What it makes of the latest known tokens; nothing when it fails, or cannot tell."""
+        """Return scores of the latest known tokens; none on failure, or if the drafter cannot score."""
         return self.call(self._state.look, contexts) or {} if self.looks else {}
 
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future | None:
-        """Ask for whole drafts that come later; None when the drafter works here, or fails."""
+        """Request whole drafts asynchronously; None if the drafter is local, or on failure."""
         executor = self.drafter.executor
         future: Future | None = None if executor is None else self.call(executor.submit, "propose", contexts, budgets)
         return future
 
     def collect(self, future: Future, started: float) -> list[Draft]:
-        """What was asked for at ``started``, if it comes before the deadline."""
+        """Return the result of a request of time ``started``, if the result comes before the deadline."""
         began = self.clock()
         left = None if self.deadline is None else max(0.0, self.deadline - (began - started))
         if left == 0.0 and not future.done():
-            self._leave_out("late", f"more than {self.deadline} s")
+            self._exclude("late", f"more than {self.deadline} s")
             return []
         drafts: list[Draft] = self._guarded(future.result, left) or []
         self.seconds += self.clock() - began
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Also while it is left out: it has to know what it will have to catch up on."""
+        """Commit also while excluded: the drafter must know which tokens it misses."""
         self._guarded(self._state.commit, commits)
 
     def forget(self, ids: Sequence[str]) -> None:
@@ -121,26 +121,26 @@ class Member:
         self._guarded(self._state.free, ids)
 
     def begin_round(self) -> None:
-        """One round less to be left out of; a round that it worked in without failing makes up for a failure."""
+        """Count one step less of exclusion; a step with work and without failure compensates for one failure."""
         if self.worked:
-            self.strikes = max(0, self.strikes - 1)
+            self.failures = max(0, self.failures - 1)
         self.worked, self.rest = False, max(0, self.rest - 1)
 
     def _guarded(self, verb: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return verb(*arguments)
         except TimeoutError:
-            self._leave_out("late", f"more than {self.deadline} s")
+            self._exclude("late", f"more than {self.deadline} s")
         except FAILURES as error:
             self.lost = True
-            self._leave_out("error", str(error) or type(error).__name__)
+            self._exclude("error", str(error) or type(error).__name__)
         return None
 
-    def _leave_out(self, reason: str, what: str) -> None:
-        """Of the rest of this round and of as many more as it failed before, doubled each time."""
-        rounds = min(2**self.strikes, LONGEST_REST)
+    def _exclude(self, reason: str, what: str) -> None:
+        """Exclude the drafter from this step and more: twice as many after each failure."""
+        rounds = min(2**self.failures, LONGEST_REST)
         self.rest, self.worked = rounds + 1, False
-        self.strikes += 1
+        self.failures += 1
         self.left_out[reason] += 1
         log.warning("drafter %s is left out of %d rounds (%s: %s)", self.name, rounds, reason, what)
 

@@ -1,4 +1,4 @@
-"""A pool's options, and its drafters' among them, with errors that name the drafter."""
+"""Options of a pool and of its drafters; errors name the drafter."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cospec.options import Options, parse
 from cospec.registry import DRAFTERS
 
 WHERE = "speculative_config.drafters"
-RESERVED = ("target", "bonus")  # who else may have written a token
+RESERVED = ("target", "bonus")  # other sources of tokens
 
 
 class PoolOptions(Options):
-    """How drafters work together.
+    """Options of ``pool``.
 
     Attributes:
-        combiner: how their drafts become one.
-        routing: who works for which request.
-        drafters: each with a ``name``, a ``method`` and that method's own options.
-        deadline: seconds that a round waits for a drafter; None waits.
-        at_most: drafters that take part for a request in a round, those that cost nothing not counted, unless the
-            policy says how many; None leaves it to the routing.
+        combiner: how drafts are combined.
+        routing: how drafters are chosen per request.
+        drafters: each with a ``name``, a ``method`` and the method's own options.
+        deadline: seconds that a step waits for a drafter; None waits without limit.
+        at_most: drafters per request and step, without the free drafters, unless the policy gives a number; None leaves
+            the number to the routing.
     """
 
     combiner: str = "fuse"
@@ -41,18 +41,18 @@ class PoolOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A drafter that was built, under the name that the configuration gives it."""
+    """A drafter with its configured name."""
 
     name: str
     drafter: Drafter
 
 
 def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> list[Named]:
-    """All drafters of the pool.
+    """Build all drafters of the pool.
 
     Raises:
-        InvalidInput: one sentence that says which drafter is wrong.
-        ModelError: a drafter's model cannot be loaded; the sentence says whose.
+        InvalidInput: a drafter's options are wrong; the error names the drafter.
+        ModelError: a drafter's model cannot be loaded; the error names the drafter.
     """
     built: list[Named] = []
     for number, given in enumerate(options.drafters):
@@ -71,12 +71,16 @@ def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> 
 
 
 def called(number: int, name: object) -> str:
-    """How errors call a drafter of the pool."""
+    """Return the name of a drafter in errors."""
     return f"{WHERE}[{number}] {name!r}"
 
 
 def check_distributions(drafters: list[Named], combiner: str) -> None:
-    """Raise ``InvalidInput`` for a drafter that draws whole drafts, from which no mixture can be made."""
+    """Check that every drafter suits a mixture.
+
+    Raises:
+        InvalidInput: a drafter draws whole drafts, which have no known distribution.
+    """
     for number, each in enumerate(drafters):
         if each.drafter.samples and each.drafter.stepper() is None:
             allowed = f"one that can be led token by token or draws nothing, for combiner {combiner!r}"
@@ -91,7 +95,7 @@ def _build(given: Mapping[str, Any], build_context: DrafterBuildContext) -> Draf
 
 
 def _method(given: Mapping[str, Any], field: str) -> str:
-    """A drafter's method; raises ``InvalidInput`` about ``field`` where it is none, or a pool."""
+    """Return a drafter's method; raises ``InvalidInput`` about ``field`` for an unknown method, or for a pool."""
     method = given.get("method")
     if isinstance(method, str) and DRAFTERS.knows(method) and not DRAFTERS.load(method).is_pool:
         return method

@@ -1,7 +1,7 @@
-"""Several drafters that work together (CoSine section 4.2, Minions section 3.2; spec section 4, ``pool``).
+"""A pool: several drafters that work together (CoSine section 4.2, Minions section 3.2).
 
-A round of a pool: the routing says who works for which sequence; every drafter is asked once for all of its sequences,
-or led token by token; the combiner makes one draft per sequence; what was committed teaches weights and confidences.
+In a step the routing chooses drafters per sequence. Each drafter is called once for all of its sequences, or runs
+token by token in lockstep. The combiner makes one draft per sequence. Commits update weights and calibrations.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from cospec.native.pool import NativePool
 from cospec.native.pool_buffers import straight
 from cospec.registry import COMBINERS, ROUTINGS
 
-LOOK_AGAIN = 16  # rounds between the first two looks; the time doubles
+RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
 
 
 @dataclass(frozen=True, slots=True)
 class PoolContext:
-    """Where a pool works.
+    """The environment of a pool.
 
     Attributes:
         vocab_size: of the target.
-        at_most: drafters that take part, where the policy does not say how many; None leaves it to the routing.
+        at_most: number of drafters that take part, where the policy gives no number; None leaves it to the routing.
     """
 
     vocab_size: int
@@ -56,10 +56,10 @@ class PoolContext:
 
 @dataclass(slots=True)
 class PoolSeconds:
-    """Where a pool's time went, in seconds.
+    """Time of a pool, in seconds.
 
     Attributes:
-        drafters: in the drafters, and in reading their logits, which each would do for itself alone.
+        drafters: in drafters and in reading their logits, a task that a drafter alone would do as well.
         own: in combining, weighting and routing.
     """
 
@@ -68,10 +68,11 @@ class PoolSeconds:
 
 
 class PoolDrafter(Drafter):
-    """Any number of drafters of any kind, each with a name that its tokens carry.
+    """Any number of drafters of any kind; each has a name, the source of its tokens.
 
-    ``stream_kinds`` says which rules may judge its drafts, see ``combiners.job.Combiner``; sequences that are judged by
-    another rule get no draft.
+    ``stream_kinds`` declares which acceptance methods may verify its drafts, see ``combiners.combine.Combiner``.
+    Sequences
+    with another method get no draft.
     """
 
     samples = True
@@ -98,7 +99,7 @@ class PoolDrafter(Drafter):
         self._steppers = {number: each.stepper for number, each in enumerate(self.members) if each.stepper is not None}
         own = [number for number, each in enumerate(self.members) if each.stepper is None]
         self._askable = sorted(own, key=lambda number: not self.members[number].later)
-        self.records: dict[str, PoolRequestState] = {}  # what the pool knows of each request, by id
+        self.records: dict[str, PoolRequestState] = {}  # state by request id
         pool_config = PoolConfig(
             self.names,
             combiner,
@@ -114,7 +115,7 @@ class PoolDrafter(Drafter):
 
     @classmethod
     def build(cls, options: PoolOptions, build_context: DrafterBuildContext) -> PoolDrafter:
-        """Build every drafter; errors name the one that they are about."""
+        """Build every drafter; errors name the drafter."""
         combiner, routing = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)()
         drafters = build_drafters(options, build_context)
         if StreamKind.DRAFT in combiner.stream_kinds:
@@ -124,11 +125,11 @@ class PoolDrafter(Drafter):
         return cls(members, combiner, routing, PoolContext(build_context.target.vocab_size, clock, options.at_most))
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
-        """One combined draft for each context that any of its drafters has something for."""
-        started, before = self.setting.clock(), self._inside()
+        """Return one combined draft for each context with a guess of any drafter."""
+        started, before = self.setting.clock(), self._drafter_seconds()
         for member in self.members:
             member.begin_round()
-        draft_tasks, due = self._seats(contexts, budgets)
+        draft_tasks, due = self._select_tasks(contexts, budgets)
         if due:
             self._look(due)
         drafts: list[Draft] = []
@@ -139,28 +140,28 @@ class PoolDrafter(Drafter):
             drafts = self.work.combine(draft_tasks, given, session)
             reading = session.reading
         self._forget_lost()
-        inside = self._inside() - before + reading
+        inside = self._drafter_seconds() - before + reading
         self.seconds.drafters += inside
         self.seconds.own += self.setting.clock() - started - inside
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Tell every drafter, and learn how right each one was."""
+        """Commit in every drafter, and learn how right each drafter was."""
         started, records = self.setting.clock(), self.records
-        telling, finished = list[tuple[PoolRequestState, Commit]](), list[PoolRequestState]()
+        known_commits, finished = list[tuple[PoolRequestState, Commit]](), list[PoolRequestState]()
         for commit in commits:
             record = records.get(commit.id)
             if record is None:
                 continue
             if commit.base_len == record.base and commit.tokens:
-                telling.append((record, commit))
+                known_commits.append((record, commit))
             else:
                 record.said = None
             record.base = -1
             if commit.finish is not None:
                 finished.append(record)
-        if telling:
-            self.work.learn(telling)
+        if known_commits:
+            self.work.learn(known_commits)
         for record in finished:
             self.pool_stats.prior.learn(record.standing)
         self.seconds.own += self.setting.clock() - started
@@ -169,30 +170,33 @@ class PoolDrafter(Drafter):
         self._forget_lost()
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences, here and in every drafter."""
+        """Forget sequences in the pool and in every drafter."""
         for id in ids:
             self.records.pop(id, None)
         for member in self.members:
             member.forget(ids)
 
     def weights(self) -> Mapping[str, float]:
-        """The mean weight of each drafter over the present requests; what a new one starts with when there are none."""
+        """Return the mean weight of each drafter over the present requests; a new request's weights if there are
+        none."""
         standings = [record.standing for record in list(self.records.values())] or [DrafterWeights(len(self.members))]
         mean = np.mean([standing.weights(self.pool_stats.prior) for standing in standings], axis=0)
         return dict(zip(self.names, mean.tolist(), strict=True))
 
     def left_out(self) -> Mapping[str, int]:
-        """How often each drafter failed or was late."""
+        """Return how often each drafter failed or was late."""
         return {member.name: member.left_out.total() for member in self.members}
 
-    def _inside(self) -> float:
-        """Seconds spent in drafters so far."""
+    def _drafter_seconds(self) -> float:
+        """Return the seconds spent in drafters so far."""
         return sum([member.seconds for member in self.members])
 
-    def _seats(
+    def _select_tasks(
         self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]
     ) -> tuple[list[DraftTask], list[DraftContext]]:
-        """The sequences that somebody can and may work for, and those that drafters are to look at first."""
+        """Return tasks for the sequences with able drafters, and the sequences whose known tokens are to be scored
+        first.
+        """
         draft_tasks, due, looks, stream_kinds = (
             list[DraftTask](),
             list[DraftContext](),
@@ -210,7 +214,7 @@ class PoolDrafter(Drafter):
                 record = self.records[context.id] = PoolRequestState.of(context, len(self.members))
             standing = record.standing
             if looks and standing.rounds >= standing.look_at:
-                standing.look_at += LOOK_AGAIN + standing.look_at
+                standing.look_at += RESCORE_AFTER + standing.look_at
                 due.append(context)
             standing.rounds += 1
             record.base = len(context.tokens)
@@ -223,23 +227,23 @@ class PoolDrafter(Drafter):
         return sum([1 << number for number, name in enumerate(self.names) if name in names])
 
     def _look(self, due: Sequence[DraftContext]) -> None:
-        """Have drafters that can look at known tokens do so."""
+        """Let drafters score known tokens, where they can."""
         looks = [{} if member.rest else member.look(due) for member in self.members]
         for context in due:
             self.records[context.id].standing.look([own.get(context.id) for own in looks])
 
     def _ask(self, draft_tasks: Sequence[DraftTask], depths: Sequence[Sequence[int]]) -> list[Given]:
-        """Whole drafts; each drafter is asked once for all of its sequences, ``depths[M][R]`` far.
+        """Return whole drafts; each drafter is called once for all of its sequences, ``depths[M][R]`` deep.
 
-        Those that answer later are asked first.
+        Asynchronous drafters are called first.
         """
         asked = [number for number in self._askable if any(depths[number])]
         if not asked:
             return []
         contexts, parts, latest = list[DraftContext](), list[tuple[DraftBudget, ...]](), None
         for context, budget, *_ in draft_tasks:
-            if budget is not latest:  # neighbours mostly have the same one
-                latest, part = budget, _parts_of(budget, self.combiner.branches, self.combiner.confident)
+            if budget is not latest:  # neighbours mostly share a budget
+                latest, part = budget, _member_budgets(budget, self.combiner.branches, self.combiner.confident)
             contexts.append(context)
             parts.append(part)
         started, futures, found = self.setting.clock(), dict[int, Future | None](), dict[int, Sequence[Draft]]()
@@ -254,10 +258,10 @@ class PoolDrafter(Drafter):
         for number, future in futures.items():
             if future is not None:
                 found[number] = self.members[number].collect(future, started)
-        return self._taken(draft_tasks, found)
+        return self._usable(draft_tasks, found)
 
-    def _taken(self, draft_tasks: Sequence[DraftTask], found: Mapping[int, Sequence[Draft]]) -> list[Given]:
-        """All but those that are stale or of a shape that the combiner cannot use."""
+    def _usable(self, draft_tasks: Sequence[DraftTask], found: Mapping[int, Sequence[Draft]]) -> list[Given]:
+        """Return all drafts that are current and of a shape that the combiner accepts."""
         rows, branches, given = (
             {draft_task.context.id: row for row, draft_task in enumerate(draft_tasks)},
             self.combiner.branches,
@@ -273,7 +277,7 @@ class PoolDrafter(Drafter):
         return given
 
     def _forget_lost(self) -> None:
-        """A drafter that raised forgets everything: nobody can tell what state it is in."""
+        """Free all sequences of a drafter that raised, because its state is undefined."""
         for member in self.members:
             if member.lost:
                 member.lost = False
@@ -281,8 +285,8 @@ class PoolDrafter(Drafter):
 
 
 @lru_cache(1024)
-def _parts_of(budget: DraftBudget, branches: bool, confident: bool) -> tuple[DraftBudget, ...]:
-    """What a drafter is asked for, by depth: a tree where the policy says how to branch and the combiner takes one."""
+def _member_budgets(budget: DraftBudget, branches: bool, confident: bool) -> tuple[DraftBudget, ...]:
+    """Return the budget of a drafter by depth: a tree if the policy sets widths and the combiner accepts trees."""
     most = min(budget.depth, budget.max_nodes)
     depths = range(most + 1)
     shapes: list[tuple[int, int, tuple[int, ...]]] = [(depth, depth, ()) for depth in depths]

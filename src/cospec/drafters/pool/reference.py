@@ -1,4 +1,4 @@
-"""A pool's own work in Python, one sequence after the other: what ``compiled`` has to agree with, bit for bit."""
+"""The pool's own work in Python, one sequence at a time; ``native/pool.py`` must agree bit for bit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from cospec.drafters.pool.state import (
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """Who works in a pool.
+    """The configuration of a pool.
 
     Attributes:
         names: ``[M]``, of the drafters.
-        free: drafters that cost nothing, so that they always take part, as bits.
-        silent: drafters that cannot look at known tokens.
-        led: drafters that are led token by token.
-        allots: drafters go no deeper than the tree has room for what they say, see ``allot``.
+        free: drafters without cost, which always take part, as bits.
+        silent: drafters that cannot score known tokens.
+        led: drafters that run in lockstep, token by token.
+        allots: drafters draft only as deep as the tree has room for their tokens, see ``allot``.
     """
 
     names: tuple[str, ...]
@@ -42,7 +42,7 @@ class PoolConfig:
     allots: bool = False
 
     def route(self, draft_task: DraftTask, weights: Sequence[float]) -> list[float]:
-        """``[M]``: the weights of those that take part for one sequence, as the routing chooses."""
+        """Return the weights of the drafters that take part for one sequence, ``[M]``, as the routing chooses."""
         able = [member for member in range(len(weights)) if draft_task.able >> member & 1]
         chosen = [member for member in able if self.free >> member & 1]
         priced = tuple([member for member in able if not self.free >> member & 1])
@@ -58,13 +58,15 @@ class PoolConfig:
 
 
 def allot(pool_config: PoolConfig, budget: DraftBudget, weights: Sequence[float], trust: StatsCalibration) -> list[int]:
-    """``[M]``: how many tokens each drafter drafts, so that the tree's nodes go where they are worth most.
+    """Return the number of tokens that each drafter drafts, ``[M]``, so that the most valuable tokens fill the tree.
 
-    The ``j``-th token of a drafter is worth its weight times its usual confidence to the power of ``j``, which is what
-    ``union`` keeps nodes by, and which is known before anybody drafts. So the nodes of the budget are given to the most
-    valuable tokens beforehand: the best drafters go deep, others say what they would begin with, and what would be cut
-    is not drafted. Tokens that several drafters have make one node, so there are more of them by the share that was new
-    so far. Who costs nothing goes all the way beside that; who cannot look is heard of, if by one token.
+    The value of a drafter's ``j``-th token is its weight times its usual confidence to the power ``j``. ``union`` keeps
+    nodes by this value, which is known before drafting. So the budget's nodes are assigned to the most valuable tokens
+    in
+    advance. The best drafters go deep, others add first tokens, and tokens that would be cut are not drafted. A token
+    of several drafters makes one node, so the share of distinct tokens raises the number. Free drafters always draft
+    the
+    full depth; drafters that cannot score known tokens draft at least one token.
     """
     depth, capabilities_of = min(budget.depth, budget.max_nodes), []
     for member, weight in enumerate(weights):
@@ -88,7 +90,7 @@ def allot(pool_config: PoolConfig, budget: DraftBudget, weights: Sequence[float]
 
 @dataclass(slots=True)
 class ReferencePool:
-    """See ``record.Work``."""
+    """Implements ``state.PoolImplementation``."""
 
     pool_config: PoolConfig
     pool_stats: PoolStats
@@ -96,7 +98,7 @@ class ReferencePool:
     _weights: list[list[float]] = field(default_factory=list)
 
     def choose(self, draft_tasks: Sequence[DraftTask]) -> list[list[int]]:
-        """See ``record.Work``."""
+        """See ``state.PoolImplementation``."""
         self._trusts, self._weights, depths = [], [], list[list[int]]()
         for draft_task in draft_tasks:
             weights, odds = draft_task.record.standing.estimate(self.pool_stats.prior)
@@ -113,24 +115,24 @@ class ReferencePool:
     def combine(
         self, draft_tasks: Sequence[DraftTask], given: Sequence[Given], session: LockstepSession
     ) -> list[Draft]:
-        """See ``record.Work``."""
-        jobs, found = [], [dict[int, Draft]() for _ in draft_tasks]
+        """See ``state.PoolImplementation``."""
+        tasks, found = [], [dict[int, Draft]() for _ in draft_tasks]
         for row, member, draft in given:
             found[row][member] = draft
         for draft_task, drafts, weights, trust in zip(draft_tasks, found, self._weights, self._trusts, strict=True):
             led = tuple(member for member in sorted(self.pool_config.led) if weights[member] > 0)
-            job = CombineTask(draft_task.context, draft_task.budget, weights, led, trust, drafts)
-            job.slates.update({member: DraftCandidates(draft) for member, draft in drafts.items()})
-            draft_task.record.said = trust, job.slates
-            jobs.append(job)
+            task = CombineTask(draft_task.context, draft_task.budget, weights, led, trust, drafts)
+            task.slates.update({member: DraftCandidates(draft) for member, draft in drafts.items()})
+            draft_task.record.said = trust, task.slates
+            tasks.append(task)
             if self.pool_config.allots and drafts:
                 place = int(draft_task.context.sampling.greedy)
                 novelty = self.pool_stats.novelty
                 novelty[place] += NOVELTY_RATE * (_novelty(drafts.values()) - novelty[place])
-        return self.pool_config.combiner.combine(jobs, session, self.pool_config.names)
+        return self.pool_config.combiner.combine(tasks, session, self.pool_config.names)
 
     def learn(self, commits: Sequence[tuple[PoolRequestState, Commit]]) -> None:
-        """See ``record.Work``."""
+        """See ``state.PoolImplementation``."""
         for record, commit in commits:
             (trust, slates), record.said = record.said, None
             standing: DrafterWeights = record.standing
@@ -146,12 +148,12 @@ class ReferencePool:
 
 
 def _novelty(drafts: Iterable[Draft]) -> float:
-    """The share of their tokens that stand in no other draft at the same place."""
-    found, told = set[tuple[int, ...]](), 0
+    """Return the share of tokens that no other draft has at the same place."""
+    found, count = set[tuple[int, ...]](), 0
     for draft in drafts:
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(draft.tokens, draft.parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))
         found.update(paths)
-        told += len(paths)
-    return len(found) / told
+        count += len(paths)
+    return len(found) / count

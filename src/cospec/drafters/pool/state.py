@@ -1,4 +1,4 @@
-"""What a pool knows of one request, what it keeps of a round, and who works that out."""
+"""State of a pool: per request, per step, and learned statistics of its drafters."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cospec.drafters.pool.routing.weights import DrafterWeights, WeightPrior
 if TYPE_CHECKING:
     from cospec.drafters.pool.reference import PoolConfig
 
-NOVELTY_RATE = 0.05  # how far a draft moves the moving average
+NOVELTY_RATE = 0.05  # step size of the moving average, per draft
 _WORD = 2**64
-EDGE = 0.01  # no confidence is nearer to 0 or 1
+EDGE = 0.01  # minimum distance of a confidence from 0 and 1
 
 
 @dataclass(slots=True)
@@ -27,11 +27,11 @@ class PoolRequestState:
     """One request.
 
     Attributes:
-        words: what does not change, as ``DraftTaskStruct`` in ``csrc/spec/pool_batch.h`` begins with it.
+        words: the constant first words of ``DraftTaskStruct`` in ``csrc/spec/pool_batch.h``.
         plain: no row of logits is edited or truncated.
-        draws, keeps: it draws tokens; from a q of their own, which goes with the draft.
-        base: committed tokens when the latest draft was made; -1 when that was committed, or there was none.
-        said: what everybody said about it, as ``PoolImplementation`` keeps it until the round is committed.
+        draws, keeps: tokens are sampled; and the draft keeps their q.
+        base: committed tokens when the latest draft was made; -1 after its commit, or without a draft.
+        said: the drafters' guesses, in the form of the ``PoolImplementation``, until the step is committed.
     """
 
     standing: DrafterWeights
@@ -44,7 +44,7 @@ class PoolRequestState:
 
     @classmethod
     def of(cls, context: DraftContext, members: int) -> PoolRequestState:
-        """A new one, for a pool of so many drafters."""
+        """Return the state of a new request in a pool of ``members`` drafters."""
         standing, params = DrafterWeights(members), context.sampling
         draws = not params.greedy
         heat = params.temperature if draws else 0.0
@@ -54,11 +54,11 @@ class PoolRequestState:
 
 
 class DraftTask(NamedTuple):
-    """One sequence that is drafted for in a round.
+    """One sequence to draft for in a step.
 
     Attributes:
         able: the drafters that may take part, as bits.
-        most: how many of them at most, see ``Choice.most``.
+        most: the maximum number of drafters, see ``RoutingInput.most``.
     """
 
     context: DraftContext
@@ -68,18 +68,17 @@ class DraftTask(NamedTuple):
     most: int | None
 
 
-Given = tuple[int, int, Draft]  # the whole draft of a drafter for a sequence: its row, who made it
+Given = tuple[int, int, Draft]  # row of the sequence, number of the drafter, its whole draft
 
 
 class PoolStats:
-    """What a pool has learned of its drafters.
+    """Learned statistics of a pool's drafters.
 
     Attributes:
-        calibrations: ``[2, 2, M, 2, bins]``: of requests that draw and greedy ones, since a probability means something
-            else for each; of first and of next best guesses; see ``calibration.cells``.
-        prior: what a new request starts with.
-        novelty: ``[2]``, of requests that draw and greedy ones: the share of drafted tokens that no other drafter had;
-            a moving average.
+        calibrations: ``[2, 2, M, 2, bins]``: of sampling and greedy requests, whose probabilities differ in meaning; of
+            first and of second guesses; see ``calibration.cells``.
+        prior: the rates that a new request starts with.
+        novelty: ``[2]``, of sampling and greedy requests: a moving average of the share of distinct drafted tokens.
     """
 
     def __init__(self, members: int) -> None:
@@ -90,43 +89,43 @@ class PoolStats:
         self.novelty = np.ones(2)
 
     def calibration(self, greedy: bool, rank: int, member: int) -> Calibration:
-        """One of them."""
+        """Return one calibration; it shares the storage."""
         return Calibration(self.calibrations[int(greedy), rank, member])
 
 
 class PoolImplementation(Protocol):
-    """A pool's own work, for all sequences of a round: in Python, or in the native library, with the same bits."""
+    """The pool's own work for all sequences of a step, in Python or native, with the same bits."""
 
     @property
     def pool_config(self) -> PoolConfig:
-        """Who is in the pool, and by what it goes."""
+        """The configuration of the pool."""
 
     def choose(self, draft_tasks: Sequence[DraftTask]) -> list[list[int]]:
-        """``[M][R]``: how many tokens each drafter is to draft for each sequence; 0 where it does not take part."""
+        """Return the number of tokens that each drafter drafts for each sequence, ``[M][R]``; 0 for no part."""
 
     def combine(
         self, draft_tasks: Sequence[DraftTask], given: Sequence[Given], session: LockstepSession
     ) -> list[Draft]:
-        """One draft for each sequence that anybody has something for.
+        """Return one draft for each sequence with a guess of any drafter.
 
         Args:
-            seats: those of the latest ``choose``.
-            given: whole drafts, those of one drafter after those of the other.
+            draft_tasks: those of the latest ``choose``.
+            given: whole drafts, grouped by drafter.
         """
 
     def learn(self, commits: Sequence[tuple[PoolRequestState, Commit]]) -> None:
-        """Count every drafter's guesses against the committed tokens; all of them learn, whosever were verified.
+        """Count every drafter's guesses against the committed tokens; guesses that were not verified count too.
 
-        What they said is forgotten.
+        The stored guesses are dropped.
         """
 
 
 @dataclass(slots=True)
 class StatsCalibration:
-    """Calibrated confidence, moved by how much better or worse a drafter does for one request than it usually does.
+    """Calibrated confidence, adjusted by a drafter's performance for one request relative to its usual performance.
 
     Attributes:
-        odds: ``[M]``, what the odds are multiplied by.
+        odds: ``[M]``, factors of the odds.
     """
 
     pool_stats: PoolStats
@@ -134,7 +133,7 @@ class StatsCalibration:
     odds: Sequence[float]
 
     def __call__(self, member: int, raw: float, rank: int = 0) -> float:
-        """The chance that a token is committed when the one before it was; ``rank`` 1: of a next best guess."""
+        """Return the probability that a token is committed given its parent; ``rank`` 1 is a second guess."""
         chance = self.pool_stats.calibration(self.greedy, rank, member).read(raw)
         if chance < EDGE:
             chance = EDGE

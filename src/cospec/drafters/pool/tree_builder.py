@@ -1,4 +1,4 @@
-"""A token tree in the making: nodes with a score, equal tokens behind the same parent merged, cut to a budget."""
+"""A token tree under construction: scored nodes, equal tokens after the same parent merged, cut to a budget."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cospec.core.types import Draft, DraftContext
 
 
 class TreeBuilder:
-    """Nodes in the order they were added, parents first.
+    """Nodes in insertion order, parents first.
 
-    A node's ``score`` is the chance that it is accepted, or a weight; ``confidence`` is the chance given its parent.
+    A node's ``score`` is its acceptance probability, or a weight; ``confidence`` is the probability given its parent.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class TreeBuilder:
         self._places: dict[tuple[int, int], int] = {}
 
     def put(self, parent: int, token: int, owner: int, score: float, confidence: float) -> int:
-        """The node with that token behind ``parent`` (-1: the root): a new one, where there was none."""
+        """Return the node with this token after ``parent`` (-1: the root); add the node if it is new."""
         new = len(self.tokens)
         node = self._places.setdefault((parent, token), new)
         if node == new:
@@ -36,7 +36,7 @@ class TreeBuilder:
         return node
 
     def best(self, count: int) -> list[int]:
-        """The ``count`` nodes with the highest scores, in order; a node never goes without its parent."""
+        """Return the ``count`` nodes with the highest scores, in order; a node is never kept without its parent."""
         if len(self.tokens) <= count:
             return list(range(len(self.tokens)))
         scores: list[float] = []
@@ -45,13 +45,13 @@ class TreeBuilder:
         return sorted(sorted(range(len(scores)), key=lambda node: (-scores[node], node))[:count])
 
     def outranked(self, node: int) -> int:
-        """How many nodes have a higher score, or the same and were added before; ``best`` keeps it among more."""
+        """Return the number of nodes with a higher score, or with the same score and an earlier position."""
         own = self.scores[node]
         elder = [score for score in self.scores[:node] if score >= own]
         return len(elder) + len([score for score in self.scores[node + 1 :] if score > own])
 
     def draft(self, context: DraftContext, nodes: Sequence[int], names: Sequence[str]) -> Draft | None:
-        """The draft made of ``nodes``, in order and closed under parents; None for no nodes."""
+        """Return the draft of ``nodes``, in order and closed under parents; None without nodes."""
         if not nodes:
             return None
         place = [-1] * (len(self.tokens) + 1)  # by node, and of the root at the end

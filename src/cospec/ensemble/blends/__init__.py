@@ -1,6 +1,6 @@
-"""How the logits of several models become those of one law: one blend a file.
+"""Combine the logits of several models into one target distribution: one blend per file.
 
-What a blend of several models gives are log-probabilities. The request's penalties, bias, temperature and truncation
-apply to these as they apply to the logits of a single model; at temperature 0 the blend's likeliest token is taken. A
-blend that only one model has a part in is that model.
+A blend of several models returns log-probabilities. The request's penalties, bias, temperature and truncation apply to
+these rows as they apply to one model's logits. At temperature 0 the blend's most likely token is taken. A blend that
+reads a single model equals this model.
 """

@@ -1,4 +1,4 @@
-"""The target's distribution, bent towards the drafter's where that matters little (DSD eq. 7 and 8, corrected)."""
+"""The target's distribution, moved towards the drafter's at unimportant tokens (DSD eq. 7 and 8, corrected)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cospec.options import Options
 
 
 class AdaptiveOptions(Options):
-    """What makes a token a key token, which keeps the target's own distribution.
+    """Conditions of a key token; key tokens keep the target's own distribution.
 
     Attributes:
-        tau: how far other tokens are bent towards the drafter.
-        lambda1: all tokens of a position are key where the drafter's entropy is more than this times the target's.
+        tau: how far other tokens move towards the drafter.
+        lambda1: all tokens of a position are key where the drafter's entropy exceeds the target's this many times.
         lambda2: a token is key where the two probabilities differ by more than this.
         lambda3: all tokens of a position are key where the two distributions overlap by less than this.
     """
@@ -34,8 +34,8 @@ class AdaptiveOptions(Options):
 class Adaptive:
     """``norm(P_t^(1 - tau(x)) P_d^tau(x))`` with ``tau(x)`` 0 on key tokens and ``tau`` elsewhere.
 
-    The key test is made for every token of the vocabulary, so that the law is a function of the position alone and not
-    of what was drafted there. The first model is the target, the second the drafter.
+    Every token of the vocabulary is tested. The blend therefore depends on the position alone, not on the draft there.
+    The first model is the target, the second the drafter.
     """
 
     Options: ClassVar[type[AdaptiveOptions]] = AdaptiveOptions
@@ -48,31 +48,34 @@ class Adaptive:
 
     @classmethod
     def build(cls, options: AdaptiveOptions, count: int) -> Adaptive:
-        """Raises ``InvalidInput`` unless there are two models."""
+        """Build the blend; raises ``InvalidInput`` unless there are two models."""
         if count != 2:
             raise InvalidInput("ensemble.method", words(f"adaptive with {count} models"), "adaptive with two models")
         return cls(options)
 
     def combine(self, logits: Sequence[Tensor]) -> Tensor:
-        """Log-probabilities ``[R, V]`` in double precision."""
+        """Return log-probabilities ``[R, V]`` in double precision."""
         if len(self.members) == 1:
             return logits[0]
         target, drafter = (torch.log_softmax(rows.double(), -1) for rows in logits)
         tau = self._options.tau
-        bent = (1 - tau) * target + tau * drafter
-        return torch.log_softmax(torch.where(self._key(target, drafter), target, bent), -1)
+        shifted = (1 - tau) * target + tau * drafter
+        return torch.log_softmax(torch.where(self._key(target, drafter), target, shifted), -1)
 
     def _key(self, target: Tensor, drafter: Tensor) -> Tensor:
-        """``[R, V]``; DSD's Key(x). Sums are numpy's, whose result for a row does not depend on the number of rows."""
+        """Return DSD's Key(x), ``[R, V]`` booleans.
+
+        numpy sums a row independently of the number of rows; torch does not.
+        """
         t, d = (rows.exp().cpu().numpy() for rows in (target, drafter))
         options = self._options
-        strange = _entropy(d) > options.lambda1 * _entropy(t)
-        apart = np.minimum(t, d).sum(-1) < options.lambda3
-        keys = (np.abs(t - d) > options.lambda2) | (strange | apart)[:, None]
+        high_entropy = _entropy(d) > options.lambda1 * _entropy(t)
+        low_overlap = np.minimum(t, d).sum(-1) < options.lambda3
+        keys = (np.abs(t - d) > options.lambda2) | (high_entropy | low_overlap)[:, None]
         return torch.from_numpy(keys).to(target.device)
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
-    """``[R]`` in nats."""
+    """Return the entropy of each row, ``[R]``, in nats."""
     logs = np.log(np.where(p > 0, p, 1.0))
     return np.asarray(-(p * logs).sum(-1))

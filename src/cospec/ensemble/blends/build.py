@@ -1,4 +1,4 @@
-"""From the ``law`` of a configuration or a request to a blend."""
+"""Build a blend from the ``ensemble`` option of a configuration or a request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cospec.registry import BLENDS
 
 
 def blend_class(ensemble: Mapping[str, Any]) -> Any:
-    """What builds the blend that ``law`` names.
+    """Return the factory of the blend that ``ensemble["method"]`` names.
 
     Raises:
-        InvalidInput: no such blend.
+        InvalidInput: no blend has this name.
     """
     name = ensemble.get("method")
     if name is None:
@@ -25,13 +25,14 @@ def blend_class(ensemble: Mapping[str, Any]) -> Any:
 
 
 def build_blend(ensemble: Mapping[str, Any], count: int) -> Blend:
-    """The blend of ``count`` models that ``law`` describes, such as ``{"method": "weighted", "lambda": 0.3}``.
+    """Build the blend of ``count`` models that ``ensemble`` describes, such as ``{"method": "weighted", "lambda":
+    0.3}``.
 
     Raises:
-        InvalidInput: no such blend, an option that it does not have or out of bounds, a number of models it does not
-            take.
+        InvalidInput: the name is unknown, an option is unknown or out of bounds, or the blend does not take ``count``
+            models.
     """
     cls = blend_class(ensemble)
     options = {key: value for key, value in ensemble.items() if key != "method"}
-    blend: Blend = cls.build(parse(cls.Options, options, "law."), count)
+    blend: Blend = cls.build(parse(cls.Options, options, "ensemble."), count)
     return blend

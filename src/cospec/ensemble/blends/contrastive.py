@@ -1,4 +1,4 @@
-"""Contrastive decoding: what a strong model says beyond a weak one (CoS eq. 5; Li et al. 2023, 2210.15097)."""
+"""Contrastive decoding: subtract a weak model's logits (CoS eq. 5; Li et al. 2023, 2210.15097)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pydantic import Field
 from torch import Tensor
 
 from cospec.core.sampling import log_softmax
-from cospec.ensemble.blends.recipes import blended
+from cospec.ensemble.blends.recipes import native_combine
 from cospec.errors import InvalidInput, words
 from cospec.native.library import PLAIN, NativeBlend
 from cospec.options import Options
 
 
 class ContrastiveOptions(Options):
-    """Attributes:
-    mu: how much of the weak model's logits is taken away.
-    plausibility: tokens less likely to the strong model than this share of its likeliest one are ruled out; 0 keeps
-        all.
+    """Options of ``contrastive``.
+
+    Attributes:
+        mu: the factor of the weak model's logits, which are subtracted.
+        plausibility: excludes tokens below this share of the strong model's top probability; 0 keeps all tokens.
     """
 
     mu: float = Field(default=0.1, ge=0, le=10, allow_inf_nan=False)
@@ -44,7 +45,7 @@ class Contrastive:
 
     @classmethod
     def build(cls, options: ContrastiveOptions, count: int) -> Contrastive:
-        """Raises ``InvalidInput`` unless there are two models."""
+        """Build the blend; raises ``InvalidInput`` unless there are two models."""
         if count != 2:
             raise InvalidInput(
                 "ensemble.method", words(f"contrastive with {count} models"), "contrastive with two models"
@@ -52,10 +53,10 @@ class Contrastive:
         return cls(options.mu, options.plausibility)
 
     def combine(self, logits: Sequence[Tensor]) -> Tensor:
-        """Log-probabilities ``[R, V]`` in double precision; tokens that are ruled out are minus infinity."""
+        """Return log-probabilities ``[R, V]`` in double precision; excluded tokens are minus infinity."""
         if not self._mu and not self._plausibility:
             return logits[0]
-        if (found := blended(logits, self.recipe)) is not None:
+        if (found := native_combine(logits, self.recipe)) is not None:
             return found
         strong = logits[0].double()
         result = strong - self._mu * logits[1].double() if len(logits) > 1 else strong.clone()

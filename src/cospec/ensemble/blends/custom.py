@@ -1,4 +1,4 @@
-"""Blends that users write: any function of the models' logits, registered under a name."""
+"""User blends: any function of the models' logits, registered under a name."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ from cospec.options import Options as PluginOptions
 from cospec.registry import BLENDS
 
 Combine = Callable[[Sequence[Tensor]], Tensor]
-"""The logits of every model, ``[R, V]`` each, to the law's ``[R, V]``; each row by itself, the same for any R."""
+"""Maps the logits of every model, ``[R, V]`` each, to the blend's ``[R, V]``.
+
+Each row must depend on the same row alone, and must not depend on R.
+"""
 
 
 class FunctionOptions(PluginOptions):
-    """None."""
+    """A user's function has no options."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionBlend:
-    """A user's function in the place of a class of blends. Each registration is an object of its own."""
+    """A user's function in the place of a blend class. Each registration is a distinct object."""
 
     name: str
     function: Combine
     Options: ClassVar[type[PluginOptions]] = FunctionOptions
 
     def build(self, options: FunctionOptions, count: int) -> Custom:
-        """For any number of models."""
+        """Build the blend for any number of models."""
         return Custom(self.name, self.function, count)
 
 
 def register_blend(name: str, function: Combine) -> None:
-    """Make ``{"method": name}`` mean ``function``; a later registration replaces an earlier one.
+    """Register ``function`` as the blend ``{"method": name}``; a later registration replaces an earlier one.
 
     Raises:
-        InvalidInput: cospec or an installed package has the name, or the function cannot be called.
+        InvalidInput: cospec or an installed package has the name, or ``function`` is not callable.
     """
     if not callable(function):
         raise InvalidInput("blend function", function, "a function of a list of logits")
@@ -47,7 +50,7 @@ def register_blend(name: str, function: Combine) -> None:
 
 
 class Custom:
-    """A user's function. What it returns is checked; what it raises ends the requests that asked for it."""
+    """Calls a user's function and checks its result. An exception ends the requests that use the blend."""
 
     def __init__(self, name: str, function: Combine, count: int) -> None:
         self.name, self.members = name, tuple(range(count))
@@ -55,11 +58,15 @@ class Custom:
         self._function = function
 
     def combine(self, logits: Sequence[Tensor]) -> Tensor:
-        """Raises ``InvalidInput`` when the function raises, or returns something else than ``[R, V]`` numbers."""
-        field = f"law {self.name}"
+        """Return the function's rows ``[R, V]`` in double precision.
+
+        Raises:
+            InvalidInput: the function raised, or did not return a floating-point tensor ``[R, V]``.
+        """
+        field = f"ensemble {self.name}"
         try:
             result = self._function([rows.clone() for rows in logits])
-        except Exception as error:  # whatever it is, it must not end the requests that have another law
+        except Exception as error:  # no exception of a user may end requests with another blend
             raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise InvalidInput(field, words(f"a function that raised {raised}"), "one that does not") from error
         if not isinstance(result, Tensor) or result.shape != logits[0].shape or not result.is_floating_point():

@@ -1,4 +1,4 @@
-"""Blends as the native library computes them, where it can read the logits."""
+"""Combine logits in the native library, where the library can read them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cospec.native import library
 from cospec.native.library import NativeBlend, Source
 
 
-def blended(logits: Sequence[Tensor], recipe: NativeBlend) -> Tensor | None:
-    """The joint rows ``[R, V]`` in double precision; None where torch has to compute them."""
+def native_combine(logits: Sequence[Tensor], recipe: NativeBlend) -> Tensor | None:
+    """Return the combined rows ``[R, V]`` in double precision; None if the native library cannot read the logits."""
     if not all(library.reads(rows) for rows in logits):
         return None
     return torch.from_numpy(library.blend_rows(Source(logits, recipe)))

@@ -1,4 +1,4 @@
-"""The law of one model: its own distribution (spec section 2, ``single``)."""
+"""The distribution of a single model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cospec.options import Options
 
 
 class SingleOptions(Options):
-    """None."""
+    """The identity blend has no options."""
 
 
 class Single:
-    """The identity blend; the response declares it as ``target``. Of several models it is the first one's."""
+    """The identity blend; responses call it ``target``. Among several models, it reads the first."""
 
     Options: ClassVar[type[SingleOptions]] = SingleOptions
     name = "target"
@@ -25,10 +25,10 @@ class Single:
 
     @classmethod
     def build(cls, options: SingleOptions, count: int) -> Single:
-        """The same for any number of models."""
+        """Build the blend; the number of models does not matter."""
         return cls()
 
     def combine(self, logits: Sequence[Tensor]) -> Tensor:
-        """The only member of ``logits``, ``[R, V]``."""
+        """Return the only member of ``logits``, ``[R, V]``."""
         (only,) = logits
         return only

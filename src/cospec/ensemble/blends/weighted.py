@@ -10,38 +10,42 @@ import torch
 from torch import Tensor
 
 from cospec.core.sampling import softmax
-from cospec.ensemble.blends.recipes import blended
-from cospec.ensemble.blends.weights import WeightOptions, named
+from cospec.ensemble.blends.recipes import native_combine
+from cospec.ensemble.blends.weights import WeightOptions, display_name
 from cospec.native.library import PLAIN, NativeBlend
 
 
 class Weighted:
-    """``sum_i lambda_i p_i``. A model of weight 0 need not be asked, so it is no member.
+    """``sum_i lambda_i p_i``. A model of weight 0 is no member, so it never runs.
 
-    The distributions are mixed as they are, at temperature 1; the request's parameters then apply to the logarithm of
-    the mixture, as they apply to the logits of a single model. At temperature 0 the mixture's likeliest token is taken.
-    At temperature 1 without penalties or truncation a proposal of model i is accepted at least with probability
-    ``lambda_i`` (CoS theorem 3.2).
+    The distributions are mixed at temperature 1. The request's parameters then apply to the logarithm of the mixture,
+    as
+    they apply to one model's logits. At temperature 0 the mixture's most likely token is taken. At temperature 1
+    without
+    penalties or truncation, a proposal of model i is accepted with probability ``lambda_i`` or more (CoS theorem 3.2).
     """
 
     Options: ClassVar[type[WeightOptions]] = WeightOptions
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self.name = named("weighted", weights)
+        self.name = display_name("weighted", weights)
         self.members = tuple(member for member, weight in enumerate(weights) if weight > 0)
         self._weights = tuple(weights[member] for member in self.members)
         self.recipe = NativeBlend("mixture", self._weights) if len(self.members) > 1 else PLAIN
 
     @classmethod
     def build(cls, options: WeightOptions, count: int) -> Weighted:
-        """For ``count`` models."""
+        """Build the blend of ``count`` models; raises ``InvalidInput`` for unsuitable weights."""
         return cls(options.resolve(count, 0, 1))
 
     def combine(self, logits: Sequence[Tensor]) -> Tensor:
-        """``log sum_i lambda_i softmax(l_i)``, ``[R, V]`` in double precision; rows that are no numbers stay so."""
+        """Return ``log sum_i lambda_i softmax(l_i)``, ``[R, V]`` in double precision.
+
+        A row is NaN if any model's logits of this row are not numbers.
+        """
         if len(self.members) == 1:
             return logits[0]
-        if (found := blended(logits, self.recipe)) is not None:
+        if (found := native_combine(logits, self.recipe)) is not None:
             return found
         ones = [1.0] * len(logits[0])
         mixed = sum(weight * softmax(rows, ones) for weight, rows in zip(self._weights, logits, strict=True))

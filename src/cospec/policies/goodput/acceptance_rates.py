@@ -1,8 +1,8 @@
-"""How often draft tokens are accepted: α = accepted / (accepted + rejections), per sequence and for all.
+"""Acceptance rates of draft tokens, α = accepted / (accepted + rejections), per sequence and overall.
 
-Accepted / proposed, the usual figure, reads .39 at a true .7 with five tokens, since what stands behind a rejection was
-never judged. A sequence's rate is drawn towards that of all sequences by ``SHRINK`` imagined judgements, and that one
-towards the prior. Counts fade with every round, so a rate that is not observed returns to where nothing is known.
+Accepted / proposed, the common figure, shows .39 at a true rate of .7 with five tokens: tokens after a rejection were
+never verified. A sequence's rate is shrunk towards the overall rate with the weight of ``SHRINK`` tokens; the overall
+rate is shrunk towards the prior. Counts decay with every step, so a rate without observations returns to its prior.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 PRIOR, PRIOR_WEIGHT = 0.7, 4.0
-SHRINK = 16.0  # fits what the first half of a text tells of the second: rates of the zoo's texts deviate by 0.1
-FADE, FADE_ALL = 0.97, 0.99  # of a sequence's counts and of everybody's, per round with a judgement
-UNSEEN, UNSEEN_ALL = 0.995, 0.998  # and per round without one
-FADED = 4096  # rounds after which nothing is left of a count; nobody tells of sequences that were aborted
+SHRINK = 16.0  # fits the rates of the zoo's texts: halves of a text deviate by 0.1
+DECAY, DECAY_ALL = 0.97, 0.99  # of a sequence's counts and of the overall counts, per step with verified tokens
+IDLE_DECAY, IDLE_DECAY_ALL = 0.995, 0.998  # the same per step without verified tokens
+FORGET_AFTER = 4096  # steps after which a count has vanished; aborted sequences are not reported
 
 
 class AcceptanceRates:
-    """Rates by sequence. Counts fade when they are next looked at, so a round costs what it judged and no more."""
+    """Rates by sequence. Counts decay lazily, so the cost of a step is proportional to its verified drafts."""
 
     def __init__(self, prior: float = PRIOR) -> None:
         self.prior = prior
-        self._counts: dict[str, tuple[float, float, int]] = {}  # accepted, rejected, and the round they stood so
+        self._counts: dict[str, tuple[float, float, int]] = {}  # accepted, rejected, and the step of these counts
         self._round = self._swept = 0
         self._accepted = self._rejected = 0.0
 
@@ -40,20 +40,20 @@ class AcceptanceRates:
 
     @property
     def tracked(self) -> int:
-        """Number of sequences of which something is kept."""
+        """Number of sequences with stored counts."""
         return len(self._counts)
 
     def rates(self, ids: Sequence[str]) -> Floats:
-        """``[n]``: the rates of the sequences."""
+        """Return the rates of the sequences, ``[n]``."""
         usual = self.overall
         return np.array([self._rate(self._counts.get(id), usual) for id in ids])
 
     def observe(self, rounds: Sequence[tuple[Sequence[Commit], Mapping[str, DraftBudget]]]) -> None:
-        """Count the judgements of rounds; with each, how wide the levels of every draft were.
+        """Count the verified tokens of steps, each with the budgets of its drafts.
 
-        Within one call the judgements of a sequence fade by their number, those of everybody by the round.
+        Within one call the counts of a sequence decay per verification, the overall counts per step.
         """
-        found: dict[str, list[float]] = {}  # accepted, rejected, rounds
+        found: dict[str, list[float]] = {}  # accepted, rejected, steps
         ended: list[str] = []
         for commits, given in rounds:
             self._round += 1
@@ -73,41 +73,42 @@ class AcceptanceRates:
                         found[commit.id] = [kept, lost, 1]
                     else:
                         counts[0], counts[1], counts[2] = (
-                            counts[0] * FADE + kept,
-                            counts[1] * FADE + lost,
+                            counts[0] * DECAY + kept,
+                            counts[1] * DECAY + lost,
                             counts[2] + 1,
                         )
                 if commit.finish is not None:
                     ended.append(commit.id)
-            fade = FADE_ALL if judged else UNSEEN_ALL
-            self._accepted = self._accepted * fade + accepted
-            self._rejected = self._rejected * fade + rejected
-        self._join(found)
+            decay = DECAY_ALL if judged else IDLE_DECAY_ALL
+            self._accepted = self._accepted * decay + accepted
+            self._rejected = self._rejected * decay + rejected
+        self._merge(found)
         for id in ended:
             self._counts.pop(id, None)
-        if self._round - self._swept >= FADED:
+        if self._round - self._swept >= FORGET_AFTER:
             self._swept = self._round
-            self._counts = {id: counts for id, counts in self._counts.items() if self._round - counts[2] < FADED}
+            self._counts = {id: counts for id, counts in self._counts.items() if self._round - counts[2] < FORGET_AFTER}
 
-    def _join(self, found: Mapping[str, Sequence[float]]) -> None:
-        """What a number of rounds told of each sequence, with what is known of it."""
+    def _merge(self, found: Mapping[str, Sequence[float]]) -> None:
+        """Merge new counts of each sequence into its stored counts."""
         for id, (accepted, rejected, judged) in found.items():
             before = self._counts.get(id, (0.0, 0.0, self._round))
-            fade = FADE**judged * UNSEEN ** max(0.0, self._round - before[2] - judged)
-            self._counts[id] = before[0] * fade + accepted, before[1] * fade + rejected, self._round
+            decay = DECAY**judged * IDLE_DECAY ** max(0.0, self._round - before[2] - judged)
+            self._counts[id] = before[0] * decay + accepted, before[1] * decay + rejected, self._round
 
     def _rate(self, counts: tuple[float, float, int] | None, usual: float) -> float:
         if counts is None:
             return usual
-        fade = UNSEEN ** (self._round - counts[2])
-        accepted, rejected = counts[0] * fade, counts[1] * fade
+        decay = IDLE_DECAY ** (self._round - counts[2])
+        accepted, rejected = counts[0] * decay, counts[1] * decay
         return (accepted + SHRINK * usual) / (accepted + rejected + SHRINK)
 
     def _per_token(self, levels: int, failed: bool, widths: Sequence[int]) -> tuple[float, float]:
-        """Judgements of single tokens that the levels of a tree stand for.
+        """Convert the verified levels of a tree to accepted and rejected tokens.
 
-        A level of width w holds w tokens that are each right with α. One that failed had none right; of one that did
-        not, wα / (1 − (1 − α)^w) were right in expectation (one step of expectation maximisation).
+        Each of the w tokens of a level is right with probability α. A failed level has no right token. An accepted
+        level has
+        wα / (1 − (1 − α)^w) right tokens in expectation (one step of expectation maximisation).
         """
         alpha, accepted, rejected = self.overall, 0.0, 0.0
         for width in widths[:levels]:

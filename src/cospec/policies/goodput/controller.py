@@ -1,8 +1,8 @@
-"""The speculation that brings the most committed tokens per second (SmartSpec 4 to 6; CoSine equations 5 to 8).
+"""Choose the drafts with the most committed tokens per second (SmartSpec 4 to 6; CoSine equations 5 to 8).
 
-Before a round: expected tokens from acceptance rates, seconds from the time model, and the lengths that make the best
-ratio. Length 0 is one of them: nothing is drafted, and nothing fed to the drafter. Every running sequence takes part in
-every round, so the prefix of the queue that is served is the scheduler's; ties between sequences go to the older one.
+Before a step, acceptance rates give expected tokens and the time model gives seconds; the best ratio gives the lengths.
+Length 0 is a candidate: nothing is drafted, and nothing is fed to the drafter. Every running sequence takes part in
+every step, so the scheduler selects the sequences. Ties between sequences go to the older sequence.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from cospec.policies.goodput.decision import (
     FIRST_WAIT,
     KEEP,
     LONGEST_WAIT,
-    LOOK_SECONDS,
     OPTIMISTIC_RATE,
+    REVIEW_SECONDS,
     Assignment,
     Decision,
     Interruption,
-    steps_to_next_look,
+    steps_to_next_review,
 )
 from cospec.policies.goodput.draft_cache_tracker import DraftCacheTracker
 from cospec.policies.goodput.draft_shapes import chains, trees
-from cospec.policies.goodput.exploration import IN_A_ROW, LENGTH, PLAIN, ROUNDS, ExplorationBudget
+from cospec.policies.goodput.exploration import LENGTH, PLAIN, ROUNDS, TRIAL_STEPS, ExplorationBudget
 from cospec.policies.goodput.length_optimizer import DraftLevels, LengthChoice, StepLimits, allocate
 from cospec.policies.goodput.length_problem import LengthInputs, LengthProblem, StepBounds
 from cospec.policies.goodput.num_drafters import NumDrafters
@@ -44,15 +44,15 @@ Solver = Callable[[Floats, LengthInputs], tuple[LengthChoice, list[DraftBudget]]
 
 
 class GoodputOptions(Options):
-    """What may be set.
+    """Options of ``goodput``.
 
     Attributes:
-        per_sequence: a length for each sequence; False gives all the same one.
-        prior: the acceptance rate that is assumed before any draft was judged.
-        probe_share: share of the time that may be lost on drafts that only tell whether drafting would pay.
-        release_above: share of recent rounds without a draft above which a sequence loses its draft cache.
-        max_round_seconds: rounds are planned no longer than that with drafts (T_max).
-        max_verified_tokens: draft tokens verified in a round (Γ_max); None is what the engine's limits leave.
+        per_sequence: a length for each sequence; False gives all sequences the same length.
+        prior: the acceptance rate before any draft was verified.
+        probe_share: share of the time that exploration may lose.
+        release_above: share of recent steps without a draft above which a sequence loses its draft cache.
+        max_round_seconds: longest planned step with drafts (T_max).
+        max_verified_tokens: draft tokens verified in a step (Γ_max); None leaves the engine's limits.
     """
 
     per_sequence: bool = True
@@ -64,7 +64,7 @@ class GoodputOptions(Options):
 
 
 class Goodput(Policy):
-    """Spec section 5, ``goodput``. The states of the controller, and how they change, are in ``decision.py``."""
+    """The ``goodput`` policy. ``decision.py`` defines the states of the controller and their transitions."""
 
     Options: ClassVar[type[GoodputOptions]] = GoodputOptions
     needs_latency: ClassVar[bool] = True
@@ -74,32 +74,32 @@ class Goodput(Policy):
     def __init__(
         self,
         options: GoodputOptions,
-        setting: PolicyContext,
+        context: PolicyContext,
         solve: Callable[[DraftLevels, StepLimits], LengthChoice] = allocate,
     ) -> None:
-        self.options, self.setting = options, setting
-        self.cost = StepLatency(setting.costs, setting.capabilities)
+        self.options, self.context = options, context
+        self.cost = StepLatency(context.costs, context.capabilities)
         self.acceptance = AcceptanceRates(options.prior)
         self.draft_caches = DraftCacheTracker(options.release_above)
         self.exploration = ExplorationBudget(options.probe_share)
-        self.members = NumDrafters(setting.capabilities.members)
+        self.num_drafters = NumDrafters(context.capabilities.members)
         bounds = StepBounds(options.max_round_seconds, options.max_verified_tokens)
-        shapes = trees(setting.longest) if setting.capabilities.trees else chains(setting.longest)
+        shapes = trees(context.longest) if context.capabilities.trees else chains(context.longest)
         self._problem = LengthProblem(shapes, self.cost, bounds, solve)
-        self._probe_length = min(LENGTH, setting.longest)
-        self._observed = ObservedSteps()  # since the latest look
-        self._wait = FIRST_WAIT  # steps from the latest look to the next, at most
+        self._probe_length = min(LENGTH, context.longest)
+        self._observed = ObservedSteps()  # since the latest review
+        self._wait = FIRST_WAIT  # maximum steps from the latest review to the next
         self._step = 0
         self._decision = Decision()
         self._interruption: Interruption | None = None
 
     @classmethod
-    def build(cls, options: GoodputOptions, setting: PolicyContext) -> Goodput:
-        """With the measured costs of the setting, or ones that the rounds will teach."""
-        return cls(options, setting)
+    def build(cls, options: GoodputOptions, context: PolicyContext) -> Goodput:
+        """Build the policy with the context's measured costs, or with costs that the steps will teach."""
+        return cls(options, context)
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
-        """The latest decision while it is young or nothing moved, a new one otherwise."""
+        """Return the latest decision while it is recent or nothing changed, otherwise a new decision."""
         if not load.ready:
             return []
         ids = [sequence.request.id for sequence in load.ready]
@@ -111,34 +111,34 @@ class Goodput(Policy):
         changed = ids != self._decision.assigned.ids
         resized = changed and self._decision.resized(len(ids))
         unforeseen = resized and len(ids) not in self._decision.by_count
-        if unforeseen or self._observed.seconds >= LOOK_SECONDS or self._observed.steps >= self._wait:
-            self._look(ids, load, changed)
+        if unforeseen or self._observed.seconds >= REVIEW_SECONDS or self._observed.steps >= self._wait:
+            self._review(ids, load, changed)
         elif changed:
             self._carry_over(ids, load, resized)
         return self._assigned.budgets
 
     @property
     def horizon(self) -> int:
-        """Until the next look, or until the decision returns after an interruption."""
+        """Steps until the next review, or until an interruption ends."""
         left = self._wait - self._observed.steps
         return max(1, left if self._interruption is None else min(left, self._interruption.ends - self._step))
 
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """All of every draft: it was made to measure."""
+        """Return the drafts unchanged: they were made to measure."""
         return drafts
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Only note the steps, which costs next to nothing; a look learns from them, and may make a new decision."""
-        if self._observed.add(stats, commits, self._assigned.by_id) > LONGEST_WAIT:  # no plans are asked for
+        """Only store the step, which is cheap; a review learns from stored steps and may make a new decision."""
+        if self._observed.add(stats, commits, self._assigned.by_id) > LONGEST_WAIT:  # the engine asks for no plans
             self._learn_rates()
 
     def learn(self) -> None:
-        """Learn from all that was observed: rates, draft caches, costs."""
+        """Learn rates, draft caches and costs from all stored steps."""
         self._learn_rates()
         self.cost.learn()
 
     def gauges(self) -> Mapping[str, float]:
-        """The latest decision and how well the time model predicts, as far as was learned."""
+        """Return the latest decision and the prediction error of the time model, as last learned."""
         budgets = self._assigned.budgets
         return {
             "speculation_length": sum(budget.depth for budget in budgets) / max(1, len(budgets)),
@@ -148,35 +148,35 @@ class Goodput(Policy):
         }
 
     def price(self, load: BatchState) -> float:
-        """Expected tokens that one more verified token has to bring to pay, at the latest decision."""
+        """Return the expected tokens that one more verified token must bring to pay, at the latest decision."""
         tokens = len(load.ready) + load.catching_up + sum(budget.max_nodes for budget in self._assigned.budgets)
         target = self.cost.target
         return self._decision.goodput * (target.tokens(tokens + 1) - target.tokens(tokens))
 
     @property
     def _assigned(self) -> Assignment:
-        """Of the latest plan."""
+        """The assignment of the latest plan."""
         return (self._interruption or self._decision).assigned
 
     def _learn_rates(self) -> None:
-        """Judgements of the observed steps to the rates, times to the costs, which learn from them in time."""
+        """Pass stored steps to the acceptance rates, draft caches and costs."""
         steps = self._observed.take()
         self.acceptance.observe([(commits, budgets) for _, commits, budgets in steps])
         for stats, commits, budgets in steps:
-            if self.members.most > 1:
-                self.members.observe(commits, budgets)
+            if self.num_drafters.most > 1:
+                self.num_drafters.observe(commits, budgets)
             self.cost.observe(stats, self.draft_caches.observe(commits))
             self.exploration.accrue(stats.total, stats.depth > 0)
 
-    def _look(self, ids: list[str], load: BatchState, changed: bool) -> None:
-        """Learn from what was observed, and decide anew where requests, rates, costs or load moved."""
+    def _review(self, ids: list[str], load: BatchState, changed: bool) -> None:
+        """Learn from stored steps; make a new decision if requests, rates, costs or load changed."""
         self._learn_rates()
         self._observed.restart()
         before = self._decision
         if changed or self._step > before.expires or self._is_old(load):
             self._decide(ids, load)
-        quiet = changed or self._decision.drafts_for == before.drafts_for
-        self._wait = steps_to_next_look(self._wait, quiet, self._decision.drafts_for)
+        stable = changed or self._decision.drafts_for == before.drafts_for
+        self._wait = steps_to_next_review(self._wait, stable, self._decision.drafts_for)
 
     def _is_old(self, load: BatchState) -> bool:
         decision = self._decision
@@ -185,10 +185,11 @@ class Goodput(Policy):
         return decision.drifted(self.acceptance.rates(decision.assigned.ids))
 
     def _carry_over(self, ids: list[str], load: BatchState, resized: bool) -> None:
-        """The latest decision for other requests than it was made for, until the next look.
+        """Extend the latest decision to other requests, until the next review.
 
-        Each request keeps its length and new ones get theirs. Where the number of requests is another altogether, all
-        get what suits that number.
+        Each request keeps its length, and new requests get the length of new requests. If the number of requests
+        changed
+        strongly, all requests get the length for the new number.
         """
         decision, interruption = self._decision, self._interruption
         if not resized and interruption is None and not decision.drafts:
@@ -205,14 +206,14 @@ class Goodput(Policy):
             rates = np.full(len(ids), self.acceptance.overall)
         now = rates
         lengths = [len(sequence.tokens) for sequence in load.ready]
-        backlog = None if self.setting.capabilities.free else self.draft_caches.backlog(load.ready, lengths)
-        situation = self._problem.situation(load, lengths, backlog)
-        solve = self._problem.each if self.options.per_sequence else self._problem.alike
-        rates, choice, found = self._with_members(rates, situation, solve)
-        trusted = self.members.most == 1 or self.members.settled
-        explored, steps = self._explore(rates, choice, found, situation, load)
+        backlog = None if self.context.capabilities.free else self.draft_caches.backlog(load.ready, lengths)
+        inputs = self._problem.inputs(load, lengths, backlog)
+        solve = self._problem.per_sequence if self.options.per_sequence else self._problem.uniform
+        rates, choice, found = self._choose_num_drafters(rates, inputs, solve)
+        trusted = self.num_drafters.most == 1 or self.num_drafters.settled
+        explored, steps = self._explore(rates, choice, found, inputs, load)
         budgets = self._settle(ids, found, load)
-        new_request = self._for_new_request(choice, situation, load)
+        new_request = self._for_new_request(choice, inputs, load)
         version = self.cost.changed
         by_count = self._decision.by_count if self._decision.costs_version == version else {}
         self._decision = Decision(
@@ -227,32 +228,33 @@ class Goodput(Policy):
             other_tokens=load.catching_up,
             expires=self._step + (KEEP if trusted else FIRST_WAIT),
         )
-        interrupted = explored != budgets  # also where a draft cache is released: that is told one step later
+        # a released draft cache counts too: the budgets report the release one step later
+        interrupted = explored != budgets
         self._interruption = Interruption(Assignment.of(ids, explored), self._step + steps) if interrupted else None
 
     def _settle(self, ids: list[str], budgets: list[DraftBudget], load: BatchState) -> list[DraftBudget]:
-        """Note who has drafts from now on; the budgets, of which some may release their draft caches."""
-        if self.setting.capabilities.free:
+        """Record the budgets from now on; returned budgets may release draft caches."""
+        if self.context.capabilities.free:
             return budgets
         return self.draft_caches.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
 
     def _explore(
-        self, rates: Floats, choice: LengthChoice, budgets: list[DraftBudget], situation: LengthInputs, load: BatchState
+        self, rates: Floats, choice: LengthChoice, budgets: list[DraftBudget], inputs: LengthInputs, load: BatchState
     ) -> tuple[list[DraftBudget], int]:
-        """Budgets to run before the decision's, and for how many steps: other lengths, probes, or the decision's."""
-        other = self._other_length(rates, choice, situation)
+        """Return the first budgets and their number of steps: a trial length, a probe, or the decision's budgets."""
+        other = self._other_length(rates, choice, inputs)
         if other is not None:
-            return other, IN_A_ROW
-        probed = self._probe(rates, choice.counts, situation, load)
+            return other, TRIAL_STEPS
+        probed = self._probe(rates, choice.counts, inputs, load)
         if not probed:
             return budgets, 1
         probe = DraftBudget(depth=self._probe_length, max_nodes=self._probe_length)
         return [probe if place in probed else budget for place, budget in enumerate(budgets)], ROUNDS
 
-    def _other_length(self, rates: Floats, choice: LengthChoice, situation: LengthInputs) -> list[DraftBudget] | None:
-        """Budgets without drafts, or with drafts one step shorter or longer, where it is time to look at those."""
+    def _other_length(self, rates: Floats, choice: LengthChoice, inputs: LengthInputs) -> list[DraftBudget] | None:
+        """Return trial budgets, without drafts or one step shorter or longer, if a trial is due."""
         counts = choice.counts
-        if not counts.any() or not self.exploration.other_due:
+        if not counts.any() or not self.exploration.trial_due:
             return None
         longest = (self._problem.shapes.gains[self._problem.shapes.rows(rates)] > 0).sum(axis=1)
         lengths = {
@@ -261,63 +263,66 @@ class Goodput(Policy):
             "shorter": np.where(counts > 1, counts - 1, counts),
         }
         lengths = {name: other for name, other in lengths.items() if (other != counts).any()}
-        others = {name: self._problem.outcome(rates, other, situation) for name, other in lengths.items()}
+        others = {name: self._problem.outcome(rates, other, inputs) for name, other in lengths.items()}
         chosen = self.exploration.other(choice, others)
         if chosen is None:
             return None
         shapes, rows = self._problem.shapes.budgets, self._problem.shapes.rows(rates).tolist()
         budgets = [shapes[row][count] for row, count in zip(rows, lengths[chosen].tolist(), strict=True)]
-        return self._by_members(budgets, self.members.count)
+        return self._set_num_drafters(budgets, self.num_drafters.count)
 
-    def _probe(self, rates: Floats, counts: Ints, situation: LengthInputs, load: BatchState) -> Sequence[int]:
-        """Who is drafted for, although that is not expected to pay."""
-        if not self.exploration.due or counts.min() > 0 or not self.setting.longest:
+    def _probe(self, rates: Floats, counts: Ints, inputs: LengthInputs, load: BatchState) -> Sequence[int]:
+        """Return the indices of sequences to probe, although their drafts are not expected to pay."""
+        if not self.exploration.due or counts.min() > 0 or not self.context.longest:
             return ()
-        hopeful, _ = self._problem.each(np.where(counts == 0, OPTIMISTIC_RATE, rates), situation)
-        idle = np.flatnonzero((counts == 0) & ((hopeful.counts > 0) | self.exploration.forgotten))
+        optimistic, _ = self._problem.per_sequence(np.where(counts == 0, OPTIMISTIC_RATE, rates), inputs)
+        idle = np.flatnonzero((counts == 0) & ((optimistic.counts > 0) | self.exploration.stale))
         if not len(idle):
             return ()
-        behind = self.draft_caches.behind([load.ready[place] for place in idle.tolist()])
-        steps = ROUNDS * self._probe_length * self._problem.token_cost(situation)
-        costs = self._problem.feeding(behind) + steps
+        unseen = self.draft_caches.unseen([load.ready[place] for place in idle.tolist()])
+        steps = ROUNDS * self._probe_length * self._problem.token_cost(inputs)
+        costs = self._problem.feeding(unseen) + steps
         drafted = sum(
             self._problem.shapes.sizes[row, :k].sum()
             for row, k in zip(self._problem.shapes.rows(rates), counts, strict=True)
         )
         return self.exploration.choose(
-            idle, costs, self._problem.round(situation), int(drafted), float(rates[idle].mean())
+            idle, costs, self._problem.round(inputs), int(drafted), float(rates[idle].mean())
         )
 
-    def _for_new_request(self, choice: LengthChoice, situation: LengthInputs, load: BatchState) -> DraftBudget:
-        """The best single length for as many requests, all with everybody's rate.
+    def _for_new_request(self, choice: LengthChoice, inputs: LengthInputs, load: BatchState) -> DraftBudget:
+        """Return the best common length of as many requests, all with the overall rate.
 
-        Where others have drafts a new request has one too: a round of few drafts takes nearly as long as one of many.
-        Where no request has a draft, the text that has to be fed first counts.
+        If other requests have drafts, a new request gets a draft as well: a step of few drafts takes nearly as long as
+        a step
+        of many. If no request has a draft, the text that must be fed first counts.
         """
-        rates, backlog = np.full(situation.sequences, self.acceptance.overall), None
-        if not choice.counts.any() and not self.setting.capabilities.free:
-            backlog = self._problem.feeding(np.full(situation.sequences, self.draft_caches.to_begin(load.ready)))
-        budget = self._problem.alike(rates, replace(situation, backlog=backlog))[1][0]
-        return self._by_members([budget], self.members.count)[0]
+        rates, backlog = np.full(inputs.sequences, self.acceptance.overall), None
+        if not choice.counts.any() and not self.context.capabilities.free:
+            backlog = self._problem.feeding(
+                np.full(inputs.sequences, self.draft_caches.backlog_of_new_request(load.ready))
+            )
+        budget = self._problem.uniform(rates, replace(inputs, backlog=backlog))[1][0]
+        return self._set_num_drafters([budget], self.num_drafters.count)[0]
 
-    def _with_members(
-        self, rates: Floats, situation: LengthInputs, solve: Solver
+    def _choose_num_drafters(
+        self, rates: Floats, inputs: LengthInputs, solve: Solver
     ) -> tuple[Floats, LengthChoice, list[DraftBudget]]:
-        """The best lengths with the best number of drafters among the present one and its neighbours."""
-        if self.members.most == 1:
-            return rates, *solve(rates, situation)
+        """Return the best lengths with the best number of drafters, among the current number and its neighbours."""
+        if self.num_drafters.most == 1:
+            return rates, *solve(rates, inputs)
         overall, found = self.acceptance.overall, {}
-        for m in self.members.nearby:
+        for m in self.num_drafters.nearby:
             self.cost.drafters = m
-            shifted = self.members.shifted(rates, m, overall)
-            found[m] = (shifted, *solve(shifted, situation))
+            shifted = self.num_drafters.shifted(rates, m, overall)
+            found[m] = (shifted, *solve(shifted, inputs))
         best = max(found, key=lambda m: (found[m][1].goodput, -m))
-        self.members.count = self.cost.drafters = best
+        self.num_drafters.count = self.cost.drafters = best
         shifted, choice, budgets = found[best]
-        return shifted, choice, self._by_members(budgets, best)
+        return shifted, choice, self._set_num_drafters(budgets, best)
 
-    def _by_members(self, budgets: list[DraftBudget], count: int) -> list[DraftBudget]:
-        """The budgets, with the number of drafters where there are several."""
-        if self.members.most == 1:
+    def _set_num_drafters(self, budgets: list[DraftBudget], count: int) -> list[DraftBudget]:
+        """Set the number of drafters in the budgets, if there are several."""
+        if self.num_drafters.most == 1:
             return budgets
         return [replace(budget, drafters=count) if budget.depth else budget for budget in budgets]

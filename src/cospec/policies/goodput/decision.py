@@ -1,7 +1,7 @@
-"""The states of the goodput controller, and the steps from one state to the next.
+"""States of the goodput controller and their transitions.
 
-A ``Decision`` holds until a look at the observations makes a new one. An ``Interruption`` takes its place for a few
-steps: a probe, or a look at other draft lengths. All values are frozen, and no function has side effects.
+A ``Decision`` holds until a review of the observations makes a new decision. An ``Interruption`` replaces it for a few
+steps: a probe, or a trial of other draft lengths. All values are frozen, and no function has side effects.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from cospec.core.types import DraftBudget
 from cospec.policies.goodput.length_optimizer import LengthChoice
 from cospec.policies.latency.forward import Floats
 
-# When to look at the observations. A look learns from them, and may make a new decision.
-LOOK_SECONDS = 0.25  # observed time from one look to the next, at most
-FIRST_WAIT = 4  # steps to the next look after a decision that turned; each quiet look adds as many
-LONGEST_WAIT_MIXED = 64  # steps to the next look, at most, where some requests have drafts and others have none
-LONGEST_WAIT = 256  # the same where all requests have drafts or none has; also the calls that are kept without a plan
+# When to review observations. A review learns, and may make a new decision.
+REVIEW_SECONDS = 0.25  # maximum observed time between reviews
+FIRST_WAIT = 4  # steps to the next review after an unstable review; each stable review adds as many
+LONGEST_WAIT_MIXED = 64  # maximum steps to the next review, where some requests have drafts and others have none
+LONGEST_WAIT = 256  # the same where all requests have drafts or none; also the calls that are stored without a plan
 
-# What makes a decision old.
-KEEP = 64  # steps after which a decision is made anew at the next look
+# When a decision is outdated.
+KEEP = 64  # steps after which the next review makes a new decision
 DRIFT = 0.04  # change of the acceptance rates, root mean square over the requests
-OTHER_TOKENS = 16  # change of the known tokens of other requests, beside an eighth of what they were
+OTHER_TOKENS = 16  # change of other requests' known tokens, in addition to an eighth of the former number
 RESIZED = 1.5  # factor between the number of requests and the number that the lengths were chosen for
 
 # Exploration.
-OPTIMISTIC_RATE = 0.9  # a probe is considered where such an acceptance rate would make drafts pay
+OPTIMISTIC_RATE = 0.9  # a probe is considered where this acceptance rate would make drafts pay
 
 NO_DRAFT = DraftBudget()
 
@@ -145,17 +145,19 @@ class Interruption:
         A step without any draft is one for all requests, so new ones get no draft there either.
         """
         given = self.assigned.by_id
-        plain = not any([budget.depth for budget in given.values()])
-        budgets = [NO_DRAFT if plain else given.get(*each) for each in zip(ids, decided, strict=True)]
+        undrafted = not any([budget.depth for budget in given.values()])
+        budgets = [NO_DRAFT if undrafted else given.get(*each) for each in zip(ids, decided, strict=True)]
         return Interruption(Assignment.of(ids, budgets), self.ends)
 
 
-def steps_to_next_look(latest: int, quiet: bool, drafts_for: bool | None) -> int:
+def steps_to_next_review(latest: int, stable: bool, drafts_for: bool | None) -> int:
     """Looks grow rarer while decisions stay alike.
 
     Args:
         latest: steps from the latest look but one to the latest look, at most.
-        quiet: the latest look did not turn the decision from drafts for all, some or no requests to another of these.
+        stable: the latest look did not turn the decision from drafts for all, some or no requests to another of these.
         drafts_for: as ``Decision.drafts_for``.
     """
-    return min(latest + FIRST_WAIT if quiet else FIRST_WAIT, LONGEST_WAIT_MIXED if drafts_for is None else LONGEST_WAIT)
+    return min(
+        latest + FIRST_WAIT if stable else FIRST_WAIT, LONGEST_WAIT_MIXED if drafts_for is None else LONGEST_WAIT
+    )

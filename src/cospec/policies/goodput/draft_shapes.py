@@ -1,9 +1,9 @@
-"""What can be drafted for one sequence, and what it is expected to bring, by acceptance rate.
+"""Draft shapes of one sequence and their expected tokens, by acceptance rate.
 
 Expected tokens of a chain of k: Σ_{j=0..k} α^j, finite at α = 1 (SmartSpec equation 8). Of a level tree with widths kᵢ:
 1 + Σᵢ Π_{j≤i} [1 − (1 − α)^{kⱼ}] (equation 10, corrected: the paper's exceeds the depth). Both bring less with every
-further token, so a menu is a row of steps, each at least as good per token as the next. Rates are rounded to
-1/``GRID``, so that menus are made once.
+further token. The shapes of one rate form a row; each step is at least as good per token as the next. Rates are rounded
+to 1/``GRID``, so that rows are computed once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 GRID = 64
-MOST_NODES, WIDEST, DEEPEST = 24, 4, 5  # of trees
+MOST_NODES, WIDEST, DEEPEST = 24, 4, 5  # bounds of trees
 
 
 @dataclass(frozen=True, slots=True)
 class DraftShapes:
-    """Steps by rate; ``J`` steps at most, shorter rows end in steps that bring nothing.
+    """Steps by rate; at most ``J`` steps, shorter rows are padded with steps without gain.
 
     Attributes:
-        gains: ``[GRID + 1, J]``, expected tokens more with each step.
-        sizes: ``[GRID + 1, J]``, draft tokens more.
-        depths: ``[GRID + 1, J]``, depth from that step on.
-        budgets: ``[GRID + 1][J + 1]``, what to ask the drafter for after so many steps.
+        gains: ``[GRID + 1, J]``, additional expected tokens of each step.
+        sizes: ``[GRID + 1, J]``, additional draft tokens.
+        depths: ``[GRID + 1, J]``, depth from this step on.
+        budgets: ``[GRID + 1][J + 1]``, the drafter's budget after each number of steps.
     """
 
     gains: Floats
@@ -41,17 +41,17 @@ class DraftShapes:
     budgets: tuple[tuple[DraftBudget, ...], ...]
 
     def rows(self, rates: Floats) -> Ints:
-        """``[n]``: the row of each rate."""
+        """Return the row of each rate, ``[n]``."""
         return np.rint(rates * GRID).astype(np.int64)
 
 
 def chain_tokens(alpha: float, length: int) -> float:
-    """Expected tokens of a chain, the one after it included."""
+    """Return the expected tokens of a chain, including the next token of the target."""
     return sum(alpha**j for j in range(length + 1))
 
 
 def tree_tokens(alpha: float, widths: Sequence[int]) -> float:
-    """Expected tokens of a level tree, the one after it included."""
+    """Return the expected tokens of a level tree, including the next token of the target."""
     total, reached = 1.0, 1.0
     for width in widths:
         reached *= 1.0 - (1.0 - alpha) ** width
@@ -60,7 +60,7 @@ def tree_tokens(alpha: float, widths: Sequence[int]) -> float:
 
 
 def nodes(widths: Sequence[int]) -> int:
-    """Tokens of a full level tree: Σ_h Π_{i≤h} kᵢ."""
+    """Return the number of tokens of a full level tree: Σ_h Π_{i≤h} kᵢ."""
     total, level = 0, 1
     for width in widths:
         level *= width
@@ -69,7 +69,7 @@ def nodes(widths: Sequence[int]) -> int:
 
 
 def chains(longest: int) -> DraftShapes:
-    """Chains of up to ``longest`` tokens."""
+    """Return chains of up to ``longest`` tokens."""
     rates = np.arange(GRID + 1)[:, None] / GRID
     levels = np.arange(1, longest + 1)[None]
     budgets = tuple(DraftBudget(depth=k, max_nodes=k) for k in range(longest + 1))
@@ -80,7 +80,7 @@ def chains(longest: int) -> DraftShapes:
 
 
 def trees(longest: int) -> DraftShapes:
-    """Level trees on the upper hull of expected tokens over nodes; a chain is one of width 1 throughout."""
+    """Return level trees on the upper hull of expected tokens over nodes; chains are trees of width 1."""
     shapes = _shapes(min(longest, DEEPEST))
     shapes += [(1,) * k for k in range(DEEPEST + 1, longest + 1)]
     counts = np.array([nodes(each) for each in shapes])
@@ -100,7 +100,7 @@ def trees(longest: int) -> DraftShapes:
 
 
 def _shapes(deepest: int) -> list[tuple[int, ...]]:
-    """Every row of widths, none wider than the one before, within the bounds."""
+    """Return all non-increasing sequences of widths within the bounds."""
     found: list[tuple[int, ...]] = [()]
     for depth in range(1, deepest + 1):
         for each in product(range(1, WIDEST + 1), repeat=depth):
@@ -110,7 +110,7 @@ def _shapes(deepest: int) -> list[tuple[int, ...]]:
 
 
 def _hull(shapes: Sequence[tuple[int, ...]], counts: Ints, rate: float) -> list[tuple[int, ...]]:
-    """From no draft on: the shape with the steepest gain per node from the last one, until none gains."""
+    """Return shapes from no draft on: each next shape has the steepest gain per node."""
     values = np.array([tree_tokens(rate, each) for each in shapes])
     row, now = [shapes[0]], 0
     while True:

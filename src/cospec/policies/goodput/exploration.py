@@ -1,10 +1,10 @@
-"""Looking again at what is not done: sequences that are not drafted for, draft lengths that are not in use.
+"""Exploration: probe drafts for sequences without drafts, and trials of draft lengths that are not in use.
 
-A rate that is not observed is not known: text grows easy, drafters learn, and a sequence may be unlike the others. So a
-small share of the time goes into drafts that are not expected to pay. What a probe loses is set against that allowance,
-so that many sequences are looked at where that is cheap and few, or none for long, where it is dear. In the same way a
-few rounds without drafts, or with drafts one token shorter or longer, are run now and then: what these take is not
-known from rounds of the present length.
+A rate without observations is unknown: texts become easier, drafters learn, and sequences differ. A small share of the
+time therefore goes into drafts that are not expected to pay. The expected loss of a probe is charged to this
+allowance, so cheap probes cover many sequences and expensive probes cover few or wait. In the same way a few steps now
+and then run without drafts, or with drafts one token shorter or longer. Steps of the current length do not reveal the
+times of these steps.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from cospec.policies.goodput.length_optimizer import Floats, Ints, LengthChoice, StepLimits
 
 LENGTH = 2
-ROUNDS = 3  # of a probe: what is fed for it should tell something
-MOST = 4  # sequences at a time: what they tell of everybody grows with them no more than what they cost
-EVERY = 64  # rounds between two looks
-LONG = 1024  # rounds with drafts alone, or with none, after which nobody can say what the other kind takes
-OTHER = 128  # rounds between two looks at other lengths, at least
-CLOSE = 1.35  # times as many tokens per second as another length brings, up to which what that one takes can decide
-IN_A_ROW = 8  # rounds of a look: the first one takes longer, as the caches hold what the other length left there
-PLAIN = "plain"  # the name of rounds without drafts among the other lengths
+ROUNDS = 3  # steps of a probe: enough to justify feeding the drafter
+MOST = 4  # sequences per probe: more cost more, but reveal little more about all sequences
+EVERY = 64  # steps between two probes
+LONG = 1024  # steps with drafts only, or without any, after which the time of the other kind is unknown
+OTHER = 128  # minimum steps between two trials of other lengths
+CLOSE = 1.35  # a trial needs a length whose predicted goodput is at most this factor below the best
+TRIAL_STEPS = 8  # steps of a trial: the first is slower, because the caches still hold the other length's data
+PLAIN = "undrafted"  # name of steps without drafts among the other lengths
 
 
 class ExplorationBudget:
-    """The allowance, and whose turn it is."""
+    """The allowance for exploration, and the sequence or length whose turn it is."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -40,16 +40,16 @@ class ExplorationBudget:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to see if a probe can be afforded."""
+        """Whether to check if a probe is affordable."""
         return self._rounds >= EVERY
 
     @property
-    def forgotten(self) -> bool:
-        """Whether nothing was drafted for so long that a probe is worth what it costs at most, whatever is expected."""
+    def stale(self) -> bool:
+        """Whether drafting stopped so long ago that a probe is worth its maximum cost."""
         return self._undrafted >= LONG
 
     def accrue(self, seconds: float, drafted: bool) -> None:
-        """A round took so long, with or without drafts."""
+        """Record the seconds of a step, with or without drafts."""
         self._undrafted = 0 if drafted else self._undrafted + 1
         self._seconds = min(self._seconds + self._share * seconds, 512 * self._share * seconds)
         self._rounds += 1
@@ -57,20 +57,21 @@ class ExplorationBudget:
         self._since_other += 1
 
     @property
-    def other_due(self) -> bool:
-        """Whether it is time to look at another length."""
+    def trial_due(self) -> bool:
+        """Whether to try another length."""
         return self._since_other >= OTHER
 
     def other(self, best: LengthChoice, others: Mapping[str, LengthChoice]) -> str | None:
-        """Which of the other lengths is to be run for some rounds, by name, although ``best`` should bring more.
+        """Return the name of the length to try next, although ``best`` is expected to be better; None for no trial.
 
-        Lengths take turns. One that is far from the best, or too dear for the allowance, is left out; but rounds
-        without drafts, ``PLAIN``, are run once in ``LONG`` rounds whatever they lose.
+        Lengths take turns. A length far from the best, or beyond the allowance, is skipped. Steps without drafts,
+        ``PLAIN``,
+        run once in ``LONG`` steps regardless of their loss.
         """
         names = sorted(others)
         start = names.index(self._latest) + 1 if self._latest in names else 0
         for name in names[start:] + names[:start]:
-            lost = IN_A_ROW * max(0.0, others[name].seconds - others[name].tokens / best.goodput)
+            lost = TRIAL_STEPS * max(0.0, others[name].seconds - others[name].tokens / best.goodput)
             near = best.goodput <= CLOSE * others[name].goodput and lost <= self._seconds
             if near or (name == PLAIN and self._since_plain >= LONG):
                 self._seconds -= lost
@@ -81,14 +82,14 @@ class ExplorationBudget:
         return None
 
     def choose(self, idle: Ints, costs: Floats, given: StepLimits, drafted: int, rate: float) -> Sequence[int]:
-        """Who of the ``idle`` is drafted for in the next ``EXECUTION_MODES``, as many as the allowance covers.
+        """Return the indices of the idle sequences to draft for in the next ``ROUNDS`` steps, as many as the allowance
+        covers.
 
         Args:
-            idle: ``[m]``, sequences without a draft that an optimist would draft for.
-            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each in ``EXECUTION_MODES`` rounds, feeding
-                included.
-            drafted: draft tokens that the round has without probes.
-            rate: acceptance that is expected of them.
+            idle: ``[m]``, indices of sequences without a draft that an optimistic rate would draft for.
+            costs: ``[m]``, seconds of drafting ``LENGTH`` tokens for each in ``ROUNDS`` steps, feeding included.
+            drafted: draft tokens in the step without probes.
+            rate: expected acceptance rate of the probes.
         """
         self._rounds = 0
         start = int(np.searchsorted(idle, self._turn)) % len(idle)
@@ -101,8 +102,8 @@ class ExplorationBudget:
         verify = given.verified[drafted + LENGTH * counts] - given.verified[drafted]
         levels = given.levels[min(LENGTH, len(given.levels) - 1)] if not drafted else 0.0
         spent = np.cumsum(costs[order]) + ROUNDS * (verify + levels)
-        plain = (given.seconds + float(given.verified[0])) / given.tokens  # what a token takes without drafts
-        lost = np.maximum(spent - ROUNDS * counts * (rate + rate * rate) * plain, 0.0)
+        undrafted = (given.seconds + float(given.verified[0])) / given.tokens  # seconds per token without drafts
+        lost = np.maximum(spent - ROUNDS * counts * (rate + rate * rate) * undrafted, 0.0)
         affordable = int((lost <= self._seconds).sum())
         if not affordable:
             return []

@@ -1,8 +1,8 @@
-"""Which steps of whose menus to take: the most expected tokens per second of the round.
+"""Choose draft levels with the most expected tokens per second of the step.
 
-Tokens cost about the same whoever they are drafted for, and every menu brings less with each step. So for a given depth
-the best m tokens are the m best ones, and the sorted list has to be cut once, at the best ratio; every cut of every
-depth is looked at, which is exact where costs are equal. No step is sorted before the one that it builds on.
+Tokens cost about the same for every sequence, and each further level of a sequence brings less. For a given depth the
+best m tokens are therefore the first m of a sorted list. Every cut of the list at every depth is tried, which is exact
+for equal costs. No level is sorted before a level that it builds on.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class DraftLevels:
-    """Of ``n`` sequences, ``J`` each; the arrays are ``[n, J]``, the oldest sequence first.
+    """Levels of ``n`` sequences, ``J`` each; the arrays are ``[n, J]``, the oldest sequence first.
 
     Attributes:
         gains: expected tokens.
         sizes: draft tokens.
-        depths: of the draft from that step on.
-        costs: seconds of drafting, beside the fixed ones of each level.
+        depths: depth of the draft from this level on.
+        costs: seconds of drafting, without the fixed seconds of each level.
     """
 
     gains: Floats
@@ -35,15 +35,15 @@ class DraftLevels:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What the round takes whatever is drafted, in seconds and tokens.
+    """Costs and limits of the step that do not depend on the choice, in seconds and tokens.
 
     Attributes:
-        tokens: expected without drafts, one for each sequence.
-        seconds: without drafts and without what the target takes for its tokens.
-        verified: ``[M + 1]``, seconds of the target for its tokens with m draft tokens among them.
-        levels: fixed seconds of drafting to depth d, ``[D + 1]``.
-        longest: seconds that the round may take (T_max).
-        overlap: drafting and verification go on at the same time.
+        tokens: expected tokens without drafts, one per sequence.
+        seconds: without drafts, and without the target's seconds per token.
+        verified: ``[M + 1]``, the target's seconds for its tokens including m draft tokens.
+        levels: ``[D + 1]``, fixed seconds of drafting to depth d.
+        longest: longest step in seconds (T_max).
+        overlap: drafting and verification run at the same time.
     """
 
     tokens: float
@@ -56,7 +56,7 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class LengthChoice:
-    """``counts [n]``: steps taken per sequence; expected tokens; predicted seconds."""
+    """``counts [n]``: levels taken per sequence; expected tokens; predicted seconds."""
 
     counts: Ints
     tokens: float
@@ -69,16 +69,17 @@ class LengthChoice:
 
 
 def allocate(steps: DraftLevels, given: StepLimits) -> LengthChoice:
-    """The best counts; at most ``len(given.verified) - 1`` draft tokens in all (Γ_max).
+    """Return the best counts, with at most ``len(given.verified) - 1`` draft tokens in all (Γ_max).
 
-    Where tokens do not cost the same for everybody, the steps are also taken in the order of what they bring alone: in
-    front of a cliff of the target's cost, or of Γ_max, room is what is scarce and not time.
+    If costs differ between sequences, the order by gain alone is tried as well. Before a jump of the target's cost, or
+    at
+    Γ_max, room is scarce and not time.
     """
     nothing = LengthChoice(np.zeros(len(steps.gains), np.int64), given.tokens, given.seconds + float(given.verified[0]))
     if len(given.verified) < 2:
         return nothing
-    worth = _worth(steps, given)
-    found = _cut(steps, given, _order(worth, given, nothing.goodput), nothing)
+    values = _values(steps, given)
+    found = _cut(steps, given, _order(values, given, nothing.goodput), nothing)
     if np.ptp(steps.costs, axis=0).any():
         gains = np.minimum.accumulate(steps.gains / steps.sizes, axis=1)
         alone = _cut(steps, given, np.argsort(-gains.ravel(), kind="stable"), nothing)
@@ -87,7 +88,7 @@ def allocate(steps: DraftLevels, given: StepLimits) -> LengthChoice:
 
 
 def _cut(steps: DraftLevels, given: StepLimits, order: Ints, nothing: LengthChoice) -> LengthChoice:
-    """The best of all beginnings of ``order``, each at the best depth, or ``nothing``."""
+    """Return the best prefix of ``order`` at the best depth, or ``nothing``."""
     if not len(order):
         return nothing
     n, width = steps.gains.shape
@@ -97,7 +98,7 @@ def _cut(steps: DraftLevels, given: StepLimits, order: Ints, nothing: LengthChoi
     )
     deepest = np.arange(1, int(depths.max()) + 1)
     if given.levels[deepest[-1]] == given.levels[1]:
-        deepest = deepest[-1:]  # depth costs nothing: one look is enough
+        deepest = deepest[-1:]  # depth is free: one candidate is enough
     taken = depths <= deepest[:, None]  # [depths, steps]
     verified = np.cumsum(taken * sizes, axis=1)
     fits = verified <= room
@@ -115,25 +116,25 @@ def _cut(steps: DraftLevels, given: StepLimits, order: Ints, nothing: LengthChoi
     return LengthChoice(counts, float(tokens[row, last]), float(seconds[row, last]))
 
 
-def _worth(steps: DraftLevels, given: StepLimits) -> Floats:
-    """``[n, J]``: what steps bring per second, falling along each menu."""
+def _values(steps: DraftLevels, given: StepLimits) -> Floats:
+    """Return the tokens per second of each level, ``[n, J]``, not increasing along a sequence."""
     slope = float(np.diff(given.verified[:2]).sum())
     gained = np.cumsum(steps.gains, axis=1)
     together = gained / (np.cumsum(steps.costs + steps.sizes * slope, axis=1) + 1e-12)
-    worth = steps.gains / (steps.costs + steps.sizes * slope + 1e-12)
-    # A draft's first step bears what it takes to begin one, so the first steps are worth what they are together.
+    values = steps.gains / (steps.costs + steps.sizes * slope + 1e-12)
+    # The first level carries the start-up cost of a draft, so the first levels are valued together.
     best = together.argmax(axis=1)[:, None]
-    worth = np.where(np.arange(worth.shape[1]) <= best, np.take_along_axis(together, best, 1), worth)
-    return np.asarray(np.minimum.accumulate(worth, axis=1, out=worth))
+    values = np.where(np.arange(values.shape[1]) <= best, np.take_along_axis(together, best, 1), values)
+    return np.asarray(np.minimum.accumulate(values, axis=1, out=values))
 
 
-def _order(worth: Floats, given: StepLimits, goodput: float) -> Ints:
-    """Steps by what they bring per second, the best first, without those that can never pay.
+def _order(values: Floats, given: StepLimits, goodput: float) -> Ints:
+    """Return the levels sorted by tokens per second, best first, without levels that cannot pay.
 
-    The best goodput is no less than that without drafts, so a step that brings less per second than that, at the least
-    that a token can cost, is in no best choice.
+    The best goodput is at least the goodput without drafts. A level that brings less per second at the lowest cost of a
+    token is in no best choice.
     """
-    flat, each = worth.ravel(), np.diff(given.verified)
+    flat, each = values.ravel(), np.diff(given.verified)
     floor = goodput if float(each.min()) >= float(each[0]) else 0.0
     candidates = np.flatnonzero(flat > (0.0 if given.overlap else floor))
     return candidates[np.argsort(-flat[candidates], kind="stable")]

@@ -1,4 +1,4 @@
-"""A round as a problem to solve: the menus of its sequences, and what it takes whatever is drafted."""
+"""A step as an optimization problem: draft levels of its sequences, and costs that do not depend on drafts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Solve = Callable[[DraftLevels, StepLimits], LengthChoice]
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """T_max in seconds and Γ_max in draft tokens (CoSine equations 6, 7); None for no bound of its own."""
+    """T_max in seconds and Γ_max in draft tokens (CoSine equations 6, 7); None for no bound."""
 
     seconds: float | None = None
     tokens: int | None = None
@@ -34,13 +34,13 @@ class StepBounds:
 
 @dataclass(frozen=True, slots=True)
 class LengthInputs:
-    """A round before its lengths are chosen.
+    """A step before its lengths are chosen.
 
     Attributes:
-        context: tokens of each sequence, on average.
-        backlog: ``[n]``, seconds of feeding the drafter what it has not seen, as far as this round should bear it;
-            None where there is nothing to feed.
-        others: known tokens of other sequences that the round computes.
+        context: mean tokens per sequence.
+        backlog: ``[n]``, seconds of feeding unseen tokens to the drafter, as far as charged to this step; None if there
+            are none.
+        others: known tokens of other sequences in the step.
         room: draft tokens that fit.
     """
 
@@ -52,7 +52,7 @@ class LengthInputs:
 
 
 class LengthProblem:
-    """Made once per policy; keeps the target's seconds per token as a table."""
+    """Created once per policy; caches a table of the target's seconds per token."""
 
     def __init__(self, shapes: DraftShapes, cost: StepLatency, bounds: StepBounds, solve: Solve = allocate) -> None:
         self.shapes, self.cost, self.bounds = shapes, cost, bounds
@@ -60,8 +60,8 @@ class LengthProblem:
         self._table = np.zeros(0)
         self._of: ForwardLatency | None = None
 
-    def situation(self, load: BatchState, lengths: Sequence[int], backlog: Floats | None) -> LengthInputs:
-        """What the load leaves for drafts; M_max is the room in the cache."""
+    def inputs(self, load: BatchState, lengths: Sequence[int], backlog: Floats | None) -> LengthInputs:
+        """Return the inputs of a step; the room in the cache is M_max."""
         n = len(lengths)
         room = min(load.tokens - n - load.catching_up, load.room - n - load.catching_up)
         if self.bounds.tokens is not None:
@@ -69,26 +69,26 @@ class LengthProblem:
         fed = None if backlog is None or not backlog.any() else self.feeding(backlog)
         return LengthInputs(n, sum(lengths) / n, fed, load.catching_up, max(0, room))
 
-    def each(self, rates: Floats, situation: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
-        """The best lengths, one for each sequence; ``rates [n]``."""
-        rows, given = self.shapes.rows(rates), self.round(situation)
-        choice = self._solve(self.steps(rows, situation), given)
-        plain = given.seconds + float(given.verified[0])
-        if choice.goodput * plain < (1.0 + self.cost.doubt) * given.tokens:
-            choice = LengthChoice(np.zeros_like(choice.counts), given.tokens, plain)
+    def per_sequence(self, rates: Floats, inputs: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
+        """Return the best length of each sequence, from ``rates [n]``."""
+        rows, given = self.shapes.rows(rates), self.round(inputs)
+        choice = self._solve(self.steps(rows, inputs), given)
+        undrafted = given.seconds + float(given.verified[0])
+        if choice.goodput * undrafted < (1.0 + self.cost.doubt) * given.tokens:
+            choice = LengthChoice(np.zeros_like(choice.counts), given.tokens, undrafted)
         budgets = self.shapes.budgets
         return choice, [budgets[row][k] for row, k in zip(rows.tolist(), choice.counts.tolist(), strict=True)]
 
-    def alike(self, rates: Floats, situation: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
-        """The best single length for all."""
+    def uniform(self, rates: Floats, inputs: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
+        """Return the best common length of all sequences."""
         rows = self.shapes.rows(rates)
-        steps, given = self.steps(rows, situation), self.round(situation)
-        n, row = situation.sequences, int(rows[0])
+        steps, given = self.steps(rows, inputs), self.round(inputs)
+        n, row = inputs.sequences, int(rows[0])
         verified = np.cumsum(steps.sizes.sum(0))
         count = int(np.searchsorted(verified, len(given.verified) - 1, side="right"))
         count = min(
             count, len(self.shapes.budgets[row]) - 1
-        )  # what stands behind fills up the menu, and may look cheap
+        )  # entries beyond the last level are padding, and may look cheap
         tokens = given.tokens + np.concatenate([[0.0], np.cumsum(steps.gains.sum(0))[:count]])
         draft = np.concatenate([[0.0], np.cumsum(steps.costs.sum(0))[:count] + given.levels[steps.depths[0, :count]]])
         target = given.verified[np.concatenate([[0], verified[:count]])]
@@ -101,29 +101,30 @@ class LengthProblem:
         choice = LengthChoice(np.full(n, best), float(tokens[best]), float(seconds[best]))
         return choice, [self.shapes.budgets[row][best]] * n
 
-    def steps(self, rows: Ints, situation: LengthInputs) -> DraftLevels:
-        """What each sequence may take."""
+    def steps(self, rows: Ints, inputs: LengthInputs) -> DraftLevels:
+        """Return the draft levels of each sequence."""
         gains, sizes = self.shapes.gains[rows], self.shapes.sizes[rows]
-        costs = np.asarray(sizes * self.token_cost(situation), dtype=np.float64)
+        costs = np.asarray(sizes * self.token_cost(inputs), dtype=np.float64)
         if not self.cost.capabilities.free:
             costs[:, :1] += self.cost.draft.sequence
-        if situation.backlog is not None:
-            costs[:, :1] += situation.backlog[:, None]
+        if inputs.backlog is not None:
+            costs[:, :1] += inputs.backlog[:, None]
         return DraftLevels(gains, sizes, self.shapes.depths[rows], costs)
 
-    def round(self, situation: LengthInputs) -> StepLimits:
-        """What the round takes with m draft tokens in it, without the known tokens of other sequences.
+    def round(self, inputs: LengthInputs) -> StepLimits:
+        """Return the step's costs by number of draft tokens, without other sequences' known tokens.
 
-        Those have to be computed in this round or another, whatever is drafted. Counted in the ratio they would make
-        long drafts look cheap in just the rounds that are dear; that drafts cost more behind them, past a knee, counts.
+        These tokens are computed in this step or another, regardless of drafts. In the ratio they would make long
+        drafts look
+        cheap in expensive steps. The higher price of drafts after these tokens, past a knee, does count.
         """
-        n, target, capabilities = situation.sequences, self.cost.target, self.cost.capabilities
-        base, most = n + situation.others, self.shapes.gains.shape[1] * int(self.shapes.sizes.max()) * n
+        n, target, capabilities = inputs.sequences, self.cost.target, self.cost.capabilities
+        base, most = n + inputs.others, self.shapes.gains.shape[1] * int(self.shapes.sizes.max()) * n
         if self._of is not target or base + most >= len(self._table):
             self._table, self._of = target.table(2 * (base + most)), target
         others = float(self._table[base] - self._table[n])
-        verified = self._table[base : base + min(most, situation.room) + 1] - others
-        rest, context = self.cost.rest, target.context * situation.context * n
+        verified = self._table[base : base + min(most, inputs.room) + 1] - others
+        rest, context = self.cost.rest, target.context * inputs.context * n
         verified = verified + rest.slopes[0] * np.arange(len(verified))
         seconds = target.start + target.fixed + context + target.sequence * n + rest.seconds(0.0, 0.0, n)
         deepest = int(self.shapes.depths.max())
@@ -140,12 +141,12 @@ class LengthProblem:
         limit = float("inf") if self.bounds.seconds is None else self.bounds.seconds - others
         return StepLimits(n, seconds, verified, levels, limit, self.cost.overlap)
 
-    def outcome(self, rates: Floats, counts: Ints, situation: LengthInputs) -> LengthChoice:
-        """What other ``counts [n]`` of steps than the best ones are expected to bring and to take.
+    def outcome(self, rates: Floats, counts: Ints, inputs: LengthInputs) -> LengthChoice:
+        """Return the expected result of ``counts [n]`` levels instead of the best counts.
 
-        Counts that do not fit the bounds take forever.
+        Counts beyond the bounds take infinite time.
         """
-        steps, given = self.steps(self.shapes.rows(rates), situation), self.round(situation)
+        steps, given = self.steps(self.shapes.rows(rates), inputs), self.round(inputs)
         taken = np.arange(steps.gains.shape[1]) < counts[:, None]
         tokens, depth = given.tokens + float(steps.gains[taken].sum()), int(steps.depths[taken].max(initial=0))
         verified, draft = int(steps.sizes[taken].sum()), float(steps.costs[taken].sum() + given.levels[depth])
@@ -154,15 +155,15 @@ class LengthProblem:
         return LengthChoice(counts, tokens, seconds if seconds <= given.longest or not verified else float("inf"))
 
     def feeding(self, tokens: Floats | Ints) -> Floats:
-        """``[n]``: seconds of feeding the drafter so many tokens of each sequence."""
+        """Return the seconds of feeding ``tokens`` of each sequence to the drafter, ``[n]``."""
         each = 0.0 if self.cost.capabilities.free else self.cost.feeding
         return np.asarray(tokens * each, dtype=np.float64)
 
-    def token_cost(self, situation: LengthInputs) -> float:
-        """Seconds of drafting one token, beside the fixed ones of its level."""
-        capabilities, draft, n = self.cost.capabilities, self.cost.draft, situation.sequences
+    def token_cost(self, inputs: LengthInputs) -> float:
+        """Return the seconds of drafting one token, without the fixed seconds of its level."""
+        capabilities, draft, n = self.cost.capabilities, self.cost.draft, inputs.sequences
         if capabilities.free:
             return 0.0
         if capabilities.single_pass:
             return draft.tokens(n) / n
-        return draft.context * situation.context + draft.tokens(n) / n
+        return draft.context * inputs.context + draft.tokens(n) / n

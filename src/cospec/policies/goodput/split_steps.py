@@ -1,4 +1,4 @@
-"""Rounds that were run as one, each by itself again, as a policy would have seen them step by step."""
+"""Split the statistics of a multi-step call into one record per step, as a policy observes single steps."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import Commit, DraftBudget
 
 Step = tuple[StepStats, Sequence[Commit], Mapping[str, DraftBudget]]
-"""What a step took, what it committed, and the budgets that it was planned with."""
+"""The statistics of a step, its commits, and the budgets of its plan."""
 
 
 def split_steps(stats: StepStats, commits: Sequence[Commit]) -> Iterator[tuple[StepStats, Sequence[Commit]]]:
-    """Every round with its commits. What the call took beside models and plan falls on all of them alike."""
+    """Yield each step with its commits. Time of the call outside models and plan is divided equally."""
     rounds = stats.times.rounds
     if rounds == 1:
         yield stats, commits
         return
     rest = (stats.total - stats.planning - stats.times.draft - stats.times.target) / rounds
-    size = len(commits) // rounds  # such rounds are of the same sequences, with one known token each
+    size = len(commits) // rounds  # the steps have the same sequences, with one known token each
     for place, (draft, target) in enumerate(stats.times.each):
         own = commits[place * size : (place + 1) * size]
         planning = 0.0 if place else stats.planning
@@ -42,11 +42,11 @@ def split_steps(stats: StepStats, commits: Sequence[Commit]) -> Iterator[tuple[S
 
 
 class ObservedSteps:
-    """Calls that were observed and not learned from yet. ``add`` is called for every call, so it does next to nothing.
+    """Calls that were observed but not learned from. ``add`` runs for every call, so it does little.
 
     Attributes:
-        steps: since ``restart``, whether or not they were taken.
-        seconds: the same in seconds.
+        steps: steps since ``restart``, taken or not.
+        seconds: seconds since ``restart``.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class ObservedSteps:
         self._latest = 1
 
     def add(self, stats: StepStats, commits: Sequence[Commit], budgets: Mapping[str, DraftBudget]) -> int:
-        """Keep a call; returns how many are kept."""
+        """Store a call; returns the number of stored calls."""
         self._calls.append((stats, commits, budgets))
         self._latest = stats.times.rounds
         self.steps += self._latest
@@ -63,15 +63,15 @@ class ObservedSteps:
         return len(self._calls)
 
     def take(self) -> list[Step]:
-        """All steps of the kept calls, each by itself; nothing is kept afterwards."""
+        """Return all steps of the stored calls, and clear the store."""
         calls, self._calls = self._calls, []
         return [(*step, budgets) for stats, commits, budgets in calls for step in split_steps(stats, commits)]
 
     def advance(self) -> int:
-        """Steps of the latest call; 1 where no call came since the latest ``advance``."""
+        """Return the steps of the latest call; 1 if no call was added since the last ``advance``."""
         latest, self._latest = self._latest, 1
         return latest
 
     def restart(self) -> None:
-        """Count ``steps`` and ``seconds`` from here on."""
+        """Reset ``steps`` and ``seconds``."""
         self.steps, self.seconds = 0, 0.0

@@ -1,1 +1,1 @@
-"""The time model: of a forward pass, of a step, and its online fit."""
+"""Latency models of a forward pass and of a step, and their online fit."""

@@ -1,7 +1,7 @@
-"""What the calls of one model take, learned from the calls themselves.
+"""Latency of one model's calls, learned from the calls.
 
-A profile would say it before the first one, but for a model that runs alone: models that take turns read each other's
-weights out of the cache, and threads fall asleep between them.
+A profile of the model alone would mislead: models that alternate evict each other's weights from the caches, and
+threads fall asleep between calls.
 """
 
 from __future__ import annotations
@@ -12,29 +12,30 @@ from statistics import median
 from cospec.core.stats import ModelCall
 from cospec.policies.latency.forward import ForwardLatency, LatencySample, fit
 
-KEPT = 9  # times of each kind of call
-FEWEST = 3  # of a kind, and kinds, before they are believed
-PRIOR = ForwardLatency(slopes=(0.1,), fixed=0.9)  # a shape to begin with: some more rows for a tenth of a pass each
+SAMPLES_PER_KIND = 9  # stored times per kind of call
+MIN_SAMPLES = 3  # times of a kind, and kinds, that a fit needs
+PRIOR = ForwardLatency(slopes=(0.1,), fixed=0.9)  # initial shape: each further row costs a tenth of a pass
 
 
 class CallLatency:
-    """Seconds of calls by their rows, sequences and passes; of each kind the median counts, as some are disturbed."""
+    """Seconds of calls by rows, sequences and passes; the median of each kind counts, because some calls are
+    disturbed."""
 
     def __init__(self) -> None:
         self._times: dict[ModelCall, deque[float]] = {}
         self._cost = PRIOR
 
     def read(self, call: ModelCall, seconds: float) -> None:
-        """A call took so long."""
+        """Record the seconds of a call."""
         times = self._times.get(call)
         if times is None:
-            times = self._times[call] = deque(maxlen=KEPT)
+            times = self._times[call] = deque(maxlen=SAMPLES_PER_KIND)
         times.append(seconds)
 
     def fitted(self) -> ForwardLatency:
-        """What all that was read says; the prior where nothing was."""
-        firm = [_sample(call, times) for call, times in self._times.items() if len(times) >= FEWEST]
-        if len(firm) >= FEWEST:
+        """Return a fit of all recorded calls; the prior without calls."""
+        firm = [_sample(call, times) for call, times in self._times.items() if len(times) >= MIN_SAMPLES]
+        if len(firm) >= MIN_SAMPLES:
             return fit(firm, knees=())
         samples = [_sample(call, times) for call, times in self._times.items()]
         if not samples:
@@ -42,25 +43,26 @@ class CallLatency:
         return PRIOR.scaled(median(sample.seconds / PRIOR.predict(sample) for sample in samples))
 
     def learn(self) -> None:
-        """Take what was read into account."""
+        """Refit the model to the recorded calls."""
         self._cost = self.fitted()
 
     def price(self, call: ModelCall) -> float:
-        """Seconds of a call, by what was learned."""
+        """Return the predicted seconds of a call, as last fitted."""
         return call_seconds(self._cost, call)
 
 
 def call_seconds(cost: ForwardLatency, call: ModelCall) -> float:
-    """Seconds of a call, whose first pass has all of its rows, and each later one a row per sequence."""
+    """Return the seconds of a call: the first pass has all rows, each later pass has one row per sequence."""
     more = call.passes - 1
     return cost.seconds(0, call.rows, 0) + (more * cost.each(0, call.sequences) if more else 0.0)
 
 
 def _sample(call: ModelCall, times: deque[float]) -> LatencySample:
-    """All passes as alike, each over the mean number of rows.
+    """Return a sample of equal passes, each with the mean number of rows.
 
-    What comes with a sequence counts as its rows': a call's own share could not be told from what each pass takes while
-    there was one pass a call, and made long proposals look free.
+    Costs per sequence count as costs per row. With one pass per call, a fit could not separate the cost of a call from
+    the
+    cost of a pass; long proposals then looked free.
     """
     rows = (call.rows + (call.passes - 1) * call.sequences) / call.passes
     return LatencySample(0, rows, 0, median(times), call.passes)

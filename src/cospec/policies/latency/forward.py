@@ -1,8 +1,8 @@
-"""What a forward pass takes: T_fwd = α_M · N_context + γ_M · N_batched + δ_M (SmartSpec section 4.3).
+"""Latency of a forward pass: T_fwd = α_M · N_context + γ_M · N_batched + δ_M (SmartSpec section 4.3).
 
-On a CPU, and on a GPU from some batch on, γ_M changes with N_batched: one slope per piece between *knees*.
-Rows of one sequence share its overhead, hence one coefficient more, per sequence. All are fitted by non-negative least
-squares on relative errors, so that a round of one token counts as much as one of a thousand.
+On a CPU, and on a GPU from some batch size on, γ_M changes with N_batched: one slope per piece between *knees*. The
+rows of one sequence share its overhead, so there is one more coefficient per sequence. All coefficients are fitted by
+non-negative least squares on relative errors, so a step of one token counts as much as a step of a thousand.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from cospec.errors import InvalidInput
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-WORTH_A_KNEE = 0.93  # a knee has to bring the residual down to this share of what it is without
+KNEE_GAIN = 0.93  # a knee must reduce the residual to this share
 MOST_KNEES = 2
 GOOD_ENOUGH = 1e-3
 
 
 class LatencySample(NamedTuple):
-    """One measured call: tokens in the cache, tokens computed, sequences, seconds; of each of ``passes`` alike."""
+    """One measured call: cached tokens, computed tokens, sequences, seconds; each of ``passes`` equal passes has these
+    tokens.
+    """
 
     context: float
     tokens: float
@@ -41,15 +43,15 @@ class ForwardLatency:
     """Seconds of one forward pass of one model on one machine.
 
     Attributes:
-        context: per token that stands in the cache, α_M.
-        slopes: per token computed, γ_M, one for each piece between the knees.
-        knees: numbers of tokens where the slope changes, rising.
-        sequence: per sequence of a call, however many passes it makes.
-        fixed: of every pass, δ_M.
-        start: of every call, where one call makes several passes, as a drafter does for all of a draft.
+        context: per cached token, α_M.
+        slopes: per computed token, γ_M, one per piece between the knees.
+        knees: numbers of tokens where the slope changes, increasing.
+        sequence: per sequence of a call, for any number of passes.
+        fixed: per pass, δ_M.
+        start: per call; a drafter's call makes several passes.
 
     Raises:
-        InvalidInput: not one slope more than knees, knees that do not rise, or a coefficient without end.
+        InvalidInput: the number of slopes is wrong, knees do not increase, or a coefficient is not finite.
     """
 
     context: float = 0.0
@@ -69,7 +71,7 @@ class ForwardLatency:
                 raise InvalidInput(name, value, "finite")
 
     def tokens(self, count: float) -> float:
-        """Seconds for computing ``count`` tokens, beside everything else."""
+        """Return the seconds of computing ``count`` tokens, without all other costs."""
         seconds, start = 0.0, 0.0
         for slope, end in zip(self.slopes, (*self.knees, float("inf")), strict=True):
             if count <= end:
@@ -78,20 +80,20 @@ class ForwardLatency:
         return seconds
 
     def each(self, context: float, tokens: float) -> float:
-        """Of a pass over ``tokens``, whose sequences have ``context`` tokens in the cache."""
+        """Return the seconds of a pass over ``tokens``, whose sequences have ``context`` cached tokens."""
         return self.context * context + self.tokens(tokens) + self.fixed
 
     def seconds(self, context: float, tokens: float, sequences: float, passes: float = 1.0) -> float:
-        """Of a call that makes so many passes alike."""
+        """Return the seconds of a call with ``passes`` equal passes."""
         return self.start + self.sequence * sequences + passes * self.each(context, tokens)
 
     def table(self, most: int) -> Floats:
-        """``[most + 1]``: ``tokens(n)`` for n from 0 on."""
+        """Return ``tokens(n)`` for n from 0 to ``most``, ``[most + 1]``."""
         pieces = _pieces(np.arange(most + 1.0), self.knees)
         return np.asarray(pieces @ np.array(self.slopes))
 
     def at_knees(self, knees: Sequence[float]) -> ForwardLatency:
-        """The same seconds at 0 and at each of other ``knees``, straight between them."""
+        """Return a model with other ``knees``: the same seconds at 0 and at each knee, linear in between."""
         edges = (0.0, *knees, 2.0 * max((1.0, *knees, *self.knees)))
         seconds = [self.tokens(edge) for edge in edges]
         slopes = np.diff(seconds) / np.diff(edges)
@@ -100,7 +102,7 @@ class ForwardLatency:
         )
 
     def scaled(self, factor: float) -> ForwardLatency:
-        """The same machine, ``factor`` times as slow."""
+        """Return the model of a machine that is ``factor`` times as slow."""
         return ForwardLatency(
             self.context * factor,
             tuple(slope * factor for slope in self.slopes),
@@ -111,16 +113,16 @@ class ForwardLatency:
         )
 
     def of_all(self, data: Floats) -> Floats:
-        """``[S]``: of calls like those in ``data [S, 5]``, columns as in ``LatencySample``, whatever they took."""
+        """Return the predicted seconds of calls ``data [S, 5]``, columns as in ``LatencySample``, as ``[S]``."""
         return np.asarray(columns(data, self.knees) @ self.coefficients)
 
     def errors(self, samples: Sequence[LatencySample]) -> Floats:
-        """``[S]``: |predicted - measured| / measured."""
+        """Return |predicted - measured| / measured, ``[S]``."""
         found = [abs(self.predict(sample) - sample.seconds) / sample.seconds for sample in samples]
         return np.array(found)
 
     def predict(self, sample: LatencySample) -> float:
-        """Seconds of a call like ``sample``, whatever it took."""
+        """Return the predicted seconds of a call like ``sample``."""
         return self.seconds(sample.context, sample.tokens, sample.sequences, sample.passes)
 
     def to_json(self) -> dict[str, Any]:
@@ -128,28 +130,28 @@ class ForwardLatency:
 
     @property
     def coefficients(self) -> Floats:
-        """``[J]``, in the order of ``columns``."""
+        """The coefficients, ``[J]``, in the order of ``columns``."""
         return np.array([self.context, *self.slopes, self.sequence, self.fixed, self.start])
 
     def with_coefficients(self, values: Sequence[float]) -> ForwardLatency:
-        """The same knees with other ``coefficients``."""
+        """Return a model with the same knees and other ``coefficients``."""
         context, *slopes, sequence, fixed, start = map(float, values)
         return ForwardLatency(context, tuple(slopes), self.knees, sequence, fixed, start)
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> ForwardLatency:
-        """Back from ``to_json``, after a file made its tuples lists."""
+        """Restore a model from ``to_json``, whose tuples a file has made lists."""
         return cls(**{**given, "slopes": tuple(given["slopes"]), "knees": tuple(given["knees"])})
 
 
 def fit(samples: Sequence[LatencySample], knees: Sequence[float] | None = None) -> ForwardLatency:
-    """The coefficients that explain ``samples`` best.
+    """Fit the coefficients to ``samples``.
 
     Args:
-        knees: where the slope may change; None looks for the best places, at most two, and takes one only if it helps.
+        knees: where the slope may change; None searches the best places, at most two, and keeps those that help.
 
     Raises:
-        ValueError: no samples.
+        ValueError: there are no samples.
     """
     if not samples:
         raise ValueError("a cost cannot be fitted to no samples")
@@ -162,30 +164,30 @@ def fit(samples: Sequence[LatencySample], knees: Sequence[float] | None = None) 
         if residual < GOOD_ENOUGH:
             break
         found = min((_solve(data, each) for each in combinations(places, count)), key=lambda it: it[1], default=None)
-        if found is not None and found[1] < WORTH_A_KNEE * residual:
+        if found is not None and found[1] < KNEE_GAIN * residual:
             best, residual = found
     return best
 
 
 def columns(data: Floats, knees: Sequence[float]) -> Floats:
-    """``[S, J]``: what each coefficient is multiplied by; ``data [S, 5]`` are samples."""
+    """Return the factors of the coefficients, ``[S, J]``, of samples ``data [S, 5]``."""
     context, tokens, sequences, _, passes = data.T
     pieces = _pieces(tokens, knees) * passes[:, None]
     return np.column_stack([context * passes, pieces, sequences, passes, np.ones(len(data))])
 
 
 def _pieces(tokens: Floats, knees: Sequence[float]) -> Floats:
-    """``[S, len(knees) + 1]``: how many of each row's tokens lie in each piece."""
+    """Return the number of each row's tokens in each piece, ``[S, len(knees) + 1]``."""
     edges = np.array([0.0, *knees, np.inf])
     return np.asarray(np.clip(tokens[:, None], edges[:-1], edges[1:]) - edges[:-1])
 
 
 def _solve(data: Floats, knees: tuple[float, ...]) -> tuple[ForwardLatency, float]:
-    """The fit with given knees, and its residual: the root mean square of relative errors."""
+    """Return the fit with given knees, and its residual: the root mean square of relative errors."""
     weighted = columns(data, knees) / data[:, 3:4]
     if np.ptp(data[:, 4]) == 0:
-        weighted[:, -1] = 0.0  # a call and its passes cannot be told apart
-    size = np.maximum(np.abs(weighted).max(axis=0), 1e-30)  # columns of one size, for the solver's sake
+        weighted[:, -1] = 0.0  # a call and its passes cannot be separated
+    size = np.maximum(np.abs(weighted).max(axis=0), 1e-30)  # scale columns equally for the solver
     found, residual = nnls(weighted / size, np.ones(len(data)))
     shape = ForwardLatency(slopes=(0.0,) * (len(knees) + 1), knees=tuple(float(knee) for knee in knees))
     return shape.with_coefficients(found / size), float(residual) / len(data) ** 0.5

@@ -1,13 +1,13 @@
-"""A time model that follows the rounds: least squares with the measured fit as prior, and a new fit where it is wrong.
+"""An online fit of a latency model: least squares with the measured fit as prior, and a refit when it is wrong.
 
-Two things change: how fast the machine is, within moments and for all rounds alike, and which shape the coefficients
-make, slowly if at all. So every call is taken at the speed of its moment, and the shape is what explains the calls of
-a long time so, each coefficient drawn towards what was measured before. What a round without drafts takes is known
-while drafts are made, and a moment in which the machine is slow does not bend the shape.
+Two things change: the machine's speed, quickly and for all steps alike, and the shape of the coefficients, slowly. So
+every call is normalised by the current speed, and the shape explains calls over a long time, with each coefficient
+shrunk towards its prior. The time of steps without drafts therefore stays known while drafts are made, and a slow
+period of the machine does not distort the shape.
 
-Kernels that take several rows at once make the cost of a token rise in steps, and where those stand decides how long a
-draft should be. So the slope may change at every number of tokens that a single sequence's round has, and at ever more
-distant ones above.
+Kernels that process several rows at once make the cost of a token rise in steps, and the position of these steps
+decides the best draft length. So the slope may change at every number of tokens of a single sequence's step, and at
+increasingly distant numbers above.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ import numpy as np
 
 from cospec.policies.latency.forward import Floats, ForwardLatency, LatencySample, columns, fit
 
-MEMORY, SPEED = 0.9995, 0.95  # weight of what is known, per call: of the shape, and of the machine's speed
-MEASURED, GUESSED = 10.0, 0.3  # calls that a coefficient counts for, of a fit that was measured or not
-LINK = 3.0  # as many times as much where neighbouring slopes are not off by the same
-LEAST = 0.3  # share of a typical call that a coefficient of 0 may yet turn out to have
-ODD = 2.0  # times as long, or as short, as predicted: counts for no more than this
+MEMORY, SPEED = 0.9995, 0.95  # weight of the past, per call: for the shape, and for the machine's speed
+MEASURED, GUESSED = 10.0, 0.3  # calls that a prior coefficient counts for, measured or assumed
+LINK = 3.0  # weight of equal errors of neighbouring slopes
+LEAST = 0.3  # minimum share of a typical call that a coefficient of 0 may grow to
+OUTLIER = 2.0  # times the prediction, or its inverse, the limit of a disturbed call
 FAR = (
     1e3  # times as long as predicted at most: a call that should take no time would outweigh all others, and the solver
 )
-NEAR = 0.1  # relative error up to which a call counts in full; beyond it, less and less: machines stall now and then
+NEAR = 0.1  # relative error up to which a call counts in full; machines stall now and then
 KNEES = tuple(map(float, (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64, 128)))  # tokens
-COARSE = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # of a fit to the few kinds of rounds of a moment
-SLOPES = slice(1, -3)  # of a fit's coefficients
-SPAN = (0.25, 4.0, 20.0)  # between which shares of its prior a coefficient may lie, and how many units above
-WINDOW = 96  # rounds that a new fit is made from
-BETTER = 0.7  # of the old one's error has to be left
-ANCHOR = 8  # points of the old fit that a new one keeps, for what the latest rounds do not show
+COARSE = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # of a fit to the few kinds of recent steps
+SLOPES = slice(1, -3)  # of the coefficients
+SPAN = (0.25, 4.0, 20.0)  # bounds of a coefficient as shares of its prior, and units above
+WINDOW = 96  # steps that a refit uses
+BETTER = 0.7  # a refit must reduce the error to this share
+ANCHOR = 8  # points of the old fit that a new fit keeps, where recent steps show nothing
 
 
 class OnlineFit:
-    """One fit and what became of it; ``cost`` is the present one.
+    """One fit and its updates; ``cost`` is the current model.
 
     Args:
-        trust: calls that each coefficient of the fit counts for.
+        trust: calls that each prior coefficient counts for.
     """
 
     def __init__(self, fitted: ForwardLatency, trust: float = GUESSED) -> None:
         self._trust = trust
-        self._seen: deque[Floats] = deque(maxlen=WINDOW)
+        self._observed: deque[Floats] = deque(maxlen=WINDOW)
         self._start(fitted)
 
     def _start(self, fitted: ForwardLatency) -> None:
         self.fitted = self.cost = self._shape = fitted.at_knees(sorted({*KNEES, *fitted.knees}))
         size = len(self.cost.coefficients)
-        self._unit: Floats | None = None  # seconds that each unknown is counted in
+        self._unit: Floats | None = None  # seconds per unit of each unknown
         self._matrix, self._vector = np.zeros((size, size)), np.zeros(size)
-        # Times as slow as the shape says; 0 where the first calls have to tell, which may be cold.
+        # Slowdown relative to the shape; 0 until the first calls, which may be cold.
         self._level = 1.0 if self._trust == MEASURED else 0.0
         steps = np.diff(np.eye(size)[SLOPES], axis=0)
         self._ties = np.diag(_widths(self.cost)) + LINK * steps.T @ steps
@@ -64,7 +64,7 @@ class OnlineFit:
         """Learn from measured calls ``[S, 5]``, columns as in ``LatencySample``, the oldest first."""
         if not len(data):
             return
-        self._seen.extend(data)
+        self._observed.extend(data)
         x = columns(data, self.fitted.knees)
         known = self.fitted.coefficients
         if self._unit is None:
@@ -72,10 +72,10 @@ class OnlineFit:
         shaped = np.maximum(x @ self._shape.coefficients, np.maximum(data[:, 3] / FAR, 1e-12))
         slow = data[:, 3] / shaped
         level = self._level or float(np.median(slow))
-        weight = NEAR / np.maximum(NEAR, np.abs(np.clip(slow / level, 1 / ODD, ODD) - 1.0))
-        now = float(weight @ np.clip(slow, level / ODD, level * ODD) / weight.sum())
+        weight = NEAR / np.maximum(NEAR, np.abs(np.clip(slow / level, 1 / OUTLIER, OUTLIER) - 1.0))
+        now = float(weight @ np.clip(slow, level / OUTLIER, level * OUTLIER) / weight.sum())
         self._level = level = level + (1.0 - SPEED ** len(data)) * (now - level)
-        ratio = np.clip(slow / level, 1 / ODD, ODD)
+        ratio = np.clip(slow / level, 1 / OUTLIER, OUTLIER)
         z, keep = x * self._unit / shaped[:, None], MEMORY ** len(data)
         self._matrix = keep * self._matrix + (weight * z.T) @ z
         self._vector = keep * self._vector + z.T @ (weight * ratio)
@@ -87,17 +87,18 @@ class OnlineFit:
         self.cost = self._shape.scaled(level)
 
     def refit(self) -> bool:
-        """A new fit from what was seen, where it explains that much better; the old one answers for what was not.
+        """Fit anew to recent calls and keep the new fit if it is much better; the old fit covers all other calls.
 
-        Better than the old shape at the speed of that moment: a machine that grew slow is no reason to forget it. On a
-        machine that stalls every model is wrong about most rounds, and one made of those would be worse.
+        The old shape is compared at the current speed, because a slow machine is no reason to drop the shape. On a
+        machine that
+        stalls, every model fails on most steps, and a fit to these steps would be worse.
         """
-        if len(self._seen) < WINDOW // 2:
+        if len(self._observed) < WINDOW // 2:
             return False
-        seen = [LatencySample(*row.tolist()) for row in self._seen]
-        found = fit([*seen, *_anchors(self.cost, seen)], COARSE)
-        speed = median(sample.seconds / self.cost.predict(sample) for sample in seen)
-        if np.median(found.errors(seen)) >= BETTER * np.median(self.cost.scaled(speed).errors(seen)):
+        observed = [LatencySample(*row.tolist()) for row in self._observed]
+        found = fit([*observed, *_anchors(self.cost, observed)], COARSE)
+        speed = median(sample.seconds / self.cost.predict(sample) for sample in observed)
+        if np.median(found.errors(observed)) >= BETTER * np.median(self.cost.scaled(speed).errors(observed)):
             return False
         self._trust = GUESSED
         self._start(found)
@@ -105,7 +106,8 @@ class OnlineFit:
 
 
 def _widths(cost: ForwardLatency) -> Floats:
-    """``[J]``: how much each coefficient is held to what was measured; a slope of a narrow piece by its doublings."""
+    """Return how strongly each prior coefficient holds, ``[J]``; slopes of narrow pieces by their width in
+    doublings."""
     edges = np.array([0.5 * cost.knees[0], *cost.knees, 2.0 * cost.knees[-1]])
     found = np.ones(len(cost.coefficients))
     found[SLOPES] = np.minimum(1.0, np.log2(edges[1:] / edges[:-1]))
@@ -113,20 +115,20 @@ def _widths(cost: ForwardLatency) -> Floats:
 
 
 def _units(x: Floats, known: Floats, data: Floats) -> Floats:
-    """``[J]``: seconds that each unknown is counted in; 0 for what cannot be told."""
-    usual = x.mean(axis=0)
-    least = np.divide(LEAST * float((x @ known).mean()), usual, out=np.zeros_like(known), where=usual > 0)
+    """Return the seconds per unit of each unknown, ``[J]``; 0 for coefficients that the data do not determine."""
+    typical = x.mean(axis=0)
+    least = np.divide(LEAST * float((x @ known).mean()), typical, out=np.zeros_like(known), where=typical > 0)
     found = np.maximum(known, least)
     if not data[:, 4].max() > 1 and known[-1] == 0:
-        found[-1] = 0.0  # one pass a call: its start is in what a pass takes
+        found[-1] = 0.0  # one pass per call: the cost of a pass includes the start
     found[SLOPES] = found[SLOPES].max()
     return np.asarray(found)
 
 
-def _anchors(cost: ForwardLatency, seen: Sequence[LatencySample]) -> list[LatencySample]:
-    """Points of a fit around those that were seen, corrected by how wrong it was there."""
-    off = median(sample.seconds / cost.predict(sample) for sample in seen)
-    *centre, _, passes = [median(column) for column in zip(*seen, strict=True)]
+def _anchors(cost: ForwardLatency, observed: Sequence[LatencySample]) -> list[LatencySample]:
+    """Return points of the fit around the observed calls, corrected by the error there."""
+    off = median(sample.seconds / cost.predict(sample) for sample in observed)
+    *centre, _, passes = [median(column) for column in zip(*observed, strict=True)]
     found = []
     for n in range(ANCHOR):
         context, tokens, sequences = (x * (0.25 if n >> bit & 1 else 4.0) for bit, x in enumerate(centre))

@@ -107,8 +107,8 @@ def test_fuse_puts_the_next_best_token_of_whoever_wins_beside_the_spine_and_nobo
     line = LockstepPath(
         CombineTask(context, DraftBudget(1, 8), [0.5, 0.5], (0, 1), lambda member, raw, rank=0: raw / (1 + rank))
     )
-    line.hear(0, Candidate(5, 0.6, second=(6, 0.3)))
-    line.hear(1, Candidate(7, 0.5, second=(8, 0.4)))
+    line.add_candidate(0, Candidate(5, 0.6, second=(6, 0.3)))
+    line.add_candidate(1, Candidate(7, 0.5, second=(8, 0.4)))
     fusion = Fusion(line)
     fusion.advance()
     draft = fusion.finish(NAMES)
@@ -144,10 +144,10 @@ def test_mix_takes_the_token_with_most_weight() -> None:
 def test_a_drafter_without_numbers_at_a_place_is_not_compared_behind_it() -> None:
     context = DraftContext("s", [0, 1, 2, 3], 2, GREEDY, 0, StreamKind.TARGET)
     line = LockstepPath(CombineTask(context, DraftBudget(4, 4), [1.0], (0,), as_told))
-    line.hear(0, Candidate(5, 0.5))
+    line.add_candidate(0, Candidate(5, 0.5))
     line.advance(5, 0.5)
     line.advance(6, 0.5)
-    line.hear(0, Candidate(7, 0.5))
+    line.add_candidate(0, Candidate(7, 0.5))
     assert [candidate.guess.token for candidate in line.candidates] == [7], "it is heard all the same"
     assert line.job.slates[0].verify([5, 6, 7]) == Feedback(1.0, 1, 1, [(0.5, 1.0)])
 

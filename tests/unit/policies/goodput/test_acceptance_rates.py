@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cospec.core.types import Commit, DraftBudget, FinishReason
-from cospec.policies.goodput.acceptance_rates import FADED, AcceptanceRates
+from cospec.policies.goodput.acceptance_rates import FORGET_AFTER, AcceptanceRates
 
 
 def judged(id: str, kept: int, drafted: int, finish: FinishReason | None = None) -> Commit:
@@ -79,7 +79,7 @@ def test_nothing_is_kept_of_sequences_that_ended() -> None:
 
 def test_sequences_of_which_nobody_hears_again_are_forgotten() -> None:
     made = AcceptanceRates()
-    for n in range(3 * FADED):
+    for n in range(3 * FORGET_AFTER):
         made.observe([([judged(f"aborted {n}", 2, 1), judged("goes on", 1, 2)], {})])
-    assert made.tracked <= 2 * FADED
+    assert made.tracked <= 2 * FORGET_AFTER
     assert made.rates(["goes on"])[0] < made.overall, "what is known of those that go on stays"

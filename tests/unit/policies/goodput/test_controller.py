@@ -19,9 +19,9 @@ from cospec.policies.context import PolicyContext
 from cospec.policies.fixed import Fixed
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.decision import LONGEST_WAIT
-from cospec.policies.goodput.draft_cache_tracker import ABSENT, DraftCacheTracker
+from cospec.policies.goodput.draft_cache_tracker import FORGET_AFTER, DraftCacheTracker
 from cospec.policies.goodput.draft_shapes import chains
-from cospec.policies.goodput.exploration import IN_A_ROW
+from cospec.policies.goodput.exploration import TRIAL_STEPS
 from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
 from cospec.policies.latency.depth_correction import DepthCorrection
 from cospec.policies.latency.step import LatencyModels, StepLatency
@@ -48,9 +48,9 @@ class Oracle(Fixed):
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         lengths = [len(sequence.tokens) for sequence in load.ready]
-        situation = self.problem.situation(load, lengths, None)
+        situation = self.problem.inputs(load, lengths, None)
         self.step += 1
-        return self.problem.each(self.rates(self.step - 1), situation)[1]
+        return self.problem.per_sequence(self.rates(self.step - 1), situation)[1]
 
     def observe(self, stats: StepStats, commits: object) -> None:
         self.cost.observe(stats)
@@ -71,7 +71,7 @@ class After:
 
     def __call__(self) -> bool:
         before, self.before = self.before, self.made.horizon
-        return self.made.horizon > max(before, IN_A_ROW)
+        return self.made.horizon > max(before, TRIAL_STEPS)
 
 
 def wandering(count: int, seed: int) -> Rates:
@@ -297,14 +297,14 @@ def interrupted(kind: str) -> tuple[Goodput, list[int], list[int]]:
 
     def begun() -> bool:
         latest, before[0] = before[0], made.horizon
-        if not made.horizon == IN_A_ROW < latest - 1 or len(world.lengths) < 2:
+        if not made.horizon == TRIAL_STEPS < latest - 1 or len(world.lengths) < 2:
             return False
         decided, now = np.array(world.lengths[-2:])
         kinds = {"plain": (now == 0).all(), "other": (abs(now - decided) <= 1).all() and (now != decided).any()}
         return bool(kinds[kind])
 
     world.play(made, 4000, until=begun)
-    assert made.horizon == IN_A_ROW, "other lengths are never looked at"
+    assert made.horizon == TRIAL_STEPS, "other lengths are never looked at"
     return made, world.lengths[-2], world.lengths[-1]
 
 
@@ -313,15 +313,19 @@ def test_what_interrupts_a_decision_ends_in_its_time_also_where_others_come_and_
     """Under load some sequence ends in nearly every round, and a probe must not take the decision's place."""
     made, decided, tried = interrupted(kind)
     ready = sequences(5)[1:]
-    found = [depths(made.plan(BatchState(ready))) for _ in range(IN_A_ROW + 1)]
+    found = [depths(made.plan(BatchState(ready))) for _ in range(TRIAL_STEPS + 1)]
     assert decided != tried
-    assert [each[:3] for each in found] == [tried[1:]] * (IN_A_ROW - 1) + [decided[1:]] * 2, "the first one was before"
+    assert [each[:3] for each in found] == [tried[1:]] * (TRIAL_STEPS - 1) + [decided[1:]] * 2, (
+        "the first one was before"
+    )
     new = found[-1][3]
     assert new > 2, "a new sequence gets what suits the rate of all"
     if kind == "other":
         assert {each[3] for each in found} == {new}, "it is not part of the look"
     else:
-        assert [each[3] for each in found[:-2]] == [0] * (IN_A_ROW - 1), "a round without drafts is one for everybody"
+        assert [each[3] for each in found[:-2]] == [0] * (TRIAL_STEPS - 1), (
+            "a round without drafts is one for everybody"
+        )
 
 
 def test_what_interrupts_a_decision_ends_at_once_where_the_load_is_another_altogether() -> None:
@@ -329,7 +333,7 @@ def test_what_interrupts_a_decision_ends_at_once_where_the_load_is_another_altog
     expected = made.gauges()["expected_goodput"]
     assert depths(made.plan(BatchState(sequences(1))))[0] >= max(decided)
     assert made.gauges()["expected_goodput"] == expected, "there was no other decision"
-    assert made.horizon > IN_A_ROW
+    assert made.horizon > TRIAL_STEPS
 
 
 def test_where_nothing_is_drafted_nothing_is_for_those_that_come() -> None:
@@ -410,11 +414,11 @@ def test_finished_sequences_are_forgotten() -> None:
 
 def test_drafters_caches_of_sequences_that_were_aborted_are_not_kept_account_of() -> None:
     draft_caches = DraftCacheTracker(0.9)
-    for n in range(3 * ABSENT):
+    for n in range(3 * FORGET_AFTER):
         draft_caches.tick()
         draft_caches.settle([f"aborted {n}", "goes on"], [DraftBudget(2, 2)] * 2, [8, 8])
-    assert draft_caches.tracked <= 2 * ABSENT
+    assert draft_caches.tracked <= 2 * FORGET_AFTER
     draft_caches.observe([Commit("goes on", 8, (1, 1), (0,), 8, 2)])
-    assert draft_caches.behind([RequestState(Request("goes on", (1,) * 8, SamplingParams(), 0), [1] * 9)]) == [0], (
+    assert draft_caches.unseen([RequestState(Request("goes on", (1,) * 8, SamplingParams(), 0), [1] * 9)]) == [0], (
         "it stays"
     )

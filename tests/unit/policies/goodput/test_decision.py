@@ -15,7 +15,7 @@ from cospec.policies.goodput.decision import (
     Assignment,
     Decision,
     Interruption,
-    steps_to_next_look,
+    steps_to_next_review,
 )
 from cospec.policies.goodput.length_optimizer import LengthChoice
 
@@ -83,6 +83,6 @@ def test_looks_grow_rarer_while_decisions_stay_alike() -> None:
     for drafts_for, longest in ((None, LONGEST_WAIT_MIXED), (True, LONGEST_WAIT), (False, LONGEST_WAIT)):
         waits = [FIRST_WAIT]
         for _ in range(100):
-            waits.append(steps_to_next_look(waits[-1], True, drafts_for))
+            waits.append(steps_to_next_review(waits[-1], True, drafts_for))
         assert waits[1] == 2 * FIRST_WAIT and waits == sorted(waits) and waits[-1] == longest
-        assert steps_to_next_look(waits[-1], False, drafts_for) == FIRST_WAIT
+        assert steps_to_next_review(waits[-1], False, drafts_for) == FIRST_WAIT

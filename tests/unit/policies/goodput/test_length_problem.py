@@ -26,7 +26,7 @@ def test_a_short_menu_of_trees_is_not_left_where_deep_drafts_are_cheap() -> None
     cost.correction = DeepIsCheap()
     problem = LengthProblem(shapes, cost, StepBounds())
     for rate in (0.0, 0.05, 0.3, 0.7, 1.0):
-        for solve in (problem.alike, problem.each):
-            choice, budgets = solve(np.full(4, rate), problem.situation(BatchState(sequences(4)), [200] * 4, None))
+        for solve in (problem.uniform, problem.per_sequence):
+            choice, budgets = solve(np.full(4, rate), problem.inputs(BatchState(sequences(4)), [200] * 4, None))
             budgets_of = shapes.budgets[int(shapes.rows(np.array([rate]))[0])]
             assert [budgets_of[count] for count in choice.counts] == budgets

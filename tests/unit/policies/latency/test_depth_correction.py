@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cospec.policies.latency.depth_correction import LONGEST, MOST, ODD, DepthCorrection
+from cospec.policies.latency.depth_correction import LONGEST, MOST, OUTLIER, DepthCorrection
 
 
 def follow(made: DepthCorrection, steps: dict[int, tuple[int, float]], requests: int = 4) -> None:
@@ -77,9 +77,9 @@ def test_what_is_not_run_is_forgotten_in_time() -> None:
 
 def test_a_disturbed_step_counts_for_so_much_and_excesses_are_bounded() -> None:
     quiet, stalled = DepthCorrection(), DepthCorrection()
-    for made, times in ((quiet, ODD), (stalled, 1e3)):
+    for made, times in ((quiet, OUTLIER), (stalled, 1e3)):
         follow(made, {0: (50, 1.0), 1: (49, 1.0), 2: (1, times)})
     assert stalled.excess(4).tolist() == pytest.approx(quiet.excess(4).tolist())
     for _ in range(50):
-        follow(stalled, {0: (100, 1.0), 1: (5, ODD)})
+        follow(stalled, {0: (100, 1.0), 1: (5, OUTLIER)})
     assert stalled.excess(4).max() <= MOST

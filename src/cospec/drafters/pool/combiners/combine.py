@@ -1,4 +1,4 @@
-"""What a combiner works on: one sequence, the drafters that take part, and what each of them said."""
+"""The interface of combiners, and their inputs: a sequence, its drafters, and the drafters' guesses."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.selection import Feedback
 from cospec.drafters.pool.routing.weights import total
 
-UNKNOWN = 0.5  # the raw confidence of a drafter that gives none
+UNKNOWN = 0.5  # the raw confidence of a drafter without confidences
 
 
 class ConfidenceCalibration(Protocol):
-    """What a drafter's confidence is worth."""
+    """Calibrates a drafter's confidence."""
 
     def __call__(self, member: int, raw: float, rank: int = 0) -> float:
-        """The calibrated chance that its token is committed when the one before it was; rank 1: its next best one."""
+        """Return the probability that a token is committed given its parent; ``rank`` 1 is a second guess."""
 
 
 class CandidateSet(Protocol):
-    """What one drafter said about one sequence in one round, kept until the tokens are known."""
+    """One drafter's guesses for one sequence in one step, kept until the tokens are known."""
 
     def verify(self, committed: Sequence[int]) -> Feedback:
-        """Against what was committed."""
+        """Compare the guesses with the committed tokens."""
 
 
 @dataclass(slots=True)
@@ -37,11 +37,11 @@ class CombineTask:
 
     Attributes:
         budget: of the combined draft.
-        weights: ``[M]``, of the drafters that take part, summing to 1; 0 for the others.
-        steppers: drafters that are led token by token.
-        trust: calibrated confidence, for this request.
+        weights: ``[M]``, of the drafters that take part, with sum 1; 0 for the others.
+        steppers: drafters that run in lockstep.
+        trust: calibrated confidence for this request.
         drafts: whole drafts by drafter; filled by the pool before the combiner is called.
-        slates: what everybody said, by drafter; filled by the pool and the combiner.
+        slates: guesses by drafter; filled by the pool and the combiner.
     """
 
     context: DraftContext
@@ -54,11 +54,11 @@ class CombineTask:
 
     @property
     def base(self) -> int:
-        """Committed tokens."""
+        """Number of committed tokens."""
         return len(self.context.tokens)
 
     def trusts(self, member: int) -> list[float]:
-        """The calibrated confidences of a whole draft's nodes."""
+        """Return the calibrated confidences of a whole draft's nodes."""
         draft = self.drafts[member]
         if draft.confidence is None:
             return [self.trust(member, UNKNOWN)] * len(draft.tokens)
@@ -68,17 +68,17 @@ class CombineTask:
 class Combiner(ABC):
     """Makes one draft per sequence.
 
-    A draft whose tokens were chosen by comparing drawn values follows no known distribution, so it has no q and only a
-    rule that draws its tokens with the target's own noise may judge it: ``stream_kinds`` says which.
+    A draft whose tokens were chosen by comparing drawn values follows no known distribution, so it has no q. Only an
+    acceptance method with the target's own random stream may verify this draft; ``stream_kinds`` declares the streams.
     """
 
     name: ClassVar[str]
-    stream_kinds: ClassVar[frozenset[StreamKind]]  # of the rules that may judge its drafts
-    steps: ClassVar[bool]  # leads drafters that can be led, instead of asking them for whole drafts
-    gathers: ClassVar[bool]  # every draft adds to what is verified, so that each is worth what is new in it
-    branches: ClassVar[bool]  # takes whole drafts that branch, and makes some
-    confident: ClassVar[bool]  # compares the confidences of whole drafts, so that they are worth some time
-    native_id: ClassVar[int | None] = None  # place in ``pool.compiled.COMBINERS``; None: the combiner runs in Python
+    stream_kinds: ClassVar[frozenset[StreamKind]]  # of the acceptance methods that may verify its drafts
+    steps: ClassVar[bool]  # runs stepwise drafters in lockstep, instead of requesting whole drafts
+    gathers: ClassVar[bool]  # every draft adds to the verified tokens, so a draft's value is its new tokens
+    branches: ClassVar[bool]  # accepts and makes drafts that branch
+    confident: ClassVar[bool]  # compares confidences of whole drafts, so computing them is worthwhile
+    native_id: ClassVar[int | None] = None  # index in ``native.pool.COMBINERS``; None: the combiner runs in Python
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -86,7 +86,7 @@ class Combiner(ABC):
 
     @abstractmethod
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
-        """One draft for each job that anybody had something for."""
+        """Return one draft for each task with guesses."""
 
 
 @dataclass(slots=True)
@@ -96,10 +96,10 @@ class DraftCandidates:
     draft: Draft
 
     def verify(self, committed: Sequence[int]) -> Feedback:
-        """Every node whose parent was committed; a position is right when any of its nodes is."""
+        """Verify every node whose parent was committed; a position is right if any of its nodes is right."""
         draft, node, hits, seen = self.draft, -1, 0, 0
         if draft.is_chain:
-            return self._judge_chain(committed)
+            return self._verify_chain(committed)
         capabilities_of: dict[int, list[int]] = {}
         for child, parent in enumerate(draft.parents):
             capabilities_of.setdefault(parent, []).append(child)
@@ -121,7 +121,7 @@ class DraftCandidates:
             hits += 1
         return Feedback(hits, seen, draft.depth, lessons)
 
-    def _judge_chain(self, committed: Sequence[int]) -> Feedback:
+    def _verify_chain(self, committed: Sequence[int]) -> Feedback:
         tokens, lessons = self.draft.tokens, list[CalibrationSample]()
         for confidence, token, right in zip(self._raw(), tokens, committed, strict=False):
             if token != right:
@@ -136,13 +136,13 @@ class DraftCandidates:
 
 
 class Candidate(NamedTuple):
-    """What one drafter proposes at one position.
+    """One drafter's proposal at one position.
 
     Attributes:
-        token: what it chooses or would draw; -1 where it gives a distribution from which nothing was drawn.
+        token: the chosen token, or the token that would be drawn; -1 for a distribution without a draw.
         confidence: raw.
-        q: ``[V]``, where it gives a distribution rather than one token.
-        second: its next best token, and how sure it is of that one.
+        q: ``[V]``, if the drafter gives a distribution instead of a token.
+        second: the second choice and its raw confidence.
     """
 
     token: int
@@ -151,28 +151,28 @@ class Candidate(NamedTuple):
     second: tuple[int, float] | None = None
 
     def value(self, committed: int) -> float:
-        """How right it was: whether it has that token, or how likely that was to it where it has none."""
+        """Return 1 for the right token, 0 for another, or the committed token's probability without a token."""
         return float(self.token == committed) if self.q is None or self.token >= 0 else float(self.q[committed])
 
     def chance(self, token: int) -> float:
-        """How likely it proposes a token."""
+        """Return the probability of proposing ``token``."""
         return float(self.token == token) if self.q is None else float(self.q[token])
 
 
 @dataclass(slots=True)
 class StepCandidates:
-    """Guesses along tokens that all drafters continued from.
+    """Guesses along a path that all drafters shared.
 
     Attributes:
-        spine: the shared tokens; grows while the draft is made.
-        guesses: from the first position on, one after the other; each follows the spine up to it.
+        spine: the shared tokens; grows during drafting.
+        guesses: one per position from the first on; each follows the path up to its position.
     """
 
     spine: Sequence[int]
     guesses: list[Candidate] = field(default_factory=list)
 
     def verify(self, committed: Sequence[int]) -> Feedback:
-        """The guesses up to the first committed token that the spine has not."""
+        """Verify the guesses up to the first committed token that differs from the path."""
         agreed, most = 0, min(len(self.spine), len(committed))
         while agreed < most and self.spine[agreed] == committed[agreed]:
             agreed += 1
@@ -184,5 +184,5 @@ class StepCandidates:
 
 
 def confidence_of(draft: Draft, node: int) -> float:
-    """What the drafter itself says about a node."""
+    """Return the drafter's own confidence in a node."""
     return UNKNOWN if draft.confidence is None else float(draft.confidence[node])

@@ -1,9 +1,9 @@
-"""One shared spine of the most confident tokens, other drafters' tokens as leaves beside it (CoSine 4.2, eq. 4).
+"""One shared path of the most confident tokens; other drafters' tokens become sibling leaves (CoSine 4.2, eq. 4).
 
-The paper continues from the fused token and from each drafter's own, so its branches double at every step. Here all
-drafters continue from the fused token alone; what the others proposed stays as a leaf beside it, and so does the next
-best token of whose token was fused. A whole draft that the spine has left keeps its tail. The tree is cut to the node
-budget by path probability.
+The paper continues from the fused token and from each drafter's own token, which doubles its branches at every step.
+Here all drafters continue from the fused token alone. The other drafters' proposals, and the winner's second choice,
+become sibling leaves. A whole draft that leaves the path keeps its tail. The tree is cut to the node budget by path
+probability.
 """
 
 from __future__ import annotations
@@ -16,44 +16,47 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import Draft
 from cospec.drafters.pool.candidates import top_candidates
 from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
-from cospec.drafters.pool.lockstep import LockstepPath, MemberCandidate, lead
+from cospec.drafters.pool.lockstep import LockstepPath, MemberCandidate, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.tree_builder import TreeBuilder
 
 
 @dataclass(slots=True)
 class Fusion:
-    """The tree around one spine."""
+    """The tree around one path."""
 
-    line: LockstepPath
+    path: LockstepPath
     tree: TreeBuilder = field(default_factory=TreeBuilder)
-    node: int = -1  # the end of the spine
-    tails: list[tuple[MemberCandidate, int]] = field(default_factory=list)  # whole drafts that were left, at which leaf
+    node: int = -1  # the end of the path
+    # whole drafts that left the path, and their leaf
+    tails: list[tuple[MemberCandidate, int]] = field(default_factory=list)
 
     def advance(self) -> None:
-        """The most confident token joins the spine; confidences are calibrated, so that they can be compared."""
-        line, job = self.line, self.line.job
-        heard = [(job.trust(candidate.member, candidate.guess.confidence), candidate) for candidate in line.candidates]
-        chance, best = heard[0]
-        for rival in heard[1:]:
+        """Extend the path by the most confident token; calibration makes confidences comparable."""
+        path, job = self.path, self.path.job
+        calibrated = [
+            (job.trust(candidate.member, candidate.guess.confidence), candidate) for candidate in path.candidates
+        ]
+        chance, best = calibrated[0]
+        for rival in calibrated[1:]:
             if rival[0] > chance or (rival[0] == chance and job.weights[rival[1].member] > job.weights[best.member]):
                 chance, best = rival
-        if line.chance * chance < job.budget.threshold:
-            line.going = False
+        if path.chance * chance < job.budget.threshold:
+            path.active = False
             return
-        parent, before = self.node, line.chance
+        parent, before = self.node, path.chance
         self.node = self.tree.put(parent, best.guess.token, best.member, before * chance, chance)
-        for confidence, candidate in heard:
+        for confidence, candidate in calibrated:
             if candidate.guess.token != best.guess.token:
-                # Right only where the spine is wrong, so never likelier than that.
+                # Right only if the path is wrong, so never more probable than a wrong path.
                 self._leaf(parent, candidate, min(confidence, 1.0 - chance), before)
         if best.guess.second is not None:
             token, raw = best.guess.second
             confidence = min(job.trust(best.member, raw, 1), 1.0 - chance)
             self.tree.put(parent, token, best.member, before * confidence, confidence)
-        line.advance(best.guess.token, chance)
+        path.advance(best.guess.token, chance)
         if self.tree.outranked(self.node) >= job.budget.max_nodes:
-            line.going = False  # what comes behind a node that is cut would be cut too
+            path.active = False  # nodes after a cut node would be cut too
 
     def _leaf(self, parent: int, candidate: MemberCandidate, confidence: float, before: float) -> None:
         leaf = self.tree.put(parent, candidate.guess.token, candidate.member, before * confidence, confidence)
@@ -61,16 +64,16 @@ class Fusion:
             self.tails.append((candidate, leaf))
 
     def finish(self, names: Sequence[str]) -> Draft | None:
-        """The tree with the tails, cut to the budget."""
-        job = self.line.job
+        """Return the tree with the tails, cut to the budget."""
+        job = self.path.job
         for candidate, leaf in self.tails:
             self._tail(candidate, leaf)
         return self.tree.draft(job.context, self.tree.best(job.budget.max_nodes), names)
 
     def _tail(self, candidate: MemberCandidate, leaf: int) -> None:
-        draft, tree, member = self.line.job.drafts[candidate.member], self.tree, candidate.member
+        draft, tree, member = self.path.job.drafts[candidate.member], self.tree, candidate.member
         assert candidate.node is not None, "only whole drafts have tails"
-        place, trusts = {candidate.node: leaf}, self.line.job.trusts(member)
+        place, trusts = {candidate.node: leaf}, self.path.job.trusts(member)
         for node in range(candidate.node + 1, len(draft)):
             parent = place.get(draft.parents[node])
             if parent is not None:
@@ -79,7 +82,7 @@ class Fusion:
 
 
 class Fuse(Combiner):
-    """Spec section 4, ``fuse``."""
+    """``fuse``."""
 
     name: ClassVar[str] = "fuse"
     stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET})
@@ -90,9 +93,9 @@ class Fuse(Combiner):
     confident: ClassVar[bool] = True
 
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
-        """A tree for each job."""
+        """Return a tree for each task."""
         fusions = [Fusion(LockstepPath(job)) for job in jobs]
-        lead(fusions, session, top_candidates, _advance)
+        run_lockstep(fusions, session, top_candidates, _advance)
         drafts = [fusion.finish(names) for fusion in fusions]
         return [draft for draft in drafts if draft is not None]
 

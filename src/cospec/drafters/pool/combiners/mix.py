@@ -1,11 +1,11 @@
-"""Each token drawn from the weighted mixture of all drafters' distributions, which is kept as q.
+"""Draw each token from the weighted mixture of all drafters' distributions, which is stored as q.
 
-Voting that stays exact under every rule: the mixture is a function of the tokens before it, whoever is in it. A
-drafter's share is its weight times its calibrated confidence at that position. Its distribution is the request's law as
-it sees it, so that of a greedy request is a point mass, and mixing is a vote. One that chooses its tokens by itself is
-in it as a point mass while its draft goes the same way; one that draws a whole draft by itself cannot be, because its
-token alone does not tell its distribution. Drafters gain weight by tokens that they would have drafted alone, not by
-the probability that they gave them: what is probable to everybody tells nobody apart.
+The mixture is exact under every acceptance method, because it is a function of the preceding tokens. A drafter's share
+is its weight times its calibrated confidence at this position. Its distribution is the request's distribution under
+the drafter; a greedy request's is a point mass, so mixing becomes a vote. A drafter that chooses its tokens is a point
+mass as long as the path follows its draft. A drafter that draws a whole draft cannot take part, because its token
+does not reveal its distribution. Drafters gain weight by tokens that they would have drafted alone, not by the tokens'
+probabilities: tokens that are probable for all drafters distinguish no drafter.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cospec.core.rng import Floats, StreamKind
 from cospec.core.types import Draft
 from cospec.drafters.pool.candidates import distributions, draw
 from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
-from cospec.drafters.pool.lockstep import LockstepPath, lead
+from cospec.drafters.pool.lockstep import LockstepPath, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.weights import total
 
@@ -30,18 +30,18 @@ from cospec.drafters.pool.routing.weights import total
 class _Mixture:
     """One chain."""
 
-    line: LockstepPath
+    path: LockstepPath
     owners: list[int] = field(default_factory=list)
     q: list[Floats] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)  # of the voices at the present position
+    shares: list[float] = field(default_factory=list)  # of the candidates at the current position
 
     def weigh(self, mixture: Floats) -> float:
-        """Fill in the mixture ``[V]`` at the present position; returns how likely its tokens are to be kept.
+        """Fill in the mixture ``[V]`` at the current position; returns the acceptance probability of its tokens.
 
-        A share is weight times calibrated confidence, both known before anything is drawn, so the mixture is q.
+        A share is weight times calibrated confidence. Both are known before any draw, so the mixture is q.
         """
-        job, candidates = self.line.job, self.line.candidates
+        job, candidates = self.path.job, self.path.candidates
         trusts = [job.trust(candidate.member, candidate.guess.confidence) for candidate in candidates]
         parts = [job.weights[candidate.member] * trust for candidate, trust in zip(candidates, trusts, strict=True)]
         sum_ = total(parts)
@@ -54,9 +54,9 @@ class _Mixture:
                 mixture += share * candidate.guess.q
         return total(share * trust for share, trust in zip(self.shares, trusts, strict=True))
 
-    def take(self, token: int, mixture: Floats, confidence: float) -> None:
-        """The token that the mixture gave; it is said to come from the drafter with the largest part in it."""
-        job, candidates = self.line.job, self.line.candidates
+    def append(self, token: int, mixture: Floats, confidence: float) -> None:
+        """Append a token drawn from the mixture; its source is the drafter with the largest part."""
+        job, candidates = self.path.job, self.path.candidates
         parts = [
             share * candidate.guess.chance(token) for share, candidate in zip(self.shares, candidates, strict=True)
         ]
@@ -64,21 +64,21 @@ class _Mixture:
         self.confidence.append(confidence)
         if job.context.stream_kind is StreamKind.DRAFT and not job.context.sampling.greedy:
             self.q.append(mixture)
-        self.line.advance(token, confidence)
+        self.path.advance(token, confidence)
 
     def finish(self, names: Sequence[str]) -> Draft | None:
-        """The chain with its q."""
-        context, tokens = self.line.job.context, tuple(self.line.spine)
+        """Return the chain with its q."""
+        context, tokens = self.path.job.context, tuple(self.path.spine)
         if not tokens:
             return None
         owners = tuple(names[owner] for owner in self.owners)
         q = np.stack(self.q) if self.q else None
         parents = tuple(range(-1, len(tokens) - 1))
-        return Draft(context.id, self.line.job.base, tokens, parents, owners, q, np.array(self.confidence))
+        return Draft(context.id, self.path.job.base, tokens, parents, owners, q, np.array(self.confidence))
 
 
 class Mix(Combiner):
-    """Spec section 4, ``mix``; the heaviest token of the mixture for greedy requests."""
+    """``mix``; greedy requests take the mixture's most probable token."""
 
     name: ClassVar[str] = "mix"
     stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET, StreamKind.DRAFT})
@@ -89,31 +89,31 @@ class Mix(Combiner):
     confident: ClassVar[bool] = True
 
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
-        """A chain for each job."""
+        """Return a chain for each task."""
         mixtures = [_Mixture(LockstepPath(job)) for job in jobs]
-        lead(mixtures, session, distributions, partial(_advance, session))
+        run_lockstep(mixtures, session, distributions, partial(_advance, session))
         drafts = [mixture.finish(names) for mixture in mixtures]
         return [draft for draft in drafts if draft is not None]
 
 
 def _advance(session: LockstepSession, mixtures: Sequence[_Mixture]) -> None:
-    """Whether to go on is decided before the token is drawn; then all draws of the position are one call."""
+    """Decide which chains continue before any token is drawn; then draw all tokens of the position in one call."""
     rows = np.empty((len(mixtures), session.vocab_size))
     confidences = [mixture.weigh(row) for mixture, row in zip(mixtures, rows, strict=True)]
     chosen: dict[int, int] = {}
     drawing: list[int] = []
     for place, (mixture, confidence) in enumerate(zip(mixtures, confidences, strict=True)):
-        line = mixture.line
-        if line.chance * confidence < line.job.budget.threshold:
-            line.going = False
-        elif line.job.context.sampling.greedy:
+        path = mixture.path
+        if path.chance * confidence < path.job.budget.threshold:
+            path.active = False
+        elif path.job.context.sampling.greedy:
             chosen[place] = int(rows[place].argmax())
         else:
             drawing.append(place)
     if drawing:
-        contexts = [mixtures[place].line.job.context for place in drawing]
-        ahead = [len(mixtures[place].line.spine) for place in drawing]
+        contexts = [mixtures[place].path.job.context for place in drawing]
+        ahead = [len(mixtures[place].path.spine) for place in drawing]
         weights = rows if len(drawing) == len(rows) else rows[drawing]
         chosen.update(zip(drawing, session.timed(draw, weights, contexts, ahead), strict=True))
     for place, token in chosen.items():
-        mixtures[place].take(token, rows[place], confidences[place])
+        mixtures[place].append(token, rows[place], confidences[place])

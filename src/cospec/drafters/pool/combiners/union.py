@@ -1,4 +1,4 @@
-"""All drafts in one tree, verified whole (SpecInfer)."""
+"""Merge all drafts into one tree, which is verified as a whole (SpecInfer)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cospec.drafters.pool.tree_builder import TreeBuilder
 
 
 class Union(Combiner):
-    """The nodes that weigh most, by weight times confidence, within the budget. Spec section 4, ``union``."""
+    """``union``: the nodes with the highest weight times confidence within the budget."""
 
     name: ClassVar[str] = "union"
     stream_kinds: ClassVar[frozenset[StreamKind]] = frozenset({StreamKind.TARGET})
@@ -24,7 +24,7 @@ class Union(Combiner):
     confident: ClassVar[bool] = False
 
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
-        """A tree for each job."""
+        """Return a tree for each task."""
         drafts = []
         for job in jobs:
             tree = _merged(job)
@@ -33,9 +33,9 @@ class Union(Combiner):
 
 
 def _merged(job: CombineTask) -> TreeBuilder:
-    """Every whole draft of the job, the heaviest drafter's first, so that shared nodes are its own.
+    """Merge all whole drafts; the heaviest drafter comes first and owns shared nodes.
 
-    A node's score is the sum of weight times path confidence over the drafters whose draft passes through it.
+    A node's score is the sum of weight times path confidence over the drafters whose draft contains the node.
     """
     tree = TreeBuilder()
     for member in sorted(job.drafts, key=lambda each: (-job.weights[each], each)):

@@ -1,4 +1,4 @@
-"""The path that the weighted majority of drafters goes (Minions section 3.2)."""
+"""Follow the path of the weighted majority of drafters (Minions section 3.2)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cospec.drafters.pool.lockstep_session import LockstepSession
 
 
 class Vote(Combiner):
-    """Walks down the heaviest child; only that path is verified, so it costs the target no more than one chain.
+    """Descends to the heaviest child; only this path is verified, so the target's cost is that of one chain.
 
-    The tree of all drafts need not be built: behind the chosen token stand those drafts that chose it too. Ties go to
-    the heavier drafter's token. The weights are the pool's, which every drafter's agreement with the committed tokens
-    moves, not only that of the one whose path was verified.
+    No tree is built: only drafts with the chosen token continue after this token. Ties go to the heavier drafter's
+    token.
+    Every drafter's agreement with the committed tokens updates the pool's weights, not only that of the verified path.
     """
 
     name: ClassVar[str] = "vote"
@@ -30,32 +30,32 @@ class Vote(Combiner):
     confident: ClassVar[bool] = False
 
     def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
-        """A chain for each job."""
-        return [_elected(job, names) for job in jobs if job.drafts]
+        """Return a chain for each task."""
+        return [_majority_path(job, names) for job in jobs if job.drafts]
 
 
-def _elected(job: CombineTask, names: Sequence[str]) -> Draft:
+def _majority_path(job: CombineTask, names: Sequence[str]) -> Draft:
     weights, most = job.weights, min(job.budget.max_nodes, job.budget.depth)
-    voters = sorted(job.drafts, key=lambda member: (-weights[member], member))
-    texts = {member: job.drafts[member].tokens[:most] for member in voters}
-    trusts = {member: job.trusts(member) for member in voters}
+    members = sorted(job.drafts, key=lambda member: (-weights[member], member))
+    texts = {member: job.drafts[member].tokens[:most] for member in members}
+    trusts = {member: job.trusts(member) for member in members}
     tokens: list[int] = []
     owners: list[str] = []
     confidence: list[float] = []
-    while len(voters) > 1:
+    while len(members) > 1:
         place, votes = len(tokens), dict[int, float]()
-        for member in voters:
+        for member in members:
             token = texts[member][place]
             votes[token] = votes.get(token, 0.0) + weights[member]
         tokens.append(max(votes, key=votes.__getitem__))
-        voters = [member for member in voters if texts[member][place] == tokens[-1]]
-        owners.append(names[voters[0]])
-        confidence.append(max([trusts[member][place] for member in voters]))
-        voters = [member for member in voters if len(texts[member]) > place + 1]
-    for member in voters:  # one that nobody else goes along with any further
-        behind = texts[member][len(tokens) :]
+        members = [member for member in members if texts[member][place] == tokens[-1]]
+        owners.append(names[members[0]])
+        confidence.append(max([trusts[member][place] for member in members]))
+        members = [member for member in members if len(texts[member]) > place + 1]
+    for member in members:  # a single remaining drafter completes the chain
+        rest = texts[member][len(tokens) :]
         confidence += trusts[member][len(tokens) : most]
-        owners += [names[member]] * len(behind)
-        tokens += behind
+        owners += [names[member]] * len(rest)
+        tokens += rest
     parents = tuple(range(-1, len(tokens) - 1))
     return Draft(job.context.id, job.base, tuple(tokens), parents, tuple(owners), confidence=np.array(confidence))

@@ -1,4 +1,4 @@
-"""Every drafter works for every request."""
+"""Use every drafter for every request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cospec.drafters.pool.routing.weights import DrafterWeights
 
 
 class AllDrafters(Routing):
-    """Routing ``all``: the ablation "no routing" of CoSine section 6.4. A policy's count keeps the heaviest."""
+    """Routing ``all``: the ablation "no routing" of CoSine section 6.4. A policy's count keeps the heaviest
+    drafters."""
 
     name: ClassVar[str] = "all"
     looks: ClassVar[bool] = False
@@ -20,8 +21,8 @@ class AllDrafters(Routing):
     native_id: ClassVar[int | None] = 0
 
     def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
-        """As many as the policy lets."""
+        """Return as many drafters as the policy allows."""
         return choice.heaviest(inf)
 
     def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
-        """Nothing to learn."""
+        """Do nothing: the routing does not learn."""

@@ -1,10 +1,10 @@
-"""CoSine's routing by confidence and verified accuracy, corrected (CoSine section 4.2, eq. 1 to 3; spec section 11).
+"""CoSine's routing by confidence and verified accuracy, corrected (CoSine section 4.2, eq. 1 to 3).
 
-Each request has a score per drafter (the routing vector M_r). When the latest round went well (at least tau tokens
-accepted) the best-scoring drafters work with probability beta, otherwise with the smaller probability alpha; random
-ones in the other cases. The paper has alpha > beta, which would exploit most when exploring is called for. In eq. 2
-confidence c and accuracy d are kept off 0 and 1, where it is not defined. d compares tokens, not embeddings: drafters
-need not share the target's embedding, so d is 1 for the committed token and 0 for any other.
+Each request has a score per drafter (the routing vector M_r). After a good step (at least tau accepted tokens) the
+best drafters are chosen with probability beta, otherwise with the smaller probability alpha; in the other cases random
+drafters are chosen. The paper has alpha > beta, which exploits most where exploration is needed. Eq. 2 is undefined at
+0 and 1, so confidence c and accuracy d are clipped. d compares tokens, not embeddings, because drafters need not share
+the target's embedding: d is 1 for the committed token, else 0.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import ClassVar
 from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
 from cospec.drafters.pool.routing.weights import DrafterWeights, total
 
-ALPHA, BETA = 0.3, 0.8  # how likely the best are chosen after a bad and after a good round
-TAU = 2  # accepted tokens of a good round
-EPSILON = 0.05  # distance of c and d from 0 and 1
-RATE = 0.3  # how far a round moves a score
+ALPHA, BETA = 0.3, 0.8  # probability of choosing the best drafters after a bad and after a good step
+TAU = 2  # accepted tokens of a good step
+EPSILON = 0.05  # minimum distance of c and d from 0 and 1
+RATE = 0.3  # step size of a score, per step
 
 
 class Explore(Routing):
@@ -31,7 +31,7 @@ class Explore(Routing):
     native_id: ClassVar[int | None] = 2
 
     def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
-        """The best or random ones, by draws of this round."""
+        """Return the best or random drafters, by random numbers of this step."""
         count = (len(choice.able) + 1) // 2 if choice.most is None else choice.most
         count = min(max(1, count), len(choice.able))
         uniforms = choice.uniforms(1 + count)
@@ -44,7 +44,7 @@ class Explore(Routing):
         return chosen
 
     def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
-        """Eq. 2, averaged over the positions of a drafter's draft; a position behind a mismatch counts as wrong."""
+        """Apply eq. 2, averaged over the positions of a drafter's draft; positions after a mismatch count as wrong."""
         for member, part in parts.items():
             if part.lessons:
                 wrong = max(0, part.proposed - len(part.lessons)) * _agreement(0.5, 0.0)
@@ -54,6 +54,6 @@ class Explore(Routing):
 
 
 def _agreement(confidence: float, accuracy: float) -> float:
-    """One term of eq. 2."""
+    """Return one term of eq. 2."""
     c, d = (min(max(x, EPSILON), 1.0 - EPSILON) for x in (confidence, accuracy))
     return c * d / (c * d + (1.0 - c) * (1.0 - d))

@@ -1,11 +1,10 @@
-"""Multiplicative weights over all drafters, whoever was used (2510.20064).
+"""Multiplicative weights over all drafters, including unused drafters (2510.20064).
 
-Every drafter reads the committed tokens anyway when it catches up, so how likely it finds them is free but for the
-logits of those rows. Drafters look at the prompt before a request's first draft, and again at what was committed after
-16, 32, 64 ... more rounds. With that and with the fate of what they drafted the weights in ``DrafterWeights`` know
-about all drafters, and only those that hold most of the weight have to draft. A drafter that cannot look (one on
-another machine, or with another vocabulary) says nothing while it is not asked, so it takes part at first and again
-after some rounds.
+Every drafter reads committed tokens anyway when it catches up, so scoring these tokens only costs the rows' logits.
+Drafters score the prompt before a request's first draft, and score committed tokens after 16, 32, 64 ... more steps.
+These scores and the results of drafts give ``DrafterWeights`` of all drafters. Only drafters with most of the weight
+draft. A drafter that cannot score (remote, or with another vocabulary) gives no information while unused. So this
+drafter takes part initially, and again after some steps.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import ClassVar
 from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
 from cospec.drafters.pool.routing.weights import DrafterWeights
 
-SHARE = 0.8  # of the weight of all: the heaviest drafters that hold it take part
-PATIENCE = 16  # rounds after which a drafter that sits out and cannot look is asked again
+SHARE = 0.8  # share of the total weight that the chosen drafters hold
+PATIENCE = 16  # steps after which an unused drafter that cannot score is chosen again
 
 
 class Hedge(Routing):
-    """Routing ``hedge``: those that hold most of the weight."""
+    """Routing ``hedge``: the drafters that hold most of the weight."""
 
     name: ClassVar[str] = "hedge"
     looks: ClassVar[bool] = True
@@ -30,7 +29,7 @@ class Hedge(Routing):
     native_id: ClassVar[int | None] = 1
 
     def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
-        """The heaviest, and whoever has not been heard of for long."""
+        """Return the heaviest drafters, and drafters without recent information."""
         chosen = choice.heaviest(SHARE)
         if not choice.silent:
             return chosen
@@ -41,4 +40,4 @@ class Hedge(Routing):
         return chosen[: max(0, most - len(overdue))] + overdue[:most]
 
     def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
-        """The weights are all it needs."""
+        """Do nothing: the weights suffice."""

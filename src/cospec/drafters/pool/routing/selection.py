@@ -1,4 +1,4 @@
-"""What a routing decides from, and what it must do."""
+"""The interface of routings, and its inputs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cospec.drafters.pool.routing.weights import DrafterWeights, total
 
 
 class RoutingInput(NamedTuple):
-    """Who can be chosen for one sequence in one round.
+    """The drafters to choose from for one sequence in one step.
 
     Attributes:
-        able: drafters that may take part, by number; never empty. Those that cost nothing are not among them.
-        most: how many to choose at most, as the policy says; None leaves it to the routing.
+        able: drafters that may take part, by number; never empty, without the free drafters.
+        most: maximum number to choose, as the policy says; None leaves the number to the routing.
         weights: ``[M]``, of the request, see ``DrafterWeights.weights``.
-        silent: those of ``able`` that nothing is known of but what they drafted, because they cannot look.
-        seed, base: of the sequence, and its committed tokens.
+        silent: drafters of ``able`` that cannot score known tokens.
+        seed, base: the sequence's seed, and its number of committed tokens.
     """
 
     able: tuple[int, ...]
@@ -30,11 +30,11 @@ class RoutingInput(NamedTuple):
     silent: frozenset[int] = frozenset()
 
     def uniforms(self, count: int) -> Floats:
-        """``[count]`` numbers between 0 and 1 that only this choice draws."""
+        """Return ``count`` uniform numbers that only this choice uses."""
         return RandomStreams(self.seed, self.base).uniforms(self.base, count, StreamKind.ROUTE)
 
     def heaviest(self, share: float) -> list[int]:
-        """The heaviest that hold a ``share`` of the weight, the largest weight first; as many as are to be chosen."""
+        """Return the heaviest drafters with a ``share`` of the weight, heaviest first, or ``most`` drafters."""
         order, held = sorted(self.able, key=lambda member: -self.weights[member]), 0.0
         if self.most is not None:
             return order[: max(1, self.most)]
@@ -47,13 +47,13 @@ class RoutingInput(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """One drafter's part in a draft, after the round was committed.
+    """One drafter's guesses in a committed step.
 
     Attributes:
-        hits, seen: positions that it guessed right, and those where that can be told.
-        proposed: positions that it guessed at.
-        lessons: one for each guess that can be told right or wrong.
-        seconds: the same of its next best guesses.
+        hits, seen: right guesses, and guesses that could be verified.
+        proposed: positions with a guess.
+        lessons: calibration samples of verified guesses.
+        seconds: calibration samples of second guesses.
     """
 
     hits: float
@@ -64,12 +64,12 @@ class Feedback(NamedTuple):
 
 
 class Routing(ABC):
-    """Chooses drafters; what it learns of a request stands in the request's ``DrafterWeights``."""
+    """Chooses drafters; learned values of a request are in its ``DrafterWeights``."""
 
     name: ClassVar[str]
-    looks: ClassVar[bool]  # whether drafters are to look at known tokens
-    learns: ClassVar[bool]  # whether it learns more than the weights do
-    weighs: ClassVar[bool]  # whether drafters are left out by their weights
+    looks: ClassVar[bool]  # whether drafters score known tokens
+    learns: ClassVar[bool]  # whether the routing learns more than the weights do
+    weighs: ClassVar[bool]  # whether weights exclude drafters
     native_id: ClassVar[int | None] = None  # ``Way`` in ``csrc/together.h``; None: the routing runs in Python
 
     def __init_subclass__(cls) -> None:
@@ -78,8 +78,8 @@ class Routing(ABC):
 
     @abstractmethod
     def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
-        """At least one of ``choice.able``."""
+        """Return at least one of ``choice.able``."""
 
     @abstractmethod
     def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
-        """How the drafters that took part did in the round that was just committed."""
+        """Learn from the guesses of the drafters in the committed step."""

@@ -1,11 +1,11 @@
-"""How well each drafter of a pool has done for one request, and the weights that follow from it.
+"""Performance of each drafter of a pool for one request, and the resulting weights.
 
-Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): a drafter's weight is the exponential of what
-it has gained. It gains by two things. One is the tokens that it guessed right while it took part; where it did not, its
-rate so far is taken, so that nobody loses weight by not having been asked. The other is how likely it found known
-tokens when it looked at them (``drafters/prompt_scoring.py``), which tells drafters of one request apart before any of
-them has drafted. One block of numbers per request, with which ``csrc/spec/pool_routing.cpp`` computes the same sums for
-all requests at once.
+Weights are multiplicative (Minions section 3.2, normalised; 2510.20064): the weight is the exponential of a drafter's
+gain. The gain has two parts. The first is the number of right guesses; for steps without the drafter its running
+acceptance rate counts. The second is the probability of known tokens under the drafter
+(``drafters/prompt_scoring.py``),
+which distinguishes drafters before they have drafted. All numbers of a request are one block, with which
+``csrc/spec/pool_routing.cpp`` computes the same sums for all requests at once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from math import exp, inf
 
 import numpy as np
 
-LEARNING_RATE = 0.3  # eta, per token guessed right
-LOOK_RATE = 1.5  # the same, per unit of probability given to a known token
-LOOK_MEMORY = 0.5  # what the looks before are worth at the next one
-MEMORY = 0.98  # what a token's evidence is worth one committed token later
-PRIOR_TOKENS = 4.0  # how many seen tokens the prior is worth
-EDGE = 0.02  # rates are kept this far from 0 and 1 where odds are made of them
+LEARNING_RATE = 0.3  # eta, per right guess
+LOOK_RATE = 1.5  # the same, per unit of probability of a known token
+LOOK_MEMORY = 0.5  # weight of earlier scores at the next scoring
+MEMORY = 0.98  # weight of a token's evidence one committed token later
+PRIOR_TOKENS = 4.0  # tokens that the prior counts for
+EDGE = 0.02  # minimum distance of rates from 0 and 1 before conversion to odds
 
 
 class WeightPrior:
-    """The rates that a new request starts with: a moving average over finished requests, ``[M]``, and their odds."""
+    """The rates that a new request starts with, ``[M]``: a moving average over finished requests, and their odds."""
 
     def __init__(self, members: int, start: float = 0.5) -> None:
         self.numbers = np.full((2, members), start)
@@ -33,7 +33,7 @@ class WeightPrior:
         self.odds[:] = _odds(self.rates.tolist())
 
     def learn(self, standing: DrafterWeights) -> None:
-        """Move a tenth towards a finished request's rates, less where little was seen."""
+        """Move a tenth towards a finished request's rates; less if few tokens were seen."""
         usual = self.rates.tolist()
         steps = [0.1 * min(1.0, seen / 20.0) for seen in standing.seen.tolist()]
         moved = [old + step * (rate - old) for old, rate, step in zip(usual, standing.rates(self), steps, strict=True)]
@@ -44,14 +44,14 @@ class DrafterWeights:
     """One request's record; written by the pool alone, ``scores`` by the routing.
 
     Attributes:
-        numbers: the rows that follow, in this order, ``accepted`` last; ``address`` is where the library finds them.
-        hits, seen: ``[M]``, known tokens that a drafter guessed right, and those it was seen to guess; both fade.
-        chance, looked: ``[M]``, probability that it gave to known tokens it looked at, and how many; both fade.
-        idle: ``[M]``, rounds since a drafter took part; infinitely many where it never did.
-        scores: ``[M]``, of a routing that keeps some.
-        accepted: tokens accepted in the latest round.
-        look_at: the round before which drafters look again.
-        rounds: in which the pool drafted for the request.
+        numbers: the rows below in this order, ``accepted`` last; ``address`` is their memory address.
+        hits, seen: ``[M]``, right guesses and verified guesses; both decay.
+        chance, looked: ``[M]``, probability of scored known tokens, and their number; both decay.
+        idle: ``[M]``, steps since a drafter took part; infinite if it never did.
+        scores: ``[M]``, of a routing with scores.
+        accepted: tokens accepted in the latest step.
+        look_at: the step before which drafters score again.
+        rounds: steps in which the pool drafted for the request.
     """
 
     __slots__ = (
@@ -67,23 +67,23 @@ class DrafterWeights:
 
     @property
     def accepted(self) -> float:
-        """See the class."""
+        """Tokens accepted in the latest step."""
         return float(self.numbers[-1])
 
     def rates(self, prior: WeightPrior) -> list[float]:
-        """``[M]``, the estimated chance that a drafter guesses the next token right."""
+        """Return the estimated probability that a drafter guesses the next token right, ``[M]``."""
         return [
             (hits + PRIOR_TOKENS * rate) / (seen + PRIOR_TOKENS)
             for hits, seen, rate in zip(self.hits.tolist(), self.seen.tolist(), prior.rates.tolist(), strict=True)
         ]
 
     def estimate(self, prior: WeightPrior) -> tuple[list[float], list[float]]:
-        """``weights``, and by which factor the odds of each drafter's guesses are better here than usually, ``[M]``."""
+        """Return ``weights``, and each drafter's odds here relative to its usual odds, ``[M]``."""
         rates = self.rates(prior)
         return self._weights(rates), [own / usual for own, usual in zip(_odds(rates), prior.odds.tolist(), strict=True)]
 
     def weights(self, prior: WeightPrior) -> list[float]:
-        """``[M]``, positive, summing to 1."""
+        """Return positive weights with sum 1, ``[M]``."""
         return self._weights(self.rates(prior))
 
     def _weights(self, rates: list[float]) -> list[float]:
@@ -107,35 +107,35 @@ class DrafterWeights:
         return [each / sum_ for each in raised]
 
     def fade(self, tokens: int) -> None:
-        """``tokens`` more were committed."""
+        """Decay the evidence by ``tokens`` committed tokens."""
         kept = MEMORY**tokens
         self.hits *= kept
         self.seen *= kept
 
     def saw(self, member: int, hits: float, seen: float) -> None:
-        """A drafter guessed ``hits`` of ``seen`` known tokens right."""
+        """Record that a drafter guessed ``hits`` of ``seen`` known tokens right."""
         self.hits[member] += hits
         self.seen[member] += seen
 
     def went(self, accepted: int) -> None:
-        """So many tokens of the latest draft were accepted."""
+        """Record the number of accepted tokens of the latest draft."""
         self.numbers[-1] = accepted
 
     def look(self, looks: Sequence[tuple[float, int] | None]) -> None:
-        """Drafters gave so many known tokens this much of probability in all; None: one did not look, ``[M]``."""
+        """Record scores: probability and number of known tokens per drafter, ``[M]``; None for no score."""
         chances, counts = zip(*[(0.0, 0) if own is None else own for own in looks], strict=True)
         kept = [1.0 if own is None else LOOK_MEMORY for own in looks]
         self.chance[:] = [keep * old + new for keep, old, new in zip(kept, self.chance.tolist(), chances, strict=True)]
         self.looked[:] = [keep * old + new for keep, old, new in zip(kept, self.looked.tolist(), counts, strict=True)]
 
     def took_part(self, members: Sequence[int]) -> None:
-        """A round was drafted by ``members``."""
+        """Record that ``members`` drafted in a step."""
         self.idle += 1
         self.idle[list(members)] = 0
 
 
 def total(values: Iterable[float]) -> float:
-    """Added from left to right and rounded each time, which ``sum`` does not do on every Python."""
+    """Add from left to right with rounding at each step; ``sum`` differs between Python versions."""
     found = 0.0
     for value in values:
         found += value
