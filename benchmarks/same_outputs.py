@@ -116,7 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     texts = [text[:400] for domain in DOMAINS for text in prompts(domain, options.prompts)]
     result = {}
-    for name, run in (("offline", offline), ("http", lambda *given: over_http(*given, options.port))):
+    for name, run in (("offline", offline), ("http", lambda root, texts: over_http(root, texts, options.port))):
         ours, theirs = run(ROOT, texts), run(options.checkout.resolve(), texts)
         same = sum(one == other for one, other in zip(ours, theirs, strict=True))
         result[name] = {"compared": len(ours), "equal": same}

@@ -63,7 +63,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def written(engine: Engine, **params: Any) -> tuple[tuple[int, ...], Any]:
     """Tokens and statistics of one request."""
-    (found,) = LLM.around(engine).generate([0, 1], SamplingParams(max_tokens=30, **params))
+    (found,) = LLM.from_engine(engine).generate([0, 1], SamplingParams(max_tokens=30, **params))
     return found.outputs[0].token_ids, found.stats
 
 
@@ -114,7 +114,7 @@ def test_a_policy() -> None:
 
 def test_a_blend() -> None:
     models = [ToyModel(V, seed=seed) for seed in (1, 2)]
-    (found,) = LLM.around(ensemble_engine(models, {"method": "mean-logits"}, "alternate", 2)).generate([0, 1])
+    (found,) = LLM.from_engine(ensemble_engine(models, {"method": "mean-logits"}, "alternate", 2)).generate([0, 1])
     assert found.distribution == "mean-logits"
     blend = BLENDS.load("mean-logits").build(None, 2)
     rows = [torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0, 3.0]])]

@@ -43,7 +43,7 @@ def outputs(params: dict[str, Any], drafter: Drafter | None) -> dict[str, dict[s
     engine = toy_engine(ToyModel(V, order=2, seed=1, sharpness=2.0), drafter, "match", 3)
     asked = []
     for i in range(4):
-        own = SamplingParams(max_tokens=24, logprobs=2, stop_token_ids=[6] if i == 3 else None, **params)
+        own = SamplingParams(max_tokens=24, logprobs=2, stop_token_ids=(6,) if i == 3 else (), **params)
         asked.append(make_request(f"r{i}", [i % V, (i + 2) % V, (3 * i) % V], own))
     return {
         id: {

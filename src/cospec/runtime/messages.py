@@ -24,19 +24,19 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages."""
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """The first message in each direction."""
 
     version: int
 
 
-class Start(Message):
+class Start(Message, frozen=True):
     """Tells a new process what to build: the encoded arguments of the function that its command line names."""
 
     arguments: tuple[msgspec.Raw, ...]
 
 
-class Failed(Message):
+class Failed(Message, frozen=True):
     """The engine or the drafter could not be built; one sentence."""
 
     message: str
@@ -58,39 +58,39 @@ class EngineInfo(msgspec.Struct, frozen=True):
     acceptance_methods: tuple[str, str]
 
 
-class Submit(Message):
+class Submit(Message, frozen=True):
     """Requests to be taken on."""
 
     requests: tuple[Request, ...]
 
 
-class Abort(Message):
+class Abort(Message, frozen=True):
     """Requests to be dropped; unknown ids are ignored."""
 
     ids: tuple[str, ...]
 
 
-class Measure(Message):
+class Measure(Message, frozen=True):
     """Asks for ``Measured``; answers come in the order of the questions."""
 
 
-class Stop(Message):
+class Stop(Message, frozen=True):
     """Ends the process."""
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     """The engine is loaded."""
 
     info: EngineInfo
 
 
-class Events(Message):
+class Events(Message, frozen=True):
     """What one step gave."""
 
     events: tuple[Event, ...]
 
 
-class Rejected(Message):
+class Rejected(Message, frozen=True):
     """A request that the engine does not take: the sentence, and the field that the sentence is about."""
 
     id: str
@@ -98,7 +98,7 @@ class Rejected(Message):
     field: str | None = None
 
 
-class Measured(Message):
+class Measured(Message, frozen=True):
     """``EngineMetrics`` as plain values."""
 
     metrics: dict[str, Any]
@@ -163,7 +163,7 @@ class ContextUpdate(msgspec.Struct, frozen=True, array_like=True):
     start: ContextStart | None
 
 
-class Propose(Message):
+class Propose(Message, frozen=True):
     """Asks for drafts; ``Drafts`` with the same number answers."""
 
     number: int
@@ -171,31 +171,31 @@ class Propose(Message):
     budgets: list[DraftBudget]
 
 
-class Commits(Message):
+class Commits(Message, frozen=True):
     """What sequences gained in one step. No answer."""
 
     commits: list[Commit]
 
 
-class Free(Message):
+class Free(Message, frozen=True):
     """Sequences to be forgotten. No answer."""
 
     ids: list[str]
 
 
-class DrafterReady(Message):
+class DrafterReady(Message, frozen=True):
     """The drafter is built."""
 
     info: DrafterInfo
 
 
-class Weights(Message):
+class Weights(Message, frozen=True):
     """The weight of each drafter of a pool, by name."""
 
     weights: dict[str, float]
 
 
-class Drafts(Message):
+class Drafts(Message, frozen=True):
     """Answers the ``Propose`` of that number.
 
     Attributes:
