@@ -19,14 +19,15 @@ from cospec.errors import DrafterLost
 from cospec.runtime.executors import InlineExecutor, ThreadExecutor
 from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
-from harness.remote_drafters import Recording
+from harness.remote_drafters import Recording, TcpWorker
 
 EXECUTORS: dict[str, Callable[[Path], Executor]] = {
     "inline": lambda log: InlineExecutor(Recording(log)),
     "thread": lambda log: ThreadExecutor(Recording(log)),
     "process": lambda log: ProcessExecutor(partial(Recording, log)),
+    "tcp": lambda log: ProcessExecutor(partial(Recording, log), launch=TcpWorker),
 }
-CONCURRENT = ["thread", "process"]
+CONCURRENT = ["thread", "process", "tcp"]
 PARAMS = SamplingParams(temperature=0)
 
 
@@ -149,8 +150,8 @@ def test_an_executor_is_closed_while_it_is_busy(executor: Executor, log: Path) -
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cospec-drafter")]
 
 
-def test_a_killed_process_loses_its_calls_and_a_new_one_serves(log: Path) -> None:
-    executor = EXECUTORS["process"](log)
+@pytest.mark.parametrize("executor", ["process", "tcp"], indirect=True)
+def test_a_killed_process_loses_its_calls_and_a_new_one_serves(executor: Executor) -> None:
     assert isinstance(executor, ProcessExecutor)
     drafts(executor, context("a", 1, 2))
     first = executor.pid
@@ -162,4 +163,3 @@ def test_a_killed_process_loses_its_calls_and_a_new_one_serves(log: Path) -> Non
     assert drafts(executor, context("a", 1, 2, 3))[0].tokens == (1, 2, 3), "the new process knows nothing of before"
     with pytest.raises(DrafterLost):
         stale.result(0)
-    executor.close()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -20,6 +23,11 @@ from harness.pools import pool_of, toy_drafters
 
 VOCAB = 6
 SLEEP_SECONDS = 1.0
+TCP_MAIN = """
+import socket, sys
+from cospec.runtime.drafter_worker import run
+run(socket.create_connection(("127.0.0.1", int(sys.argv[1]))), sys.argv[2])
+"""
 
 
 class Doomed(NgramDrafter):
@@ -68,6 +76,32 @@ class Recording(Drafter):
     def _write(self, line: str) -> None:
         with self._log.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+
+class TcpWorker:
+    """A ``Worker`` that is reached over TCP, as on another machine."""
+
+    def __init__(self, name: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            command = [sys.executable, "-P", "-c", TCP_MAIN, str(listener.getsockname()[1]), name]
+            self._process = subprocess.Popen(command, env=environment)
+            self.stream, _ = listener.accept()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def ending(self) -> str:
+        return f"has ended with exit code {self._process.wait()}"
+
+    def close(self) -> None:
+        self.stream.close()
+        self._process.kill()
+        self._process.wait()
 
 
 def toy(name: str) -> Build:

@@ -8,6 +8,7 @@ the state of a drafter that raised is not known.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -39,7 +40,7 @@ WEIGHTS_SECONDS = 0.2  # between two messages with a pool's weights
 
 
 def main(arguments: list[str]) -> None:
-    """Build the drafter, then serve one command after another.
+    """Serve the engine that started this process.
 
     Args:
         arguments: the connection's file descriptor, the name of the function that builds the drafter, then the
@@ -47,9 +48,20 @@ def main(arguments: list[str]) -> None:
     """
     sys.excepthook = _end_at_once
     descriptor, name, *cores = arguments
-    channel = Channel(inherited(descriptor), DrafterCommand)
+    stream = inherited(descriptor)
     if cores:
         keep_to({int(core) for core in cores})
+    run(stream, name)
+
+
+def run(stream: socket.socket, name: str) -> None:
+    """Build the drafter, then serve one command after another until the connection ends, which ends the process.
+
+    Args:
+        stream: a connection to the engine.
+        name: of the function that builds the drafter.
+    """
+    channel = Channel(stream, DrafterCommand)
     commands: SimpleQueue[DrafterCommand] = SimpleQueue()
     threading.Thread(target=_listen, args=(channel, commands, os.getppid()), daemon=True).start()
     start = commands.get()

@@ -24,19 +24,19 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages."""
 
 
-class Hello(Message, frozen=True, tag=True):
+class Hello(Message, frozen=True):
     """The first message in each direction."""
 
     version: int
 
 
-class Start(Message, frozen=True, tag=True):
+class Start(Message, frozen=True):
     """Tells a new process what to build: the encoded arguments of the function that its command line names."""
 
     arguments: tuple[msgspec.Raw, ...]
 
 
-class Failed(Message, frozen=True, tag=True):
+class Failed(Message, frozen=True):
     """The engine or the drafter could not be built; one sentence."""
 
     message: str
@@ -58,39 +58,39 @@ class EngineInfo(msgspec.Struct, frozen=True):
     acceptance_methods: tuple[str, str]
 
 
-class Submit(Message, frozen=True, tag=True):
+class Submit(Message, frozen=True):
     """Requests to be taken on."""
 
     requests: tuple[Request, ...]
 
 
-class Abort(Message, frozen=True, tag=True):
+class Abort(Message, frozen=True):
     """Requests to be dropped; unknown ids are ignored."""
 
     ids: tuple[str, ...]
 
 
-class Measure(Message, frozen=True, tag=True):
+class Measure(Message, frozen=True):
     """Asks for ``Measured``; answers come in the order of the questions."""
 
 
-class Stop(Message, frozen=True, tag=True):
+class Stop(Message, frozen=True):
     """Ends the process."""
 
 
-class Ready(Message, frozen=True, tag=True):
+class Ready(Message, frozen=True):
     """The engine is loaded."""
 
     info: EngineInfo
 
 
-class Events(Message, frozen=True, tag=True):
+class Events(Message, frozen=True):
     """What one step gave."""
 
     events: tuple[Event, ...]
 
 
-class Rejected(Message, frozen=True, tag=True):
+class Rejected(Message, frozen=True):
     """A request that the engine does not take: the sentence, and the field that the sentence is about."""
 
     id: str
@@ -98,7 +98,7 @@ class Rejected(Message, frozen=True, tag=True):
     field: str | None = None
 
 
-class Measured(Message, frozen=True, tag=True):
+class Measured(Message, frozen=True):
     """``EngineMetrics`` as plain values."""
 
     metrics: dict[str, Any]
@@ -163,7 +163,7 @@ class ContextUpdate(msgspec.Struct, frozen=True, array_like=True):
     start: ContextStart | None
 
 
-class Propose(Message, frozen=True, tag=True):
+class Propose(Message, frozen=True):
     """Asks for drafts; ``Drafts`` with the same number answers."""
 
     number: int
@@ -171,31 +171,31 @@ class Propose(Message, frozen=True, tag=True):
     budgets: list[DraftBudget]
 
 
-class Commits(Message, frozen=True, tag=True):
+class Commits(Message, frozen=True):
     """What sequences gained in one step. No answer."""
 
     commits: list[Commit]
 
 
-class Free(Message, frozen=True, tag=True):
+class Free(Message, frozen=True):
     """Sequences to be forgotten. No answer."""
 
     ids: list[str]
 
 
-class DrafterReady(Message, frozen=True, tag=True):
+class DrafterReady(Message, frozen=True):
     """The drafter is built."""
 
     info: DrafterInfo
 
 
-class Weights(Message, frozen=True, tag=True):
+class Weights(Message, frozen=True):
     """The weight of each drafter of a pool, by name."""
 
     weights: dict[str, float]
 
 
-class Drafts(Message, frozen=True, tag=True):
+class Drafts(Message, frozen=True):
     """Answers the ``Propose`` of that number.
 
     Attributes:
