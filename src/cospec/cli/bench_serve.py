@@ -74,7 +74,9 @@ class RateFlags:
         int | None,
         typer.Option(min=1, help="Most open requests; a closed loop at rate inf.", rich_help_panel=ARRIVALS),
     ] = None
-    num_warmups: Annotated[int, typer.Option(min=0, help="Requests before.", rich_help_panel=ARRIVALS)] = 1
+    num_warmups: Annotated[
+        int, typer.Option(min=0, help="Uncounted requests before the runs.", rich_help_panel=ARRIVALS)
+    ] = 1
 
     def sweep(self) -> list[Arrivals]:
         """Return one arrival process per run.

@@ -127,7 +127,7 @@ def test_cancelling_keeps_what_was_measured() -> None:
     with StubServer({"p": STREAM, "slow": slow}) as server:
         found = asyncio.run(main(server.url))
     assert [timing.id for timing in found.timings] == ["r"] and found.not_sent == 1
-    assert found.interrupted is not None and "by hand" in found.interrupted
+    assert found.interrupted is not None and "by the user" in found.interrupted
 
 
 def test_where_nothing_answers_there_is_one_sentence() -> None:

@@ -129,7 +129,7 @@ def test_a_drafter_goes_on_too(recipe: TrainingRecipe, runs: Path, later: Path) 
 
 
 def test_what_cannot_be_gone_on_from_is_named(recipe: TrainingRecipe, runs: Path, later: Path, family: Path) -> None:
-    with pytest.raises(ModelError, match="holds no code to go on from"):
+    with pytest.raises(ModelError, match="holds no code to continue"):
         continue_training("code", later)
     (later / "tokenizer" / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="has another tokenizer"):
