@@ -126,6 +126,8 @@ class EngineConfig(Options):
         gpu_memory_utilization: share of a GPU's memory for weights and cache.
         enable_prefix_caching: reuse the cache of shared prompts.
         linear_backend, attention_backend: ``auto`` is ``native`` where it was built, then the fall-back.
+        native: ``off`` runs steps, acceptance methods, rollouts and the drafter pool in Python. Kernels over rows of
+            numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
         measure_at_start: take three seconds for a time model where the policy needs one and none is kept.
         threads: of the CPU kernels; None is every core.
         instruction_set: of the CPU kernels, for the whole process; ``auto`` is the best that the processor has.
@@ -151,6 +153,7 @@ class EngineConfig(Options):
     attention_backend: Literal["auto", "native", "sdpa"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
     instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_bf16"] = "auto"
+    native: Literal["auto", "off"] = "auto"
     measure_at_start: bool = True
     plugins: tuple[str, ...] = Field(default=(), strict=False)
     speculative_config: SpeculativeConfig | None = None

@@ -52,8 +52,8 @@ def assemble_ensemble(cast: LoadedModels, drafter: Drafter | None, config: Engin
     speculative = config.speculative_config or SpeculativeConfig()
     acceptance_methods = AcceptanceMethods()
     own = blends.build()
-    panel = EnsembleDecoder(cast, blends, acceptance_methods)
-    found = _proposing(panel, own, config.collaboration) if drafter is None else _drafted(panel, drafter, speculative)
+    panel = EnsembleDecoder(cast, blends, acceptance_methods, config.native == "auto")
+    found = _proposing(panel, own, config) if drafter is None else _drafted(panel, drafter, speculative)
     longest = min(*(model.max_len for model in cast.models), found.pages.capacity)
     max_len = min(config.max_model_len or longest, longest)
     limits = SchedulerLimits(
@@ -106,12 +106,17 @@ class _Found:
     closers: tuple[Callable[[], None], ...]
 
 
-def _proposing(panel: EnsembleDecoder, own: Blend, options: CollaborationConfig) -> _Found:
+def _proposing(panel: EnsembleDecoder, own: Blend, config: EngineConfig) -> _Found:
     """The members propose to each other."""
+    options = config.collaboration
     proposer_policy = build_proposer_policy(options, len(panel.models), own.members)
     members = ProposingEnsemble(panel, proposer_policy, options.proposal == "parallel")
     pages = EnsembleKVManager([model.pages for model in panel.models], members.lines.fed, members.lines.drop)
-    made = Collaborative(StepContext(None, panel.verifier, proposer_policy, time.monotonic, members=members))
+    made = Collaborative(
+        StepContext(
+            None, panel.verifier, proposer_policy, time.monotonic, members=members, native=config.native == "auto"
+        )
+    )
     return _Found(
         made,
         pages,

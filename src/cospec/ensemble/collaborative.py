@@ -39,6 +39,7 @@ class Collaborative:
         self.components = components
         self.times = StepTimes()
         self.info = ExecutionInfo("collaborative")
+        self.readable: Mapping[str, str] = {}
         self.calls: dict[str, int] = {}  # forward passes of each model so far, whatever their batch
         self._proposing = self._turning = 0.0  # seconds of this run: for proposals, and of all turns
         self._turns = 0
@@ -67,6 +68,7 @@ class Collaborative:
                     self._turn(model, group)
             waiting = [work for work in waiting if work.outcome is None and not work.kept]
         outcomes = [work.finish() for work in works]
+        self.readable = dict.fromkeys([outcome.entry.sequence.id for outcome in outcomes], "several models")
         seconds = self.components.clock() - started
         members.policy.ran(self._turns, seconds - self._turning)
         self.times = StepTimes(self._proposing, seconds - self._proposing)
@@ -220,14 +222,13 @@ class Collaborative:
         """Feed segments and let the model write on, all of one depth in one call, where it can; who is done."""
         members, done = self._members, set[str]()
         author = Proposer(model, members.names[model])
-        able = [work for work in group if rolls(work.text)]
+        rolls_here = self.components.native and members.models[model].has_rollout
+        able = [work for work in group if rolls_here and rolls(work.text)]
         for depth in {depths[work.id] for work in able}:
             works = [work for work in able if depths[work.id] == depth]
             picks = [pick(work.text, work.line, work.stream_kind(members.acceptance_method), depth) for work in works]
             fed, started = [segments[work.id] for work in works], self.components.clock()
             rolled = members.models[model].rollout(TokenBatch(tuple(fed)), picks)
-            if rolled is None:
-                break
             self._called(model, fed, depth, started)
             for place, (work, segment) in enumerate(zip(works, fed, strict=True)):
                 proposals, rows = taken(author, rolled, place, (work.text, work.stream_kind(members.acceptance_method)))

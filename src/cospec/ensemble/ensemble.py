@@ -79,16 +79,21 @@ class EnsembleDecoder:
     """What several models decide together, by the law and the rule of each request."""
 
     def __init__(
-        self, cast: LoadedModels, blends: BlendRegistry, acceptance_methods: Mapping[str, AcceptanceMethod]
+        self,
+        cast: LoadedModels,
+        blends: BlendRegistry,
+        acceptance_methods: Mapping[str, AcceptanceMethod],
+        native: bool = True,
     ) -> None:
         self.models, self.names, self.blends = cast.models, cast.names, blends
-        self.verifier = TargetVerifier(cast.models[0], Single(), acceptance_methods)
+        self.verifier = TargetVerifier(cast.models[0], Single(), acceptance_methods, native)
         self._native = all(model.direct is not None for model in cast.models)
 
     def verify(self, blend: Blend, tasks: Sequence[VerifyTask], queues: Sequence[Tensor]) -> list[StepOutput]:
         """One outcome per task, by ``queues [R, V]`` of every member of the blend."""
-        outcomes = None if blend.recipe is None else self.verifier.decide_natively(tasks, blend.recipe, queues)
-        if outcomes is None:
+        if blend.recipe is not None and self.verifier.supports_blend(tasks, queues):
+            outcomes = self.verifier.decide_by_blend(tasks, blend.recipe, queues)
+        else:
             try:
                 with torch.no_grad():
                     logits = blend.combine(queues)

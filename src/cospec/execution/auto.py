@@ -10,7 +10,7 @@ measured again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -103,6 +103,7 @@ class Auto:
     def __init__(self, components: StepContext, window: int = WINDOW) -> None:
         self.components = components
         self.times, self.info = StepTimes(), ExecutionInfo("sequential", "stage times are not measured yet")
+        self.readable: Mapping[str, str] = {}
         self._window_size = window
         self._round: ExecutionMode = Sequential(components)
         self._seen = _Window()
@@ -122,7 +123,7 @@ class Auto:
             self._decide()
         started = self.components.clock()
         outcomes = self._round.run(plan)
-        self.times = self._round.times
+        self.times, self.readable = self._round.times, self._round.readable
         if not self._settled:
             self._measure(outcomes, self.components.clock() - started)
         return outcomes

@@ -11,6 +11,8 @@ from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.execution.draft_dispatcher import PATIENCE, DraftDispatcher
 
+OVERLAP = "drafting overlaps verification"
+
 
 class OverlappedMode(ABC):
     """Takes in what was drafted, chooses whom to verify, has others drafted for meanwhile, verifies."""
@@ -21,12 +23,14 @@ class OverlappedMode(ABC):
     def __init__(self, components: StepContext, patience: float = PATIENCE) -> None:
         self.components, self.desk = components, DraftDispatcher(components, patience)
         self.times, self.info = StepTimes(), ExecutionInfo(self.name)
+        self.readable: Mapping[str, str] = {}
 
     def run(self, plan: SchedulerOutput) -> list[StepOutput]:
         """Outcomes of the sequences that need no draft or have one."""
         self.desk.open(plan.entries)
         batch, drafts = self.choose(plan.entries)
         outcomes, self.times = self.desk.verify(batch, drafts)
+        self.readable = dict.fromkeys([entry.sequence.id for entry in batch], OVERLAP)
         return outcomes
 
     @abstractmethod

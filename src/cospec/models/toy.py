@@ -44,6 +44,7 @@ class ToyModel:
         self.calls = self.rows = 0  # forwards so far, and the tokens that were fed in them
         self.states: Tensor | None = None
         self.direct: NativeForward | None = None
+        self.has_rollout = False
         self.device = torch.device("cpu")
 
     def logits(self, context: Sequence[int]) -> Tensor:
@@ -62,9 +63,9 @@ class ToyModel:
             rows += [self.logits(self.context(segment, row)) for row in self._rows(segment)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=self.dtype)
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
-        """None: a table has nothing to gain from a loop of its own."""
-        return None
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+        """Never called: a table has nothing to gain from a loop of its own."""
+        raise NotImplementedError
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Move accepted nodes together, as a cache of keys and values does."""

@@ -124,7 +124,7 @@ def test_a_library_that_is_there_has_the_structs_that_python_declares() -> None:
             "field KVCacheView.max_len is at byte 32 in the library and at 0",
         ),
         ("MixBuffersStruct", lambda fields: [("q", fields[0][1]), *fields[1:]], "field MixBuffers.q is at byte -1"),
-        ("NoSuchStruct", lambda fields: fields, "struct NoSuchStruct has -1 bytes in the library"),
+        ("NoSuchStruct", lambda fields: fields, "struct NoSuch has -1 bytes in the library"),
     ],
 )
 def test_a_struct_that_differs_from_the_library_is_an_error(
