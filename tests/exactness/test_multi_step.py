@@ -269,15 +269,14 @@ def test_neighbours_of_a_readable_request(
 ) -> None:
     """They have the outputs that they have alone, in steps that share a forward, and run natively after that."""
     plain = requests(SHAPES["sampled"], streams=False)
-    odd = replace(plain[0], id="odd", sampling=replace(plain[0].sampling, **cast(Any, ODD[reason])))
+    odd = replace(plain[0], id="odd", sampling=replace(plain[0].sampling, max_tokens=12, **cast(Any, ODD[reason])))
     engine, steps = engine_of(folders, acceptance_method, k), readable(folders, acceptance_method, k)
     found = written(engine, [odd, *plain])
     assert found == written(steps, [odd, *plain])
     alone = written(readable(folders, acceptance_method, k), plain)
     assert {id: row for id, row in found.items() if id != "odd"} == alone
     counted = engine.metrics()
-    assert counted.readable_requests[reason] > 5 and counted.readable_requests[SHARED] > 5
-    assert counted.native_requests > 5
+    assert min(counted.readable_requests[reason], counted.readable_requests[SHARED], counted.native_requests) > 1
     assert steps.metrics().native_requests == 0 and set(steps.metrics().readable_requests) == {"native off"}
 
 
