@@ -64,12 +64,13 @@ class CountedRound:
             execution_mode.info,
             execution_mode.times,
         )
-        self.learns = execution_mode.learns
+        self.learns, self.readable = execution_mode.learns, execution_mode.readable
         self.commits, self.ops = 0, TensorOps()
 
     def run(self, plan: SchedulerOutput) -> list[StepOutput]:
         outcomes = self.execution_mode.run(plan)
         self.info, self.times = self.execution_mode.info, self.execution_mode.times
+        self.readable = self.execution_mode.readable
         return outcomes
 
     def commit(self, commits: Sequence[Commit]) -> None:

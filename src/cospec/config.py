@@ -130,6 +130,8 @@ class EngineConfig(Options):
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
         enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
+        native: ``off`` runs steps, acceptance methods, rollouts and the drafter pool in Python. Kernels over rows of
+            numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
         measure_at_start: measure for three seconds if the policy needs a latency model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
@@ -155,6 +157,7 @@ class EngineConfig(Options):
     attention_backend: Literal["auto", "native", "sdpa"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
     instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_bf16"] = "auto"
+    native: Literal["auto", "off"] = "auto"
     measure_at_start: bool = True
     plugins: tuple[str, ...] = Field(default=(), strict=False)
     speculative_config: SpeculativeConfig | None = None

@@ -299,7 +299,11 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
         "pipelined": "cospec.execution.pipelined:Pipelined",
         "draft-ahead": "cospec.execution.draft_ahead:DraftAhead",
     },
-    Declares("execution mode", "cospec.core.interfaces:ExecutionMode", on_instances=("components", "times", "info")),
+    Declares(
+        "execution mode",
+        "cospec.core.interfaces:ExecutionMode",
+        on_instances=("components", "times", "info", "readable"),
+    ),
 )
 
 register_drafter = DRAFTERS.register

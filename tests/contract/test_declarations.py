@@ -92,8 +92,8 @@ def test_native_code_runs_no_class_that_only_inherits_from_one_that_it_knows(tab
 
 
 def test_a_rule_that_changes_how_match_judges_is_obeyed() -> None:
-    """``takes_method`` reads ``native_id``, so a subclass goes through its own ``judge``."""
-    from cospec.native.verifier import takes_method
+    """``supports`` reads ``native_id``, so a subclass goes through its own ``verify``."""
+    from cospec.native.verifier import NO_METHOD, supports
 
     class Refuses(Match):
         name: ClassVar[str] = "refuses"
@@ -101,5 +101,5 @@ def test_a_rule_that_changes_how_match_judges_is_obeyed() -> None:
         def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
             return VerifyResult((), scores.draw(0, draft.base_len, draws), bonus=False)
 
-    assert takes_method(Match()) and not takes_method(Refuses())
+    assert supports(Match()) is None and supports(Refuses()) == NO_METHOD
     assert issubclass(Refuses, AcceptanceMethod) and Refuses.stream_kind is StreamKind.TARGET

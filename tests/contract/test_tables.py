@@ -67,6 +67,7 @@ class ToyHost:
     target_path: Path | None
     default_heads: str | None
     default_drafter: str | None = "toy"
+    native: bool = True
 
     def load_drafter(self, name: str) -> Model:
         return ToyModel(V, seed=2)

@@ -65,20 +65,22 @@ def plain(folders: dict[str, Path], fused: str) -> dict[str, dict[str, tuple[int
     return found
 
 
-def drafter(name: str, folders: dict[str, Path], fused: str) -> Drafter | None:
+def drafter(name: str, folders: dict[str, Path], fused: str, native: str = "auto") -> Drafter | None:
     if name in ("target", "drafter"):
-        return ModelDrafter(load(folders[name], fused))
+        return ModelDrafter(load(folders[name], fused), native=native == "auto")
     tree = ScriptedDrafter([5, 9, 40, 1, 2, 3], [-1, -1, 0, 1, 1, 4])
     return {"none": None, "ngram": NgramDrafter(1, 3), "tree": tree}[name]
 
 
+@pytest.mark.parametrize("native", ["auto", "off"])
 @pytest.mark.parametrize("name", ["none", "target", "drafter", "ngram", "tree"])
 def test_drafters_lengths_and_batches(
-    folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], name: str
+    folders: dict[str, Path], fused: str, plain: dict[str, dict[str, tuple[int, ...]]], name: str, native: str
 ) -> None:
     made = load(folders["target"], fused)
     for params, k, seqs in (("greedy", 1, 8), ("greedy", 4, 3), ("seeded", 3, 8), ("seeded", 8, 1)):
-        running = llama_engine(made, drafter(name, folders, fused), k, max_num_seqs=seqs)
+        proposing = drafter(name, folders, fused, native)
+        running = llama_engine(made, proposing, k, max_num_seqs=seqs, native=native)
         listed = requests(GREEDY if params == "greedy" else SEEDED)
         assert tokens_of(run_all(running, listed)) == plain[params], (params, k, seqs)
         metrics = running.metrics()

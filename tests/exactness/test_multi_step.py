@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,12 +13,14 @@ import torch
 
 from cospec.acceptance.match import Match
 from cospec.core.engine import Engine
-from cospec.core.types import Event, Request, SchedulerOutput, Speculation
+from cospec.core.stats import StepTimes
+from cospec.core.types import Event, Request, ScheduledRequest, SchedulerOutput, Speculation, StepOutput
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.execution.sequential import Sequential
+from cospec.execution.sequential import SHARED
 from cospec.native import library
-from cospec.native.multi_step import NativeMultiStep
+from cospec.native.multi_step import NativeMultiStep, why_not
+from cospec.native.verifier import words_of
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.llamas import VOCAB, llama_engine, load, write_pair
@@ -60,14 +63,16 @@ def uneven(asked: list[Request], longest: int) -> list[Request]:
     ]
 
 
-def engine_of(folders: tuple[Path, Path], acceptance_method: str, k: int, pages: int = 200) -> Engine:
-    drafter = ModelDrafter(load(folders[1], pages=pages)) if k else None
-    return llama_engine(load(folders[0], pages=pages), drafter, k=k, acceptance_method=acceptance_method)
+def engine_of(
+    folders: tuple[Path, Path], acceptance_method: str, k: int, pages: int = 200, native: str = "auto"
+) -> Engine:
+    drafter = ModelDrafter(load(folders[1], pages=pages), native=native == "auto") if k else None
+    target = load(folders[0], pages=pages)
+    return llama_engine(target, drafter, k=k, acceptance_method=acceptance_method, native=native)
 
 
-def step_by_step(engine: Engine) -> Engine:
-    engine.execution_mode = Sequential(replace(engine.execution_mode.components, burst=None))
-    return engine
+def readable(folders: tuple[Path, Path], acceptance_method: str, k: int, pages: int = 200) -> Engine:
+    return engine_of(folders, acceptance_method, k, pages, "off")
 
 
 def written(engine: Engine, asked: list[Request]) -> dict[str, list[Any]]:
@@ -93,14 +98,18 @@ def calls(engine: Engine) -> list[tuple[int, int | None]]:
     """From now on: the rounds that each plan allows, and those that were run as one, None where step by step."""
     burst, noted = engine.execution_mode.components.burst, list[tuple[int, int | None]]()
     assert burst is not None
-    run = burst.run
+    supports, run = burst.supports, burst.run
 
-    def noting(plan: SchedulerOutput) -> object:
-        done = run(plan)
-        noted.append((plan.rounds, None if done is None else done[1].rounds))
+    def planning(plan: SchedulerOutput) -> dict[str, str]:
+        noted.append((plan.rounds, None))
+        return supports(plan)
+
+    def running(entries: Sequence[ScheduledRequest], steps: int) -> tuple[list[StepOutput], StepTimes]:
+        done = run(entries, steps)
+        noted[-1] = noted[-1][0], done[1].rounds
         return done
 
-    override(burst, run=noting)
+    override(burst, supports=planning, run=running)
     return noted
 
 
@@ -111,7 +120,7 @@ def calls(engine: Engine) -> list[tuple[int, int | None]]:
 )
 def test_same_outputs(folders: tuple[Path, Path], acceptance_method: str, k: int, shape: str, streams: bool) -> None:
     asked = requests(SHAPES[shape], streams)
-    whole, steps = engine_of(folders, acceptance_method, k), step_by_step(engine_of(folders, acceptance_method, k))
+    whole, steps = engine_of(folders, acceptance_method, k), readable(folders, acceptance_method, k)
     noted = calls(whole)
     assert written(whole, asked) == written(steps, asked)
     first, second = whole.metrics(), steps.metrics()
@@ -128,7 +137,7 @@ def test_same_outputs(folders: tuple[Path, Path], acceptance_method: str, k: int
 @pytest.mark.parametrize(("acceptance_method", "k"), [("match", 3), ("block", 4)])
 def test_drafts_of_different_lengths(folders: tuple[Path, Path], acceptance_method: str, k: int, shape: str) -> None:
     asked = uneven(requests(SHAPES[shape], streams=False), k)
-    whole, steps = engine_of(folders, acceptance_method, k), step_by_step(engine_of(folders, acceptance_method, k))
+    whole, steps = engine_of(folders, acceptance_method, k), readable(folders, acceptance_method, k)
     noted = calls(whole)
     assert written(whole, asked) == written(steps, asked)
     assert max(rounds or 0 for _, rounds in noted) > 1
@@ -138,8 +147,10 @@ def test_drafts_of_different_lengths(folders: tuple[Path, Path], acceptance_meth
 @pytest.mark.parametrize("acceptance_method", ["match", "block"])
 def test_drafts_that_somebody_else_made(folders: tuple[Path, Path], acceptance_method: str, shape: str) -> None:
     asked, calls = requests(SHAPES[shape], streams=False), list[Any]()
-    steps = step_by_step(llama_engine(load(folders[0]), NgramDrafter(1, 3), k=3, acceptance_method=acceptance_method))
-    whole = llama_engine(load(folders[0]), NgramDrafter(1, 3), k=3, acceptance_method=acceptance_method)
+    steps, whole = (
+        llama_engine(load(folders[0]), NgramDrafter(1, 3), k=3, acceptance_method=acceptance_method, native=native)
+        for native in ("off", "auto")
+    )
     burst = whole.execution_mode.components.burst
     assert burst is not None
     verify = burst.verify
@@ -155,7 +166,7 @@ def test_drafts_that_somebody_else_made(folders: tuple[Path, Path], acceptance_m
 
 def test_drafts_with_what_they_were_drawn_from(folders: tuple[Path, Path]) -> None:
     asked = requests(SHAPES["truncated"], streams=False)  # a drafter draws from a truncated law step by step
-    whole, steps = engine_of(folders, "block", 3), step_by_step(engine_of(folders, "block", 3))
+    whole, steps = engine_of(folders, "block", 3), readable(folders, "block", 3)
     assert written(whole, asked) == written(steps, asked)
     burst = whole.execution_mode.components.burst
     assert isinstance(burst, NativeMultiStep) and burst.working > 0
@@ -216,7 +227,7 @@ def test_who_reads_along_hears_of_all_rounds_of_a_call_at_once(folders: tuple[Pa
 
 def test_little_room(folders: tuple[Path, Path]) -> None:
     asked = requests(SHAPES["sampled"], streams=False)
-    whole, steps = engine_of(folders, "block", 3, pages=14), step_by_step(engine_of(folders, "block", 3, pages=14))
+    whole, steps = engine_of(folders, "block", 3, pages=14), readable(folders, "block", 3, pages=14)
     found, expected = written(whole, asked), written(steps, asked)
     assert whole.scheduler.preempted > 0
     assert {id: len(rows[0]) for id, rows in found.items()} == {id: len(rows[0]) for id, rows in expected.items()}
@@ -224,9 +235,9 @@ def test_little_room(folders: tuple[Path, Path]) -> None:
 
 def test_logits_that_are_no_numbers_end_the_request(folders: tuple[Path, Path]) -> None:
     ends = []
-    for change in (lambda engine: engine, step_by_step):
+    for native in ("auto", "off"):
         target = load(folders[0])
-        engine = change(llama_engine(target, ModelDrafter(load(folders[1])), k=2))
+        engine = llama_engine(target, ModelDrafter(load(folders[1]), native=native == "auto"), k=2, native=native)
         (request,) = requests(SHAPES["greedy"], streams=False)[:1]
         engine.add(request)
         engine.step()
@@ -237,6 +248,67 @@ def test_logits_that_are_no_numbers_end_the_request(folders: tuple[Path, Path]) 
     assert ends[0] == ends[1] and ends[0][0][1]
 
 
-def test_what_cannot_be_run_as_one(folders: tuple[Path, Path]) -> None:
+def test_a_target_without_a_native_forward(folders: tuple[Path, Path]) -> None:
     target = load(folders[0], fused="never")
+    assert why_not(target) == "the target has no native forward"
     assert NativeMultiStep.of(target, lambda sequence: Match(), None, whole=True) is None
+
+
+ODD = {
+    "logprobs": {"logprobs": 2},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+    "penalties, bias or min_tokens": {"presence_penalty": 1.0},
+    "truncated sampling": {"top_k": 12},
+}
+
+
+@pytest.mark.parametrize("reason", list(ODD))
+@pytest.mark.parametrize(("acceptance_method", "k"), [("match", 3), ("block", 4)])
+def test_neighbours_of_a_readable_request(
+    folders: tuple[Path, Path], acceptance_method: str, k: int, reason: str
+) -> None:
+    """They have the outputs that they have alone, in steps that share a forward, and run natively after that."""
+    plain = requests(SHAPES["sampled"], streams=False)
+    odd = replace(plain[0], id="odd", sampling=replace(plain[0].sampling, max_tokens=12, **cast(Any, ODD[reason])))
+    engine, steps = engine_of(folders, acceptance_method, k), readable(folders, acceptance_method, k)
+    found = written(engine, [odd, *plain])
+    assert found == written(steps, [odd, *plain])
+    alone = written(readable(folders, acceptance_method, k), plain)
+    assert {id: row for id, row in found.items() if id != "odd"} == alone
+    counted = engine.metrics()
+    assert min(counted.readable_requests[reason], counted.readable_requests[SHARED], counted.native_requests) > 1
+    assert steps.metrics().native_requests == 0 and set(steps.metrics().readable_requests) == {"native off"}
+
+
+@pytest.mark.parametrize("shape", ["sampled", "truncated"])
+def test_native_steps_with_other_draws_are_seen(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    """The comparison of both ways can fail: here the library is given other seeds than the readable way has."""
+    asked = requests(SHAPES[shape], streams=False)
+    monkeypatch.setattr(
+        "cospec.native.multi_step.words_of",
+        lambda request, method: words_of(replace(request, seed=request.seed + 1), method),
+    )
+    found, expected = written(engine_of(folders, "block", 3), asked), written(readable(folders, "block", 3), asked)
+    assert {id: row[0] for id, row in found.items()} != {id: row[0] for id, row in expected.items()}
+
+
+def test_reasons_change_nothing(folders: tuple[Path, Path]) -> None:
+    """Asking why requests cannot run reserves no page and moves no request."""
+    engine = engine_of(folders, "block", 3)
+    for request in requests(SHAPES["sampled"], streams=False):
+        engine.add(request)
+    for _ in range(4):
+        engine.step()
+    burst, drafter = engine.execution_mode.components.burst, engine.execution_mode.components.drafter
+    assert burst is not None and isinstance(drafter, ModelDrafter)
+    plan = engine.scheduler.plan()
+    pages = [drafter.model.pages, engine.parts.model.pages]
+    before = [(pool.usage, [list(cast(Any, pool).table(e.sequence.id)) for e in plan.entries]) for pool in pages]
+    assert burst.supports(plan) == {} == burst.supports(plan)
+    crowded = replace(plan, rounds=1000)
+    assert set(burst.supports(crowded).values()) == {"no room in the drafter's KV cache"}
+    assert before == [
+        (pool.usage, [list(cast(Any, pool).table(e.sequence.id)) for e in plan.entries]) for pool in pages
+    ]

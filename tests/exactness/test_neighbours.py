@@ -49,8 +49,8 @@ class Single(ToyModel):
         return super().forward(batch).float()
 
 
-def single_engine() -> Engine:
-    return toy_engine(Single(1), ModelDrafter(Single(3)), k=4, max_nodes=6)
+def single_engine(native: str) -> Engine:
+    return toy_engine(Single(1), ModelDrafter(Single(3)), k=4, max_nodes=6, native=native)
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +60,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return found
 
 
-@pytest.fixture(params=["toy", "toy without kernels", "llama"])
+@pytest.fixture(params=["toy", "toy without kernels", "readable toy", "llama", "readable llama"])
 def engine(request: pytest.FixtureRequest, folders: tuple[Path, Path]) -> Iterator[Engine]:
-    """Engines that judge by the library, by the readable rules, and whole rounds in the library."""
+    """Engines that verify by the library, by the readable methods, and whole steps in the library."""
     if request.param != "toy without kernels" and not library.available():
         pytest.skip(library.why_not() or "native kernels")
+    native = "off" if "readable" in request.param else "auto"
     with ExitStack() as stack:
         if request.param == "toy without kernels":
             stack.enter_context(patch("cospec.native.library.available", lambda: False))
-        if request.param == "llama":
-            yield llama_engine(load(folders[0]), ModelDrafter(load(folders[1])), k=4)
+        if "llama" in request.param:
+            drafter = ModelDrafter(load(folders[1]), native=native == "auto")
+            yield llama_engine(load(folders[0]), drafter, k=4, native=native)
         else:
-            yield single_engine()
+            yield single_engine(native)
 
 
 @st.composite
@@ -170,14 +172,14 @@ class Huge(Single):
 def test_infinite_logits_end_one_request(acceptance_method: str, temperature: float, kernels: bool) -> None:
     params = SamplingParams(max_tokens=6, repetition_penalty=0.01, temperature=temperature, logprobs=1, seed=1)
     odd = make_request("odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(acceptance_method=acceptance_method))
-    with patch("cospec.native.library.available", lambda: False) if not kernels else ExitStack():
-        for drafter in (ModelDrafter(Huge(1)), ModelDrafter(Single(3)), None):
-            engine = toy_engine(Huge(1), drafter, k=4)
-            alone = tokens(run(toy_engine(Huge(1), drafter, k=4), neighbours()))
-            found = run(engine, [odd, *neighbours()])
-            assert found["odd"][-1].finish is FinishReason.ERROR
-            assert found["odd"][-1].error
-            assert tokens(found) == alone
+    native = "auto" if kernels else "off"
+    for drafter in (ModelDrafter(Huge(1)), ModelDrafter(Single(3)), None):
+        engine = toy_engine(Huge(1), drafter, k=4, native=native)
+        alone = tokens(run(toy_engine(Huge(1), drafter, k=4, native=native), neighbours()))
+        found = run(engine, [odd, *neighbours()])
+        assert found["odd"][-1].finish is FinishReason.ERROR
+        assert found["odd"][-1].error
+        assert tokens(found) == alone
 
 
 class Commands:
@@ -218,10 +220,9 @@ def test_the_engines_process_ends_one_request_of_many(acceptance_method: str) ->
         "odd", (4, 0, 1, 2, 3, 4), params, speculation=Speculation(acceptance_method=acceptance_method, length=4)
     )
     drafter = ModelDrafter(Single(3))
-    with patch("cospec.native.library.available", lambda: False):
-        alone = tokens(run(toy_engine(Huge(1), drafter, k=4), neighbours()))
-        socket = Commands([odd, *neighbours()])
-        EngineCoreProc(toy_engine(Huge(1), drafter, k=4), socket, c_ulonglong()).run()
+    alone = tokens(run(toy_engine(Huge(1), drafter, k=4, native="off"), neighbours()))
+    socket = Commands([odd, *neighbours()])
+    EngineCoreProc(toy_engine(Huge(1), drafter, k=4, native="off"), socket, c_ulonglong()).run()
     assert socket.events["odd"][-1].finish is FinishReason.ERROR
     assert tokens(socket.events) == alone
 
@@ -265,7 +266,8 @@ def test_a_part_that_raises_ends_its_request_alone(part: str, round_name: str) -
 
     def build() -> Engine:
         speculative = SpeculativeConfig(num_speculative_tokens=3, execution_mode=round_name)
-        return Engine(assemble(Single(1), ModelDrafter(Single(3)), speculative, EngineConfig(), TextInfo()))
+        config = EngineConfig(native="off")  # the native methods cannot be made to raise
+        return Engine(assemble(Single(1), ModelDrafter(Single(3)), speculative, config, TextInfo()))
 
     acceptance_method = part if part in ACCEPTANCE_METHODS else "rejection"
     params = SamplingParams(max_tokens=20, min_tokens=2, stop_token_ids=(4,), logprobs=3, seed=5)
@@ -273,10 +275,9 @@ def test_a_part_that_raises_ends_its_request_alone(part: str, round_name: str) -
         "odd", (0, 1, 0), replace(params, temperature=1.5), speculation=Speculation(acceptance_method=acceptance_method)
     )
     others = [request for request in neighbours() if request.speculation.acceptance_method != acceptance_method]
-    with patch("cospec.native.library.available", lambda: False):  # the library's rules cannot be made to raise
-        alone = tokens(run(build(), others))
-        with where_it_raises()[part]():
-            found = run(build(), [odd, *others])
+    alone = tokens(run(build(), others))
+    with where_it_raises()[part]():
+        found = run(build(), [odd, *others])
     last = found["odd"][-1]
     assert last.finish is FinishReason.ERROR and last.error is not None
     assert "RuntimeError" in last.error and "a part that raises" in last.error

@@ -62,7 +62,7 @@ def rolling(model: ToyModel) -> ToyModel:
                 segments[place] = SequenceSlice(segments[place].id, end, (token,))
         return RolloutOutput(tokens, q if any(pick.temperature for pick in picks) else None, None, np.stack(rows))
 
-    override(model, rollout=rollout)
+    override(model, rollout=rollout, has_rollout=True)
     return model
 
 

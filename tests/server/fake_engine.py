@@ -154,6 +154,8 @@ class FakeEngine:
             accepted_tokens={"fake": 5},
             accepted_per_pos={"fake": [3, 2]},
             rounds=self._rounds,
+            native_requests=7,
+            readable_requests={"logprobs": 2},
             requests_finished=dict(self._finished),
         )
 

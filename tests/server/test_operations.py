@@ -99,6 +99,13 @@ def test_metrics_have_vllm_names(server: Running) -> None:
     )  # fmt: skip
 
 
+def test_metrics_tell_how_requests_ran(server: Running) -> None:
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    found = {(s.name, s.labels.get("reason")): s.value for family in families for s in family.samples}
+    assert found["cospec:native_requests_total", None] == 7.0
+    assert found["cospec:readable_requests_total", "logprobs"] == 2.0
+
+
 @pytest.mark.parametrize(("stream", "later"), [(False, 5), (True, 4)])  # of six tokens; of a stream's two come first
 def test_latencies_are_counted_per_token(server: Running, stream: bool, later: int) -> None:
     before = samples(server)

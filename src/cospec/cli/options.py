@@ -87,6 +87,13 @@ InstructionSet = Annotated[
     str | None,
     typer.Option(help="For the CPU kernels: auto, base, avx2, avx512 or avx512_bf16.", rich_help_panel=ENGINE),
 ]
+Native = Annotated[
+    str | None,
+    typer.Option(
+        help="auto, or off: steps, acceptance methods, rollouts and the drafter pool run in Python.",
+        rich_help_panel=ENGINE,
+    ),
+]
 PrefixCaching = Annotated[
     bool | None,
     typer.Option(

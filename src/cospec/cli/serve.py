@@ -149,6 +149,7 @@ def serve(
     quantization: options.Quantization = None,
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
+    native: options.Native = None,
     plugins: options.Plugins = None,
     enable_prefix_caching: options.PrefixCaching = None,
 ) -> None:

@@ -45,7 +45,7 @@ from cospec.models.loading import (
 from cospec.models.lora import base_folder
 from cospec.models.memory import MemoryPlan
 from cospec.native import library
-from cospec.native.multi_step import LONGEST, NativeMultiStep
+from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_not
 from cospec.policies.latency.step import LatencyModels
 from cospec.profiling.start import costs_at_start
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, POLICIES, import_plugins
@@ -94,7 +94,9 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
     )
     target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
-    host = EngineHost(target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options)
+    host = EngineHost(
+        target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options, config.native == "auto"
+    )
     drafter = build_drafter(speculative, host, config)
     costs = _costs(target, drafter, path, speculative, config)
     text = TextInfo(tokenizer, path, eos_ids(base_folder(path), tokenizer))
@@ -120,11 +122,14 @@ def _costs(
     policy = POLICIES.load(speculative.policy_name)
     if drafter is None or not config.measure_at_start or not policy.needs_latency:
         return LatencyModels()
-    names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set")
+    names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set", "native")
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
     match = ACCEPTANCE_METHODS.load("match")()
-    burst = NativeMultiStep.of(target, lambda _: match, drafter, policy.keeps_drafts)
+    if config.native == "off":
+        burst = None
+    else:
+        burst = NativeMultiStep.of(target, lambda _: match, drafter, policy.keeps_drafts)
     return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
 
 
@@ -149,7 +154,7 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     )
     cast = LoadedModels(tuple(load_model(str(path), options) for path in paths), distinct(given))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
-    host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options)
+    host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options, config.native == "auto")
     text = TextInfo(tokenizer, paths[0], eos_ids(base_folder(paths[0]), tokenizer))
     drafter = build_drafter(speculative, host, config)
     chosen = config.model_copy(update={"speculative_config": speculative})
@@ -180,9 +185,13 @@ def assemble(
     policy = build_policy(speculative, drafter, time.monotonic, costs)
     max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
     blend = Single()
-    verifier = TargetVerifier(target, blend, acceptance_methods)
+    native = config.native == "auto"
+    verifier = TargetVerifier(target, blend, acceptance_methods, native)
     chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
-    burst = NativeMultiStep.of(target, verifier.acceptance_method, drafter, chosen.keeps_drafts)
+    why_no_burst = why_not(target) if native else NATIVE_OFF
+    burst = None
+    if why_no_burst is None:
+        burst = NativeMultiStep.of(target, verifier.acceptance_method, drafter, chosen.keeps_drafts)
     limits = SchedulerLimits(
         config.max_num_seqs,
         config.max_num_batched_tokens,
@@ -199,7 +208,18 @@ def assemble(
     return EngineComponents(
         model=target,
         scheduler=scheduler,
-        execution_mode=order(StepContext(drafter, verifier, policy, time.monotonic, executor, burst=burst)),
+        execution_mode=order(
+            StepContext(
+                drafter,
+                verifier,
+                policy,
+                time.monotonic,
+                executor,
+                burst=burst,
+                why_no_burst=why_no_burst or "",
+                native=native,
+            )
+        ),
         committer=OutputProcessor(backend, blend.name, text.eos, relaxed=acceptance_methods.relaxed),
         resolver=InputProcessor(
             target.vocab_size,

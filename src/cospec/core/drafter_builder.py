@@ -43,6 +43,7 @@ class EngineHost:
     default_drafter: str | None
     default_heads: str | None
     options: LoadOptions
+    native: bool = True
 
     def load_drafter(self, name: str) -> Model:
         """A model that shares the target's vocabulary.

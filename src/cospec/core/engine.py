@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from cospec.core.types import (
 from cospec.errors import InvalidInput
 from cospec.metrics.engine import Counters, EngineMetrics
 from cospec.text.input_processor import InputProcessor
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Engine:
         self.counters = Counters()
         self._sequences: dict[str, RequestState] = {}
         self._taken = 0  # requests so far
+        self._told: dict[str, set[str]] = {}  # reasons that were logged, by request
 
     @classmethod
     def build(cls, config: EngineConfig) -> Engine:
@@ -194,6 +198,7 @@ class Engine:
             return
         for id in ids:
             del self._sequences[id]
+            self._told.pop(id, None)
         self.scheduler.remove(ids)
         self.execution_mode.free(ids)
 
@@ -232,3 +237,15 @@ class Engine:
         )
         self.scheduler.policy.observe(stats, commits)
         self.counters.observe(outcomes, commits, stats)
+        self._count_paths(len(outcomes))
+
+    def _count_paths(self, ran: int) -> None:
+        """Count the requests of a step by how they ran, and log each reason once per request."""
+        readable = self.execution_mode.readable
+        self.counters.ran(ran, readable)
+        if readable and log.isEnabledFor(logging.DEBUG):
+            for id, reason in readable.items():
+                told = self._told.setdefault(id, set()) if id in self._sequences else {reason}
+                if reason not in told:
+                    told.add(reason)
+                    log.debug("request %s runs the readable way: %s", id, reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,9 @@ class BlockManager(Protocol):
 
     def match_prefix(self, id: str, tokens: Sequence[int]) -> int:
         """Open a sequence and reuse cached pages of its prefix; returns how many tokens are already there."""
+
+    def can_allocate(self, lengths: Iterable[tuple[str, int]]) -> bool:
+        """Whether there is room for so many tokens of all these sequences together; changes nothing."""
 
     def allocate(self, id: str, length: int) -> bool:
         """Make room for ``length`` tokens in all; False, with nothing changed, when there is none."""
@@ -95,18 +98,19 @@ class Model(Protocol):
     def direct(self) -> NativeForward | None:
         """The whole forward in native code; None where the model has none, or where the states are read."""
 
+    @property
+    def has_rollout(self) -> bool: ...
+
     def forward(self, batch: TokenBatch) -> Tensor:
         """Logits ``[R, V]`` for the rows that the segments ask for, in order; writes the cache behind ``start``.
 
-        Room must have been reserved through ``pages``. What lies behind ``start`` is overwritten: a rollback is free.
-        """
+        Room must have been reserved through ``pages``. Entries behind ``start`` are overwritten."""
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
         """Score the batch, then choose and feed tokens of each segment one by one, the last one unfed.
 
         The picks say how many; the longest come first. Every segment asks for its last row and has room for all that
-        the first one feeds. None, with nothing done, where the model has no such loop and the caller has to step.
-        """
+        the first one feeds. Only with ``has_rollout``."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes: moves their cache entries together when a path is not a prefix of its tree."""
@@ -160,6 +164,7 @@ class DrafterBuildContext(Protocol):
     target_path: Path | None  # the folder of its weights, when it has one
     default_drafter: str | None  # the drafter that belongs to the target, when it has one
     default_heads: str | None  # the heads that belong to the target, when it has some
+    native: bool  # whether native drafting is allowed
 
     def load_drafter(self, name: str) -> Model:
         """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
@@ -311,8 +316,8 @@ class Ensemble(Protocol):
     ) -> list[StepOutput]:
         """One outcome per case, by ``queues [R, V]`` of every member of the blend.
 
-        The last ``counts[i]`` rows of a case are those that its draft is judged by; a case has no other rows unless it
-        is the only one. A blend that cannot be computed gives outcomes with an error.
+        The last ``counts[i]`` rows of a case are those that its draft is judged by; only a single case has other rows.
+        A blend that cannot be computed gives outcomes with an error.
         """
 
     def limit_torch_threads(self) -> AbstractContextManager[None]:
@@ -326,15 +331,21 @@ class Ensemble(Protocol):
 
 
 class MultiStepRunner(Protocol):
-    """Runs rounds from draft to verdict as one call, where nothing between the steps has to be decided."""
+    """Drafts, scores and verifies as one call, for several steps where no request ends."""
 
-    wakeup_fd: int  # a file descriptor; once it can be read no further round is begun. Less than 0: none
+    wakeup_fd: int  # a file descriptor; once it can be read no further step begins. Less than 0: none
 
-    def run(self, plan: SchedulerOutput) -> tuple[list[StepOutput], StepTimes] | None:
-        """Outcomes of up to ``plan.rounds`` rounds, until a sequence may have ended; None: run it step by step."""
+    def supports(self, plan: SchedulerOutput) -> dict[str, str]:
+        """Why requests of a step cannot be run, by id; empty where all can. Pure: reserves and changes nothing."""
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput] | None:
-        """What ``Verifier.verify`` does, for drafts that somebody else made; None, with nothing done, as above."""
+    def run(self, entries: Sequence[ScheduledRequest], steps: int) -> tuple[list[StepOutput], StepTimes]:
+        """Outputs of up to ``steps`` steps, until a request may have ended; ``supports`` was asked."""
+
+    def supports_drafts(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> dict[str, str]:
+        """Why ``verify`` cannot run requests with these drafts, by id; pure, as above."""
+
+    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
+        """What ``Verifier.verify`` does, for drafts from outside that ``supports_drafts`` gives no reason against."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
@@ -346,8 +357,9 @@ class StepContext:
 
     Attributes:
         executor: runs the same drafter while drafts are verified; None: the drafter runs in the engine thread.
-        members: for rounds in which several models speak as one.
-        burst: does what drafter and judge do by turns, in fewer steps; None: nothing does.
+        members: for steps in which several models form one distribution.
+        burst: does what drafter and verifier do by turns, in fewer steps; None: no such runner, for ``why_no_burst``.
+        native: whether models may draft by ``Model.rollout``.
     """
 
     drafter: Drafter | None
@@ -357,6 +369,8 @@ class StepContext:
     executor: Executor | None = None
     members: Ensemble | None = None
     burst: MultiStepRunner | None = None
+    why_no_burst: str = "native off"
+    native: bool = True
 
 
 class ExecutionMode(Protocol):
@@ -366,6 +380,7 @@ class ExecutionMode(Protocol):
     learns: ClassVar[bool]  # whether the order follows what earlier drafts gained, where drafter and target can overlap
     times: StepTimes  # of the latest run
     info: ExecutionInfo
+    readable: Mapping[str, str]  # requests of the latest run that no multi-step call ran, by id, each with the reason
 
     def __init__(self, components: StepContext) -> None: ...
 

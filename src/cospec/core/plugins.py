@@ -91,6 +91,9 @@ class DraftCache(Protocol):
     @property
     def model(self) -> Model: ...
 
+    def backlog_len(self, id: str, known: int) -> int:
+        """How many of ``known`` tokens are not in the cache, at most; changes nothing."""
+
     def lease(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
         """Make room for ``ahead`` tokens behind the known ones.
 

@@ -1,4 +1,4 @@
-"""Scores drafts with the target and judges them: one packed forward for every sequence of the round."""
+"""Verifies drafts: one packed forward of the target for all requests of the step, then the acceptance methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cospec.core.types import (
 from cospec.errors import failure
 from cospec.native import library
 from cospec.native.library import NativeBlend, Source
-from cospec.native.verifier import NativeVerifier
+from cospec.native.verifier import NativeVerifier, supports
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,15 @@ class TargetVerifier:
     """The law of the output is ``blend`` of the target's logits, after each request's processors.
 
     Args:
-        rules: by name; a request's ``speculation.acceptance_method`` picks one.
+        acceptance_methods: by name; a request's ``speculation.acceptance_method`` picks one.
+        native: whether the native library may verify drafts.
     """
 
-    def __init__(self, model: Model, blend: Blend, acceptance_methods: Mapping[str, AcceptanceMethod]) -> None:
+    def __init__(
+        self, model: Model, blend: Blend, acceptance_methods: Mapping[str, AcceptanceMethod], native: bool = True
+    ) -> None:
         self.model, self.blend, self.acceptance_methods = model, blend, acceptance_methods
-        self._compiled = NativeVerifier()
+        self._native = NativeVerifier() if native and library.available() else None
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
         """The rule that the request resolved to when it was added."""
@@ -49,7 +52,7 @@ class TargetVerifier:
         return self.acceptance_methods[name]
 
     def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """Score and judge."""
+        """Call the target, then verify."""
         tasks, segments = self.lay_out(entries, drafts)
         return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
 
@@ -73,23 +76,38 @@ class TargetVerifier:
         return tasks, segments
 
     def decide(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[StepOutput]:
-        """Judge by logits of the law, ``[R, V]``: one outcome per task, in order. Nothing is scored."""
-        verdicts = self._compiled.verify(tasks, self.acceptance_method, logits)
-        if verdicts is None:
-            verdicts = reference.verify_drafts(
-                tasks, [self.acceptance_method(task.entry.sequence) for task in tasks], logits
-            )
+        """Verify by logits ``[R, V]`` of the blend: one outcome per task, in order. No model is called."""
+        native = self._native
+        if native is None or not library.reads(logits):
+            verdicts = self._verify_readably(tasks, logits)
+        elif all(whole := [self._supports(task) is None for task in tasks]):
+            verdicts = native.verify(tasks, self.acceptance_method, logits)
+        else:  # each method verifies its own requests
+            groups = [[task for task, each in zip(tasks, whole, strict=True) if each is kind] for kind in (True, False)]
+            fast = iter(native.verify(groups[0], self.acceptance_method, logits))
+            slow = iter(self._verify_readably(groups[1], logits))
+            verdicts = [next(fast if each else slow) for each in whole]
         return [self._outcome(task, verdict, logits) for task, verdict in zip(tasks, verdicts, strict=True)]
 
-    def decide_natively(
+    def _verify_readably(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
+        methods = [self.acceptance_method(task.entry.sequence) for task in tasks]
+        return reference.verify_drafts(tasks, methods, logits)
+
+    def _supports(self, task: VerifyTask) -> str | None:
+        """Why the native library cannot verify the task's draft; None where the library can."""
+        return None if task.draft is None else supports(self.acceptance_method(task.entry.sequence))
+
+    def supports_blend(self, tasks: Sequence[VerifyTask], queues: Sequence[Tensor]) -> bool:
+        """Whether ``decide_by_blend`` can verify the tasks; pure."""
+        reads = self._native is not None and all(map(library.reads, queues))
+        return reads and all([_only_judged(task) and self._supports(task) is None for task in tasks])
+
+    def decide_by_blend(
         self, tasks: Sequence[VerifyTask], recipe: NativeBlend, queues: Sequence[Tensor]
-    ) -> list[StepOutput] | None:
-        """Judge by a blend of ``queues [R, V]`` that is computed where verdicts look; None where that cannot be."""
-        if not all(map(library.reads, queues)) or not all(map(_only_judged, tasks)):
-            return None
-        verdicts = self._compiled.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
-        if verdicts is None:
-            return None
+    ) -> list[StepOutput]:
+        """Verify tasks that ``supports_blend`` by the rows of a blend of ``queues [R, V]`` that the results read."""
+        assert self._native is not None, "``supports_blend`` was not asked"
+        verdicts = self._native.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
         return [self._outcome(task, verdict, queues[0]) for task, verdict in zip(tasks, verdicts, strict=True)]
 
     def commit(self, commits: Sequence[Commit]) -> None:
@@ -98,7 +116,8 @@ class TargetVerifier:
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
-        self._compiled.free(ids)
+        if self._native is not None:
+            self._native.free(ids)
         self.model.free(ids)
 
     def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:

@@ -81,6 +81,11 @@ class DraftKVCache:
         place.own, place.fed = own, min(place.fed, agreed)
         return fitting
 
+    def backlog_len(self, id: str, known: int) -> int:
+        """How many of ``known`` tokens are not in the cache; all of them where the request was not seen yet."""
+        place = self._places.get(id)
+        return known - (0 if place is None else min(place.fed, known - 1))
+
     def lease(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
         """Reserve room for ``ahead`` tokens after the known tokens, for a caller that runs the model directly.
 

@@ -53,6 +53,7 @@ class ModelDrafter(Drafter):
     Args:
         vocabulary: what its tokens are to the target's; None for the same ones.
         calibration: what its confidences are worth; None takes them as they are.
+        native: whether chains may be drafted by ``Model.rollout``.
     """
 
     samples = True
@@ -69,10 +70,12 @@ class ModelDrafter(Drafter):
         name: str = "draft_model",
         vocabulary: VocabMapping | None = None,
         calibration: Calibration | None = None,
+        native: bool = True,
     ) -> None:
         self.model, self.name = model, name
         self._vocabulary, self._calibration = vocabulary or SharedVocab(), calibration
         self._kv_cache = DraftKVCache(model, self._vocabulary)
+        self._rolls = native and model.has_rollout and self._vocabulary.same
         self.learns = calibration is not None  # widths of trees
         self._drafted: dict[
             str, DynamicTree
@@ -89,7 +92,7 @@ class ModelDrafter(Drafter):
         if path is None:
             raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
         model, vocabulary = build_context.load_translated(path)
-        return cls(model, vocabulary=vocabulary, calibration=Calibration())
+        return cls(model, vocabulary=vocabulary, calibration=Calibration(), native=build_context.native)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return one draft per context whose cache fits; all contexts run as one batch at every step."""
@@ -167,35 +170,30 @@ class ModelDrafter(Drafter):
         if not chains:
             return []
         chains = sorted(chains, key=lambda chain: -chain.depth)  # rollouts need the longest first
-        rolled = self._rollout(chains)
-        if rolled is None:
-            self._step(chains, self._kv_cache.behind([chain.context for chain in chains]))
+        if self._rolls and all(map(_plainly_drawn, chains)) and self._fit(chains):
+            self._rollout(chains)
         else:
-            _apply_rollout(chains, rolled)
+            self._step(chains, self._kv_cache.behind([chain.context for chain in chains]))
         for chain in chains:
             nodes = chain.tokens[:-1]
             self._kv_cache.keep(chain.context, nodes, range(-1, len(nodes) - 1))
         return [self._close(chain) for chain in chains if chain.tokens]
 
-    def _rollout(self, chains: Sequence[_Chain]) -> RolloutOutput | None:
-        """Draft all steps in one call; None unless the model supports it and only temperature changes the logits.
+    def _fit(self, chains: Sequence[_Chain]) -> bool:
+        """Whether every chain has the room of the longest, the first one, as rollouts need."""
+        longest, stretch = chains[0].depth, self._kv_cache.stretch
+        return chains[-1].depth == longest or all(stretch(chain.context.id, longest - 1) for chain in chains)
 
-        Every chain needs the room of the longest, which comes first.
-        """
+    def _rollout(self, chains: Sequence[_Chain]) -> None:
+        """All steps as one call; the longest chain comes first."""
         params = [chain.context.sampling for chain in chains]
-        if not self._vocabulary.same or any(p.edits_logits or (p.truncates and not p.greedy) for p in params):
-            return None
-        if chains[-1].depth < chains[0].depth and not all(
-            self._kv_cache.stretch(c.context.id, chains[0].depth - 1) for c in chains
-        ):
-            return None
         picks = [
             RolloutParams(
                 0.0 if p.greedy else p.temperature, _stream(chain), chain.depth, chain.confident or _drawn(chain)
             )
             for p, chain in zip(params, chains, strict=True)
         ]
-        return self.model.rollout(self._kv_cache.backlog([chain.context for chain in chains]), picks)
+        _apply_rollout(chains, self.model.rollout(self._kv_cache.backlog([chain.context for chain in chains]), picks))
 
     def _step(self, chains: Sequence[_Chain], logits: Tensor) -> None:
         """Extend chains one token at a time; ``logits [len(chains), V]`` follow the committed tokens."""
@@ -281,6 +279,12 @@ def _plain(chain: _Chain) -> bool:
 def _block(chain: _Chain) -> RowBlock:
     context = chain.context
     return RowBlock(context.sampling, History(context.tokens, context.prompt_len, [chain.tokens]))
+
+
+def _plainly_drawn(chain: _Chain) -> bool:
+    """Whether ``Model.rollout`` draws as the request asks: by temperature alone."""
+    params = chain.context.sampling
+    return not params.edits_logits and (params.greedy or not params.truncates)
 
 
 def _stream(chain: _Chain) -> Stream:

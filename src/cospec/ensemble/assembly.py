@@ -54,12 +54,8 @@ def assemble_ensemble(
     speculative = config.speculative_config or SpeculativeConfig()
     acceptance_methods = AcceptanceMethods()
     own = blends.build()
-    decoder = EnsembleDecoder(loaded, blends, acceptance_methods)
-    setup = (
-        _setup_members(decoder, own, config.collaboration)
-        if drafter is None
-        else _setup_drafter(decoder, drafter, speculative)
-    )
+    decoder = EnsembleDecoder(loaded, blends, acceptance_methods, config.native == "auto")
+    setup = _setup_members(decoder, own, config) if drafter is None else _setup_drafter(decoder, drafter, speculative)
     longest = min(*(model.max_len for model in loaded.models), setup.pages.capacity)
     max_len = min(config.max_model_len or longest, longest)
     limits = SchedulerLimits(
@@ -112,12 +108,14 @@ class _ProposalSetup:
     closers: tuple[Callable[[], None], ...]
 
 
-def _setup_members(decoder: EnsembleDecoder, own: Blend, options: CollaborationConfig) -> _ProposalSetup:
+def _setup_members(decoder: EnsembleDecoder, own: Blend, config: EngineConfig) -> _ProposalSetup:
     """Let the members propose to each other."""
+    options, native = config.collaboration, config.native == "auto"
     proposer_policy = build_proposer_policy(options, len(decoder.models), own.members)
     members = ProposingEnsemble(decoder, proposer_policy, options.proposal == "parallel")
     pages = EnsembleKVManager([model.pages for model in decoder.models], members.queues.fed, members.queues.drop)
-    made = Collaborative(StepContext(None, decoder.verifier, proposer_policy, time.monotonic, members=members))
+    components = StepContext(None, decoder.verifier, proposer_policy, time.monotonic, members=members, native=native)
+    made = Collaborative(components)
     return _ProposalSetup(
         made,
         pages,

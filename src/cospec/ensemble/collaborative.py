@@ -40,6 +40,7 @@ class Collaborative:
         self.components = components
         self.times = StepTimes()
         self.info = ExecutionInfo("collaborative")
+        self.readable: Mapping[str, str] = {}
         self.calls: dict[str, int] = {}  # forward passes of each model so far, regardless of their batch sizes
         self._proposing = self._turning = 0.0  # seconds of this step: of proposals, and of all turns
         self._turns = 0
@@ -70,6 +71,7 @@ class Collaborative:
                     self._turn(model, group)
             waiting = [state for state in waiting if state.outcome is None and not state.accepted]
         outcomes = [state.finish() for state in states]
+        self.readable = dict.fromkeys([outcome.entry.sequence.id for outcome in outcomes], "several models")
         seconds = self.components.clock() - started
         members.policy.observe_step(self._turns, seconds - self._turning)
         self.times = StepTimes(self._proposing, seconds - self._proposing)
@@ -225,7 +227,8 @@ class Collaborative:
         """Feed slices and let the model's native loop draft, one call per depth; returns the ids that were drafted."""
         members, done = self._members, set[str]()
         proposer = Proposer(model, members.names[model])
-        able = [state for state in group if supports_rollout(state.extended)]
+        runs_rollouts = self.components.native and members.models[model].has_rollout
+        able = [state for state in group if runs_rollouts and supports_rollout(state.extended)]
         for depth in {depths[state.id] for state in able}:
             states = [state for state in able if depths[state.id] == depth]
             params = [
@@ -234,8 +237,6 @@ class Collaborative:
             ]
             fed, started = [segments[state.id] for state in states], self.components.clock()
             rollout = members.models[model].rollout(TokenBatch(tuple(fed)), params)
-            if rollout is None:
-                break
             self._record_call(model, fed, depth, started)
             for place, (state, segment) in enumerate(zip(states, fed, strict=True)):
                 proposals, rows = read_rollout(

@@ -80,16 +80,21 @@ class EnsembleDecoder:
     """Verifies with several models, by the blend and the acceptance method of each request."""
 
     def __init__(
-        self, loaded: LoadedModels, blends: BlendRegistry, acceptance_methods: Mapping[str, AcceptanceMethod]
+        self,
+        loaded: LoadedModels,
+        blends: BlendRegistry,
+        acceptance_methods: Mapping[str, AcceptanceMethod],
+        native: bool = True,
     ) -> None:
         self.models, self.names, self.blends = loaded.models, loaded.names, blends
-        self.verifier = TargetVerifier(loaded.models[0], Single(), acceptance_methods)
+        self.verifier = TargetVerifier(loaded.models[0], Single(), acceptance_methods, native)
         self._native = all(model.direct is not None for model in loaded.models)
 
     def verify(self, blend: Blend, tasks: Sequence[VerifyTask], member_logits: Sequence[Tensor]) -> list[StepOutput]:
         """Return one outcome per task, from the logits ``[R, V]`` of every member of the blend."""
-        outcomes = None if blend.recipe is None else self.verifier.decide_natively(tasks, blend.recipe, member_logits)
-        if outcomes is None:
+        if blend.recipe is not None and self.verifier.supports_blend(tasks, member_logits):
+            outcomes = self.verifier.decide_by_blend(tasks, blend.recipe, member_logits)
+        else:
             try:
                 with torch.no_grad():
                     logits = blend.combine(member_logits)

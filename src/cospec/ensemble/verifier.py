@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -46,6 +46,11 @@ class EnsembleKVManager:
             for pool in self._pools:
                 pool.free(id)
             tokens = tokens[: min(found) + 1]
+
+    def can_allocate(self, lengths: Iterable[tuple[str, int]]) -> bool:
+        """Whether every model has the room."""
+        asked = list(lengths)
+        return all(pool.can_allocate(asked) for pool in self._pools)
 
     def allocate(self, id: str, length: int) -> bool:
         """Reserve room in all caches; if one cache is full, the sequence keeps its room in the others."""

@@ -9,7 +9,7 @@ halved, times are measured again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -104,6 +104,7 @@ class Auto:
     def __init__(self, components: StepContext, window: int = WINDOW) -> None:
         self.components = components
         self.times, self.info = StepTimes(), ExecutionInfo("sequential", "stage times are not measured yet")
+        self.readable: Mapping[str, str] = {}
         self._window_size = window
         self._mode: ExecutionMode = Sequential(components)
         self._measured = _Window()
@@ -123,7 +124,7 @@ class Auto:
             self._decide()
         started = self.components.clock()
         outcomes = self._mode.run(plan)
-        self.times = self._mode.times
+        self.times, self.readable = self._mode.times, self._mode.readable
         if not self._settled:
             self._measure(outcomes, self.components.clock() - started)
         return outcomes

@@ -11,6 +11,8 @@ from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput, StepOutput
 from cospec.execution.draft_dispatcher import DRAFT_TIMEOUT, DraftDispatcher
 
+OVERLAP = "drafting overlaps verification"
+
 
 class OverlappedMode(ABC):
     """Collects drafts, selects sequences to verify, submits further drafts, verifies.
@@ -24,12 +26,14 @@ class OverlappedMode(ABC):
     def __init__(self, components: StepContext, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.dispatcher = components, DraftDispatcher(components, timeout)
         self.times, self.info = StepTimes(), ExecutionInfo(self.name)
+        self.readable: Mapping[str, str] = {}
 
     def run(self, plan: SchedulerOutput) -> list[StepOutput]:
         """Run one step; returns the outcomes of sequences that need no draft or have one."""
         self.dispatcher.open(plan.entries)
         batch, drafts = self.select(plan.entries)
         outcomes, self.times = self.dispatcher.verify(batch, drafts)
+        self.readable = dict.fromkeys([entry.sequence.id for entry in batch], OVERLAP)
         return outcomes
 
     @abstractmethod

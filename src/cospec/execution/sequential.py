@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from cospec.core.interfaces import StepContext
@@ -20,6 +20,8 @@ from cospec.core.types import (
 )
 from cospec.execution.draft_errors import propose_one_by_one, with_failures
 
+SHARED = "shares its forward with a readable request"
+
 log = logging.getLogger(__name__)
 
 
@@ -31,30 +33,48 @@ class Sequential:
     def __init__(self, components: StepContext) -> None:
         self.components = components
         self.times, self.info = StepTimes(), ExecutionInfo("sequential")
+        self.readable: Mapping[str, str] = {}
 
     def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """One outcome per entry, in order; of each round, where several are run as one."""
-        components = self.components
-        done = None if components.burst is None else components.burst.run(plan)
-        if done is not None:
-            found, self.times = done
-            return found
-        started = components.clock()
-        drafts, failures = ({}, {}) if components.drafter is None else self._draft(components.drafter, plan)
-        drafted = components.clock()
-        entries = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
-        outcomes = None if components.burst is None else components.burst.verify(entries, drafts)
-        if outcomes is None:
-            outcomes = components.verifier.verify(entries, drafts) if entries else []
-        self.times = StepTimes(drafted - started, components.clock() - drafted)
-        return with_failures(plan.entries, outcomes, failures) if failures else outcomes
+        """One output per entry; of each step, where several are run as one.
 
-    def _draft(self, drafter: Drafter, plan: SchedulerOutput) -> tuple[dict[str, Draft], dict[str, str]]:
+        This is the only place that decides how a step runs: as one native call where all requests can. Otherwise all
+        requests share one forward of the drafter and of the target, since a second forward for a native group costs
+        more than the call saves; each draft is then verified natively where its own request can.
+        """
+        runner = self.components.burst
+        why = {} if runner is None else runner.supports(plan)
+        if runner is not None and not why:
+            self.readable = why
+            outcomes, self.times = runner.run(plan.entries, plan.rounds)
+            return outcomes
+        default = self.components.why_no_burst if runner is None else SHARED
+        self.readable = {entry.sequence.id: why.get(entry.sequence.id, default) for entry in plan.entries}
+        outcomes, self.times = self._run_readably(plan.entries)
+        return outcomes
+
+    def _run_readably(self, entries: Sequence[ScheduledRequest]) -> tuple[list[StepOutput], StepTimes]:
+        """Draft, then verify; the native library may still verify what it did not draft."""
+        components, started = self.components, self.components.clock()
+        drafts, failures = ({}, {}) if components.drafter is None else self._draft(components.drafter, entries)
+        drafted = components.clock()
+        sound = [entry for entry in entries if entry.sequence.id not in failures] if failures else entries
+        runner = components.burst
+        if not sound:
+            outcomes = []
+        elif runner is not None and not runner.supports_drafts(sound, drafts):
+            outcomes = runner.verify(sound, drafts)
+        else:
+            outcomes = components.verifier.verify(sound, drafts)
+        times = StepTimes(drafted - started, components.clock() - drafted)
+        return with_failures(entries, outcomes, failures) if failures else outcomes, times
+
+    def _draft(self, drafter: Drafter, entries: Sequence[ScheduledRequest]) -> tuple[dict[str, Draft], dict[str, str]]:
         """Drafts, and why requests could not be drafted for, by sequence."""
-        released = [entry.sequence.id for entry in plan.entries if entry.budget.release]
+        released = [entry.sequence.id for entry in entries if entry.budget.release]
         if released:
             drafter.free(released)
-        drafting = [entry for entry in plan.entries if entry.budget.depth > 0]
+        drafting = [entry for entry in entries if entry.budget.depth > 0]
         if not drafting:
             return {}, {}
         contexts = [context_of(entry, self.components.verifier.acceptance_method(entry.sequence)) for entry in drafting]

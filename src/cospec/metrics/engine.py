@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cospec.core.stats import StepStats
@@ -31,6 +31,8 @@ class EngineMetrics:
     round_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
+    native_requests: int = 0  # requests of each step that a native multi-step call ran
+    readable_requests: dict[str, int] = field(default_factory=dict)  # the others, by reason
     requests_finished: dict[str, int] = field(default_factory=dict)
     round_info: dict[str, str] = field(default_factory=dict)  # the round at work, and the reason
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
@@ -46,6 +48,8 @@ class Counters:
         self.accepted: Counter[str] = Counter()
         self.per_position: dict[str, Counter[int]] = defaultdict(Counter)
         self.finished: Counter[str] = Counter()
+        self.readable: Counter[str] = Counter()
+        self.native = 0
         self.prompt_tokens = self.prefix_hits = self.generated = self.rounds = 0
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
 
@@ -60,6 +64,12 @@ class Counters:
             for outcome, commit in zip(outcomes, commits, strict=True):
                 if outcome.draft is not None:
                     self._judged(outcome.draft.drafters, commit.path)
+
+    def ran(self, requests: int, readable: Mapping[str, str]) -> None:
+        """Count ``requests`` of a step; ``readable`` gives the reason for each that no native multi-step call ran."""
+        self.native += requests - len(readable)
+        if readable:
+            self.readable.update(readable.values())
 
     def _judged(self, names: Sequence[str], path: Sequence[int]) -> None:
         for name in set(names):
@@ -98,5 +108,7 @@ class Counters:
             round_seconds=self.seconds,
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,
+            native_requests=self.native,
+            readable_requests=dict(self.readable),
             requests_finished=dict(self.finished),
         )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _ROOT = 0  # the empty chain; chain numbers are unique, so that equal numbers mean equal tokens
@@ -80,6 +80,14 @@ class BlockPool:
             holding.pages.append(page)
             holding.chains.append(chain)
         return len(holding.pages) * size
+
+    def can_allocate(self, lengths: Iterable[tuple[str, int]]) -> bool:
+        """Whether ``allocate`` would find room for every ``(id, length)``, one after the other; changes nothing."""
+        missing = 0
+        for id, length in lengths:
+            held = self._holdings.get(id)
+            missing += max(0, -(-length // self.page_size) - (0 if held is None else len(held.pages)))
+        return missing <= len(self._free) + len(self._idle)
 
     def allocate(self, id: str, length: int) -> bool:
         """Reserve pages for ``length`` tokens of sequence ``id``; return False, unchanged, if pages are missing."""

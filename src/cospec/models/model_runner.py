@@ -79,11 +79,17 @@ class ModelRunner:
         logits, self.states = self._forwards.read(packed)
         return logits
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
-        """Sample and feed tokens of each segment, see ``Model.rollout``."""
+    @property
+    def has_rollout(self) -> bool:
+        """Whether the forward is native, see ``Model.has_rollout``."""
+        return self._forwards.direct is not None
+
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+        """Choose and feed tokens of each segment, see ``Model.rollout``."""
         direct = self._forwards.direct
-        rolled = None if direct is None else direct.rollout(batch, picks)
-        if direct is not None and rolled is None:
+        assert direct is not None, "``has_rollout`` was not asked"
+        rolled = direct.rollout(batch, picks)
+        if rolled is None:
             ahead = picks[0].depth - 1
             check(batch, self.vocab_size, self.max_len - ahead)
             self.cache.pack(batch, ahead=ahead)

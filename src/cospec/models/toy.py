@@ -44,6 +44,7 @@ class ToyModel:
         self.calls = self.rows = 0  # number of forwards, and number of tokens in them
         self.states: Tensor | None = None
         self.direct: NativeForward | None = None
+        self.has_rollout = False
         self.device = torch.device("cpu")
 
     def logits(self, context: Sequence[int]) -> Tensor:
@@ -62,9 +63,9 @@ class ToyModel:
             rows += [self.logits(self.context(segment, row)) for row in self._rows(segment)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=self.dtype)
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
-        """Return None: a table gains nothing from a native loop."""
-        return None
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+        """Never called: a table gains nothing from a native loop."""
+        raise NotImplementedError
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Move accepted nodes together, like a KV cache."""

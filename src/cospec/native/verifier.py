@@ -1,7 +1,7 @@
-"""Rules as the native library has them: one call draws and judges for all sequences of a round.
+"""Acceptance methods in the native library: one call verifies the drafts of all requests of a step.
 
-What it decides is what ``cospec.acceptance`` decide by the laws of ``cospec.core.sampling``, see
-``csrc/spec/verify.cpp``. It looks at a row only when the verdict depends on it, and the laws never leave it.
+The results are those of ``cospec.acceptance`` with the distributions of ``cospec.core.sampling``, see
+``csrc/spec/verify.cpp``. The library reads a row of logits only where the result depends on the row.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from cospec.native.structs import (
 _ROUND, _ASKED = packer(VerifyTaskStruct, without="params"), packer(AcceptanceParamsStruct)
 _VERDICT = words(VerifyResultStruct)
 _WORD = 2**64
+NO_METHOD = "the acceptance method has no native code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,11 @@ class _Asked:
 
     request: Request
     words: bytes
-    takes_method: bool  # drafts can be judged by the library
     edits: bool
 
 
 class NativeVerifier:
-    """The library's judge, with what it has read of the requests."""
+    """Verifies by the native library, and keeps the constant fields of each request."""
 
     def __init__(self) -> None:
         self._asked: dict[str, _Asked] = {}
@@ -59,10 +59,13 @@ class NativeVerifier:
 
     def verify(
         self, tasks: Sequence[VerifyTask], method_of: Callable[[RequestState], AcceptanceMethod], logits: Tensor
-    ) -> list[VerifiedDraft] | None:
-        """See ``judging.judge``; None where the library cannot judge by these logits or has not got all rules."""
-        if not library.reads(logits):
-            return None
+    ) -> list[VerifiedDraft]:
+        """See ``acceptance.reference.verify_drafts``.
+
+        Args:
+            tasks: with drafts that ``supports`` has no reason against.
+            logits: ``[R, V]`` that ``library.reads``.
+        """
         asked = [self._read(task.entry.sequence, method_of) for task in tasks]
         raised: dict[str, str] = {}
         if any([each.edits for each in asked]):
@@ -71,16 +74,16 @@ class NativeVerifier:
             self._source = Source([logits])
         else:
             self._source.turn_to(logits)
-        found = self._judge(tasks, asked, self._source)
-        if found is not None and raised:
+        found = self._verify(tasks, asked, self._source)
+        if raised:
             found = [raised.get(task.entry.sequence.id, one) for task, one in zip(tasks, found, strict=True)]
         return found
 
     def verify_by(
         self, tasks: Sequence[VerifyTask], method_of: Callable[[RequestState], AcceptanceMethod], source: Source
-    ) -> list[VerifiedDraft] | None:
-        """The same by a blend, of which only the rows that verdicts depend on are computed."""
-        return self._judge(tasks, [self._read(task.entry.sequence, method_of) for task in tasks], source)
+    ) -> list[VerifiedDraft]:
+        """The same by a blend; the library computes only the rows that the results depend on."""
+        return self._verify(tasks, [self._read(task.entry.sequence, method_of) for task in tasks], source)
 
     def _read(self, sequence: RequestState, method_of: Callable[[RequestState], AcceptanceMethod]) -> _Asked:
         request = sequence.request
@@ -88,21 +91,15 @@ class NativeVerifier:
         if asked is None or asked.request is not request:
             acceptance_method = method_of(sequence)
             edits = request.sampling.edits_logits
-            asked = self._asked[request.id] = _Asked(
-                request, words_of(request, acceptance_method), takes_method(acceptance_method), edits
-            )
+            asked = self._asked[request.id] = _Asked(request, words_of(request, acceptance_method), edits)
         return asked
 
-    def _judge(
-        self, tasks: Sequence[VerifyTask], asked: Sequence[_Asked], source: Source
-    ) -> list[VerifiedDraft] | None:
+    def _verify(self, tasks: Sequence[VerifyTask], asked: Sequence[_Asked], source: Source) -> list[VerifiedDraft]:
         cases, nodes = bytearray(), array("q")
         held: list[Floats] = []  # what cases point to
         for task, request in zip(tasks, asked, strict=True):
             draft, place, count, q = task.draft, len(nodes), 0, 0
             if draft is not None:
-                if not request.takes_method:
-                    return None
                 count = len(draft.tokens)
                 nodes.extend(draft.tokens)
                 nodes.extend(draft.parents)
@@ -134,9 +131,12 @@ class NativeVerifier:
         return verdicts
 
 
-def takes_method(acceptance_method: AcceptanceMethod) -> bool:
-    """Whether the library can judge drafts by the rule. Without a draft all rules are the same."""
-    return acceptance_method.native_id is not None
+def supports(acceptance_method: AcceptanceMethod) -> str | None:
+    """Why the library cannot verify drafts by the method; None where the library can.
+
+    Without a draft all methods are the same.
+    """
+    return NO_METHOD if acceptance_method.native_id is None else None
 
 
 def words_of(request: Request, acceptance_method: AcceptanceMethod) -> bytes:

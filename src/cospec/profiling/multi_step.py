@@ -35,10 +35,9 @@ class MultiStepTimer:
         sequences = [self._sequence(context) for context in contexts]
         budget = DraftBudget(depth, depth) if depth else DraftBudget()
         entries = tuple(ScheduledRequest(sequence, 1, budget) for sequence in sequences)
-        done = self._burst.run(SchedulerOutput(0, entries, ROUNDS))
-        if done is None:
+        if self._burst.supports(SchedulerOutput(0, entries, ROUNDS)):
             return []
-        (outcomes, times), known = done, sum(sequence.computed for sequence in sequences)
+        (outcomes, times), known = self._burst.run(entries, ROUNDS), sum(sequence.computed for sequence in sequences)
         found = []
         for place, (draft, target) in enumerate(times.each or ((times.draft, times.target),)):
             found.append((float(known), draft, target))

@@ -35,6 +35,7 @@ COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found."),
     "generation_tokens": ("generation_tokens", "Tokens committed to outputs."),
     "target_calls": ("target_calls", "Forward passes of the target."),
+    "native_requests": ("native_requests", "Requests of each step that a native multi-step call ran."),
 }
 BY_DRAFTER = {
     "spec_decode_num_drafts": ("drafts", "Drafts verified."),
@@ -151,6 +152,14 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for reason, count in engine["requests_finished"].items():
         finished.add_metric([model, str(reason)], count)
     found.append(finished)
+    readable = CounterMetricFamily(
+        PREFIX + "readable_requests",
+        "Requests of each step that no native multi-step call ran, by reason.",
+        labels=["model_name", "reason"],
+    )
+    for reason, count in engine["readable_requests"].items():
+        readable.add_metric([model, reason], count)
+    found.append(readable)
     for name, (key, text) in ROUNDS.items():
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
         summary.add_metric([model], count_value=engine["rounds"], sum_value=engine[key])

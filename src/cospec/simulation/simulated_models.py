@@ -47,13 +47,14 @@ class SimulatedModel:
         self.name, self.vocab_size, self.dtype = "simulated", 2, torch.float32
         self.states: torch.Tensor | None = None
         self.direct: NativeForward | None = None
+        self.has_rollout = False
         self.device = torch.device("cpu")
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
         """Never called: the verifier needs no logits."""
         raise NotImplementedError
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
         """Never called."""
         raise NotImplementedError
 

@@ -42,11 +42,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def model(folder: Path, rolls: bool) -> Model:
-    made = load_model(str(folder), LoadOptions(cache_bytes=1 << 20))
-    if not rolls:
-        override(made, rollout=lambda batch, picks: None)
-    return made
+def model(folder: Path) -> Model:
+    return load_model(str(folder), LoadOptions(cache_bytes=1 << 20))
+
+
+def drafter_of(folder: Path, rolls: bool) -> ModelDrafter:
+    return ModelDrafter(model(folder), native=rolls)
 
 
 def contexts(stream_kind: StreamKind, *temperatures: float) -> list[DraftContext]:
@@ -77,7 +78,7 @@ def same(first: list[Draft], second: list[Draft]) -> bool:
 def test_a_rollout_is_stepping_in_one_call(
     folder: Path, stream_kind: StreamKind, temperatures: tuple[float, ...], depth: int, confident: bool
 ) -> None:
-    drafters = [ModelDrafter(model(folder, rolls)) for rolls in (True, False)]
+    drafters = [drafter_of(folder, rolls) for rolls in (True, False)]
     asked = contexts(stream_kind, *temperatures)
     budgets = [DraftBudget(depth=depth, max_nodes=depth, confident=confident)] * len(asked)
     rolled, stepped = (drafter.propose(asked, budgets) for drafter in drafters)
@@ -101,11 +102,11 @@ def test_a_rollout_is_stepping_in_one_call(
 def test_chains_of_different_lengths_roll_together(
     folder: Path, stream_kind: StreamKind, depths: tuple[int, ...]
 ) -> None:
-    made = model(folder, True)
+    made = model(folder)
     calls: list[int] = []
     original = made.rollout
 
-    def counted(batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+    def counted(batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
         calls.append(len(picks))
         return original(batch, picks)
 
@@ -113,8 +114,8 @@ def test_chains_of_different_lengths_roll_together(
     asked = contexts(stream_kind, 0.0, 0.8, 1.3)
     budgets = [DraftBudget(depth=depth, max_nodes=depth, confident=True) for depth in depths]
     rolled, stepped = (
-        sorted(ModelDrafter(each).propose(asked, budgets), key=lambda draft: draft.id)
-        for each in (made, model(folder, False))
+        sorted(each.propose(asked, budgets), key=lambda draft: draft.id)
+        for each in (ModelDrafter(made), drafter_of(folder, False))
     )
     assert calls == [3]
     assert same(rolled, stepped) and [len(draft) for draft in rolled] == list(depths)
@@ -122,11 +123,11 @@ def test_chains_of_different_lengths_roll_together(
 
 def test_confidences_are_the_largest_probabilities_and_come_when_they_are_asked_for(folder: Path) -> None:
     """Known before a token is drawn; of a greedy request at temperature 1."""
-    drafter, asked = ModelDrafter(model(folder, True)), contexts(StreamKind.DRAFT, 0.0, 0.8)
+    drafter, asked = drafter_of(folder, True), contexts(StreamKind.DRAFT, 0.0, 0.8)
     greedy, drawn = drafter.propose(asked, [DraftBudget(3, 3, confident=True)] * 2)
     assert drawn.q is not None and drawn.confidence is not None
     assert drawn.confidence.tolist() == drawn.q.max(-1).tolist()
-    (whole,) = ModelDrafter(model(folder, False)).propose(
+    (whole,) = drafter_of(folder, False).propose(
         [replace(asked[0], sampling=SamplingParams(temperature=1.0))], [DraftBudget(1, 1)]
     )
     assert whole.q is not None and greedy.confidence is not None
@@ -137,7 +138,7 @@ def test_confidences_are_the_largest_probabilities_and_come_when_they_are_asked_
 
 
 def test_a_rollout_ends_at_the_context_s_end(folder: Path) -> None:
-    drafter = ModelDrafter(model(folder, True))
+    drafter = drafter_of(folder, True)
     (context,) = contexts(StreamKind.TARGET, 0.0)
     tokens = list(range(61))
     long = DraftContext(context.id, tokens, 5, context.sampling, context.seed, context.stream_kind)
@@ -146,7 +147,7 @@ def test_a_rollout_ends_at_the_context_s_end(folder: Path) -> None:
 
 
 def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = model(folder, True)
+    made = model(folder)
     drafter = ModelDrafter(made)
     asked = contexts(StreamKind.DRAFT, 0.0, 0.9)
     budgets = [DraftBudget(depth=3, max_nodes=3)] * 2
@@ -155,7 +156,6 @@ def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.M
 
     def odd(*arguments: Any) -> RolloutOutput:
         rolled = original(*arguments)
-        assert rolled is not None
         rolled.tokens[0][0] = rolled.tokens[1][2] = -1
         return rolled
 
@@ -169,7 +169,7 @@ def test_numbers_that_are_none_end_the_draft(folder: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("depth", [1, 5])
 def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int) -> None:
     """Bit for bit, behind backlogs of different lengths; a greedy and two drawing sequences."""
-    rolls, steps = model(folder, True), model(folder, True)
+    rolls, steps = model(folder), model(folder)
     temperatures, backlogs = (0.0, 0.9, 1.4), (3, 1, 9)
     known = {f"s{n}": tuple((5 * n + 3 * i) % 300 for i in range(4 + count)) for n, count in enumerate(backlogs)}
     for made in (rolls, steps):

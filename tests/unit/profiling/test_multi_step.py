@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,7 @@ import pytest
 
 from cospec.acceptance.match import Match
 from cospec.core.rng import StreamKind
-from cospec.core.types import DraftContext, SchedulerOutput
+from cospec.core.types import DraftContext, ScheduledRequest, SchedulerOutput
 from cospec.drafters.model import ModelDrafter
 from cospec.native import library
 from cospec.native.multi_step import NativeMultiStep
@@ -36,12 +37,12 @@ class Noted:
         self._burst, self._but = burst, but
         self.found: list[tuple[int, int, int]] = []  # sequences, draft length, rounds
 
-    def run(self, plan: SchedulerOutput) -> object:
-        if len(plan.entries) == self._but:
-            return None
-        done = self._burst.run(plan)
-        assert done is not None
-        self.found.append((len(plan.entries), plan.entries[0].budget.depth, done[1].rounds))
+    def supports(self, plan: SchedulerOutput) -> dict[str, str]:
+        return {"": "left out"} if len(plan.entries) == self._but else self._burst.supports(plan)
+
+    def run(self, entries: Sequence[ScheduledRequest], steps: int) -> object:
+        done = self._burst.run(entries, steps)
+        self.found.append((len(entries), entries[0].budget.depth, done[1].rounds))
         return done
 
 

@@ -47,11 +47,13 @@ class PoolContext:
     Attributes:
         vocab_size: of the target.
         at_most: number of drafters that take part, where the policy gives no number; None leaves it to the routing.
+        native: whether the native library may combine and route.
     """
 
     vocab_size: int
     clock: Clock = time.monotonic
     at_most: int | None = None
+    native: bool = True
 
 
 @dataclass(slots=True)
@@ -109,9 +111,9 @@ class PoolDrafter(Drafter):
             frozenset(self._steppers),
             combiner.gathers and routing.weighs,
         )
-        self.work: PoolImplementation = (NativePool if NativePool.can(pool_config) else ReferencePool)(
-            pool_config, self.pool_stats
-        )
+        self.work: PoolImplementation = (
+            NativePool if setting.native and NativePool.can(pool_config) else ReferencePool
+        )(pool_config, self.pool_stats)
 
     @classmethod
     def build(cls, options: PoolOptions, build_context: DrafterBuildContext) -> PoolDrafter:
@@ -122,7 +124,8 @@ class PoolDrafter(Drafter):
             check_distributions(drafters, options.combiner)
         clock = time.monotonic
         members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
-        return cls(members, combiner, routing, PoolContext(build_context.target.vocab_size, clock, options.at_most))
+        vocab_size, native = build_context.target.vocab_size, build_context.native
+        return cls(members, combiner, routing, PoolContext(vocab_size, clock, options.at_most, native))
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return one combined draft for each context with a guess of any drafter."""

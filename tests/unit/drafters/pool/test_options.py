@@ -33,6 +33,7 @@ class Host:
     default_drafter: str | None = "toy"
     target_path: Path | None = None
     default_heads: str | None = None
+    native: bool = True
 
     def load_drafter(self, name: str) -> Model:
         if name == "none":
