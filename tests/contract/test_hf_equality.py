@@ -393,9 +393,7 @@ def test_states_are_what_the_logits_are_read_from(runner: str) -> None:
     else:
         model = fused_model("llama", runner)
     reserve(model, {"a": 12, "b": 12})
-    batch = TokenBatch(
-        (SequenceSlice("a", 0, tokens_of(0, 5), (), 3), SequenceSlice("b", 0, tokens_of(1, 4), (-1, 0), 1))
-    )
-    logits = model.forward(batch)
+    slices = SequenceSlice("a", 0, tokens_of(0, 5), (), 3), SequenceSlice("b", 0, tokens_of(1, 4), (-1, 0), 1)
+    logits = model.forward(TokenBatch(slices))
     assert model.states is not None and model.states.shape == (5, reference("llama").config.hidden_size)
     assert_close(model.states @ reference("llama").lm_head.weight.float().T, logits)

@@ -13,7 +13,7 @@ from cospec.config import EngineConfig
 from cospec.errors import CospecError, ModelError
 from cospec.native import library
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "pyzmq")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "fastapi", "uvicorn", "msgspec")
 PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
 TOKENS = 16  # tokens of the smoke test's answer
 FEW_CORES = 2

@@ -11,7 +11,6 @@ from cospec.core.types import (
     Commit,
     DraftBudget,
     DrafterCapabilities,
-    FinishReason,
     Request,
     RequestState,
 )
@@ -19,7 +18,6 @@ from cospec.policies.context import PolicyContext
 from cospec.policies.fixed import Fixed
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.decision import LONGEST_WAIT
-from cospec.policies.goodput.draft_cache_tracker import FORGET_AFTER, DraftCacheTracker
 from cospec.policies.goodput.draft_shapes import chains
 from cospec.policies.goodput.exploration import TRIAL_STEPS
 from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
@@ -401,24 +399,3 @@ def test_a_text_does_not_inherit_the_length_of_the_one_before() -> None:
     hard = depths(made.plan(BatchState(sequences(1))))[0]
     assert hard < easy
     assert hard < depths(made.plan(BatchState(sequences(2)[1:])))[0] <= easy
-
-
-def test_finished_sequences_are_forgotten() -> None:
-    made = policy()
-    World(CPU, steady(0.5, 0.5), 2).play(made, 10)
-    ends = [Commit(f"s{n}", 200, (1,), (), 200, finish=FinishReason.STOP) for n in range(2)]
-    made.observe(StepStats(0, 2, 2, 400, 0, 0, 0, 2, StepTimes(), 1e-3), ends)
-    made.learn()
-    assert made.draft_caches.tracked == made.acceptance.tracked == 0
-
-
-def test_drafters_caches_of_sequences_that_were_aborted_are_not_kept_account_of() -> None:
-    draft_caches = DraftCacheTracker(0.9)
-    for n in range(3 * FORGET_AFTER):
-        draft_caches.tick()
-        draft_caches.settle([f"aborted {n}", "goes on"], [DraftBudget(2, 2)] * 2, [8, 8])
-    assert draft_caches.tracked <= 2 * FORGET_AFTER
-    draft_caches.observe([Commit("goes on", 8, (1, 1), (0,), 8, 2)])
-    assert draft_caches.unseen([RequestState(Request("goes on", (1,) * 8, SamplingParams(), 0), [1] * 9)]) == [0], (
-        "it stays"
-    )
