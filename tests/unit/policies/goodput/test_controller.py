@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from cospec.core.stats import StepStats, StepTimes
-from cospec.core.types import (
-    BatchState,
-    Commit,
-    DraftBudget,
-    DrafterCapabilities,
-    Request,
-    RequestState,
-)
+from cospec.core.types import BatchState, Commit, DraftBudget, DrafterCapabilities, Request, RequestState
 from cospec.policies.context import PolicyContext
 from cospec.policies.fixed import Fixed
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
