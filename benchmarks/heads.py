@@ -48,9 +48,9 @@ def systems(depth: int) -> dict[str, dict[str, Any]]:
 def measure(llm: LLM, texts: list[str], params: SamplingParams, batch: int) -> dict[str, Any]:
     """Measure the acceptance length with a 95% bootstrap interval over prompts, and its speed."""
     llm.generate(texts[:batch], params)
-    before = llm.engine.metrics().round_seconds
+    before = llm.engine.metrics().step_seconds
     outputs = llm.generate(texts, params)
-    seconds = llm.engine.metrics().round_seconds - before
+    seconds = llm.engine.metrics().step_seconds - before
     stats = [output.stats for output in outputs]
     sums = np.array([[s.accepted, s.drafts, s.drafted, s.target_calls] for s in stats], dtype=float)
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)

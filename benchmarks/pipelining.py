@@ -75,7 +75,7 @@ async def write_batch(client: AsyncEngineClient, texts: Sequence[Sequence[int]],
         tokens += len(event.tokens)
     seconds, after = time.perf_counter() - started, await client.metrics()
     draft, target = (after[name] - before[name] for name in ("draft_seconds", "target_seconds"))
-    return RunTimes(seconds, tokens, draft, target, after["round_info"])
+    return RunTimes(seconds, tokens, draft, target, after["execution_mode_info"])
 
 
 async def measure(given: argparse.Namespace) -> dict[str, Any]:

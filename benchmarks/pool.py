@@ -242,9 +242,9 @@ def run(llm: LLM, texts: Sequence[str], params: SamplingParams, runs: Runs, repe
     """Run one batch; a repeated batch counts for the speed only."""
     drafter = llm.engine.execution_mode.components.drafter
     own = drafter.seconds.own if isinstance(drafter, PoolDrafter) else 0.0
-    before = llm.engine.metrics().round_seconds
+    before = llm.engine.metrics().step_seconds
     written = llm.generate(list(texts), params)
-    taken = llm.engine.metrics().round_seconds - before
+    taken = llm.engine.metrics().step_seconds - before
     tokens = [len(output.outputs[0].token_ids) for output in written]
     runs.speeds.append(sum(tokens) / taken)
     if isinstance(drafter, PoolDrafter):

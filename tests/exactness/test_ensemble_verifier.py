@@ -132,7 +132,7 @@ def test_every_round_writes_what_standard_decoding_writes(execution_mode: str) -
         one = engine(k=3, execution_mode=execution_mode, **how)
         assert tokens_of(run_all(one, listed())) == wanted, how
         assert bool(one.metrics().num_preemptions) is ("pages" in how)
-        assert one.metrics().round_info["execution_mode"] == (
+        assert one.metrics().execution_mode_info["execution_mode"] == (
             "sequential" if execution_mode == "auto" else execution_mode
         )
         one.close()

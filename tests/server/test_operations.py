@@ -88,7 +88,7 @@ def test_metrics_have_vllm_names(server: Running) -> None:
         "prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "generation_tokens", "request_success",
         "spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens",
         "spec_decode_num_accepted_tokens_per_pos", "time_to_first_token_seconds", "inter_token_latency_seconds",
-        "e2e_request_latency_seconds", "round_seconds",
+        "e2e_request_latency_seconds", "step_seconds",
     ):  # fmt: skip
         assert f"cospec:{name}" in found, name
     labels = 'drafter="fake",model_name="fake",position="1"'

@@ -168,7 +168,10 @@ class Engine:
             counted,
             policy={name: float(value) for name, value in scheduler.policy.gauges().items()},
             drafter_weights={name: float(value) for name, value in self.parts.weights().items()},
-            round_info={"execution_mode": self.execution_mode.info.name, "reason": self.execution_mode.info.reason},
+            execution_mode_info={
+                "execution_mode": self.execution_mode.info.name,
+                "reason": self.execution_mode.info.reason,
+            },
         )
 
     def close(self) -> None:

@@ -28,13 +28,13 @@ class EngineMetrics:
     accepted_per_pos: dict[str, list[int]] = field(default_factory=dict)
     target_calls: int = 0
     rounds: int = 0
-    round_seconds: float = 0.0
+    step_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     native_requests: int = 0  # requests of each step that a native multi-step call ran
     readable_requests: dict[str, int] = field(default_factory=dict)  # the others, by reason
     requests_finished: dict[str, int] = field(default_factory=dict)
-    round_info: dict[str, str] = field(default_factory=dict)  # the round at work, and the reason
+    execution_mode_info: dict[str, str] = field(default_factory=dict)  # the round at work, and the reason
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
 
@@ -105,7 +105,7 @@ class Counters:
             accepted_per_pos=positions,
             target_calls=self.rounds,
             rounds=self.rounds,
-            round_seconds=self.seconds,
+            step_seconds=self.seconds,
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,
             native_requests=self.native,

@@ -44,16 +44,16 @@ BY_DRAFTER = {
 }
 POLICY = {
     "speculation_length": "Tokens drafted per sequence in the latest decision, on average.",
-    "predicted_round_seconds": "What the time model said of the latest round.",
-    "prediction_error": "Median relative error of the time model over recent rounds.",
+    "predicted_step_seconds": "Predicted time of the latest step.",
+    "prediction_error": "Median relative error of the time model over recent steps.",
     "cost_refits": "How often the time model was made anew because it predicted badly.",
     "expected_goodput": "Tokens per second that the latest decision expects.",
-    "acceptance_rate": "Accepted / (accepted + rejected), over recent rounds.",
+    "acceptance_rate": "Accepted / (accepted + rejected), over recent steps.",
 }
-ROUNDS = {
-    "round_seconds": ("round_seconds", "Time of whole rounds."),
-    "round_draft_seconds": ("draft_seconds", "Time of drafting in rounds."),
-    "round_target_seconds": ("target_seconds", "Time of the target's forwards in rounds."),
+STEPS = {
+    "step_seconds": ("step_seconds", "Time of steps."),
+    "step_draft_seconds": ("draft_seconds", "Time of drafting in steps."),
+    "step_target_seconds": ("target_seconds", "Time of the target's forwards in steps."),
 }
 
 
@@ -160,7 +160,7 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for reason, count in engine["readable_requests"].items():
         readable.add_metric([model, reason], count)
     found.append(readable)
-    for name, (key, text) in ROUNDS.items():
+    for name, (key, text) in STEPS.items():
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
         summary.add_metric([model], count_value=engine["rounds"], sum_value=engine[key])
         found.append(summary)
@@ -168,8 +168,10 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
         gauge = GaugeMetricFamily(PREFIX + name, POLICY.get(name, "A figure of the policy."), labels=["model_name"])
         gauge.add_metric([model], value)
         found.append(gauge)
-    labels = dict(engine["round_info"])
-    info = GaugeMetricFamily(PREFIX + "round_info", "The round at work, and why; 1.", labels=["model_name", *labels])
+    labels = dict(engine["execution_mode_info"])
+    info = GaugeMetricFamily(
+        PREFIX + "execution_mode_info", "The execution mode in use, and the reason; 1.", labels=["model_name", *labels]
+    )
     info.add_metric([model, *labels.values()], 1)
     return [*found, info, *_speculation(engine, model)]
 

@@ -177,7 +177,7 @@ def test_another_load_is_measured_anew(load: list[Any], beside: float, caplog: p
 def test_the_round_and_its_reason_are_in_the_metrics() -> None:
     made = engine("auto", Recording(), 1)
     text = ServerMetrics("toy").render(asdict(made.metrics()), EngineStatus(True, 0, 0, 0)).decode()
-    (line,) = [line for line in text.splitlines() if line.startswith("cospec:round_info")]
+    (line,) = [line for line in text.splitlines() if line.startswith("cospec:execution_mode_info")]
     assert 'execution_mode="sequential"' in line and "not measured yet" in line and line.endswith(" 1.0")
 
 

@@ -48,7 +48,7 @@ def test_they_add_up(acceptance_method: str) -> None:
     assert metrics.num_preemptions == sum(each.preemptions for each in stats) > 0
     assert metrics.target_calls == metrics.rounds >= max(each.target_calls for each in stats)
     assert (metrics.requests_running, metrics.requests_waiting, metrics.kv_cache_usage) == (0, 0, 0)
-    assert metrics.round_seconds >= metrics.draft_seconds + metrics.target_seconds > 0
+    assert metrics.step_seconds >= metrics.draft_seconds + metrics.target_seconds > 0
     sources = [source for own in events.values() for event in own for source in event.sources]
     assert sources.count("small") == metrics.accepted_tokens["small"]
     for own, each in zip(events.values(), stats, strict=True):

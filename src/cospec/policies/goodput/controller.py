@@ -51,7 +51,7 @@ class GoodputOptions(Options):
         prior: the acceptance rate before any draft was verified.
         probe_share: share of the time that exploration may lose.
         release_above: share of recent steps without a draft above which a sequence loses its draft cache.
-        max_round_seconds: longest planned step with drafts (T_max).
+        max_step_seconds: longest planned step with drafts (T_max).
         max_verified_tokens: draft tokens verified in a step (Γ_max); None leaves the engine's limits.
     """
 
@@ -59,7 +59,7 @@ class GoodputOptions(Options):
     prior: float = Field(default=PRIOR, gt=0, lt=1)
     probe_share: float = Field(default=0.01, ge=0, lt=1)
     release_above: float = Field(default=0.7, gt=0, le=1)
-    max_round_seconds: float | None = Field(default=None, gt=0)
+    max_step_seconds: float | None = Field(default=None, gt=0)
     max_verified_tokens: int | None = Field(default=None, ge=0)
 
 
@@ -83,7 +83,7 @@ class Goodput(Policy):
         self.draft_caches = DraftCacheTracker(options.release_above)
         self.exploration = ExplorationBudget(options.probe_share)
         self.num_drafters = NumDrafters(context.capabilities.members)
-        bounds = StepBounds(options.max_round_seconds, options.max_verified_tokens)
+        bounds = StepBounds(options.max_step_seconds, options.max_verified_tokens)
         shapes = trees(context.longest) if context.capabilities.trees else chains(context.longest)
         self._problem = LengthProblem(shapes, self.cost, bounds, solve)
         self._probe_length = min(LENGTH, context.longest)

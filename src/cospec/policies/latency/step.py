@@ -218,7 +218,7 @@ class StepLatency:
     def gauges(self) -> Mapping[str, float]:
         """Return gauges for the metrics, as last learned."""
         return {
-            "predicted_round_seconds": self.predicted,
+            "predicted_step_seconds": self.predicted,
             "prediction_error": self.error,
             "cost_refits": float(self.refits),
         }

@@ -161,7 +161,7 @@ def test_length_0_is_left_again() -> None:
 
 def test_no_probes_where_no_rate_would_pay() -> None:
     world = World(CPU, steady(*[0.9] * 8), 8, catching_up=1800)
-    world.play(policy(max_round_seconds=1e-6), 400)
+    world.play(policy(max_step_seconds=1e-6), 400)
     assert np.max(world.lengths) == 0
 
 
@@ -206,7 +206,7 @@ def test_bounds_of_a_round_are_kept() -> None:
     for most in (3, 11):
         assert 0 < planned(max_verified_tokens=most)[0] <= most < drafted
     short = (longest + least) / 2
-    assert least < planned(max_round_seconds=short)[1] <= 1.001 * short < longest
+    assert least < planned(max_step_seconds=short)[1] <= 1.001 * short < longest
 
 
 def test_room_bounds_the_verified_tokens() -> None:
