@@ -110,8 +110,8 @@ def enumerated_law(
     waiting: list[tuple[int, ...]] = [()]
     distribution: OutputDistribution = {}
 
-    def draws(seed: Any, base: int) -> BranchingRandom:
-        own, *ahead = seed if isinstance(seed, tuple) else (seed,)
+    def draws(seed: int, base: int) -> BranchingRandom:
+        own, ahead = _parts(seed)
         return BranchingRandom(traces[own], (base, *ahead) if ahead else base, by_round)
 
     with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", _unmixed):
@@ -133,9 +133,18 @@ def enumerated_law(
     return distribution
 
 
-def _unmixed(seed: int, index: int) -> tuple[int, int]:
-    """In place of a seed derived from both, so that who draws ahead is known."""
-    return seed, index
+_OWN_BITS = 24
+
+
+def _unmixed(seed: int, index: int) -> int:
+    """In place of a seed derived from both: one whose parts ``_parts`` gives back."""
+    return index << _OWN_BITS | seed
+
+
+def _parts(seed: int) -> tuple[int, tuple[int, ...]]:
+    """The seed of the request, and what a draft made ahead derived its own seed with."""
+    own, ahead = seed & (1 << _OWN_BITS) - 1, seed >> _OWN_BITS
+    return own, (ahead,) if ahead else ()
 
 
 def enumerated_law_among(
@@ -150,8 +159,8 @@ def enumerated_law_among(
         engine, output = build(), tuple[int, ...]()
         reach = 0  # the length that a draft made ahead continues
 
-        def draws(seed: Any, base: int) -> RandomStreams | BranchingRandom:
-            own, *ahead = seed if isinstance(seed, tuple) else (seed,)
+        def draws(seed: int, base: int) -> RandomStreams | BranchingRandom:
+            own, ahead = _parts(seed)
             nonlocal reach
             if own == request.seed:
                 reach = base if ahead else reach

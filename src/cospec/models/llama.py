@@ -48,7 +48,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weights:
+class LlamaWeights:
     """The weights of a model of the family, read from transformers' modules.
 
     Attributes:
@@ -112,7 +112,7 @@ def _layer(layer: Any, config: Any) -> LayerWeights:
     )
 
 
-def read_weights(model: Any) -> Weights:
+def read_weights(model: Any) -> LlamaWeights:
     """Read the weights of a loaded transformers model; unchanged weights are not copied.
 
     Raises:
@@ -124,7 +124,7 @@ def read_weights(model: Any) -> Weights:
         raise ModelError(f"The fused forward cannot run the model {config.model_type} because it {reason}.")
     rotary = inner.rotary_emb
     attention = inner.layers[0].self_attn
-    return Weights(
+    return LlamaWeights(
         layers=tuple(_layer(layer, config) for layer in inner.layers),
         embedding=inner.embed_tokens.weight.detach(),
         final_norm=inner.norm.weight.detach().float(),
@@ -181,7 +181,7 @@ class FusedLlama:
         return cls.build(read_weights(model), linear_kind, in_place)
 
     @classmethod
-    def build(cls, weights: Weights, linear_kind: Kind, in_place: bool) -> FusedLlama:
+    def build(cls, weights: LlamaWeights, linear_kind: Kind, in_place: bool) -> FusedLlama:
         """Build from weights on the device of the forward.
 
         Args:
@@ -221,7 +221,7 @@ class FusedLlama:
 class TorchRunner:
     """The same operations in torch, on any device."""
 
-    def __init__(self, weights: Weights, kind: Kind) -> None:
+    def __init__(self, weights: LlamaWeights, kind: Kind) -> None:
         self._weights, self._kind = weights, kind
         self._layers = tuple(self._hold(layer, kind) for layer in weights.layers)
         self._head = _rounded(weights.head, kind)

@@ -17,7 +17,7 @@ from torch import Tensor
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
-from cospec.models.llama import LayerWeights, LinearWeights, Weights
+from cospec.models.llama import LayerWeights, LinearWeights, LlamaWeights
 from cospec.native import operators
 from cospec.native.library import address
 from cospec.native.operators import Kind, PackedLinear
@@ -41,7 +41,7 @@ class _Given(BatchViewStruct):
 class NativeLlama:
     """The whole forward as one call into the kernels."""
 
-    def __init__(self, weights: Weights, kind: Kind) -> None:
+    def __init__(self, weights: LlamaWeights, kind: Kind) -> None:
         self._kept: list[Any] = []  # what the library points to
         self._vocab_size, self._hidden = weights.embedding.shape
         self._pointers = c_void_p * len(weights.layers)

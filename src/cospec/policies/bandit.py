@@ -40,13 +40,16 @@ class Bandit:
     Args:
         count: number of arms.
         first: the first arm to run.
+
+    Attributes:
+        regret: seconds lost against the best known arm so far.
     """
 
     def __init__(self, count: int, first: int) -> None:
         self._arms = [_ArmStats() for _ in range(count)]
         self._expected = [1.0] * count
         self._current, self._left, self._best = first, TRIAL, first  # steps left in the trial of the current arm
-        self._spent = self._regret = 0.0
+        self._spent = self.regret = 0.0
         self._times = self._estimates()  # as of the last choice
 
     @property
@@ -70,7 +73,7 @@ class Bandit:
         seconds = min(seconds, OUTLIER * max(times[self._current] * tokens, times[0]) if self._arms[0].steps else inf)
         self._spent += seconds
         if self._current != self._best:
-            self._regret = max(0.0, self._regret + seconds - tokens * times[self._best])
+            self.regret = max(0.0, self.regret + seconds - tokens * times[self._best])
         if warm:
             arm = self._arms[self._current]
             if arm.steps >= MAX_STEPS:
@@ -101,7 +104,7 @@ class Bandit:
             self._current = 0
         elif times[likely] < (CLEAR_GAIN if self._best else MIN_GAIN) * times[self._best]:
             self._current = likely
-        elif tried != self._best and optimistic[tried] < times[self._best] and self._regret < allowed:
+        elif tried != self._best and optimistic[tried] < times[self._best] and self.regret < allowed:
             self._current = tried
 
     def _estimates(self) -> list[float]:

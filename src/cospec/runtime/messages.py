@@ -20,23 +20,23 @@ from cospec.sampling_params import SamplingParams
 VERSION = 1  # of all messages; a change to any field changes the number
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
+class ProtocolMessage(msgspec.Struct, frozen=True, tag=True):
     """Base of all messages."""
 
 
-class Hello(Message, frozen=True):
+class Hello(ProtocolMessage, frozen=True):
     """The first message in each direction."""
 
     version: int
 
 
-class Start(Message, frozen=True):
+class Start(ProtocolMessage, frozen=True):
     """Tells a new process what to build: the encoded arguments of the function that its command line names."""
 
     arguments: tuple[msgspec.Raw, ...]
 
 
-class Failed(Message, frozen=True):
+class Failed(ProtocolMessage, frozen=True):
     """The engine or the drafter could not be built; one sentence."""
 
     message: str
@@ -58,39 +58,39 @@ class EngineInfo(msgspec.Struct, frozen=True):
     acceptance_methods: tuple[str, str]
 
 
-class Submit(Message, frozen=True):
+class Submit(ProtocolMessage, frozen=True):
     """Requests to be taken on."""
 
     requests: tuple[Request, ...]
 
 
-class Abort(Message, frozen=True):
+class Abort(ProtocolMessage, frozen=True):
     """Requests to be dropped; unknown ids are ignored."""
 
     ids: tuple[str, ...]
 
 
-class Measure(Message, frozen=True):
+class Measure(ProtocolMessage, frozen=True):
     """Asks for ``Measured``; answers come in the order of the questions."""
 
 
-class Stop(Message, frozen=True):
+class Stop(ProtocolMessage, frozen=True):
     """Ends the process."""
 
 
-class Ready(Message, frozen=True):
+class Ready(ProtocolMessage, frozen=True):
     """The engine is loaded."""
 
     info: EngineInfo
 
 
-class Events(Message, frozen=True):
+class Events(ProtocolMessage, frozen=True):
     """What one step gave."""
 
     events: tuple[Event, ...]
 
 
-class Rejected(Message, frozen=True):
+class Rejected(ProtocolMessage, frozen=True):
     """A request that the engine does not take: the sentence, and the field that the sentence is about."""
 
     id: str
@@ -98,7 +98,7 @@ class Rejected(Message, frozen=True):
     field: str | None = None
 
 
-class Measured(Message, frozen=True):
+class Measured(ProtocolMessage, frozen=True):
     """``EngineMetrics`` as plain values."""
 
     metrics: dict[str, Any]
@@ -163,7 +163,7 @@ class ContextUpdate(msgspec.Struct, frozen=True, array_like=True):
     start: ContextStart | None
 
 
-class Propose(Message, frozen=True):
+class Propose(ProtocolMessage, frozen=True):
     """Asks for drafts; ``Drafts`` with the same number answers."""
 
     number: int
@@ -171,31 +171,31 @@ class Propose(Message, frozen=True):
     budgets: list[DraftBudget]
 
 
-class Commits(Message, frozen=True):
+class Commits(ProtocolMessage, frozen=True):
     """What sequences gained in one step. No answer."""
 
     commits: list[Commit]
 
 
-class Free(Message, frozen=True):
+class Free(ProtocolMessage, frozen=True):
     """Sequences to be forgotten. No answer."""
 
     ids: list[str]
 
 
-class DrafterReady(Message, frozen=True):
+class DrafterReady(ProtocolMessage, frozen=True):
     """The drafter is built."""
 
     info: DrafterInfo
 
 
-class Weights(Message, frozen=True):
+class Weights(ProtocolMessage, frozen=True):
     """The weight of each drafter of a pool, by name."""
 
     weights: dict[str, float]
 
 
-class Drafts(Message, frozen=True):
+class Drafts(ProtocolMessage, frozen=True):
     """Answers the ``Propose`` of that number.
 
     Attributes:

@@ -103,9 +103,9 @@ def test_heads_are_saved_and_refused_when_they_are_none(tmp_path: Path) -> None:
     assert again.accuracy == ACCURACY
     assert torch.equal(again.weight, made().weight.bfloat16().float())
     (tmp_path / "heads" / "heads.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ModelError, match="holds no heads"):
+    with pytest.raises(ModelError, match="has no heads"):
         MedusaHeads.load(tmp_path / "heads")
-    with pytest.raises(ModelError, match="holds no heads"):
+    with pytest.raises(ModelError, match="has no heads"):
         MedusaHeads.load(tmp_path / "nowhere")
 
 

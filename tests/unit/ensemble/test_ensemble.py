@@ -191,7 +191,7 @@ def test_requests_may_ask_for_a_law_or_not() -> None:
         )
     from harness.toys import toy_engine
 
-    with pytest.raises(InvalidInput, match="requests have no say"):
+    with pytest.raises(InvalidInput, match="requests may not choose"):
         toy_engine(ToyModel(5), None).add(make_request("r", (0,), PARAMS, ensemble=LAW))
 
 

@@ -249,7 +249,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(saved: Path, name: obj
 
 def test_a_configuration_that_names_its_weights_is_refused(saved: Path) -> None:
     change_config(saved, transformers_weights="../other/model.safetensors")
-    assert "names its weights itself ('../other/model.safetensors')" in sentence(str(saved))
+    assert "sets the location of its weights ('../other/model.safetensors')" in sentence(str(saved))
 
 
 def test_length_is_bounded_by_the_positions(saved: Path) -> None:

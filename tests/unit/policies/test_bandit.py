@@ -53,7 +53,7 @@ def test_what_is_expected_to_be_quicker_is_tried_though_trials_have_lost() -> No
     times, bandit = [1.0, 1.4, 0.8, 0.5], Bandit(4, 1)
     bandit.predict([1.0, 0.3, 0.8, 1.2])
     play(bandit, times, 40)
-    bandit._regret = 1000.0
+    bandit.regret = 1000.0
     bandit.predict([1.0, 1.4, 0.8, 0.5])
     play(bandit, times, 40)
     assert bandit.best == 3

@@ -117,7 +117,7 @@ def test_missing_model_names_its_drafter(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"method": "draft_model", "model": "zoo:nope"}, "model is 'zoo:nope'"),
         ({"method": "draft_model", "model": "/no/folder"}, "model is '/no/folder'"),
         ({"method": "draft_model", "model": 5}, "model is 5"),
-        ({"method": "heads", "heads": "/no/folder"}, "/no/folder holds no heads (FileNotFoundError)"),
+        ({"method": "heads", "heads": "/no/folder"}, "/no/folder has no heads (FileNotFoundError)"),
         ({"method": ["ngram"]}, "method is ['ngram']"),
         ({"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 2}, "prompt_lookup_min is 5"),
     ],
