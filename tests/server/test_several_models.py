@@ -79,7 +79,7 @@ def test_they_are_listed_as_one_model(served: Served) -> None:
     (only,) = served.http.get("/v1/models").json()["data"]
     assert only["id"] == "one+two"
     answer = served.http.post("/v1/completions", json={**BODY, "model": only["id"]}).json()
-    assert answer["ensemble"] == "weighted(0.6, 0.4)"
+    assert answer["distribution"] == "weighted(0.6, 0.4)"
     assert set(answer["usage"]["speculation"]["model_calls"]) == {"one", "two"}
     refused = served.http.post("/v1/completions", json={**BODY, "model": "one"})
     assert refused.status_code == 404
@@ -100,18 +100,18 @@ def test_a_request_brings_a_law_of_its_own(served: Served, ensemble: dict[str, A
     """The same whole, streamed, as a chat, and with nobody proposing."""
     body = {**BODY, "ensemble": ensemble, "frequency_penalty": 0.5, "top_p": 0.9}
     whole = served.http.post("/v1/completions", json=body).json()
-    assert whole["ensemble"] == name
+    assert whole["distribution"] == name
     quiet = served.http.post("/v1/completions", json={**body, "speculation": {"enabled": False}}).json()
     assert quiet["choices"][0]["text"] == whole["choices"][0]["text"]
     lines = served.http.post("/v1/completions", json={**body, "stream": True}).text.splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
-    assert {chunk["ensemble"] for chunk in chunks if "ensemble" in chunk} == {name}
+    assert {chunk["distribution"] for chunk in chunks if "distribution" in chunk} == {name}
     messages = [{"role": "user", "content": "abc"}]
     assert (
         served.http.post(
             "/v1/chat/completions", json={"messages": messages, "max_tokens": 3, "ensemble": ensemble}
-        ).json()["ensemble"]
+        ).json()["distribution"]
         == name
     )
 
@@ -148,4 +148,4 @@ def test_laws_that_requests_may_not_bring(tmp_path: Path) -> None:
     assert server.stop() == 0
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "ensemble"
-    assert allowed.json()["ensemble"] == "weighted(0.6, 0.4)"
+    assert allowed.json()["distribution"] == "weighted(0.6, 0.4)"
