@@ -118,7 +118,7 @@ def memory_plan_of(config: EngineConfig) -> tuple[MemoryPlan, str]:
 def _costs(
     target: Model, drafter: Drafter | None, path: Path, speculative: SpeculativeConfig, config: EngineConfig
 ) -> LatencyModels:
-    """Time models for a policy that decides by them; where nothing is measured it learns from its rounds."""
+    """Time models for a policy that needs them; without measurements the policy learns from its steps."""
     policy = POLICIES.load(speculative.policy_name)
     if drafter is None or not config.measure_at_start or not policy.needs_latency:
         return LatencyModels()
@@ -134,7 +134,7 @@ def _costs(
 
 
 def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
-    """Load and connect several models that speak as one; a law for a single model is over it and its own drafter."""
+    """Load and connect the members of an ensemble; for a single model they are the model and its own drafter."""
     own = default_drafter(config.model)
     given = config.models or [config.model, *([own] if own else [])]
     if len(given) < 2:

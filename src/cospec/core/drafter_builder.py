@@ -110,7 +110,7 @@ def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, con
 
 
 def executor_of(drafter: Drafter | None, drafter_executor: str, device: torch.device) -> Executor | None:
-    """How rounds that draft beside verification reach the drafter; None: in their own thread.
+    """The executor that overlapped modes reach the drafter by; None: the engine's own thread.
 
     Args:
         device: of the target. On CUDA a thread's work goes into a stream of its own, so that it need not wait for the

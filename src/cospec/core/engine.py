@@ -43,7 +43,7 @@ class EngineComponents:
     tokenizer: Any = None  # a Hugging Face fast tokenizer; None for models without text
     model_path: Path | None = None
     clock: Clock = time.monotonic
-    model_paths: tuple[Path, ...] = ()  # of all models, where several speak as one
+    model_paths: tuple[Path, ...] = ()  # of all members of an ensemble
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
     closers: tuple[Callable[[], None], ...] = ()  # what ends the threads and processes of the parts
     burst: MultiStepRunner | None = None
@@ -81,7 +81,7 @@ class Engine:
 
     @property
     def model_paths(self) -> tuple[Path, ...]:
-        """Of every model whose distribution the law reads."""
+        """Folders of all models that the distribution depends on."""
         single = (self.model_path,) if self.model_path is not None else ()
         return self.parts.model_paths or single
 
@@ -135,7 +135,7 @@ class Engine:
         self._forget(gone)
 
     def step(self) -> list[Event]:
-        """One round for everybody who can take part; returns what became readable."""
+        """Run one step for all requests that can take part; returns their events."""
         started = self.parts.clock()
         plan = self.scheduler.plan()
         if not plan.entries:
@@ -150,12 +150,12 @@ class Engine:
         return events
 
     def set_wakeup_fd(self, descriptor: int) -> None:
-        """While a file descriptor can be read, a step is no more than one round: somebody wants to add or abort."""
+        """While the file descriptor is readable, a call runs one step only: a request is to be added or aborted."""
         if self.parts.burst is not None:
             self.parts.burst.wakeup_fd = descriptor
 
     def on_idle(self) -> None:
-        """Called while nobody waits: what the rounds told is learned now, and no round has to wait for it."""
+        """Called while no request waits: policies learn now, so that no step has to wait for learning."""
         self.scheduler.policy.learn()
 
     def metrics(self) -> EngineMetrics:
@@ -181,7 +181,7 @@ class Engine:
             close()
 
     def check_integrity(self) -> None:
-        """Raise ``AssertionError`` when a sequence or a cache page was lost; costs too much for every round."""
+        """Raise ``AssertionError`` when a sequence or a cache page was lost; costs too much for every step."""
         scheduler = self.scheduler
         assert {s.id for s in (*scheduler.waiting, *scheduler.running)} == set(self._sequences), "a sequence was lost"
         for sequence in scheduler.running:

@@ -1,4 +1,4 @@
-"""The interfaces of models, blends, rounds and handles; ``plugins`` has those of drafters, policies and rules."""
+"""Interfaces of models, blends, verifiers, execution modes and executors; ``plugins`` has those of plug-ins."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ class Model(Protocol):
     def has_rollout(self) -> bool: ...
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        """Logits ``[R, V]`` for the rows that the segments ask for, in order; writes the cache behind ``start``.
+        """Logits ``[R, V]`` for the rows that the segments ask for, in order; writes the cache after ``start``.
 
-        Room must have been reserved through ``pages``. Entries behind ``start`` are overwritten."""
+        Room must have been reserved through ``pages``. Entries after ``start`` are overwritten."""
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
         """Score the batch, then choose and feed tokens of each segment one by one, the last one unfed.
@@ -123,17 +123,17 @@ class VocabMapping(Protocol):
     """What a drafter's tokens are to the target's."""
 
     same: bool  # ids and rows are the target's own
-    rows: int  # how many last rows of logits ``behind`` wants of a sequence, fewer where it has fewer tokens
+    rows: int  # number of last rows of logits that ``behind`` needs of a sequence; a short sequence has fewer
 
     def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
-        """The sequence in the drafter's ids, and how many of the leading ones are unchanged: those that it was told
-        the last time, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
+        """Return the sequence in the drafter's ids, and the length of the prefix unchanged since the last call: the ids
+        of that call, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
 
     def settled(self, context: DraftContext) -> int:
         """How many leading tokens of a sequence that was read will never be read otherwise."""
 
     def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-        """Rows ``[S, V]`` over the target's ids behind ``texts [S]``, from the last rows of each, text after text."""
+        """Rows ``[S, V]`` over the target's ids after ``texts [S]``, from the last rows of each, text after text."""
 
     def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Draft tokens in the drafter's ids."""
@@ -146,7 +146,7 @@ class VocabMapping(Protocol):
 
 
 class TargetInfo(Protocol):
-    """What drafters know of the target without being beside it; a ``Model`` is one."""
+    """What drafters know of the target, wherever they run. A ``Model`` implements it."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -174,10 +174,10 @@ class DrafterBuildContext(Protocol):
 
 
 class Blend(Protocol):
-    """Joins the logits of ``count`` models into those of the law, row by row. Pure. ``cls.build(options, count)``."""
+    """Joins the logits of several models, row by row. Pure. ``cls.build(options, count)`` makes it for ``count``."""
 
     name: str  # as responses declare it
-    members: tuple[int, ...]  # the models whose logits the law reads
+    members: tuple[int, ...]  # the models whose logits the blend reads
     recipe: NativeBlend | None  # the same for the native library, bit by bit; None: it has no such blend
 
     def combine(self, logits: Sequence[Tensor]) -> Tensor:
@@ -194,16 +194,16 @@ class BlendFactory(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores drafts with the target and applies each request's rule; the engine's verifier."""
+    """Scores drafts with the target and applies each request's acceptance method; the engine's verifier."""
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The rule that this sequence's request is judged by."""
+        """The acceptance method that this sequence's request is verified by."""
 
     def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
         """One outcome per entry, in order; entries without a draft are computed all the same."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep what was accepted in the caches of the models that judge."""
+        """Keep what was accepted in the caches of the models that verify."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
@@ -245,7 +245,7 @@ class Executor(Protocol):
 
 
 class ProposerSchedule(Protocol):
-    """Who proposes how much in a collaborative round, and whose turn comes when."""
+    """Which members of an ensemble propose how many tokens, and in which order (CoS section 3)."""
 
     @property
     def gammas(self) -> tuple[int, ...]:
@@ -265,7 +265,7 @@ class ProposerSchedule(Protocol):
 
 
 class ProposerPolicy(Protocol):
-    """Chooses the casting, by what it is told of a collaborative round."""
+    """Chooses the proposer schedule from measured calls, turns and acceptances."""
 
     @property
     def proposer_schedule(self) -> ProposerSchedule:
@@ -278,17 +278,17 @@ class ProposerPolicy(Protocol):
         """A turn of the model took so long, with all that came with it; ``call`` adds its calls up."""
 
     def observe_step(self, turns: int, seconds: float) -> None:
-        """A round took so long outside of its turns, of which it had so many."""
+        """Record the seconds of a step outside of its ``turns``."""
 
     def observe_acceptance(self, proposer: int, accepted: bool) -> None:
-        """A proposal of the model was judged."""
+        """Record whether a proposal of the model was accepted."""
 
 
 DraftToVerify = tuple[ScheduledRequest, Draft | None]
 
 
 class Ensemble(Protocol):
-    """Several models that speak as one: they score, the blend joins what they say, each request's rule judges."""
+    """Several models, one distribution: members score, a blend joins logits, acceptance methods verify."""
 
     @property
     def models(self) -> Sequence[Model]:
@@ -309,19 +309,19 @@ class Ensemble(Protocol):
         """The blend that the sequence's request is written by."""
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The rule that the sequence's request is judged by."""
+        """The acceptance method that the sequence's request is verified by."""
 
     def decide(
         self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], queues: Sequence[Tensor]
     ) -> list[StepOutput]:
         """One outcome per case, by ``queues [R, V]`` of every member of the blend.
 
-        The last ``counts[i]`` rows of a case are those that its draft is judged by; only a single case has other rows.
-        A blend that cannot be computed gives outcomes with an error.
+        The last ``counts[i]`` rows of a case are those that its draft is verified by; only a single case has other
+        rows. A blend that cannot be computed gives outcomes with an error.
         """
 
     def limit_torch_threads(self) -> AbstractContextManager[None]:
-        """What a round is run in."""
+        """The context that a step runs in."""
 
     def score_in_parallel(self, score: Callable[[int], None]) -> None:
         """Have all models score at the same time, where that is how they are run; otherwise do nothing."""
@@ -353,7 +353,7 @@ class MultiStepRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """Who works in a round.
+    """The components that a step uses.
 
     Attributes:
         executor: runs the same drafter while drafts are verified; None: the drafter runs in the engine thread.
@@ -388,10 +388,10 @@ class ExecutionMode(Protocol):
         """Outcomes of the entries that were verified, in order; entries left out come again with a later plan."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Tell everybody in the crew what the sequences gained."""
+        """Broadcast what each sequence gained to all components."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Tell everybody in the crew which sequences are gone. Unknown ids are ignored."""
+        """Drop sequences from all components. Unknown ids are ignored."""
 
     def close(self) -> None:
         """Let the drafter come to rest; nothing that it was asked for is used."""

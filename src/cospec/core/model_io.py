@@ -15,7 +15,7 @@ class SequenceSlice:
     """The tokens of one sequence in a packed batch: known tokens first, then the nodes of a draft.
 
     Attributes:
-        start: tokens of the sequence already in the model's cache; the segment is written behind them.
+        start: tokens of the sequence already in the model's cache; the segment is written after them.
         tokens: ``[n]``.
         parents: ``[N]`` of the draft nodes, the last ``N`` of ``tokens``; empty for none.
         logits_from: rows ``logits_from .. n-1`` get logits.
@@ -49,7 +49,7 @@ class RolloutParams:
         stream: what the first token is drawn with; the position in it goes up by one with each token.
         depth: tokens to choose.
         confident: whether the confidences are wanted; where tokens are not drawn they cost a look at all logits.
-        logits: whether the logits are wanted, for somebody who reads more in them than the choice.
+        logits: whether the caller needs the logits, besides the chosen tokens.
     """
 
     temperature: float
@@ -65,7 +65,7 @@ class RolloutOutput:
 
     Attributes:
         tokens: ``[S][depth]`` of the longest; -1 where the logits were no numbers or nothing was wanted any more, and
-            nothing behind it counts.
+            nothing after it counts.
         q: ``[S, depth, V]``, what they were drawn from, rows of drawn tokens only; None when none was drawn.
         confidence: ``[S, depth]``, the largest probability at each step, at temperature 1 where the likeliest token is
             taken; None when no pick asks for it.

@@ -35,8 +35,8 @@ class _Output:
 
     Attributes:
         most: known tokens at which it ends.
-        sources: see ``Event.sources``, of the tokens that no event told of yet.
-        told: known tokens that events told of, or that are the prompt's.
+        sources: see ``Event.sources``, of the tokens that no event has carried yet.
+        told: known tokens that events have carried, or that belong to the prompt.
     """
 
     text: IncrementalDetokenizer
@@ -54,8 +54,8 @@ class OutputProcessor:
     """Turns outcomes into commits and events.
 
     Args:
-        law: what every response declares about its distribution.
-        relaxed: names of the rules that do not follow it exactly, which a response declares as well.
+        distribution: what every response declares.
+        relaxed: names of the acceptance methods that do not follow it exactly, which a response declares as well.
         eos: end-of-sequence ids, which are no stop *reason* of the user's.
     """
 
@@ -74,7 +74,7 @@ class OutputProcessor:
     def commit(self, outcomes: Sequence[StepOutput]) -> tuple[list[Commit], list[Event]]:
         """One commit per outcome, in order, and an event for each sequence that a user should hear of now.
 
-        Outcomes may be those of several rounds; an event then tells of all that its sequence wrote in them.
+        Outcomes may be those of several steps; one event then carries all that a sequence wrote.
         """
         commits, told = list[Commit](), dict[str, _Tell]()
         now = self._clock()
@@ -107,7 +107,7 @@ class OutputProcessor:
     def _commit(self, outcome: StepOutput, now: float) -> tuple[Commit, _Tell | None]:
         entry, draft, verdict = outcome.entry, outcome.draft, outcome.verdict
         sequence = entry.sequence
-        if sequence.finish is not None:  # an earlier round of the same call has ended it
+        if sequence.finish is not None:  # an earlier step of the same call has ended it
             return Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed), None
         request, stats, tokens = sequence.request, sequence.stats, sequence.tokens
         stats.target_calls += 1
@@ -209,7 +209,7 @@ class OutputProcessor:
         )
 
     def _distribution_of(self, request: Request) -> str:
-        """What the request's tokens follow; a rule that is not exact stands around it."""
+        """What the request's tokens follow; an acceptance method that is not exact stands around it."""
         distribution, chosen = request.distribution or self._ensemble, request.speculation
         return (
             f"{chosen.acceptance_method}({distribution})"

@@ -1,4 +1,4 @@
-"""The base classes of drafters, policies and acceptance rules: what each declares, and what each does.
+"""The base classes of drafters, policies and acceptance methods: what each declares, and what each does.
 
 A plug-in inherits its base class, declares every attribute that has no default here, and overrides the defaults that
 differ. The engine reads these attributes and never asks for a class or a name. Calls are synchronous and batched.
@@ -27,7 +27,7 @@ from cospec.core.types import (
 )
 from cospec.options import Options as PluginOptions
 
-if TYPE_CHECKING:  # policies and rules import no torch
+if TYPE_CHECKING:  # policies and acceptance methods import no torch
     from torch import Tensor
 
     from cospec.core.interfaces import Executor, Model
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # policies and rules import no torch
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a stepper says behind the committed tokens.
+    """Logits after the committed tokens, from a stepwise drafter.
 
     Attributes:
         ids: the sequences that it has room for, in the order they were given.
@@ -48,7 +48,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class CacheLease:
-    """What somebody needs who leads a model in the native library: ``LockstepMember`` in ``csrc/led.cpp``.
+    """Access of the native lockstep loop to a drafter: ``LockstepDrafter`` in ``csrc/spec/pool_lockstep.h``.
 
     Attributes:
         names: what the library calls the model and its cache.
@@ -64,16 +64,16 @@ class StepwiseDrafter(Protocol):
     """A drafter that can be led token by token."""
 
     def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening | None:
-        """Catch up on the committed tokens and make room for ``depths`` more; None when there is room for nobody."""
+        """Catch up on the committed tokens and make room for ``depths`` more; None if no sequence has room."""
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
-        """Logits ``[len(ids), V]`` behind one more token of each of the sequences, which were opened before."""
+        """Logits ``[len(ids), V]`` after one more token of each of the sequences, which were opened before."""
 
     def lease(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> CacheLease | None:
-        """Make room as ``open`` does, for somebody who feeds the model himself; None where that has to be done here."""
+        """Make room as ``open`` does, for a caller that feeds the model itself; None if only this class can feed it."""
 
     def release_lease(self, contexts: Sequence[DraftContext], fed: Sequence[Sequence[int]]) -> None:
-        """These tokens of each lent sequence were fed behind the known ones."""
+        """These tokens of each lent sequence were fed after the known ones."""
 
     def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """The probability of the latest known tokens, by sequence. Sequences without room are left out."""
@@ -95,7 +95,7 @@ class DraftCache(Protocol):
         """How many of ``known`` tokens are not in the cache, at most; changes nothing."""
 
     def lease(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
-        """Make room for ``ahead`` tokens behind the known ones.
+        """Make room for ``ahead`` tokens after the known ones.
 
         Returns how many known tokens the cache holds, all but the last at most; None where there is no room.
         """
@@ -116,7 +116,7 @@ class Drafter(ABC):
         reads_states: commits have to carry the target's hidden states.
         learns: drafts of one request depend on what other requests wrote.
         offer: what a policy can ask for, and what a proposal costs.
-        noises: streams of the rules that may judge the drafts; None: of every rule.
+        stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
         names: names of a pool's drafters; None: the drafter is no pool.
         looks: ``look`` scores known tokens.
         keeps_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
@@ -204,10 +204,10 @@ class Policy(ABC):
 
     @abstractmethod
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Note a finished round. A policy may put off learning from the round."""
+        """Note a finished step. A policy may put off learning from the step."""
 
     def learn(self) -> None:  # noqa: B027 - most policies have nothing to put off
-        """Learn from all rounds that were observed. The engine calls this while no request waits."""
+        """Learn from all steps that were observed. The engine calls this while no request waits."""
 
     @abstractmethod
     def gauges(self) -> Mapping[str, float]:
@@ -218,12 +218,12 @@ class AcceptanceMethod(ABC):
     """Decides which draft tokens are accepted. Pure: the same arguments give the same verdict.
 
     Attributes:
-        name: as tables, configurations and responses name the rule.
+        name: as tables, configurations and responses name the acceptance method.
         exact: outputs follow the target's distribution.
-        reads_law: needs ``TargetProbs.law`` for greedy requests too.
-        trees: judges trees; False: chains only.
-        noise: the stream that drafters draw with under the rule.
-        native_id: the rule's number in ``csrc/judge.cpp``; None: the rule runs in Python.
+        needs_probs: needs ``TargetProbs.probs`` for greedy requests too.
+        trees: verifies trees; False: chains only.
+        stream_kind: the stream that drafters draw with under the acceptance method.
+        native_id: the method's number in ``csrc/spec/verify.cpp``; None: the method runs in Python.
     """
 
     name: ClassVar[str]
@@ -235,7 +235,7 @@ class AcceptanceMethod(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.native_id = vars(cls).get("native_id")  # a subclass may judge differently than its base class
+        cls.native_id = vars(cls).get("native_id")  # a subclass may verify differently than its base class
 
     @abstractmethod
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:

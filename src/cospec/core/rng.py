@@ -1,12 +1,12 @@
 """The one place that draws random numbers.
 
-Every draw is a function of (seed, purpose, position) and, but for the target's own noise, of round and branch: a
+Every draw is a function of (seed, purpose, position) and, but for the target's own noise, of step and branch: a
 counter-based generator (Philox) keyed by seed and purpose and set to the position. So a draw does not depend on the
 batch or on which draws were made before it, and the target's does not depend on drafter or speculation length either.
-The other purposes need fresh numbers in every round: a rule may look at all of a draft before it keeps a part of it
-(block verification does), so numbers that led to a token's rejection must not decide about the next token at the same
-position. And they need fresh numbers in every branch, since all nodes of one depth of a tree share a position. Tokens
-are drawn by an exponential race, the Gumbel-max trick without its second logarithm: with ``E_i ~ Exp(1)``,
+The other purposes need fresh numbers in every step: an acceptance method may look at all of a draft before it keeps a
+part of it (block verification does), so numbers that led to a token's rejection must not decide about the next token at
+the same position. And they need fresh numbers in every branch, since all nodes of one depth of a tree share a position.
+Tokens are drawn by an exponential race, the Gumbel-max trick without its second logarithm: with ``E_i ~ Exp(1)``,
 ``argmin E_i / p_i`` follows ``p``. A drafter that races with the same noise as the target picks the target's token
 whenever their distributions are close.
 """
@@ -34,7 +34,7 @@ _BLOCK = 4  # words per count of the generator
 class StreamKind(IntEnum):
     """What a random draw is for. Each purpose is an independent stream."""
 
-    TARGET = 0  # a token from the law; also the drafter's noise under ``match``. The same in every round
+    TARGET = 0  # a token from the target distribution; also the drafter's noise under ``match``. The same in every step
     DRAFT = 1  # a drafter's own token
     ACCEPT = 2  # the uniform number that a draft token is tested with
     RECOVER = 3  # the token drawn from a residual after a rejection
@@ -80,10 +80,10 @@ def exponentials(stream: Stream, count: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class RandomStreams:
-    """The draws of one sequence in one round. Positions count the tokens of the sequence, prompt included, from 0.
+    """The draws of one sequence in one step. Positions count the tokens of the sequence, prompt included, from 0.
 
     Attributes:
-        base: committed tokens when the round began, which no two rounds of a sequence share.
+        base: committed tokens when the step began, which no two steps of a sequence share.
 
     ``branch`` tells draws of one purpose at one position apart.
     """
@@ -113,5 +113,5 @@ class RandomStreams:
         return winner
 
     def _key(self, purpose: StreamKind, branch: int) -> tuple[int, int]:
-        """Branch and round, which the target's own noise knows nothing of."""
+        """Branch and step, which the target's own noise knows nothing of."""
         return (0, 0) if purpose is StreamKind.TARGET else (branch, self.base)

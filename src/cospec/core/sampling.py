@@ -1,7 +1,7 @@
-"""Logits to the law: every sampling parameter, at every drafted position, probabilities in double precision.
+"""Logits to the target distribution: all sampling parameters, at every drafted position, in double precision.
 
 The order: penalties, bias and the ban on early stop tokens edit the logits; then temperature; then top-k, top-p and
-min-p truncate, each renormalising what is left. A greedy law is a point mass on the likeliest token.
+min-p truncate, each renormalising what is left. A greedy distribution is a point mass on the likeliest token.
 """
 
 from __future__ import annotations

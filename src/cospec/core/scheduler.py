@@ -1,7 +1,7 @@
-"""Who computes how many tokens in the next round. No I/O, no torch.
+"""How many tokens each request computes in the next step. No I/O, no torch.
 
 First come, first served, over one queue ordered by age: a priority class is worth ``AGEING_SECONDS`` of waiting, so
-every request becomes the most urgent one in time. Known tokens are computed in pieces that fit the round's token
+every request becomes the most urgent one in time. Known tokens are computed in pieces that fit the step's token
 budget (chunked prefill). When the KV cache is full, the youngest running sequence gives its pages back and waits; its
 tokens stay known and are computed again later (preemption by recomputation).
 """
@@ -31,12 +31,12 @@ NO_DRAFT = DraftBudget()
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Bounds of a round: sequences at once, tokens computed, and tokens of one sequence.
+    """Bounds of a step: sequences at once, tokens computed, and tokens of one sequence.
 
     Attributes:
-        chain_rules: names of the rules that judge chains only, whose requests get no trees.
-        rounds: that may be run as one at most.
-        drafts_as_one: whether rounds with drafts may be run as one, too.
+        chain_methods: names of the acceptance methods for chains only; their requests get no trees.
+        rounds: steps that one native call may run, at most.
+        drafts_as_one: whether such a call may include drafts.
     """
 
     max_num_seqs: int
@@ -76,7 +76,7 @@ class Scheduler:
             self.pages.free(id)
 
     def finish_step(self, commits: Sequence[Commit], sequences: Sequence[RequestState]) -> list[RequestState]:
-        """After a round: offer computed prefixes for reuse; those that ended are marked, and returned."""
+        """After a step: offer computed prefixes for reuse; those that ended are marked, and returned."""
         ended = []
         for commit, sequence in zip(commits, sequences, strict=True):
             self.pages.cache_blocks(commit.id, sequence.tokens, sequence.computed)
@@ -86,7 +86,7 @@ class Scheduler:
         return ended
 
     def plan(self) -> SchedulerOutput:
-        """Share out the round's tokens: running sequences by age, then as many waiting ones as fit."""
+        """Share out the step's tokens: running sequences by age, then as many waiting ones as fit."""
         entries: list[ScheduledRequest] = []
         left, preempted = self.limits.max_num_batched_tokens, self.preempted
         budgets = self._budgets()
@@ -121,7 +121,7 @@ class Scheduler:
             asked = sequence.request.speculation.length
             if asked is not None:
                 budget = _as_asked(budget, asked)
-            room = _room(sequence, self.limits.max_len) - 1  # the round's own token takes the last place
+            room = _room(sequence, self.limits.max_len) - 1  # the step's own token takes the last place
             depth = min(budget.depth, room)
             if depth > 0:
                 chain = budget.is_chain or sequence.request.speculation.acceptance_method in self.limits.chain_methods
@@ -136,7 +136,7 @@ class Scheduler:
         return budgets
 
     def _rounds(self, entries: Sequence[ScheduledRequest]) -> int:
-        """How many rounds may be run as one: where nobody waits, and everybody has room for all."""
+        """Steps that one native call may run: several if no request waits and all have room."""
         rounds = min(self.limits.rounds, self.policy.horizon)
         if rounds == 1 or self.waiting or len(entries) < len(self.running):
             return 1
@@ -148,7 +148,7 @@ class Scheduler:
         return rounds if all([self._has_room(entry, rounds) for entry in entries]) else 1
 
     def _has_room(self, entry: ScheduledRequest, rounds: int) -> bool:
-        """Make room for so many rounds, or all that the sequence may still write."""
+        """Make room for so many steps, or for all tokens that the sequence may still write."""
         sequence = entry.sequence
         more = min(rounds * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
         return self.pages.allocate(sequence.id, len(sequence.tokens) + more)

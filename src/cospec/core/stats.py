@@ -1,4 +1,4 @@
-"""What is counted: of a token, of a request, of a round."""
+"""What is counted: of a token, of a request, of a step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RequestStats:
     preemptions: int = 0
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
     tokens_by_source: dict[str, int] = field(default_factory=dict)  # committed tokens, see ``Event.sources``
-    model_calls: dict[str, int] = field(default_factory=dict)  # of each model, where several speak as one
+    model_calls: dict[str, int] = field(default_factory=dict)  # of each member of an ensemble
     ttft: float | None = None  # seconds from arrival to the first token
     e2e: float | None = None  # seconds from arrival to the end
 
@@ -66,10 +66,10 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds that a round, or several that were run as one, spent proposing and verifying.
+    """Seconds that a step, or several that were run as one, spent proposing and verifying.
 
     Attributes:
-        each: the same for each of several rounds, in their order; empty for one round.
+        each: the same for each of several steps, in their order; empty for one step.
     """
 
     draft: float = 0.0
@@ -78,7 +78,7 @@ class StepTimes:
 
     @classmethod
     def of(cls, each: tuple[tuple[float, float], ...]) -> StepTimes:
-        """Of rounds that were run as one."""
+        """Of steps that were run as one."""
         if len(each) == 1:
             return cls(*each[0])
         return cls(sum([draft for draft, _ in each]), sum([target for _, target in each]), each)
@@ -99,11 +99,11 @@ class ExecutionInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one round did and took, or several that were run as one; times in seconds, sums over all of them.
+    """What one step did and took, or several that were run as one; times in seconds, sums over all of them.
 
     Attributes:
         batched_tokens: tokens that the target computed, drafts included.
-        context_tokens: tokens that stood in the target's cache for the round's sequences before it.
+        context_tokens: tokens that stood in the target's cache for the step's sequences before it.
         depth: the longest draft, in tokens: how often the drafter stepped.
         drafts: how many sequences had one.
         planning: seconds before any model was called.

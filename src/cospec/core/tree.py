@@ -27,7 +27,7 @@ def ancestor_bits(parents: Sequence[int]) -> list[int]:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Depth of each node, 1 for children of the root: its distance behind the last committed token."""
+    """Depth of each node, 1 for children of the root: its distance after the last committed token."""
     result: list[int] = []
     for parent in parents:
         result.append(result[parent] + 1 if parent >= 0 else 1)
@@ -54,7 +54,7 @@ def children(parents: Sequence[int], node: int) -> list[int]:
 
 
 def level_nodes(widths: Sequence[int], depth: int) -> int:
-    """Nodes of a tree of ``depth`` levels whose nodes have ``widths[level]`` children each, one behind its end."""
+    """Nodes of a tree of ``depth`` levels whose nodes have ``widths[level]`` children each, one after its end."""
     total, level = 0, 1
     for number in range(depth):
         level *= widths[number] if number < len(widths) else 1

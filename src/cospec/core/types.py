@@ -1,15 +1,15 @@
 """The things that flow through the engine. Frozen unless said.
 
-Words: a *target* is the model (or blend) whose law the output follows; a *drafter* proposes a *draft*, a token tree
-for one sequence; a *round* proposes, scores, judges and commits for a batch. A *known* token is one that is committed;
-a *computed* one has its keys and values in the target's cache. Computed tokens chase known tokens: there is no prefill
-mode and no decode mode.
+Words: a *target* is the model (or ensemble) whose distribution the output follows; a *drafter* proposes a *draft*, a
+token tree for one sequence; a *step* proposes, scores, verifies and commits for a batch. A *known* token is committed;
+a *computed* token has its keys and values in the target's KV cache. Computed tokens chase known tokens: there is no
+prefill mode and no decode mode.
 
-Life of one round::
+Life of one step::
 
     Scheduler  -> Plan    which sequences, how many tokens each, what budget for drafting
     Drafter    -> Draft   tokens [N], parents [N], the q they were drawn from
-    Verifier   -> Scores  the law after each node, then a Verdict: the accepted path and the next token
+    Verifier   -> TargetProbs      distributions after each node, then a VerifyResult: accepted path and next token
     Committer  -> Commit  what the sequence gained; broadcast to every model; and an Event for the user
 """
 
@@ -59,7 +59,7 @@ class Request:
     index: int = 0
     speculation: Speculation = Speculation()
     priority: int = 0  # smaller goes first
-    ensemble: Mapping[str, Any] | None = None  # a blend of its own, where several models speak as one
+    ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
     distribution: str = ""  # what its events declare; filled when the request is resolved
     streams: bool = True  # an event for every step that wrote something; otherwise one for all, at the end
     committed: tuple[int, ...] = ()  # output that an engine process wrote and delivered before it ended
@@ -112,7 +112,7 @@ class DraftContext:
     prompt_len: int
     sampling: SamplingParams
     seed: int
-    stream_kind: StreamKind  # which stream the drafter draws its tokens with; the rule says
+    stream_kind: StreamKind  # which stream the drafter draws its tokens with; the acceptance method says
     assumed: int = 0  # how many of the last tokens are a draft that is being verified, and may not come to be
     drafters: tuple[str, ...] | None = None  # which of a pool may take part; None is all
 
@@ -124,7 +124,7 @@ class DraftContext:
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """How far to speculate for one sequence in one round. ``depth`` 0 means no draft, and costs nothing.
+    """How far to speculate for one sequence in one step. ``depth`` 0 means no draft, and costs nothing.
 
     Attributes:
         depth: tokens of the longest path.
@@ -178,13 +178,13 @@ class TokenScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """What a policy sees before a round.
+    """What a policy sees before a step.
 
     Attributes:
-        ready: sequences that write in this round and may be drafted for, oldest first.
-        catching_up: known tokens of other running or admissible sequences that this round may compute.
+        ready: sequences that write in this step and may be drafted for, oldest first.
+        catching_up: known tokens of other running or admissible sequences that this step may compute.
         waiting: requests that have not started.
-        tokens: most tokens that the round may compute in all.
+        tokens: most tokens that the step may compute in all.
         room: tokens that still fit the target's cache.
     """
 
@@ -197,7 +197,7 @@ class BatchState:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """One sequence's share of a round: compute ``tokens`` known tokens, then up to ``budget.max_nodes`` drafts."""
+    """One sequence's share of a step: compute ``tokens`` known tokens, then up to ``budget.max_nodes`` drafts."""
 
     sequence: RequestState
     tokens: int
@@ -205,13 +205,13 @@ class ScheduledRequest:
 
     @property
     def reaches_end(self) -> bool:
-        """Whether all known tokens are computed by this round, so that it yields a new token."""
+        """Whether all known tokens are computed by this step, so that it yields a new token."""
         return self.sequence.computed + self.tokens == len(self.sequence.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """What a round does. ``step`` counts plans from 0; ``rounds`` like this one may be run before the next plan."""
+    """What a step does. ``step`` counts plans from 0; up to ``rounds`` such steps may run before the next plan."""
 
     step: int
     entries: tuple[ScheduledRequest, ...]
@@ -228,8 +228,9 @@ class Draft:
         parents: ``[N]``, index of the parent node, -1 for the root (the last committed token).
         drafters: ``[N]``, who proposed each node.
         q: ``[N, V]``, the distribution each token was *drawn from*; None when chosen deterministically (point mass).
-        confidence: ``[N]``, the drafter's estimate that a node is accepted when its parent was, 0 to 1; None where
-            the drafter has none. Known before the token was drawn, so that a draft may be cut by it under every rule.
+        confidence: ``[N]``, the drafter's estimate that a node is accepted when its parent was, 0 to 1; None where the
+            drafter has none. Known before the token was drawn, so that a draft may be cut by it under every acceptance
+            method.
     """
 
     id: str
@@ -257,11 +258,11 @@ class Draft:
 class TargetProbs:
     """What the target says about one draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
 
-    The last row is missing where the law behind a chain's last node is not known.
+    The last row is missing where the distribution after a chain's last node is unknown.
 
     Attributes:
-        chosen: ``[N + 1]``, each row's token under a greedy law, which is a point mass; None for other laws.
-        law: ``[N + 1, V]``; filled by the verifier for laws that are not greedy, and for rules that read it.
+        chosen: ``[N + 1]``, each row's token of a greedy request, whose distribution is a point mass; None otherwise.
+        probs: ``[N + 1, V]``; set by the verifier for requests that are not greedy, and for methods that need it.
     """
 
     chosen: tuple[int, ...] | None = None
@@ -269,14 +270,14 @@ class TargetProbs:
 
     @property
     def distribution(self) -> Floats:
-        """The law, for rules that declare ``needs_probs``."""
-        assert self.probs is not None, "the verifier fills the law for every rule that reads it"
+        """``probs``, for acceptance methods that declare ``needs_probs``."""
+        assert self.probs is not None, "the verifier sets probs for every method that needs them"
         return self.probs
 
     def draw(self, row: int, position: int, draws: RandomStreams) -> int | None:
         """The token that stands at ``position`` if the sequence is what ``row`` follows.
 
-        None where there is no such row: a blend whose models have not all looked behind the last node has no law there.
+        None without such a row: an ensemble whose members have not all scored the last node has no distribution there.
         """
         if self.chosen is not None:
             return self.chosen[row] if row < len(self.chosen) else None
@@ -287,9 +288,9 @@ class TargetProbs:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What a rule decided: the accepted nodes from the root down, and the token after them.
+    """What an acceptance method decided: the accepted nodes from the root down, and the token after them.
 
-    ``token`` is None where all of a chain was accepted and there is no law behind it.
+    ``token`` is None if all of a chain was accepted and the distribution after the chain is unknown.
     """
 
     path: tuple[int, ...]
@@ -299,21 +300,21 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One entry of a plan after its round. ``verdict`` is None when known tokens remain to be computed."""
+    """One entry of a plan after its step. ``verdict`` is None when known tokens remain to be computed."""
 
     entry: ScheduledRequest
     draft: Draft | None
     verdict: VerifyResult | None
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the verdict's tokens, when the request asks for them
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions behind those computed before
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions after those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
     state: object = None  # ``Tensor [H]``: the hidden state that the verdict's token was read from, where models tell
-    model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several speak as one
+    model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several models form an ensemble
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one sequence gained in a round; broadcast to the target, the drafters and the policy.
+    """What one sequence gained in a step; broadcast to the target, the drafters and the policy.
 
     Attributes:
         base_len: known tokens before.
@@ -321,7 +322,8 @@ class Commit:
         path: accepted node indices, trimmed alike; the cache keeps these nodes and drops the others.
         computed: tokens of the sequence in the target's cache from now on.
         drafted: nodes that were verified.
-        rejected: a draft token was judged and not kept, so ``len(path)`` is where the draft failed, not where it ended.
+        rejected: a draft token was verified and not kept, so ``len(path)`` is where the draft failed, not where it
+            ended.
         state: see ``StepOutput.state``.
     """
 
@@ -338,7 +340,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A piece of one output, as a stream delivers it; all of it where nobody reads along.
+    """A piece of one output, as a stream delivers it; the whole output for a request that does not stream.
 
     Attributes:
         text: what became readable; stop strings and incomplete characters are held back.

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class TargetVerifier:
-    """The law of the output is ``blend`` of the target's logits, after each request's processors.
+    """The target distribution of the output is ``blend`` of the target's logits, after each request's processors.
 
     Args:
         acceptance_methods: by name; a request's ``speculation.acceptance_method`` picks one.
@@ -46,7 +46,7 @@ class TargetVerifier:
         self._native = NativeVerifier() if native and library.available() else None
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The rule that the request resolved to when it was added."""
+        """The acceptance method that the request resolved to when it was added."""
         name = sequence.request.speculation.acceptance_method
         assert name is not None, "requests are resolved before they are scheduled"
         return self.acceptance_methods[name]
@@ -59,9 +59,9 @@ class TargetVerifier:
     def lay_out(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> tuple[list[VerifyTask], list[SequenceSlice]]:
-        """What is to be scored, and what of that is judged.
+        """What is to be scored, and what of that is verified.
 
-        A stale draft, or one of a shape that its request's rule cannot judge, is left out.
+        A stale draft, or one of a shape that its request's acceptance method cannot verify, is left out.
         """
         tasks: list[VerifyTask] = []
         segments: list[SequenceSlice] = []
@@ -121,7 +121,7 @@ class TargetVerifier:
         self.model.free(ids)
 
     def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:
-        """The draft, if it continues the sequence as it stands and the request's rule can judge it."""
+        """The draft, if it continues the sequence as it stands and the request's acceptance method can verify it."""
         if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
             return None
         if not can_be_verified(draft, self.model.vocab_size):
@@ -161,13 +161,13 @@ def can_be_verified(draft: Draft, vocab_size: int) -> bool:
 
 
 def _only_judged(task: VerifyTask) -> bool:
-    """Whether nothing is asked of the law's logits but a verdict."""
+    """Whether nothing is asked of the target distribution's logits but a verdict."""
     params = task.entry.sequence.request.sampling
     return not params.edits_logits and params.logprobs is None and not _wants_prompt_rows(task.entry.sequence)
 
 
 def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
-    """What is computed of a sequence, and how many rows at the end are judged by."""
+    """What is computed of a sequence, and how many rows at the end are verified by."""
     sequence, n = entry.sequence, entry.tokens
     start, known = sequence.computed, sequence.tokens
     ends = start + n == len(known)
@@ -187,7 +187,7 @@ def _wants_prompt_rows(sequence: RequestState) -> bool:
 
 
 def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Of the prompt tokens that follow the positions computed in this round and have none yet."""
+    """Of the prompt tokens that follow the positions computed in this step and have none yet."""
     sequence = task.entry.sequence
     if not _wants_prompt_rows(sequence):
         return ()
