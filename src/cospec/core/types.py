@@ -7,10 +7,10 @@ prefill mode and no decode mode.
 
 Life of one step::
 
-    Scheduler  -> Plan    which sequences, how many tokens each, what budget for drafting
-    Drafter    -> Draft   tokens [N], parents [N], the q they were drawn from
-    Verifier   -> TargetProbs      distributions after each node, then a VerifyResult: accepted path and next token
-    Committer  -> Commit  what the sequence gained; broadcast to every model; and an Event for the user
+    Scheduler        SchedulerOutput  requests, known tokens to compute, and a draft budget for each
+    Drafter          Draft            tokens [N], parents [N], the q that the tokens were drawn from
+    Verifier         TargetProbs      distributions after each node; then a VerifyResult: accepted path, next token
+    OutputProcessor  Commit           what a sequence gained, broadcast to every model; and an Event for the user
 """
 
 from __future__ import annotations
