@@ -62,14 +62,27 @@ def ask(url: str, body: dict[str, Any], begun: threading.Event | None = None) ->
 
 
 def during(url: str, bodies: Sequence[dict[str, Any]], strike: Callable[[], None]) -> list[Answer]:
-    """The answers to ``bodies`` where ``strike`` is called once all of them have begun."""
-    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as threads:
+    """The answers to ``bodies`` where ``strike`` is called once the engine has all of them.
+
+    A stream has begun when its first chunk comes. Whole answers show nothing before their end, so they are sent first,
+    and the server's count of live requests tells that they were taken.
+    """
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as threads, httpx.Client(base_url=url) as http:
         begun = [threading.Event() for _ in bodies]
-        coming = [threads.submit(ask, url, body, event) for body, event in zip(bodies, begun, strict=True)]
+        answers: dict[int, concurrent.futures.Future[Answer]] = {}
+        whole = [place for place, body in enumerate(bodies) if not body.get("stream")]
+        for place in whole:
+            answers[place] = threads.submit(ask, url, bodies[place], begun[place])
+        end = time.monotonic() + 5
+        while figures(http)["cospec:num_requests_live"] < len(whole) and time.monotonic() < end:
+            time.sleep(0.01)
+        for place in range(len(bodies)):
+            if place not in answers:
+                answers[place] = threads.submit(ask, url, bodies[place], begun[place])
         for event in begun:
             assert event.wait(30)
         strike()
-        return [each.result() for each in coming]
+        return [answers[place].result() for place in range(len(bodies))]
 
 
 def engine_of(server: int) -> int:
