@@ -110,7 +110,7 @@ class Drafter(ABC):
     Attributes:
         name: written on the tokens of each draft; each instance sets it.
         Options: the drafter's own keys of ``speculative_config``.
-        build: ``build(options, host)`` makes a drafter, see ``protocols.DrafterBuildContext``.
+        build: ``build(options, build_context)`` makes a drafter, see ``interfaces.DrafterBuildContext``.
         samples: True: draws tokens from a q; False: chooses them (point mass).
         drafts_ahead: continues contexts whose last tokens are assumed (draft-ahead).
         reads_states: commits have to carry the target's hidden states.
@@ -177,7 +177,7 @@ class Policy(ABC):
 
     Attributes:
         Options: keys of ``speculative_config.policy_options``.
-        build: ``build(options, setting)`` makes a policy, see ``policies.setting``.
+        build: ``build(options, context)`` makes a policy, see ``policies.context``.
         reads_costs: decides by time models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.

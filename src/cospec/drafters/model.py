@@ -48,7 +48,7 @@ class _Chain:
 
 
 class ModelDrafter(Drafter):
-    """Spec section 4, ``model``. Draws with the noise that the rule asks for, under the request's own parameters.
+    """Draws chains and trees with the random stream of the acceptance method, under the request's own parameters.
 
     Args:
         vocabulary: what its tokens are to the target's; None for the same ones.

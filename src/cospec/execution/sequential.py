@@ -1,4 +1,4 @@
-"""Propose, then score and judge, one after the other (spec section 6, ``sequential``)."""
+"""Propose, then score and verify, in turn: the execution mode ``sequential``."""
 
 from __future__ import annotations
 

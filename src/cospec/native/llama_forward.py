@@ -121,7 +121,7 @@ class NativeLlama:
 
 
 class CacheBoundForward:
-    """Implements ``protocols.NativeForward``: a model on its cache, without tensors in between.
+    """Implements ``interfaces.NativeForward``: a model on its cache, without tensors in between.
 
     Whatever is laid out here is what ``packed.pack`` lays out, and refused where ``packed.check`` or that would raise.
     """
@@ -145,13 +145,13 @@ class CacheBoundForward:
         return self._tables(id).buffer_info()
 
     def score(self, batch: TokenBatch) -> Tensor | None:
-        """See ``protocols.NativeForward``."""
+        """See ``interfaces.NativeForward``."""
         given = self._give(batch)
         logits = torch.empty(max(given.rows, 0), self.vocab_size)
         return logits if self._score(*self.names, ctypes.addressof(given), logits.data_ptr()) else None
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
-        """See ``protocols.NativeForward``."""
+        """See ``interfaces.NativeForward``."""
         count, depth = len(picks), picks[0].depth
         depths = array("q", [pick.depth for pick in picks])
         temperatures = array("d", [pick.temperature for pick in picks])

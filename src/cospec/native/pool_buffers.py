@@ -16,7 +16,7 @@ from cospec.drafters.pool.state import DraftTask, Given, PoolStats
 from cospec.native import library
 from cospec.native.structs import DraftTaskStruct, PoolBatchStruct, packer
 
-UNKNOWN = 0.5  # as in ``combiners.job``
+UNKNOWN = 0.5  # as in ``drafters.pool.combiners.combine``
 
 
 @cache

@@ -70,7 +70,7 @@ class Routing(ABC):
     looks: ClassVar[bool]  # whether drafters score known tokens
     learns: ClassVar[bool]  # whether the routing learns more than the weights do
     weighs: ClassVar[bool]  # whether weights exclude drafters
-    native_id: ClassVar[int | None] = None  # ``Way`` in ``csrc/together.h``; None: the routing runs in Python
+    native_id: ClassVar[int | None] = None  # ``Routing`` in ``csrc/spec/pool_batch.h``; None: in Python
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
