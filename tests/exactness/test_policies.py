@@ -15,8 +15,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from cospec.assembly.build import TextInfo, assemble
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine
 from cospec.core.plugins import Policy
 from cospec.core.stats import StepStats
@@ -57,7 +57,7 @@ def engine(name: str, acceptance_method: str = "auto", size: int = 2, k: int = 2
         policy_options=OPTIONS.get(name, {}),
         execution_mode="sequential",
     )
-    with patch("cospec.core.assembly.time.monotonic", lambda: next(ticks) * 1e-3):
+    with patch("cospec.assembly.build.time.monotonic", lambda: next(ticks) * 1e-3):
         parts = assemble(target(size), drafter(size), speculative, EngineConfig(), TextInfo())
     return Engine(replace(parts, clock=lambda: next(ticks) * 1e-3))
 

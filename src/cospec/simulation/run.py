@@ -12,12 +12,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from cospec.assembly.policies import build_policy, check_policy
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import StepContext
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.plugins import Policy
-from cospec.core.policy_builder import build_policy, check_policy
 from cospec.core.scheduler import Scheduler, SchedulerLimits
 from cospec.core.types import Request
 from cospec.errors import InvalidInput, words

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cospec.assembly.policies import build_policy, check_policy
 from cospec.config import SpeculativeConfig, speculative_config
-from cospec.core.policy_builder import build_policy, check_policy
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import (
     BatchState,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cospec.acceptance.methods import AcceptanceMethods
+from cospec.assembly.drafters import executor_of
+from cospec.assembly.policies import build_policy
 from cospec.config import LONGEST_DRAFT, CollaborationConfig, EngineConfig, SpeculativeConfig
-from cospec.core.drafter_builder import executor_of
 from cospec.core.engine import EngineComponents
 from cospec.core.interfaces import Blend, BlockManager, ExecutionMode, StepContext
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.plugins import Drafter, Policy
-from cospec.core.policy_builder import build_policy
 from cospec.core.scheduler import Scheduler, SchedulerLimits
 from cospec.core.types import DrafterCapabilities
 from cospec.ensemble.collaborative import Collaborative
@@ -44,7 +44,7 @@ def assemble_ensemble(
 
     Args:
         drafter: a drafter that is no member; it proposes instead of the members.
-        text: a ``core.build.TextInfo``.
+        text: a ``assembly.build.TextInfo``.
 
     Raises:
         InvalidInput: models, blend and options do not fit each other.

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from cospec.acceptance.methods import AcceptanceMethods
-from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
-from cospec.core.drafter_builder import (
+from cospec.assembly.drafters import (
     EngineHost,
     build_drafter,
     executor_of,
     same_tokens,
     share_cores,
 )
-from cospec.core.engine import EngineComponents
+from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
+from cospec.assembly.policies import build_policy, check_policy
+from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
+from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Executor, Model, StepContext
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.plugins import Drafter
-from cospec.core.policy_builder import build_policy, check_policy
 from cospec.core.scheduler import Scheduler, SchedulerLimits
 from cospec.core.types import DrafterCapabilities
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.options import called
-from cospec.ensemble.assembly import assemble_ensemble, blend_options_of, check_speculation
 from cospec.ensemble.blends.build import build_blend
 from cospec.ensemble.blends.single import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
@@ -66,6 +66,15 @@ def default_drafter(model: str) -> str | None:
     if not in_zoo(model):
         return None
     return "zoo:drafter" if base_folder(resolve(model)) == resolve("zoo") else None
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Load the models that ``config`` names, and build an engine around these models.
+
+    Raises:
+        CospecError: a model, option or combination that cannot be served, in one sentence.
+    """
+    return Engine(build_components(config), config)
 
 
 def build_components(config: EngineConfig) -> EngineComponents:
