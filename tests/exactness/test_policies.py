@@ -15,7 +15,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from cospec.assembly.build import TextInfo, assemble
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugins import Policy

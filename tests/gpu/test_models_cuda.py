@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cospec.assembly.build import TextInfo, assemble
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model

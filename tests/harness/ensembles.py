@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.assembly.build import TextInfo
+from cospec.assembly.components import TextInfo
 from cospec.assembly.ensembles import assemble_ensemble
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import transformers
 
-from cospec.assembly.build import TextInfo, assemble
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.drafters import executor_of
-from cospec.assembly.policies import build_policy
-from cospec.config import LONGEST_DRAFT, CollaborationConfig, EngineConfig, SpeculativeConfig
+from cospec.assembly.components import Drafting, TextInfo, Verification, connect, drafting_by
+from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
-from cospec.core.interfaces import Blend, BlockManager, ExecutionMode, StepContext
-from cospec.core.output_processor import OutputProcessor
-from cospec.core.plugins import Drafter, Policy
-from cospec.core.scheduler import Scheduler, SchedulerLimits
-from cospec.core.types import DrafterCapabilities
-from cospec.ensemble.collaborative import Collaborative
+from cospec.core.interfaces import Blend
+from cospec.core.plugins import Drafter
+from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
 from cospec.ensemble.ensemble import (
     BlendRegistry,
     EnsembleDecoder,
@@ -33,108 +30,62 @@ from cospec.ensemble.proposer_policy import (
 )
 from cospec.ensemble.verifier import EnsembleKVManager, EnsembleVerifier
 from cospec.errors import InvalidInput
-from cospec.registry import EXECUTION_MODES
-from cospec.text.input_processor import InputProcessor
 
 
 def assemble_ensemble(
-    loaded: LoadedModels, drafter: Drafter | None, config: EngineConfig, text: Any
+    loaded: LoadedModels, drafter: Drafter | None, config: EngineConfig, text: TextInfo
 ) -> EngineComponents:
-    """Build the components around loaded models; tests enter here.
+    """Connect the models of an ensemble, which are loaded; tests enter here.
 
     Args:
         drafter: a drafter that is no member; it proposes instead of the members.
-        text: a ``assembly.build.TextInfo``.
 
     Raises:
         InvalidInput: models, blend and options do not fit each other.
     """
     check_vocabularies(loaded)
-    blends = BlendRegistry(blend_options_of(config), len(loaded.models))
-    speculative = config.speculative_config or SpeculativeConfig()
-    acceptance_methods = AcceptanceMethods()
+    clock, speculative = time.monotonic, config.speculative_config or SpeculativeConfig()
+    blends, acceptance_methods = BlendRegistry(blend_options_of(config), len(loaded.models)), AcceptanceMethods()
     own = blends.build()
     decoder = EnsembleDecoder(loaded, blends, acceptance_methods, config.native == "auto")
-    setup = _setup_members(decoder, own, config) if drafter is None else _setup_drafter(decoder, drafter, speculative)
-    longest = min(*(model.max_len for model in loaded.models), setup.pages.capacity)
-    max_len = min(config.max_model_len or longest, longest)
-    limits = SchedulerLimits(
-        config.max_num_seqs, config.max_num_batched_tokens, max_len, acceptance_methods.chains_only
+    verifier = EnsembleVerifier(decoder)
+    verification = Verification(
+        loaded.models[0],
+        verifier,
+        verifier.pages,
+        min(model.max_len for model in loaded.models),
+        own.name,
+        acceptance_methods,
+        text,
+        (lambda ensemble: blends.build(ensemble).name) if config.collaboration.request_ensembles else None,
     )
-    backend = getattr(text.tokenizer, "backend_tokenizer", None)
-    return EngineComponents(
-        model=loaded.models[0],
-        scheduler=Scheduler(setup.pages, setup.policy, limits),
-        execution_mode=setup.execution_mode,
-        committer=OutputProcessor(backend, own.name, text.eos, relaxed=acceptance_methods.relaxed),
-        resolver=InputProcessor(
-            loaded.models[0].vocab_size,
-            max_len,
-            text.eos,
-            speculative.acceptance_method,
-            LONGEST_DRAFT,
-            setup.proposes,
-            frozenset(speculative.request_may_choose) - setup.unavailable,
-            stream_kinds=drafter.stream_kinds if drafter else None,
-            drafters=drafter.names if drafter else None,
-            ensembles=(lambda ensemble: blends.build(ensemble).name)
-            if config.collaboration.request_ensembles
-            else None,
-            sampled_method="recursive"
-            if speculative.branches(drafter.capabilities if drafter else DrafterCapabilities())
-            else "block",
-        ),
-        distribution=own.name,
-        tokenizer=text.tokenizer,
-        model_path=text.path,
-        weights=drafter.weights if drafter else dict,
-        closers=setup.closers,
+    if drafter is None:
+        members = _proposing_members(decoder, own, config)
+        pages = EnsembleKVManager([model.pages for model in decoder.models], members.queues.fed, members.queues.drop)
+        verification, drafting = replace(verification, pages=pages), _drafting_by_members(members)
+    else:
+        drafting = replace(
+            drafting_by(drafter, speculative, loaded.models[0], clock), why_no_multi_step=SEVERAL_MODELS, learns=True
+        )
+    return connect(verification, drafting, speculative, verification.limits(config), clock)
+
+
+def _proposing_members(decoder: EnsembleDecoder, own: Blend, config: EngineConfig) -> ProposingEnsemble:
+    """The models that propose to each other, with their policy."""
+    options = config.collaboration
+    policy = build_proposer_policy(options, len(decoder.models), own.members)
+    return ProposingEnsemble(decoder, policy, options.proposal == "parallel", config.native == "auto")
+
+
+def _drafting_by_members(members: ProposingEnsemble) -> Drafting:
+    """Let the members propose to each other; a request cannot choose their policy."""
+    return Drafting(
+        partial(Collaborative, members),
+        members.policy,
+        proposes=members.policy.proposer_schedule.proposes,
+        fixed_choices=frozenset({"policy"}),
+        closers=(members.close,),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _ProposalSetup:
-    """The components that depend on who proposes: the members, or a separate drafter.
-
-    Attributes:
-        unavailable: the options that requests cannot choose here.
-    """
-
-    execution_mode: ExecutionMode
-    pages: BlockManager
-    policy: Policy
-    proposes: bool
-    unavailable: frozenset[str]
-    closers: tuple[Callable[[], None], ...]
-
-
-def _setup_members(decoder: EnsembleDecoder, own: Blend, config: EngineConfig) -> _ProposalSetup:
-    """Let the members propose to each other."""
-    options, native = config.collaboration, config.native == "auto"
-    proposer_policy = build_proposer_policy(options, len(decoder.models), own.members)
-    members = ProposingEnsemble(decoder, proposer_policy, options.proposal == "parallel")
-    pages = EnsembleKVManager([model.pages for model in decoder.models], members.queues.fed, members.queues.drop)
-    components = StepContext(None, decoder.verifier, proposer_policy, time.monotonic, members=members, native=native)
-    made = Collaborative(components)
-    return _ProposalSetup(
-        made,
-        pages,
-        proposer_policy,
-        proposer_policy.proposer_schedule.proposes,
-        frozenset({"policy"}),
-        (members.close,),
-    )
-
-
-def _setup_drafter(decoder: EnsembleDecoder, drafter: Drafter, speculative: SpeculativeConfig) -> _ProposalSetup:
-    """Let one drafter propose to all members, as to a single target."""
-    joint = EnsembleVerifier(decoder)
-    policy = build_policy(speculative, drafter, time.monotonic)
-    executor = executor_of(drafter, speculative.drafter_executor, decoder.models[0].device)
-    made = EXECUTION_MODES.load(speculative.execution_mode)(
-        StepContext(drafter, joint, policy, time.monotonic, executor)
-    )
-    return _ProposalSetup(made, joint.pages, policy, True, frozenset(), () if executor is None else (executor.close,))
 
 
 def check_speculation(speculative: SpeculativeConfig, options: CollaborationConfig) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cospec.acceptance.reference import NOT_FINITE, VerifyTask
-from cospec.core.interfaces import Blend, DraftToVerify, Model
+from cospec.core.interfaces import Blend, Model
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.types import Request, RequestState, StepOutput
 from cospec.core.verifier import TargetVerifier
@@ -22,6 +22,7 @@ from cospec.ensemble.blends.build import blend_class, build_blend
 from cospec.ensemble.blends.single import Single
 from cospec.ensemble.proposal_queue import ProposalQueue, ProposalQueues
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
+from cospec.ensemble.state import DraftToVerify
 from cospec.errors import InvalidInput, words
 
 
@@ -130,14 +131,17 @@ class EnsembleDecoder:
 
 
 class ProposingEnsemble:
-    """Models that propose to each other. Implements ``core.interfaces.Ensemble``.
+    """Models that propose to each other.
 
     Args:
         threads: models score at the same time while none proposes (parallel collaborative decoding).
+        rollouts: whether models may draft by ``Model.rollout``.
     """
 
-    def __init__(self, decoder: EnsembleDecoder, policy: GoodputProposerPolicy, threads: bool) -> None:
-        self.models, self.names, self.policy = decoder.models, decoder.names, policy
+    def __init__(
+        self, decoder: EnsembleDecoder, policy: GoodputProposerPolicy, threads: bool, rollouts: bool = True
+    ) -> None:
+        self.models, self.names, self.policy, self.rollouts = decoder.models, decoder.names, policy, rollouts
         self.queues = ProposalQueues(len(decoder.models))
         self.limit_torch_threads = decoder.limit_torch_threads
         self._decoder = decoder
@@ -160,7 +164,11 @@ class ProposingEnsemble:
     def decide(
         self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], member_logits: Sequence[Tensor]
     ) -> list[StepOutput]:
-        """See ``core.interfaces.Ensemble.decide``."""
+        """Return one outcome per case, by ``member_logits [R, V]`` of every member of the blend.
+
+        The last ``counts[i]`` rows of a case verify its draft; only a single case has other rows. A blend that cannot
+        be computed gives outcomes with an error.
+        """
         tasks, first = [], 0
         for (entry, draft), count in zip(cases, counts, strict=True):
             last = len(member_logits[0]) if len(cases) == 1 else first + count
