@@ -25,7 +25,7 @@ from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, S
 from cospec.drafters.model import ModelDrafter
 from cospec.execution.sequential import Sequential
 from cospec.models.toy import ToyModel
-from cospec.policies.off import Off
+from cospec.policies.fixed import Off
 from cospec.registry import POLICIES
 from cospec.sampling_params import SamplingParams
 from harness.oracle import Unsound, total_variation

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import TextInfo, Verification, connect, drafting_by
+from cospec.assembly.components import TextInfo, Verification, connect
 from cospec.assembly.drafters import EngineHost, build_drafter, same_tokens, share_cores
+from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
-from cospec.assembly.policies import check_policy
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.options import called
-from cospec.ensemble.blends.build import build_blend
-from cospec.ensemble.blends.single import Single
+from cospec.ensemble.blends.registry import build_blend
+from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.metrics.summary import drafting, summarize

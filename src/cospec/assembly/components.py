@@ -14,26 +14,19 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.drafters import executor_of
-from cospec.assembly.policies import build_policy
+from cospec.assembly.drafting import Drafting
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
 from cospec.core.interfaces import (
     BlockManager,
     Clock,
-    ExecutionMode,
-    Executor,
     Model,
-    MultiStepRunner,
     StepContext,
     Verifier,
 )
 from cospec.core.output_processor import OutputProcessor
-from cospec.core.plugins import Drafter, Policy
 from cospec.core.scheduler import Scheduler, SchedulerLimits
 from cospec.core.types import DrafterCapabilities
-from cospec.policies.latency.step import LatencyModels
-from cospec.registry import EXECUTION_MODES, POLICIES
 from cospec.text.input_processor import InputProcessor
 
 
@@ -84,54 +77,6 @@ class Verification:
         max_len = min(config.max_model_len or longest, longest)
         chains = self.acceptance_methods.chains_only
         return SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chains)
-
-
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """What proposes tokens, and in which order.
-
-    Attributes:
-        execution_mode: makes the execution mode from the components of a step.
-        drafter: None: no drafter, or the verifying models propose to each other.
-        executor: see ``StepContext``.
-        multi_step: runs several steps as one call; None: no such runner, for ``why_no_multi_step``.
-        proposes: whether any model or drafter proposes.
-        fixed_choices: the choices that requests cannot make here, whatever the configuration allows.
-        learns: whether drafts depend on earlier requests, through the drafter or the policy.
-        closers: what ends the threads and processes.
-    """
-
-    execution_mode: Callable[[StepContext], ExecutionMode]
-    policy: Policy
-    drafter: Drafter | None = None
-    executor: Executor | None = None
-    multi_step: MultiStepRunner | None = None
-    why_no_multi_step: str = ""
-    proposes: bool = True
-    fixed_choices: frozenset[str] = frozenset()
-    learns: bool = True
-    closers: tuple[Callable[[], None], ...] = ()
-
-
-def drafting_by(
-    drafter: Drafter | None,
-    speculative: SpeculativeConfig,
-    model: Model,
-    clock: Clock,
-    costs: LatencyModels = LatencyModels(),
-) -> Drafting:
-    """The configured order and policy for one drafter, or for none; ``model`` is the one that verifies."""
-    executor = executor_of(drafter, speculative.drafter_executor, model.device)
-    policy = POLICIES.load("off" if drafter is None else speculative.policy_name)
-    return Drafting(
-        EXECUTION_MODES.load("sequential" if drafter is None else speculative.execution_mode),
-        build_policy(speculative, drafter, clock, costs),
-        drafter,
-        executor,
-        proposes=drafter is not None,
-        learns=drafter is not None and (drafter.learns or policy.learns),
-        closers=() if executor is None else (executor.close,),
-    )
 
 
 def connect(

@@ -9,14 +9,15 @@ from functools import partial
 from typing import Any
 
 from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import Drafting, TextInfo, Verification, connect, drafting_by
+from cospec.assembly.components import TextInfo, Verification, connect
+from cospec.assembly.drafting import Drafting, drafting_by
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
 from cospec.core.interfaces import Blend
 from cospec.core.plugins import Drafter
+from cospec.ensemble.blends.registry import BlendRegistry
 from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
 from cospec.ensemble.ensemble import (
-    BlendRegistry,
     EnsembleDecoder,
     LoadedModels,
     ProposingEnsemble,

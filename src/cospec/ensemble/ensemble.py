@@ -1,14 +1,11 @@
-"""Several models with one target distribution: the blend of each request, and joint verification."""
+"""Several models with one target distribution: joint verification, and members that propose to each other."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -16,57 +13,14 @@ from torch import Tensor
 from cospec.acceptance.reference import NOT_FINITE, VerifyTask
 from cospec.core.interfaces import Blend, Model
 from cospec.core.plugins import AcceptanceMethod
-from cospec.core.types import Request, RequestState, StepOutput
+from cospec.core.types import RequestState, StepOutput
 from cospec.core.verifier import TargetVerifier
-from cospec.ensemble.blends.build import blend_class, build_blend
-from cospec.ensemble.blends.single import Single
+from cospec.ensemble.blends.registry import BlendRegistry
+from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.proposal_queue import ProposalQueue, ProposalQueues
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
 from cospec.ensemble.state import DraftToVerify
 from cospec.errors import InvalidInput, words
-
-
-class BlendRegistry:
-    """The blends of an ensemble: its own, and those that requests ask for.
-
-    A request keeps the blend that it started with. Requests with equal options share one blend, and no blend outlives
-    its
-    requests. A newly registered function therefore applies to requests that start afterwards.
-    """
-
-    def __init__(self, ensemble: Mapping[str, Any], count: int) -> None:
-        self._own, self._count = ensemble, count
-        self._shared: WeakValueDictionary[tuple[str, Any], Blend] = WeakValueDictionary()
-        self._running: dict[str, Blend] = {}  # by request id
-
-    def build(self, ensemble: Mapping[str, Any] | None = None) -> Blend:
-        """Return the blend that ``ensemble`` describes now; by default the engine's own.
-
-        Raises:
-            InvalidInput: the blend cannot be built for these models.
-        """
-        asked = self._own if ensemble is None else ensemble
-        key = json.dumps(asked, sort_keys=True, default=str), blend_class(asked)
-        blend = self._shared.get(key)
-        if blend is None:
-            blend = self._shared[key] = build_blend(asked, self._count)
-        return blend
-
-    def of(self, request: Request) -> Blend:
-        """Return the blend of a request; the same from its first step to its last."""
-        blend = self._running.get(request.id)
-        if blend is None:
-            blend = self._running[request.id] = self.build(request.ensemble)
-        return blend
-
-    def uses(self, id: str, model: int) -> bool:
-        """Return whether the request's blend includes the model."""
-        return id in self._running and model in self._running[id].members
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Forget requests. Unknown ids are ignored."""
-        for id in ids:
-            self._running.pop(id, None)
 
 
 @dataclass(frozen=True, slots=True)

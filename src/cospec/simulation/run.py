@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import Drafting, Verification, connect
-from cospec.assembly.policies import build_policy, check_policy
+from cospec.assembly.components import Verification, connect
+from cospec.assembly.drafting import Drafting, build_policy, check_policy
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugins import Policy
