@@ -270,7 +270,7 @@ POLICIES: PluginTable[type[Policy]] = PluginTable(
     "speculative_config.policy",
     {
         "fixed": "cospec.policies.fixed:Fixed",
-        "off": "cospec.policies.off:Off",
+        "off": "cospec.policies.fixed:Off",
         "goodput": "cospec.policies.goodput.controller:Goodput",
         "slope": "cospec.policies.slope:Slope",
         "confidence": "cospec.policies.confidence:Confidence",
@@ -282,10 +282,10 @@ POLICIES: PluginTable[type[Policy]] = PluginTable(
 BLENDS: PluginTable[BlendFactory] = PluginTable(
     "ensemble.method",
     {
-        "single": "cospec.ensemble.blends.single:Single",
+        "single": "cospec.ensemble.blends.weighted:Single",
         "weighted": "cospec.ensemble.blends.weighted:Weighted",
         "contrastive": "cospec.ensemble.blends.contrastive:Contrastive",
-        "realign": "cospec.ensemble.blends.realign:Realign",
+        "realign": "cospec.ensemble.blends.weighted:Realign",
         "adaptive": "cospec.ensemble.blends.adaptive:Adaptive",
     },
     Declares("blend", "cospec.core.interfaces:BlendFactory"),

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from cospec.assembly.build import assemble, memory_plan_of
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble, memory_plan_of
 from cospec.core.engine import Engine
 from cospec.core.plugins import Drafter
 from cospec.llm import LLM

@@ -261,8 +261,9 @@ def where_it_raises() -> dict[str, Callable[[], AbstractContextManager[object]]]
 @pytest.mark.parametrize("part", list(where_it_raises()))
 @pytest.mark.parametrize("round_name", ["sequential", "pipelined", "draft-ahead"])
 def test_a_part_that_raises_ends_its_request_alone(part: str, round_name: str) -> None:
+    from cospec.assembly.build import assemble
+    from cospec.assembly.components import TextInfo
     from cospec.config import EngineConfig, SpeculativeConfig
-    from cospec.core.assembly import TextInfo, assemble
 
     def build() -> Engine:
         speculative = SpeculativeConfig(num_speculative_tokens=3, execution_mode=round_name)

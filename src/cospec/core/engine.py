@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineComponents:
-    """What an engine is made of; see ``engine.build`` for how a configuration becomes parts."""
+    """What an engine is made of; ``assembly`` builds these components from a configuration."""
 
     model: Model
     scheduler: Scheduler
@@ -59,17 +59,6 @@ class Engine:
         self._sequences: dict[str, RequestState] = {}
         self._taken = 0  # requests so far
         self._told: dict[str, set[str]] = {}  # reasons that were logged, by request
-
-    @classmethod
-    def build(cls, config: EngineConfig) -> Engine:
-        """Load the models that ``config`` names.
-
-        Raises:
-            CospecError: a model, option or combination that cannot be served, in one sentence.
-        """
-        from cospec.core.assembly import build_components  # heavy imports, only when an engine is wanted
-
-        return cls(build_components(config), config)
 
     @property
     def tokenizer(self) -> Any:

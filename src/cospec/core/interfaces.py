@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
-from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
+from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.types import (
     Commit,
     Draft,
@@ -244,92 +243,6 @@ class Executor(Protocol):
         """End the thread or process that it works in; it is asked for nothing any more."""
 
 
-class ProposerSchedule(Protocol):
-    """Which members of an ensemble propose how many tokens, and in which order (CoS section 3)."""
-
-    @property
-    def gammas(self) -> tuple[int, ...]:
-        """Tokens of a proposal, per model."""
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Models in the order of their turns; the first is the default proposer."""
-
-    @property
-    def alternate(self) -> bool:
-        """Whether scorers go on proposing; otherwise only the default proposer proposes."""
-
-    @property
-    def proposes(self) -> bool:
-        """Whether anybody does."""
-
-
-class ProposerPolicy(Protocol):
-    """Chooses the proposer schedule from measured calls, turns and acceptances."""
-
-    @property
-    def proposer_schedule(self) -> ProposerSchedule:
-        """For the next turn."""
-
-    def observe_call(self, model: int, call: ModelCall, seconds: float) -> None:
-        """A call of the model took so long."""
-
-    def observe_turn(self, model: int, call: ModelCall, seconds: float) -> None:
-        """A turn of the model took so long, with all that came with it; ``call`` adds its calls up."""
-
-    def observe_step(self, turns: int, seconds: float) -> None:
-        """Record the seconds of a step outside of its ``turns``."""
-
-    def observe_acceptance(self, proposer: int, accepted: bool) -> None:
-        """Record whether a proposal of the model was accepted."""
-
-
-DraftToVerify = tuple[ScheduledRequest, Draft | None]
-
-
-class Ensemble(Protocol):
-    """Several models, one distribution: members score, a blend joins logits, acceptance methods verify."""
-
-    @property
-    def models(self) -> Sequence[Model]:
-        """In the order of the configuration."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the models, each once."""
-
-    @property
-    def policy(self) -> ProposerPolicy:
-        """Who proposes."""
-
-    def proposal_queue(self, sequence: RequestState) -> Any:
-        """What the models have computed of a sequence: an ``ensemble.proposal_queue.ProposalQueue``."""
-
-    def blend(self, sequence: RequestState) -> Blend:
-        """The blend that the sequence's request is written by."""
-
-    def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The acceptance method that the sequence's request is verified by."""
-
-    def decide(
-        self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], queues: Sequence[Tensor]
-    ) -> list[StepOutput]:
-        """One outcome per case, by ``queues [R, V]`` of every member of the blend.
-
-        The last ``counts[i]`` rows of a case are those that its draft is verified by; only a single case has other
-        rows. A blend that cannot be computed gives outcomes with an error.
-        """
-
-    def limit_torch_threads(self) -> AbstractContextManager[None]:
-        """The context that a step runs in."""
-
-    def score_in_parallel(self, score: Callable[[int], None]) -> None:
-        """Have all models score at the same time, where that is how they are run; otherwise do nothing."""
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
-
-
 class MultiStepRunner(Protocol):
     """Drafts, scores and verifies as one call, for several steps where no request ends."""
 
@@ -357,9 +270,7 @@ class StepContext:
 
     Attributes:
         executor: runs the same drafter while drafts are verified; None: the drafter runs in the engine thread.
-        members: for steps in which several models form one distribution.
         burst: does what drafter and verifier do by turns, in fewer steps; None: no such runner, for ``why_no_burst``.
-        native: whether models may draft by ``Model.rollout``.
     """
 
     drafter: Drafter | None
@@ -367,10 +278,8 @@ class StepContext:
     policy: Policy
     clock: Clock
     executor: Executor | None = None
-    members: Ensemble | None = None
     burst: MultiStepRunner | None = None
-    why_no_burst: str = "native off"
-    native: bool = True
+    why_no_burst: str = ""
 
 
 class ExecutionMode(Protocol):

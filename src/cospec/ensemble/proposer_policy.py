@@ -61,7 +61,7 @@ class ScheduleOptions:
 
 
 class GoodputProposerPolicy(Policy):
-    """Implements ``core.plugins.Policy`` and ``core.interfaces.ProposerPolicy`` for members that propose.
+    """The policy of an ensemble whose members propose; ``proposer_schedule`` says which, and how many tokens.
 
     Args:
         proposer_schedule: the initial schedule; parts that are not free stay as given.

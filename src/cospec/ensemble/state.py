@@ -14,6 +14,8 @@ from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.ensemble.proposal_queue import Proposal, ProposalQueue
 
+DraftToVerify = tuple[ScheduledRequest, Draft | None]
+
 
 @dataclass(slots=True)
 class CollaborativeState:
@@ -87,7 +89,7 @@ class CollaborativeState:
         """Count calls of the model ``name`` for this sequence."""
         self.calls[name] = self.calls.get(name, 0) + calls
 
-    def draft_to_verify(self) -> tuple[ScheduledRequest, Draft | None]:
+    def draft_to_verify(self) -> DraftToVerify:
         """Return the current entry and the proposals that all members have scored."""
         entry, base = self.entry, self.queue.frontier
         if self.accepted:

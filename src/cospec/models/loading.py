@@ -15,7 +15,7 @@ from cospec.errors import InvalidInput, ModelError
 from cospec.models.attention.backends import choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.checkpoint import check_stored, read_config, resolve, stored, weight_files
-from cospec.models.hf_logging import hf_logging_off
+from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, read_weights, why_not
@@ -30,7 +30,6 @@ from cospec.models.memory import (
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner
-from cospec.models.progress import weights_progress
 from cospec.models.smoke_check import check_numbers
 from cospec.native.operators import Kind
 

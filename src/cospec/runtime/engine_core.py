@@ -77,10 +77,10 @@ Build = Callable[[EngineConfig], EngineLike]
 
 def build_engine(config: EngineConfig) -> EngineLike:
     """The real engine; imported here, so that the server's process never loads the models' code."""
-    from cospec.core.engine import Engine
+    from cospec.assembly.build import build_engine as build
 
     log.info("the engine's process imports torch and transformers")
-    return Engine.build(config)
+    return build(config)
 
 
 def main(arguments: list[str]) -> None:

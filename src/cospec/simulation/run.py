@@ -12,13 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from cospec.acceptance.methods import AcceptanceMethods
+from cospec.assembly.components import Verification, connect
+from cospec.assembly.drafting import Drafting, build_policy, check_policy
 from cospec.config import SpeculativeConfig
-from cospec.core.engine import Engine, EngineComponents
-from cospec.core.interfaces import StepContext
-from cospec.core.output_processor import OutputProcessor
+from cospec.core.engine import Engine
 from cospec.core.plugins import Policy
-from cospec.core.policy_builder import build_policy, check_policy
-from cospec.core.scheduler import Scheduler, SchedulerLimits
+from cospec.core.scheduler import SchedulerLimits
 from cospec.core.types import Request
 from cospec.errors import InvalidInput, words
 from cospec.models.block_manager import BlockPool
@@ -38,7 +38,6 @@ from cospec.simulation.simulated_models import (
     SimulatedVerifier,
 )
 from cospec.simulation.workload import SimulatedRequest, simulated_requests
-from cospec.text.input_processor import InputProcessor
 
 PAGE = 16
 SIMULATOR_ONLY = ("oracle", "random")  # policies that only the simulator has
@@ -110,19 +109,13 @@ class World:
         policy = RecordedPolicy(self._policy(drafter, clock, target, draft), rounds)
         executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
         EXECUTION_MODES.check(variant.execution_mode)
-        components = StepContext(drafter, verifier, policy, clock, executor)
+        capacity = cache.pages.capacity
+        verification = Verification(cache, verifier, cache.pages, capacity, "target", AcceptanceMethods())
+        drafting = Drafting(EXECUTION_MODES.load(variant.execution_mode), policy, drafter, executor)
         limits = SchedulerLimits(
-            variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, cache.pages.capacity
+            variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, capacity
         )
-        parts = EngineComponents(
-            model=cache,
-            scheduler=Scheduler(cache.pages, policy, limits),
-            execution_mode=EXECUTION_MODES.load(variant.execution_mode)(components),
-            committer=OutputProcessor(None, "target", clock=clock),
-            resolver=InputProcessor(2, cache.pages.capacity, frozenset(), "match", LONGEST),
-            distribution="target",
-            clock=clock,
-        )
+        parts = connect(verification, drafting, SpeculativeConfig(acceptance_method="match"), limits, clock)
         return Replica(Engine(parts), clock, drafter, verifier, executor, rounds)
 
     def _rates(self) -> dict[str, Rates]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine
 from cospec.core.plugins import Drafter
 from cospec.core.types import Draft, DraftBudget, DraftContext

@@ -16,7 +16,7 @@ from cospec.acceptance.reference import VerifiedDraft, VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest, VerifyResult
-from cospec.ensemble.blends.build import build_blend
+from cospec.ensemble.blends.registry import build_blend
 from cospec.native import library
 from cospec.native.library import Source
 from cospec.native.verifier import NativeVerifier, supports
