@@ -216,5 +216,5 @@ def _context(
     sequence: RequestState, tokens: list[int], seed: int, stream_kind: StreamKind, assumed: int = 0
 ) -> DraftContext:
     request = sequence.request
-    chosen = request.speculation.drafters
-    return DraftContext(sequence.id, tokens, sequence.prompt_len, request.sampling, seed, stream_kind, assumed, chosen)
+    rest = assumed, request.speculation.drafters, sequence.processors
+    return DraftContext(sequence.id, tokens, sequence.prompt_len, request.sampling, seed, stream_kind, *rest)

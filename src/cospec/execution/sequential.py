@@ -125,4 +125,5 @@ def context_of(entry: ScheduledRequest, acceptance_method: AcceptanceMethod) -> 
         request.seed,
         stream_kind,
         drafters=request.speculation.drafters,
+        processors=sequence.processors,
     )
