@@ -199,6 +199,7 @@ def assemble(
         acceptance_methods.chains_only,
         rounds=1 if burst is None else LONGEST,
         drafts_as_one=burst is not None and burst.drafts,
+        max_in_flight=verifier.max_in_flight,
     )
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)

@@ -59,7 +59,11 @@ def assemble_ensemble(
     longest = min(*(model.max_len for model in loaded.models), setup.pages.capacity)
     max_len = min(config.max_model_len or longest, longest)
     limits = SchedulerLimits(
-        config.max_num_seqs, config.max_num_batched_tokens, max_len, acceptance_methods.chains_only
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        max_len,
+        acceptance_methods.chains_only,
+        max_in_flight=setup.execution_mode.components.verifier.max_in_flight,
     )
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
     return EngineComponents(
