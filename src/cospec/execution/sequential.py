@@ -46,7 +46,7 @@ class Sequential:
         why = {} if runner is None else runner.supports(plan)
         if runner is not None and not why:
             self.readable = why
-            outcomes, self.times = runner.run(plan.entries, plan.rounds)
+            outcomes, self.times = runner.run(plan.entries, plan.max_steps)
             return outcomes
         default = self.components.why_no_burst if runner is None else SHARED
         self.readable = {entry.sequence.id: why.get(entry.sequence.id, default) for entry in plan.entries}
