@@ -72,10 +72,10 @@ class NativeForward(Protocol):
     vocab_size: int
 
     def pages(self, id: str) -> tuple[int, int]:
-        """Where the pages of a sequence stand, and how many."""
+        """The address of a sequence's page table, and the number of pages."""
 
     def score(self, batch: TokenBatch) -> Tensor | None:
-        """Float32 logits ``[R, V]``; None where something is amiss with the batch, and nothing was done."""
+        """Float32 logits ``[R, V]``; None for an invalid batch, which changes nothing."""
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
         """Choose and feed tokens of each segment, see ``Model.rollout``; None as above."""
@@ -89,7 +89,7 @@ class Model(Protocol):
     max_len: int  # tokens of one sequence
     dtype: torch.dtype
     device: torch.device  # of its logits and states
-    states: Tensor | None  # [R, hidden], what the latest forward's logits were read from; None unless loaded to tell
+    states: Tensor | None  # [R, hidden], before the head, of the latest forward; None: not kept
 
     @property
     def pages(self) -> BlockManager: ...
@@ -123,16 +123,16 @@ class VocabMapping(Protocol):
     """What a drafter's tokens are to the target's."""
 
     same: bool  # ids and rows are the target's own
-    rows: int  # number of last rows of logits that ``behind`` needs of a sequence; a short sequence has fewer
+    rows: int  # number of last rows of logits that ``map_logits`` needs of a sequence; a short sequence has fewer
 
-    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+    def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
         """Return the sequence in the drafter's ids, and the length of the prefix unchanged since the last call: the ids
         of that call, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
 
-    def settled(self, context: DraftContext) -> int:
+    def stable_len(self, context: DraftContext) -> int:
         """How many leading tokens of a sequence that was read will never be read otherwise."""
 
-    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
         """Rows ``[S, V]`` over the target's ids after ``texts [S]``, from the last rows of each, text after text."""
 
     def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ class Executor(Protocol):
     """
 
     parallel: bool  # whether overlapping is worth a try: the target's own threads and locks are not in its way
-    busy: float  # seconds that it has worked so far, as far as it is known here
+    busy: float  # seconds of work so far, as far as known here
 
     @property
     def present(self) -> bool:
@@ -301,4 +301,4 @@ class ExecutionMode(Protocol):
         """Drop sequences, none of which is in flight, from all components. Unknown ids are ignored."""
 
     def close(self) -> None:
-        """Let the drafter come to rest; nothing that it was asked for is used."""
+        """Wait for pending calls of the drafter, and drop their results."""
