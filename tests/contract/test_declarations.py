@@ -20,6 +20,7 @@ from cospec.registry import (
     EXECUTION_MODES,
     POLICIES,
     ROUTINGS,
+    WEIGHT_FORMATS,
     PluginTable,
 )
 
@@ -32,6 +33,7 @@ TABLES: dict[str, PluginTable[Any]] = {
     "blends": BLENDS,
     "rounds": EXECUTION_MODES,
     "systems": SYSTEMS,
+    "weight_formats": WEIGHT_FORMATS,
 }
 REQUIRED = {  # what an interface gives no default for, and a value of another type
     "drafters": ("samples", "no"),
@@ -42,6 +44,7 @@ REQUIRED = {  # what an interface gives no default for, and a value of another t
     "blends": ("Options", dict),
     "rounds": ("learns", "often"),
     "systems": ("build", "nothing"),
+    "weight_formats": ("encode", 8),
 }
 OVERRIDDEN = {  # what an interface gives a default for, and a value of another type
     "drafters": ("capabilities", {"free": True}),
@@ -49,6 +52,7 @@ OVERRIDDEN = {  # what an interface gives a default for, and a value of another 
     "routings": ("native_id", "hedge"),
     "acceptance_methods": ("native_id", "match"),
     "policies": ("keeps_drafts", "always"),
+    "weight_formats": ("kernel", 1),
 }
 
 
