@@ -24,6 +24,7 @@ from cospec.core.types import (
     StepOutput,
 )
 from cospec.native.library import NativeBlend
+from cospec.options import LIKE_TARGET, WeightOptions
 from cospec.options import Options as PluginOptions
 
 Clock = Callable[[], float]
@@ -166,10 +167,10 @@ class DrafterBuildContext(Protocol):
     default_heads: str | None  # the heads that belong to the target, when it has some
     native: bool  # whether native drafting is allowed
 
-    def load_drafter(self, name: str) -> Model:
+    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
 
-    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """A model with any vocabulary, and what that is to the target's; ``InvalidInput`` where they share nothing."""
 
 

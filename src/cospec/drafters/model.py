@@ -26,10 +26,10 @@ from cospec.drafters.prompt_scoring import look
 from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
-from cospec.options import Options
+from cospec.options import WeightOptions
 
 
-class ModelDrafterOptions(Options):
+class ModelDrafterOptions(WeightOptions):
     """``model``: a zoo member, folder or hub name; None takes the target's own drafter."""
 
     model: str | None = None
@@ -91,7 +91,7 @@ class ModelDrafter(Drafter):
         path = options.model or build_context.default_drafter
         if path is None:
             raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
-        model, vocabulary = build_context.load_translated(path)
+        model, vocabulary = build_context.load_translated(path, options)
         return cls(model, vocabulary=vocabulary, calibration=Calibration(), native=build_context.native)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
