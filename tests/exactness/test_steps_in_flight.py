@@ -124,7 +124,7 @@ def differing(found: Disturbed) -> set[str]:
 @pytest.mark.parametrize("drafter", ["none", "other", "tree"])
 @pytest.mark.parametrize("execution_mode", ROUNDS)
 def test_aborts_and_errors_change_no_other_request(execution_mode: str, drafter: str, count: int) -> None:
-    ends = []
+    ends: list[FinishReason] = []
     for seed in range(6):
         found = disturbed(execution_mode, count, seed, drafter)
         assert set(found.ends) == set(found.tokens), "a request was lost"
