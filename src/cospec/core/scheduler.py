@@ -147,14 +147,15 @@ class Scheduler:
         )
 
     def _share(self) -> tuple[int, int]:
-        """Sequences and tokens of one microbatch: an equal part of all sequences, and of the tokens that are left."""
+        """Sequences and tokens of one microbatch: equal parts, so that every microbatch has work and none too much."""
         limits = self.limits
         if limits.max_in_flight == 1:
             return limits.max_num_seqs, limits.max_num_batched_tokens
         free = limits.max_in_flight - self._steps_in_flight
         total = min(limits.max_num_seqs, len(self.running) + len(self.waiting))
         left = limits.max_num_batched_tokens - sum(self._in_flight.values())
-        return -(-total // limits.max_in_flight), -(-left // free)
+        count = min(_divided(total, limits.max_in_flight), _divided(total - len(self._in_flight), free))
+        return count, _divided(left, free)
 
     def _plan_retry(self, ready: Sequence[RequestState], tokens: int) -> list[ScheduledRequest]:
         """A sequence whose latest step failed, alone: a sequence that fails every step fails no other sequence."""
@@ -298,6 +299,11 @@ def _as_asked(budget: DraftBudget, depth: int) -> DraftBudget:
     """The policy's budget at the depth that a request asks for: a chain of that length, a tree of the same shape."""
     nodes = depth if budget.is_chain else max(budget.max_nodes, depth)
     return DraftBudget(depth, nodes, budget.widths, budget.drafters)
+
+
+def _divided(number: int, parts: int) -> int:
+    """One part of a number, rounded up."""
+    return -(-number // parts)
 
 
 def _room(sequence: RequestState, max_len: int) -> int:
