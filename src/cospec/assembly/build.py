@@ -79,7 +79,7 @@ def build_components(config: EngineConfig) -> EngineComponents:
 
 
 def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
-    """The parts, and in words who drafts."""
+    """The components, and a description of what drafts."""
     import_plugins(config.plugins)
     share_cores(config)
     library.use_instruction_set(config.instruction_set)
@@ -104,7 +104,7 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
 
 
 def memory_plan_of(config: EngineConfig) -> tuple[MemoryPlan, str]:
-    """The memory plan of one model with its drafter, and in words who drafts; no weights are loaded.
+    """The memory plan of one model with its drafter, and a description of what drafts; no weights are loaded.
 
     Raises:
         CospecError: the model cannot be served here, in one sentence.
@@ -191,7 +191,7 @@ def assemble(
 
 
 def load_options(config: EngineConfig) -> LoadOptions:
-    """The part of the configuration that says how weights are held and run."""
+    """The options of the configuration for weights, caches and kernels."""
     return LoadOptions(
         device=config.device,
         dtype=config.dtype,
@@ -220,7 +220,7 @@ def resolve_speculation(config: EngineConfig) -> SpeculativeConfig:
 
 
 def _as_drafter(given: SpeculativeConfig) -> SpeculativeConfig:
-    """Who names a model and no method means it as a drafter."""
+    """A model without a method is a draft model."""
     meant = "model" in given.options and "method" not in given.model_fields_set
     return given.model_copy(update={"method": "draft_model"}) if meant else given
 
@@ -262,7 +262,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
     """The models that will draft, each with a KV cache of its own.
 
     Raises:
-        ModelError: one is not there or cannot be read; the sentence says which drafter of a pool wants it.
+        ModelError: one is not there or cannot be read; the sentence names the drafter of a pool.
     """
     found = []
     for where, method, own in _methods(speculative):
@@ -270,7 +270,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
         if DRAFTERS.load(method).has_kv_cache and isinstance(name, str):
             try:
                 found.append(str(resolve(name)))
-                cache_budget(found[-1:], options)  # first alone, so that it is known whose an error is
+                cache_budget(found[-1:], options)  # one model at a time, so that an error belongs to one
             except ModelError as error:
                 raise ModelError(f"{where}{error}") from None
     return found

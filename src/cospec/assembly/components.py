@@ -1,6 +1,6 @@
 """Connect given parts into the components of an engine: one function for single, ensemble and simulated engines.
 
-``Verification`` says what the output follows, ``Drafting`` what proposes its tokens. The builders of the three kinds of
+``Verification`` is what the output follows, ``Drafting`` is what proposes tokens. The builders of the three kinds of
 engine differ in these parts alone.
 """
 

@@ -71,10 +71,10 @@ class NativeForward(Protocol):
     vocab_size: int
 
     def pages(self, id: str) -> tuple[int, int]:
-        """Where the pages of a sequence stand, and how many."""
+        """The address of a sequence's page table, and the number of pages."""
 
     def score(self, batch: TokenBatch) -> Tensor | None:
-        """Float32 logits ``[R, V]``; None where something is amiss with the batch, and nothing was done."""
+        """Float32 logits ``[R, V]``; None for an invalid batch, which changes nothing."""
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
         """Choose and feed tokens of each segment, see ``Model.rollout``; None as above."""
@@ -88,7 +88,7 @@ class Model(Protocol):
     max_len: int  # tokens of one sequence
     dtype: torch.dtype
     device: torch.device  # of its logits and states
-    states: Tensor | None  # [R, hidden], what the latest forward's logits were read from; None unless loaded to tell
+    states: Tensor | None  # [R, hidden], before the head, of the latest forward; None: not kept
 
     @property
     def pages(self) -> BlockManager: ...
@@ -230,7 +230,7 @@ class Executor(Protocol):
     """
 
     parallel: bool  # whether overlapping is worth a try: the target's own threads and locks are not in its way
-    busy: float  # seconds that it has worked so far, as far as it is known here
+    busy: float  # seconds of work so far, as far as known here
 
     @property
     def present(self) -> bool:
@@ -303,4 +303,4 @@ class ExecutionMode(Protocol):
         """Drop sequences from all components. Unknown ids are ignored."""
 
     def close(self) -> None:
-        """Let the drafter come to rest; nothing that it was asked for is used."""
+        """Wait for pending calls of the drafter, and drop their results."""

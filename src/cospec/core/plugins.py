@@ -61,7 +61,7 @@ class CacheLease:
 
 
 class StepwiseDrafter(Protocol):
-    """A drafter that can be led token by token."""
+    """Drafts token by token; the caller chooses the tokens."""
 
     def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening | None:
         """Catch up on the committed tokens and make room for ``depths`` more; None if no sequence has room."""
@@ -119,7 +119,7 @@ class Drafter(ABC):
         stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
         names: names of a pool's drafters; None: the drafter is no pool.
         looks: ``look`` scores known tokens.
-        keeps_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
+        has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
     """
 
@@ -178,7 +178,7 @@ class Policy(ABC):
     Attributes:
         Options: keys of ``speculative_config.policy_options``.
         build: ``build(options, context)`` makes a policy, see ``policies.context``.
-        reads_costs: decides by time models, which the engine measures at its start.
+        needs_latency: decides by latency models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.
     """
@@ -191,7 +191,7 @@ class Policy(ABC):
 
     @property
     def horizon(self) -> int:
-        """Rounds of the same sequences that the latest plan holds for."""
+        """Steps of the same sequences that the latest plan is valid for."""
         return 1
 
     @abstractmethod

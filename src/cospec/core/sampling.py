@@ -24,7 +24,7 @@ NUCLEUS_GUESS = 128  # tokens that top-p usually stays within; sorting all of th
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What stands before each row of logits: the committed tokens, then the row's own draft tokens.
+    """The tokens before each row of logits: the committed tokens, then the row's own draft tokens.
 
     Attributes:
         tokens: committed tokens, prompt included.

@@ -181,11 +181,11 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
         began = earliest.clock.now
         for request, stats in earliest.step():
             found.add(stats, request.output)
-            kv_cache = next(following, None)
-            if kv_cache is not None:
-                earliest.add(kv_cache)
+            successor = next(following, None)
+            if successor is not None:
+                earliest.add(successor)
         last = max(last, earliest.clock.now)
-        assert earliest.clock.now > began or earliest.held != before, "time stands still"
+        assert earliest.clock.now > began or earliest.held != before, "the clock has not advanced"
     found.end, found.request_seconds = last, sum(each.request_seconds for each in replicas)
     return found, replicas
 
