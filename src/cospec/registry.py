@@ -1,8 +1,8 @@
 """Tables of plug-ins: lazy maps from a configuration name to a class.
 
-A new drafter, acceptance method, blend, policy or execution mode is one file and one line here. Each table has an
-interface. The interface declares what a class needs or offers (``AcceptanceMethod.stream_kind``, ``Drafter.samples``).
-The engine reads these attributes and no names.
+A new drafter, acceptance method, blend, policy, logits processor or execution mode is one file and one line here. Each
+table has an interface. The interface declares what a class needs or offers (``AcceptanceMethod.stream_kind``,
+``Drafter.samples``). The engine reads these attributes and no names.
 
 A plug-in in another package needs no line here. The package names the class in an entry point of the table's group, or
 a program registers the class. In both cases the table checks the declarations of the class.
@@ -23,7 +23,7 @@ from cospec.errors import InvalidInput, words
 
 if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.core.interfaces import BlendFactory, ExecutionMode
-    from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
+    from cospec.core.plugins import AcceptanceMethod, Drafter, LogitsProcessor, Policy
     from cospec.drafters.pool.combiners.combine import Combiner
     from cospec.drafters.pool.routing.selection import Routing
 
@@ -266,6 +266,18 @@ ACCEPTANCE_METHODS: PluginTable[type[AcceptanceMethod]] = PluginTable(
     Declares("acceptance method", "cospec.core.plugins:AcceptanceMethod", named=True),
     "cospec.acceptance_methods",
 )
+LOGITS_PROCESSORS: PluginTable[type[LogitsProcessor]] = PluginTable(
+    "logits_processors",
+    {
+        "penalties": "cospec.logits_processors.edits:Penalties",
+        "logit_bias": "cospec.logits_processors.edits:LogitBias",
+        "min_tokens": "cospec.logits_processors.masks:MinTokens",
+        "allowed_token_ids": "cospec.logits_processors.masks:AllowedTokens",
+        "bad_words_token_ids": "cospec.logits_processors.masks:BadWords",
+    },
+    Declares("logits processor", "cospec.core.plugins:LogitsProcessor", named=True),
+    "cospec.logits_processors",
+)
 POLICIES: PluginTable[type[Policy]] = PluginTable(
     "speculative_config.policy",
     {
@@ -308,4 +320,5 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
 
 register_drafter = DRAFTERS.register
 register_acceptance_method = ACCEPTANCE_METHODS.register
+register_logits_processor = LOGITS_PROCESSORS.register
 register_policy = POLICIES.register

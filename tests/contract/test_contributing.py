@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ from cospec.registry import (
     COMBINERS,
     DRAFTERS,
     EXECUTION_MODES,
+    LOGITS_PROCESSORS,
     POLICIES,
     ROUTINGS,
     PluginTable,
@@ -39,6 +41,7 @@ V = 5
 RECIPES: dict[str, tuple[PluginTable[Any], str, str]] = {
     "drafter": (DRAFTERS, "repeat", "RepeatDrafter"),
     "acceptance method": (ACCEPTANCE_METHODS, "first-token", "FirstToken"),
+    "logits processor": (LOGITS_PROCESSORS, "no-double", "NoDouble"),
     "policy": (POLICIES, "few-requests", "FewRequests"),
     "blend": (BLENDS, "mean-logits", "MeanLogits"),
     "combiner": (COMBINERS, "heaviest", "Heaviest"),
@@ -103,6 +106,19 @@ def test_an_acceptance_method() -> None:
     tokens, stats = written(chosen(repeat(), acceptance_method="first-token"), seed=4)
     assert tokens == plain()
     assert 0 < stats.accepted <= stats.drafts
+
+
+def test_a_logits_processor() -> None:
+    chosen_processor = {"logits_processors": {"no-double": {"times": 1}}}
+    tokens, stats = written(chosen(repeat()), seed=4, **chosen_processor)
+    assert tokens == written(toy_engine(ToyModel(V, seed=1), None), seed=4, **chosen_processor)[0]
+    assert stats.drafted > 0
+    assert longest_run(tokens) == 1 < longest_run(plain())
+
+
+def longest_run(tokens: Sequence[int]) -> int:
+    """How often a token stands in a row, at most."""
+    return max(len(list(group)) for _, group in itertools.groupby(tokens))
 
 
 def test_a_policy() -> None:

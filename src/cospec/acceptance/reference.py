@@ -54,7 +54,8 @@ class VerifyTask:
         paths: list[list[int]] = [[]]
         if draft is not None:
             paths += [[draft.tokens[above] for above in path_to(draft.parents, node)] for node in range(self.count - 1)]
-        return RowBlock(sequence.request.sampling, History(sequence.tokens, sequence.prompt_len, paths))
+        history = History(sequence.tokens, sequence.prompt_len, paths, sequence.processors)
+        return RowBlock(sequence.request.sampling, history)
 
 
 def verify_drafts(

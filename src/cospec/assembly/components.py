@@ -76,7 +76,13 @@ class Verification:
         longest = min(self.max_len, self.pages.capacity)
         max_len = min(config.max_model_len or longest, longest)
         chains = self.acceptance_methods.chains_only
-        return SchedulerLimits(config.max_num_seqs, config.max_num_batched_tokens, max_len, chains)
+        return SchedulerLimits(
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            max_len,
+            chains,
+            max_in_flight=self.verifier.max_in_flight,
+        )
 
 
 def connect(

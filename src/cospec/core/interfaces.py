@@ -13,6 +13,7 @@ from torch import Tensor
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
 from cospec.core.stats import ExecutionInfo, StepTimes
+from cospec.core.step import Future, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -193,34 +194,30 @@ class BlendFactory(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores drafts with the target and applies each request's acceptance method; the engine's verifier."""
+    """Scores drafts with the target and applies each request's acceptance method; the engine's verifier.
+
+    Attributes:
+        max_in_flight: submissions that may be unfinished at the same time. The verifier computes them in their order.
+    """
+
+    @property
+    def max_in_flight(self) -> int: ...
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
         """The acceptance method that this sequence's request is verified by."""
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """One outcome per entry, in order; entries without a draft are computed all the same."""
+    def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
+        """Score and verify; the result has one output per entry, in order, with or without a draft.
+
+        A sequence is in one submission at a time, and does not change before the result is collected. After an error
+        the engine calls ``free`` for the submission's sequences, and computes them again.
+        """
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep what was accepted in the caches of the models that verify."""
+        """Keep what was accepted in the caches of the models that verify; other sequences may be in flight."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
-
-
-class Future(Protocol):
-    """A result that may still be on its way; ``concurrent.futures.Future`` is one."""
-
-    def done(self) -> bool:
-        """Whether ``result`` comes without waiting."""
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for it.
-
-        Raises:
-            TimeoutError: it did not come within ``timeout`` seconds.
-            DrafterLost: it never will.
-        """
+        """Forget sequences, none of which is in flight. Unknown ids are ignored."""
 
 
 class Executor(Protocol):
@@ -236,7 +233,7 @@ class Executor(Protocol):
     def present(self) -> bool:
         """Whether it can be asked now; what is asked of one that cannot is lost at once."""
 
-    def submit(self, method: str, *args: Any) -> Future:
+    def submit(self, method: str, *args: Any) -> Future[Any]:
         """Have ``propose``, ``commit`` or ``free`` called."""
 
     def close(self) -> None:
@@ -258,7 +255,7 @@ class MultiStepRunner(Protocol):
         """Why ``verify`` cannot run requests with these drafts, by id; pure, as above."""
 
     def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """What ``Verifier.verify`` does, for drafts from outside that ``supports_drafts`` gives no reason against."""
+        """What ``Verifier.submit`` does, for drafts from outside that ``supports_drafts`` gives no reason against."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
@@ -287,20 +284,21 @@ class ExecutionMode(Protocol):
 
     components: StepContext
     learns: ClassVar[bool]  # whether the order follows what earlier drafts gained, where drafter and target can overlap
-    times: StepTimes  # of the latest run
     info: ExecutionInfo
-    readable: Mapping[str, str]  # requests of the latest run that no multi-step call ran, by id, each with the reason
 
     def __init__(self, components: StepContext) -> None: ...
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """Outcomes of the entries that were verified, in order; entries left out come again with a later plan."""
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        """Draft, and submit drafts to the verifier. Entries that are left out come again with a later plan."""
+
+    def collect(self, step: SubmittedStep) -> StepResult:
+        """Wait for a submitted step; steps are collected in the order of submission. Raises the verifier's error."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Broadcast what each sequence gained to all components."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Drop sequences from all components. Unknown ids are ignored."""
+        """Drop sequences, none of which is in flight, from all components. Unknown ids are ignored."""
 
     def close(self) -> None:
         """Wait for pending calls of the drafter, and drop their results."""

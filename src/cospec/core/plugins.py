@@ -1,4 +1,4 @@
-"""The base classes of drafters, policies and acceptance methods: what each declares, and what each does.
+"""The base classes of drafters, policies, acceptance methods and logits processors: what each declares and does.
 
 A plug-in inherits its base class, declares every attribute that has no default here, and overrides the defaults that
 differ. The engine reads these attributes and never asks for a class or a name. Calls are synchronous and batched.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from cospec.core.bitmask import Bitmask
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats
 from cospec.core.types import (
@@ -240,3 +241,38 @@ class AcceptanceMethod(ABC):
     @abstractmethod
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """``scores`` has one row more than the draft has nodes; the draft has at least one node."""
+
+
+class LogitsProcessor(ABC):
+    """Changes the logits of one request, by a state that follows the tokens of the request.
+
+    The branches of a draft tree share states, and the states of rejected tokens are dropped. Target and drafters apply
+    the same processor, in several threads.
+
+    Attributes:
+        name: as ``SamplingParams.logits_processors`` names the processor.
+        masks: True: ``mask`` excludes tokens, also in native code. False: ``edit`` changes logits.
+        Options: the keys of the request's options.
+        build: ``build(options, sampling)`` makes the processor of one request, see ``SamplingParams``.
+    """
+
+    name: ClassVar[str]
+    masks: ClassVar[bool]
+    Options: ClassVar[type[PluginOptions]]
+    build: ClassVar[Callable[..., Any]]
+
+    @abstractmethod
+    def start(self, prompt: Sequence[int]) -> Any:
+        """Return the state after the prompt."""
+
+    @abstractmethod
+    def advance(self, state: Any, token: int) -> Any:
+        """Return the state after one more token of the output; ``state`` stays unchanged."""
+
+    def mask(self, state: Any, vocab_size: int) -> Bitmask | None:
+        """Return the tokens that may follow, packed as in ``core.bitmask``; None: every token may follow."""
+        return None
+
+    def edit(self, logits: Tensor, states: Sequence[Any]) -> Tensor:
+        """Return the changed logits ``[R, V]`` of rows with these states ``[R]``; ``logits`` may be written."""
+        return logits

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
+from cospec.core.processors import RequestProcessors
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.tree import depths, is_chain
@@ -89,6 +90,10 @@ class RequestState:
     stats: RequestStats = field(default_factory=RequestStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    processors: RequestProcessors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.processors = RequestProcessors.of(self.request.sampling, self.request.prompt)
 
     @property
     def id(self) -> str:
@@ -115,6 +120,7 @@ class DraftContext:
     stream_kind: StreamKind  # of the draws; the acceptance method's
     assumed: int = 0  # last tokens that are a draft under verification and may be rejected
     drafters: tuple[str, ...] | None = None  # which of a pool may take part; None is all
+    processors: RequestProcessors | None = field(default=None, compare=False, repr=False)  # None: made where needed
 
     @property
     def committed(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.sampling import logprobs
 from cospec.core.stats import TokenLogprobs
+from cospec.core.step import FinishedFuture
 from cospec.core.types import (
     Commit,
     Draft,
@@ -39,6 +41,8 @@ class TargetVerifier:
         native: whether the native library may verify drafts.
     """
 
+    max_in_flight: ClassVar[int] = 1
+
     def __init__(
         self, model: Model, blend: Blend, acceptance_methods: Mapping[str, AcceptanceMethod], native: bool = True
     ) -> None:
@@ -51,10 +55,13 @@ class TargetVerifier:
         assert name is not None, "requests are resolved before they are scheduled"
         return self.acceptance_methods[name]
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """Call the target, then verify."""
+    def submit(
+        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
+    ) -> FinishedFuture[list[StepOutput]]:
+        """Call the target, then verify; the result is there at once."""
         tasks, segments = self.lay_out(entries, drafts)
-        return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
+        logits = self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))])
+        return FinishedFuture(self.decide(tasks, logits))
 
     def lay_out(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]

@@ -26,6 +26,7 @@ from torch import Tensor
 from cospec.core.interfaces import Blend, StepContext
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
+from cospec.core.step import FinishedFuture, StepResult, SubmittedStep
 from cospec.core.types import Commit, SchedulerOutput, StepOutput
 from cospec.ensemble.ensemble import ProposingEnsemble
 from cospec.ensemble.proposer import Proposer, draw_proposals, read_rollout, rollout_params, supports_rollout
@@ -41,20 +42,22 @@ class Collaborative:
 
     def __init__(self, members: ProposingEnsemble, components: StepContext) -> None:
         self.members, self.components = members, components
-        self.times = StepTimes()
         self.info = ExecutionInfo("collaborative")
-        self.readable: Mapping[str, str] = {}
         self.calls: dict[str, int] = {}  # forward passes of each model so far, regardless of their batch sizes
         self._proposing = self._turning = 0.0  # seconds of this step: of proposals, and of all turns
         self._turns = 0
         self._rows = self._passes = 0  # of the current turn
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """Run one step; returns one outcome per entry, in order."""
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        """Run one step, with one outcome per entry, in order; the result is there at once."""
         with self.members.limit_torch_threads():
             return self._run(plan)
 
-    def _run(self, plan: SchedulerOutput) -> list[StepOutput]:
+    def collect(self, step: SubmittedStep) -> StepResult:
+        """Return what the step produced."""
+        return step.collect(self.components.clock)
+
+    def _run(self, plan: SchedulerOutput) -> SubmittedStep:
         started = self.components.clock()
         self._proposing, self._turning, self._turns = 0.0, 0.0, 0
         members = self.members
@@ -74,11 +77,11 @@ class Collaborative:
                     self._turn(model, group)
             waiting = [state for state in waiting if state.outcome is None and not state.accepted]
         outcomes = [state.finish() for state in states]
-        self.readable = dict.fromkeys([outcome.entry.sequence.id for outcome in outcomes], SEVERAL_MODELS)
+        readable = dict.fromkeys([outcome.entry.sequence.id for outcome in outcomes], SEVERAL_MODELS)
         seconds = self.components.clock() - started
         members.policy.observe_step(self._turns, seconds - self._turning)
-        self.times = StepTimes(self._proposing, seconds - self._proposing)
-        return outcomes
+        times = StepTimes(self._proposing, seconds - self._proposing)
+        return SubmittedStep(plan.entries, FinishedFuture(outcomes), times, readable)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Do nothing: verification wrote the queues, and chains leave no cache entries to move."""

@@ -16,6 +16,7 @@ class EngineMetrics:
 
     requests_running: int = 0
     requests_waiting: int = 0
+    steps_in_flight: int = 0  # that the verifier has not answered
     kv_cache_usage: float = 0.0
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked up
