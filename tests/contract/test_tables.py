@@ -268,14 +268,14 @@ def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
         tokens = tuple(int(chance.choice(V, p=row)) for row in q)
         sampled = not acceptance_method.trees and seed % 2 == 0
         draft = Draft("s", 4, tokens, parents, ("d",) * n, q if sampled else None)
-        verdict = acceptance_method.verify(draft, TargetProbs(probs=probs), RandomStreams(seed, 4))
-        assert all(parents[node] == above for above, node in zip((-1, *verdict.path), verdict.path, strict=False))
-        end = verdict.path[-1] if verdict.path else -1
-        assert verdict.bonus == (end not in parents)
-        assert verdict.token is not None and 0 <= verdict.token < V
+        result = acceptance_method.verify(draft, TargetProbs(probs=probs), RandomStreams(seed, 4))
+        assert all(parents[node] == above for above, node in zip((-1, *result.path), result.path, strict=False))
+        end = result.path[-1] if result.path else -1
+        assert result.bonus == (end not in parents)
+        assert result.token is not None and 0 <= result.token < V
         if acceptance_method.exact:
-            rows = [0, *(node + 1 for node in verdict.path)]
-            written = [*(tokens[node] for node in verdict.path), verdict.token]
+            rows = [0, *(node + 1 for node in result.path)]
+            written = [*(tokens[node] for node in result.path), result.token]
             assert all(probs[row, token] > 0 for row, token in zip(rows, written, strict=True))
 
 

@@ -78,12 +78,12 @@ def verify_drafts(
             continue
         chosen = (drawn[id],) if id in drawn else _greedy(task, best)
         try:
-            verdict = _verdict(task, acceptance_method, TargetProbs(chosen, distributions.get(id)))
+            result = _verify(task, acceptance_method, TargetProbs(chosen, distributions.get(id)))
         except Exception as error:  # other requests' results do not depend on this request
             log.exception("request %s could not be verified_rows", id)
             found.append(failure(error))
         else:
-            found.append(verdict if _uses_finite_rows(task, verdict, best) else NOT_FINITE)
+            found.append(result if _uses_finite_rows(task, result, best) else NOT_FINITE)
     return found
 
 
@@ -106,7 +106,7 @@ def edited(tasks: Sequence[VerifyTask], logits: Tensor) -> tuple[Tensor, dict[st
     return logits, raised
 
 
-def _verdict(task: VerifyTask, acceptance_method: AcceptanceMethod, scores: TargetProbs) -> VerifyResult:
+def _verify(task: VerifyTask, acceptance_method: AcceptanceMethod, scores: TargetProbs) -> VerifyResult:
     request, base = task.entry.sequence.request, len(task.entry.sequence.tokens)
     if not task.count:
         return VerifyResult((), None, bonus=False)
@@ -169,11 +169,11 @@ def _sample(tasks: Sequence[VerifyTask], distributions: Mapping[str, Floats]) ->
     return {id: token for (id, _), token in zip(drawing, tokens, strict=True)}
 
 
-def _uses_finite_rows(task: VerifyTask, verdict: VerifyResult, best: Sequence[int | None]) -> bool:
+def _uses_finite_rows(task: VerifyTask, result: VerifyResult, best: Sequence[int | None]) -> bool:
     """Return whether all rows of the accepted path are finite.
 
     Rows of rejected nodes do not count: a drafter's tokens must not end a request.
     """
     rows = [*range(task.first, min(task.verified_rows.start + 1, task.last))]
-    rows += [task.verified_rows.start + 1 + node for node in verdict.path]
+    rows += [task.verified_rows.start + 1 + node for node in result.path]
     return all(best[row] is not None for row in rows if row < task.last)

@@ -184,7 +184,7 @@ def assemble(
         keeps_drafts = POLICIES.load("off" if drafter is None else speculative.policy_name).keeps_drafts
         multi_step = NativeMultiStep.of(target, verifier.acceptance_method, drafter, keeps_drafts)
     if multi_step is not None:
-        limits = replace(limits, rounds=LONGEST, drafts_as_one=multi_step.drafts)
+        limits = replace(limits, max_steps=LONGEST, drafts_as_one=multi_step.drafts)
     parts = drafting_by(drafter, speculative, target, clock, costs)
     parts = replace(parts, multi_step=multi_step, why_no_multi_step=reason or "")
     return connect(verification, parts, speculative, limits, clock)

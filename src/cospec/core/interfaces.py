@@ -123,16 +123,16 @@ class VocabMapping(Protocol):
     """What a drafter's tokens are to the target's."""
 
     same: bool  # ids and rows are the target's own
-    rows: int  # number of last rows of logits that ``behind`` needs of a sequence; a short sequence has fewer
+    rows: int  # number of last rows of logits that ``map_logits`` needs of a sequence; a short sequence has fewer
 
-    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+    def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
         """Return the sequence in the drafter's ids, and the length of the prefix unchanged since the last call: the ids
         of that call, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
 
-    def settled(self, context: DraftContext) -> int:
+    def stable_len(self, context: DraftContext) -> int:
         """How many leading tokens of a sequence that was read will never be read otherwise."""
 
-    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
         """Rows ``[S, V]`` over the target's ids after ``texts [S]``, from the last rows of each, text after text."""
 
     def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:

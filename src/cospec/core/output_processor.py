@@ -111,7 +111,7 @@ class OutputProcessor:
         self._outputs.pop(id, None)
 
     def _commit(self, outcome: StepOutput, now: float) -> tuple[Commit, _Update | None]:
-        entry, draft, verdict = outcome.entry, outcome.draft, outcome.verdict
+        entry, draft, result = outcome.entry, outcome.draft, outcome.result
         sequence = entry.sequence
         if sequence.finish is not None:  # an earlier step of the same call has ended it
             return Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed), None
@@ -124,14 +124,14 @@ class OutputProcessor:
         if outcome.error is not None:
             return self._fail(sequence, outcome.error, now)
         base = len(tokens)
-        if verdict is None:
+        if result is None:
             sequence.computed += entry.tokens
             return Commit(request.id, base, (), (), sequence.computed), None
         output = self._outputs.get(request.id) or self._open(sequence)
-        path = verdict.path
+        path = result.path
         new = [draft.tokens[node] for node in path] if draft is not None else []
-        if verdict.token is not None:
-            new.append(verdict.token)
+        if result.token is not None:
+            new.append(result.token)
         ending = self._ending(sequence, new, output)
         if ending is not None:
             new, path, sequence.finish = new[: ending.count], path[: ending.count], ending.finish
@@ -142,12 +142,12 @@ class OutputProcessor:
         nodes, rejected = 0, False
         if draft is not None:
             nodes = len(draft.tokens)
-            failed = not verdict.bonus and len(path) == len(verdict.path)
+            failed = not result.bonus and len(path) == len(result.path)
             rejected = failed and len(path) < len(new)
             _count(stats, nodes, len(path), failed)
             output.sources += [draft.drafters[node] for node in path]
         if len(path) < len(new):
-            output.sources.append("bonus" if verdict.bonus else "target")
+            output.sources.append("bonus" if result.bonus else "target")
         if stats.ttft is None or ending is not None:
             _note_times(sequence, now)
         commit = Commit(

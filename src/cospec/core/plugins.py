@@ -216,7 +216,7 @@ class Policy(ABC):
 
 
 class AcceptanceMethod(ABC):
-    """Decides which draft tokens are accepted. Pure: the same arguments give the same verdict.
+    """Decides which draft tokens are accepted. Pure: the same arguments give the same result.
 
     Attributes:
         name: as tables, configurations and responses name the acceptance method.

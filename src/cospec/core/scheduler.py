@@ -40,7 +40,7 @@ class SchedulerLimits:
 
     Attributes:
         chain_methods: names of the acceptance methods for chains only; their requests get no trees.
-        rounds: steps that one native call may run, at most.
+        max_steps: steps that one native call may run, at most.
         drafts_as_one: whether such a call may include drafts.
         max_in_flight: steps that the verifier takes at a time.
     """
@@ -49,7 +49,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_len: int
     chain_methods: Container[str] = frozenset()
-    rounds: int = 1
+    max_steps: int = 1
     drafts_as_one: bool = True
     max_in_flight: int = 1
 
@@ -78,7 +78,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=urgency)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Drop sequences wherever they stand, and their cache."""
+        """Drop sequences waiting or running, and their cache."""
         removed = set(ids)
         self.waiting = [sequence for sequence in self.waiting if sequence.id not in removed]
         self.running = [sequence for sequence in self.running if sequence.id not in removed]
@@ -142,7 +142,9 @@ class Scheduler:
                 ready = [sequence for sequence in ready if sequence.id not in self._failures]
             entries = self._plan_batch(ready[:count], tokens, count)
         self._step += 1
-        return SchedulerOutput(self._step - 1, tuple(entries), self._rounds(entries) if self.limits.rounds > 1 else 1)
+        return SchedulerOutput(
+            self._step - 1, tuple(entries), self._max_steps(entries) if self.limits.max_steps > 1 else 1
+        )
 
     def _share(self) -> tuple[int, int]:
         """Sequences and tokens of one microbatch: an equal part of all sequences, and of the tokens that are left."""
@@ -213,22 +215,22 @@ class Scheduler:
                 budgets[sequence.id] = budget
         return budgets
 
-    def _rounds(self, entries: Sequence[ScheduledRequest]) -> int:
+    def _max_steps(self, entries: Sequence[ScheduledRequest]) -> int:
         """Steps that one native call may run: several if no request waits and all have room."""
-        rounds = 1 if self.limits.max_in_flight > 1 else min(self.limits.rounds, self.policy.horizon)
-        if rounds == 1 or self.waiting or len(entries) < len(self.running):
+        steps = 1 if self.limits.max_in_flight > 1 else min(self.limits.max_steps, self.policy.horizon)
+        if steps == 1 or self.waiting or len(entries) < len(self.running):
             return 1
         for entry in entries:
             if entry.tokens > 1 or entry.sequence.request.sampling.stop:
                 return 1
             if entry.budget.depth and not self.limits.drafts_as_one:
                 return 1
-        return rounds if all([self._has_room(entry, rounds) for entry in entries]) else 1
+        return steps if all([self._has_room(entry, steps) for entry in entries]) else 1
 
-    def _has_room(self, entry: ScheduledRequest, rounds: int) -> bool:
+    def _has_room(self, entry: ScheduledRequest, steps: int) -> bool:
         """Make room for so many steps, or for all tokens that the sequence may still write."""
         sequence = entry.sequence
-        more = min(rounds * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
+        more = min(steps * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
         return self.pages.allocate(sequence.id, len(sequence.tokens) + more)
 
     def _fit(self, sequence: RequestState, left: int, budget: DraftBudget) -> ScheduledRequest | None:

@@ -79,7 +79,7 @@ class RequestState:
     """One request in the engine. Mutable: ``tokens``, ``computed``, ``stats``, ``finish`` and ``logprobs`` are written
     by the output processor alone, ``status`` and ``computed`` on admission and preemption by the scheduler.
 
-    Invariant between rounds: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
+    Invariant between steps: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
     """
 
     request: Request
@@ -217,11 +217,11 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """What a step does. ``step`` counts plans from 0; up to ``rounds`` such steps may run before the next plan."""
+    """What a step does. ``step`` counts plans from 0; up to ``max_steps`` such steps may run before the next plan."""
 
     step: int
     entries: tuple[ScheduledRequest, ...]
-    rounds: int = 1
+    max_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,16 +305,16 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One entry of a plan after its step. ``verdict`` is None when known tokens remain to be computed."""
+    """One entry of a plan after its step. ``result`` is None while known tokens remain to be computed."""
 
     entry: ScheduledRequest
     draft: Draft | None
-    verdict: VerifyResult | None
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the verdict's tokens, when the request asks for them
+    result: VerifyResult | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the result's tokens, when the request asks for them
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions after those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
     state: object = (
-        None  # ``Tensor [H]``: the hidden state that the verdict's token was read from, for models with ``states``
+        None  # ``Tensor [H]``: the hidden state that the result's token was read from, for models with ``states``
     )
     model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several models form an ensemble
 

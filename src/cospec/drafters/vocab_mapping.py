@@ -35,15 +35,15 @@ class SharedVocab:
     same = True
     rows = 1
 
-    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+    def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
         """Return the tokens unchanged."""
         return context.tokens, len(context.tokens)
 
-    def settled(self, context: DraftContext) -> int:
+    def stable_len(self, context: DraftContext) -> int:
         """Return the number of all tokens."""
         return len(context.tokens)
 
-    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
         """Return the logits unchanged."""
         return logits
 
@@ -121,7 +121,7 @@ class MappedVocab:
         """Return the drafter's id by target id."""
         return self._own_of
 
-    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+    def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
         """Read new committed tokens; see ``VocabMapping``. Assumed tokens are not read, because they may be
         rejected."""
         if context.assumed:
@@ -143,11 +143,11 @@ class MappedVocab:
             return None
         return sequence.own, self._matching_prefix(sequence, context.tokens)
 
-    def settled(self, context: DraftContext) -> int:
+    def stable_len(self, context: DraftContext) -> int:
         """Return the tokens up to the last special token: later text may still be tokenized differently."""
         return self._readings[context.id].floor
 
-    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
         """Heal the end of each text: two rows of ``logits`` become one, where there are two."""
         healed, first = [], 0
         for text in texts:

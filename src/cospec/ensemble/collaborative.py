@@ -269,7 +269,7 @@ class Collaborative:
         for state, outcome in zip(states, members.decide(blend, cases, counts, queues), strict=True):
             proposed = state.queue.pending[: len(outcome.draft) if outcome.draft else 0]
             accepted = state.apply_result(outcome)
-            for place, proposal in enumerate(proposed[: accepted + 1] if outcome.verdict else ()):
+            for place, proposal in enumerate(proposed[: accepted + 1] if outcome.result else ()):
                 members.policy.observe_acceptance(proposal.proposer, place < accepted)
 
     # ---- known tokens

@@ -98,18 +98,18 @@ class CollaborativeState:
 
     def apply_result(self, verified: StepOutput) -> int:
         """Apply a verification result to the first proposals of the queue; returns the number of accepted proposals."""
-        if verified.error is not None or verified.verdict is None:
+        if verified.error is not None or verified.result is None:
             self.outcome = replace(verified, entry=self.entry, draft=None, model_calls=self.calls)
             return 0
-        verdict, queue = verified.verdict, self.queue
-        accepted = len(verdict.path)
+        result, queue = verified.result, self.queue
+        accepted = len(result.path)
         seen = queue.pending[: len(verified.draft) if verified.draft else 0]
         self.accepted += seen[:accepted]
         self.logprobs += verified.logprobs
         queue.accept(accepted)
-        if verdict.token is not None:
+        if result.token is not None:
             queue.replace()
-            self._set_outcome(verified, [*self.accepted, *seen[accepted:]], verdict)
+            self._set_outcome(verified, [*self.accepted, *seen[accepted:]], result)
         return accepted
 
     def finish(self) -> StepOutput:
@@ -121,9 +121,9 @@ class CollaborativeState:
         assert self.outcome is not None
         return self.outcome
 
-    def _set_outcome(self, verified: StepOutput, proposals: list[Proposal], verdict: VerifyResult) -> None:
+    def _set_outcome(self, verified: StepOutput, proposals: list[Proposal], result: VerifyResult) -> None:
         draft = draft_of(self.id, len(self.entry.sequence.tokens), proposals)
-        whole = VerifyResult(tuple(range(len(self.accepted))), verdict.token, verdict.bonus)
+        whole = VerifyResult(tuple(range(len(self.accepted))), result.token, result.bonus)
         self.outcome = StepOutput(
             self.entry, draft, whole, self.logprobs, verified.prompt_logprobs, model_calls=self.calls
         )

@@ -49,7 +49,7 @@ class Sequential:
             runner, default = None, IN_FLIGHT
         why = {} if runner is None else runner.supports(plan)
         if runner is not None and not why:
-            outputs, times = runner.run(plan.entries, plan.rounds)
+            outputs, times = runner.run(plan.entries, plan.max_steps)
             return SubmittedStep(plan.entries, FinishedFuture(outputs), times, why)
         default = default if runner is None else SHARED
         readable = {entry.sequence.id: why.get(entry.sequence.id, default) for entry in plan.entries}

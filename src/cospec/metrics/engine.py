@@ -56,7 +56,7 @@ class Counters:
 
     def observe(self, outcomes: Sequence[StepOutput], commits: Sequence[Commit], stats: StepStats) -> None:
         """Add one round."""
-        self.rounds += stats.times.rounds
+        self.rounds += stats.times.steps
         self.seconds += stats.total
         self.draft_seconds += stats.times.draft
         self.target_seconds += stats.times.target

@@ -42,7 +42,7 @@ class MultiStepTimer:
         for place, (draft, target) in enumerate(times.each or ((times.draft, times.target),)):
             found.append((float(known), draft, target))
             for outcome in outcomes[place * len(entries) : (place + 1) * len(entries)]:
-                known += 1 + (len(outcome.verdict.path) if outcome.verdict is not None else 0)
+                known += 1 + (len(outcome.result.path) if outcome.result is not None else 0)
         return found[1:] or found
 
     def _sequence(self, context: DraftContext) -> RequestState:

@@ -69,7 +69,7 @@ def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, flo
     step. ``overlap`` is the sum of busy times over elapsed time, per engine.
     """
     seconds = outcomes.end or 1.0
-    rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)
+    rows = np.array([row for steps in engines for row in steps.rows], dtype=np.float64).reshape(-1, 5)
     sequences, batched, proposed, _, committed = rows.sum(axis=0)
     verified = outcomes.accepted + outcomes.rejections
     return {
@@ -106,8 +106,8 @@ def _series(engines: list[StepLog]) -> dict[str, list[float]]:
 
     A part has its time, tokens drafted per sequence, sequences per step, and tokens per second.
     """
-    times = np.array([time for rounds in engines for time in rounds.times])
-    rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)
+    times = np.array([time for steps in engines for time in steps.times])
+    rows = np.array([row for steps in engines for row in steps.rows], dtype=np.float64).reshape(-1, 5)
     if not len(times):
         return {"time": [], "k": [], "batch": [], "throughput": []}
     width = max(float(times.max()), 1e-9) / POINTS

@@ -52,7 +52,7 @@ class Replica:
     drafter: SimulatedDrafter
     verifier: SimulatedVerifier
     executor: SimulatedExecutor
-    rounds: StepLog
+    steps: StepLog
     held: int = 0  # requests that have not ended
     request_seconds: float = 0.0  # the integral of ``held`` over time
 
@@ -105,8 +105,8 @@ class World:
             raise InvalidInput("target.cost", words("nothing"), "seconds for a token")
         cache = SimulatedModel(BlockPool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False))
         drafter = SimulatedDrafter(self.drafting, draft, clock, self._rates())
-        verifier, rounds = SimulatedVerifier(cache, scenario.target, target, clock), StepLog(clock)
-        policy = RecordedPolicy(self._policy(drafter, clock, target, draft), rounds)
+        verifier, steps = SimulatedVerifier(cache, scenario.target, target, clock), StepLog(clock)
+        policy = RecordedPolicy(self._policy(drafter, clock, target, draft), steps)
         executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
         EXECUTION_MODES.check(variant.execution_mode)
         capacity = cache.pages.capacity
@@ -117,7 +117,7 @@ class World:
             variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, capacity
         )
         parts = connect(verification, drafting, SpeculativeConfig(acceptance_method="match"), limits, clock)
-        return Replica(Engine(parts), clock, drafter, verifier, executor, rounds)
+        return Replica(Engine(parts), clock, drafter, verifier, executor, steps)
 
     def _rates(self) -> dict[str, Rates]:
         """α by domain; 0.5 separates the correct tokens of a trace, whose difficulty is 0 or 1."""
@@ -159,7 +159,7 @@ def run(world: World, load: float) -> dict[str, Any]:
     """Run one variant at one load; return ``results.summary``."""
     found, replicas = serve_all(world, load)
     busy = sum(each.verifier.busy for each in replicas), sum(_drafting(each) for each in replicas)
-    return summary(found, [each.rounds for each in replicas], busy)
+    return summary(found, [each.steps for each in replicas], busy)
 
 
 def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:

@@ -197,8 +197,8 @@ class SimulatedVerifier:
             context += sequence.computed
             tokens += entry.tokens
             if not entry.reaches_end or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
-                verdict = VerifyResult((), RIGHT, False) if entry.reaches_end else None
-                outcomes.append(StepOutput(entry, None, verdict))
+                result = VerifyResult((), RIGHT, False) if entry.reaches_end else None
+                outcomes.append(StepOutput(entry, None, result))
                 continue
             tokens += len(draft.tokens)
             path = _right_path(draft)

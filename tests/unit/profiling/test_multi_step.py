@@ -42,7 +42,7 @@ class Noted:
 
     def run(self, entries: Sequence[ScheduledRequest], steps: int) -> object:
         done = self._burst.run(entries, steps)
-        self.found.append((len(entries), entries[0].budget.depth, done[1].rounds))
+        self.found.append((len(entries), entries[0].budget.depth, done[1].steps))
         return done
 
 
