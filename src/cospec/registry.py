@@ -1,8 +1,8 @@
 """Tables of plug-ins: lazy maps from a configuration name to a class.
 
-A new drafter, acceptance method, blend, policy, logits processor or execution mode is one file and one line here. Each
-table has an interface. The interface declares what a class needs or offers (``AcceptanceMethod.stream_kind``,
-``Drafter.samples``). The engine reads these attributes and no names.
+A new drafter, acceptance method, blend, policy, logits processor, execution mode or weight format is one file and one
+line here. Each table has an interface. The interface declares what a class needs or offers
+(``AcceptanceMethod.stream_kind``, ``Drafter.samples``). The engine reads these attributes and no names.
 
 A plug-in in another package needs no line here. The package names the class in an entry point of the table's group, or
 a program registers the class. In both cases the table checks the declarations of the class.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.core.plugins import AcceptanceMethod, Drafter, LogitsProcessor, Policy
     from cospec.drafters.pool.combiners.combine import Combiner
     from cospec.drafters.pool.routing.selection import Routing
+    from cospec.models.weights.format import WeightFormat
 
 PluginT = TypeVar("PluginT")
 
@@ -316,6 +317,16 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
         "cospec.core.interfaces:ExecutionMode",
         on_instances=("components", "times", "info", "readable"),
     ),
+)
+WEIGHT_FORMATS: PluginTable[type[WeightFormat]] = PluginTable(
+    "quantization",
+    {
+        "fp32": "cospec.models.weights.fp32:Fp32",
+        "bf16": "cospec.models.weights.bf16:Bf16",
+        "fp16": "cospec.models.weights.fp16:Fp16",
+        "int8": "cospec.models.weights.int8:Int8",
+    },
+    Declares("weight format", "cospec.models.weights.format:WeightFormat", named=True),
 )
 
 register_drafter = DRAFTERS.register

@@ -17,8 +17,11 @@ from cospec.assembly.build import assemble, memory_plan_of
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
+from cospec.core.interfaces import Model
+from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.llm import LLM
+from cospec.models.loading import LoadOptions, load_model
 from cospec.models.toy import ToyModel
 from cospec.registry import (
     ACCEPTANCE_METHODS,
@@ -29,11 +32,13 @@ from cospec.registry import (
     LOGITS_PROCESSORS,
     POLICIES,
     ROUTINGS,
+    WEIGHT_FORMATS,
     PluginTable,
 )
 from cospec.sampling_params import SamplingParams
 from harness.ensembles import ensemble_engine
 from harness.pools import pool_of, toy_drafters
+from harness.tiny import tiny
 from harness.toys import toy_engine
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -47,6 +52,7 @@ RECIPES: dict[str, tuple[PluginTable[Any], str, str]] = {
     "combiner": (COMBINERS, "heaviest", "Heaviest"),
     "routing": (ROUTINGS, "best", "Best"),
     "execution mode": (EXECUTION_MODES, "together", "Together"),
+    "weight format": (WEIGHT_FORMATS, "ternary", "Ternary"),
 }
 CODE = re.findall(r"### An? ([\w ]+)\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 
@@ -152,3 +158,26 @@ def test_an_execution_mode() -> None:
     assert tokens == plain()
     assert stats.drafted > 0
     assert engine.execution_mode.info.name == "together"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"linear_backend": "torch", "attention_backend": "sdpa"}], ids=["auto", "torch"]
+)
+def test_a_weight_format(options: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    found = logits(load_model(str(tmp_path), LoadOptions(device="cpu", quantization="ternary", **options)))
+    assert not torch.allclose(found, logits(load_model(str(tmp_path), LoadOptions(device="cpu", **options))), atol=1e-3)
+    format = WEIGHT_FORMATS.load("ternary")()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data = format.read(layer.weight).decode()
+    model.save_pretrained(tmp_path)
+    decoded = logits(load_model(str(tmp_path), LoadOptions(device="cpu", **options)))
+    torch.testing.assert_close(found, decoded, atol=1e-4, rtol=1e-4)
+
+
+def logits(model: Model) -> torch.Tensor:
+    """Of a short prompt."""
+    assert model.pages.allocate("a", 5)
+    return model.forward(TokenBatch((SequenceSlice("a", 0, (1, 2, 3, 4, 5)),)))

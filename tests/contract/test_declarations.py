@@ -21,6 +21,7 @@ from cospec.registry import (
     LOGITS_PROCESSORS,
     POLICIES,
     ROUTINGS,
+    WEIGHT_FORMATS,
     PluginTable,
 )
 
@@ -34,6 +35,7 @@ TABLES: dict[str, PluginTable[Any]] = {
     "blends": BLENDS,
     "rounds": EXECUTION_MODES,
     "systems": SYSTEMS,
+    "weight_formats": WEIGHT_FORMATS,
 }
 REQUIRED = {  # what an interface gives no default for, and a value of another type
     "drafters": ("samples", "no"),
@@ -45,6 +47,7 @@ REQUIRED = {  # what an interface gives no default for, and a value of another t
     "blends": ("Options", dict),
     "rounds": ("learns", "often"),
     "systems": ("build", "nothing"),
+    "weight_formats": ("encode", 8),
 }
 OVERRIDDEN = {  # what an interface gives a default for, and a value of another type
     "drafters": ("capabilities", {"free": True}),
@@ -52,6 +55,7 @@ OVERRIDDEN = {  # what an interface gives a default for, and a value of another 
     "routings": ("native_id", "hedge"),
     "acceptance_methods": ("native_id", "match"),
     "policies": ("keeps_drafts", "always"),
+    "weight_formats": ("kernel", 1),
 }
 
 

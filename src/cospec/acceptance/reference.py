@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from cospec.core.bitmask import Bitmask
 from cospec.core.plugins import AcceptanceMethod
+from cospec.core.processors import ProcessorStates
 from cospec.core.rng import Floats, RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, shaped
 from cospec.core.tree import path_to
@@ -46,6 +48,12 @@ class VerifyTask:
     def verified_rows(self) -> slice:
         """The rows that verify the draft."""
         return slice(self.last - self.count, self.last)
+
+    @property
+    def states(self) -> list[ProcessorStates]:
+        """The states of the request's logits processors before each verified row."""
+        block = self.block
+        return block.history.states(block.params)[1]
 
     @property
     def block(self) -> RowBlock:
@@ -104,6 +112,26 @@ def edited(tasks: Sequence[VerifyTask], logits: Tensor) -> tuple[Tensor, dict[st
             log.exception("the logits of request %s could not be edited", task.entry.sequence.id)
             raised[task.entry.sequence.id] = failure(error)
     return logits, raised
+
+
+def masks_of(tasks: Sequence[VerifyTask], vocab_size: int) -> tuple[dict[str, Bitmask], dict[str, str]]:
+    """Return the masks of requests that have masks and no other processors, by id, and error texts as ``edited``.
+
+    A mask has the shape ``[task.count, ceil(vocab_size / 32)]``.
+    """
+    found, raised = dict[str, Bitmask](), dict[str, str]()
+    for task in tasks:
+        processors, id = task.entry.sequence.processors, task.entry.sequence.id
+        if not (processors.processors and processors.only_masks and task.count):
+            continue
+        try:
+            masks = processors.masks(task.states, vocab_size)
+        except Exception as error:  # other requests' rows do not depend on this request
+            log.exception("the masks of request %s could not be made", id)
+            raised[id] = failure(error)
+        else:
+            found |= {} if masks is None else {id: masks}
+    return found, raised
 
 
 def _verify(task: VerifyTask, acceptance_method: AcceptanceMethod, scores: TargetProbs) -> VerifyResult:

@@ -168,9 +168,10 @@ def can_be_verified(draft: Draft, vocab_size: int) -> bool:
 
 
 def _only_verified(task: VerifyTask) -> bool:
-    """Whether nothing is asked of the target distribution's logits but a result."""
-    params = task.entry.sequence.request.sampling
-    return not params.edits_logits and params.logprobs is None and not _wants_prompt_rows(task.entry.sequence)
+    """Whether the request needs the logits for verification alone, after masks at most."""
+    sequence = task.entry.sequence
+    needs_rows = sequence.request.sampling.logprobs is not None or _wants_prompt_rows(sequence)
+    return sequence.processors.only_masks and not needs_rows
 
 
 def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
