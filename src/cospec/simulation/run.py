@@ -111,7 +111,8 @@ class World:
         EXECUTION_MODES.check(variant.execution_mode)
         capacity = cache.pages.capacity
         verification = Verification(cache, verifier, cache.pages, capacity, "target", AcceptanceMethods())
-        drafting = Drafting(EXECUTION_MODES.load(variant.execution_mode), policy, drafter, executor)
+        order = EXECUTION_MODES.load(variant.execution_mode)
+        drafting = Drafting(order, policy, drafter, executor, why_no_multi_step="simulated models")
         limits = SchedulerLimits(
             variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, capacity
         )

@@ -14,7 +14,8 @@ from cospec.core.types import DraftContext, ScheduledRequest, SchedulerOutput
 from cospec.drafters.model import ModelDrafter
 from cospec.native import library
 from cospec.native.multi_step import NativeMultiStep
-from cospec.profiling.measure import ROUNDS, Grid, MultiStepTimer, measure_multi_steps
+from cospec.profiling.measure import Grid, measure_multi_steps
+from cospec.profiling.multi_step import ROUNDS, MultiStepTimer
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, load, write_pair
 
