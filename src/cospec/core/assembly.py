@@ -125,12 +125,12 @@ def _costs(
     names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set", "native")
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
-    match = ACCEPTANCE_METHODS.load("match")()
-    if config.native == "off":
-        burst = None
-    else:
-        burst = NativeMultiStep.of(target, lambda _: match, drafter, policy.keeps_drafts)
-    return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
+    multi_step = None
+    if config.native != "off" and target.direct is not None:
+        verifier = TargetVerifier(target, Single(), {"match": ACCEPTANCE_METHODS.load("match")()})
+        multi_step = NativeMultiStep.of(target.direct, verifier, drafter, policy.keeps_drafts)
+    whole = multi_step if multi_step is not None and multi_step.drafts else None
+    return costs_at_start(target, drafter, base_folder(path), how, drafts, whole)
 
 
 def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
@@ -188,17 +188,17 @@ def assemble(
     native = config.native == "auto"
     verifier = TargetVerifier(target, blend, acceptance_methods, native)
     chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
-    why_no_burst = why_not(target) if native else NATIVE_OFF
-    burst = None
-    if why_no_burst is None:
-        burst = NativeMultiStep.of(target, verifier.acceptance_method, drafter, chosen.keeps_drafts)
+    why_no_multi_step = why_not(target) if native else NATIVE_OFF
+    multi_step = None
+    if why_no_multi_step is None and target.direct is not None:
+        multi_step = NativeMultiStep.of(target.direct, verifier, drafter, chosen.keeps_drafts)
     limits = SchedulerLimits(
         config.max_num_seqs,
         config.max_num_batched_tokens,
         max_len,
         acceptance_methods.chains_only,
-        rounds=1 if burst is None else LONGEST,
-        drafts_as_one=burst is not None and burst.drafts,
+        rounds=1 if multi_step is None else LONGEST,
+        drafts_as_one=multi_step is not None and multi_step.drafts,
     )
     scheduler = Scheduler(target.pages, policy, limits)
     backend = getattr(text.tokenizer, "backend_tokenizer", None)
@@ -215,8 +215,8 @@ def assemble(
                 policy,
                 time.monotonic,
                 executor,
-                burst=burst,
-                why_no_burst=why_no_burst or "",
+                multi_step=multi_step,
+                why_no_multi_step=why_no_multi_step or "",
                 native=native,
             )
         ),
@@ -241,7 +241,7 @@ def assemble(
         model_path=text.path,
         weights=drafter.weights if drafter else dict,
         closers=_closers(executor),
-        burst=burst,
+        multi_step=multi_step,
     )
 
 

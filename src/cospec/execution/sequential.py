@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from cospec.core.interfaces import StepContext
-from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.plugins import AcceptanceMethod
 from cospec.core.rng import StreamKind
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.types import (
@@ -19,8 +20,6 @@ from cospec.core.types import (
     StepOutput,
 )
 from cospec.execution.draft_errors import propose_one_by_one, with_failures
-
-SHARED = "shares its forward with a readable request"
 
 log = logging.getLogger(__name__)
 
@@ -36,46 +35,41 @@ class Sequential:
         self.readable: Mapping[str, str] = {}
 
     def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """One output per entry; of each step, where several are run as one.
+        """Return one output per entry; of each step, where several run as one call.
 
-        This is the only place that decides how a step runs: as one native call where all requests can. Otherwise all
-        requests share one forward of the drafter and of the target, since a second forward for a native group costs
-        more than the call saves; each draft is then verified natively where its own request can.
+        This is the only place that decides how a step runs. The multi-step call runs every step of a native target. The
+        drafter drafts for the requests that the call cannot draft for. One forward of the target serves all requests.
         """
-        runner = self.components.burst
-        why = {} if runner is None else runner.supports(plan)
-        if runner is not None and not why:
-            self.readable = why
-            outcomes, self.times = runner.run(plan.entries, plan.rounds)
-            return outcomes
-        default = self.components.why_no_burst if runner is None else SHARED
-        self.readable = {entry.sequence.id: why.get(entry.sequence.id, default) for entry in plan.entries}
-        outcomes, self.times = self._run_readably(plan.entries)
-        return outcomes
-
-    def _run_readably(self, entries: Sequence[ScheduledRequest]) -> tuple[list[StepOutput], StepTimes]:
-        """Draft, then verify; the native library may still verify what it did not draft."""
-        components, started = self.components, self.components.clock()
-        drafts, failures = ({}, {}) if components.drafter is None else self._draft(components.drafter, entries)
+        components, runner, started = self.components, self.components.multi_step, self.components.clock()
+        ids = [entry.sequence.id for entry in plan.entries]
+        self.readable = dict.fromkeys(ids, components.why_no_multi_step) if runner is None else runner.supports(plan)
+        self._release(plan.entries)
+        asked = [entry for entry in plan.entries if entry.budget.depth and entry.sequence.id in self.readable]
+        drafts, failures = self._draft(asked)
+        sound = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
         drafted = components.clock()
-        sound = [entry for entry in entries if entry.sequence.id not in failures] if failures else entries
-        runner = components.burst
-        if not sound:
-            outcomes = []
-        elif runner is not None and not runner.supports_drafts(sound, drafts):
-            outcomes = runner.verify(sound, drafts)
+        drafting, outputs = drafted - started, list[StepOutput]()
+        if runner is None:
+            outputs = components.verifier.verify(sound, drafts) if sound else []
+            self.times = StepTimes(drafting, components.clock() - drafted)
+        elif sound:
+            given = {entry.sequence.id: drafts.get(entry.sequence.id) for entry in asked}
+            outputs, times = runner.run(sound, plan.rounds, given)
+            self.times = replace(times, draft=times.draft + drafting) if given else times
         else:
-            outcomes = components.verifier.verify(sound, drafts)
-        times = StepTimes(drafted - started, components.clock() - drafted)
-        return with_failures(entries, outcomes, failures) if failures else outcomes, times
+            self.times = StepTimes(drafting)
+        return with_failures(plan.entries, outputs, failures) if failures else outputs
 
-    def _draft(self, drafter: Drafter, entries: Sequence[ScheduledRequest]) -> tuple[dict[str, Draft], dict[str, str]]:
-        """Drafts, and why requests could not be drafted for, by sequence."""
+    def _release(self, entries: Sequence[ScheduledRequest]) -> None:
+        """Have the drafter forget the requests whose budgets say so."""
         released = [entry.sequence.id for entry in entries if entry.budget.release]
-        if released:
-            drafter.free(released)
-        drafting = [entry for entry in entries if entry.budget.depth > 0]
-        if not drafting:
+        if released and self.components.drafter is not None:
+            self.components.drafter.free(released)
+
+    def _draft(self, drafting: Sequence[ScheduledRequest]) -> tuple[dict[str, Draft], dict[str, str]]:
+        """Return drafts, and why requests could not be drafted for, by id."""
+        drafter = self.components.drafter
+        if not drafting or drafter is None:
             return {}, {}
         contexts = [context_of(entry, self.components.verifier.acceptance_method(entry.sequence)) for entry in drafting]
         budgets, failures = [entry.budget for entry in drafting], dict[str, str]()
@@ -103,8 +97,8 @@ class Sequential:
     def free(self, ids: Sequence[str]) -> None:
         """Target first, then the drafter."""
         self.components.verifier.free(ids)
-        if self.components.burst is not None:
-            self.components.burst.free(ids)
+        if self.components.multi_step is not None:
+            self.components.multi_step.free(ids)
         if self.components.drafter is not None:
             self.components.drafter.free(ids)
 
