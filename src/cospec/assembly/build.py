@@ -126,12 +126,12 @@ def _costs(
     names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set", "native")
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
-    match = ACCEPTANCE_METHODS.load("match")()
-    if config.native == "off":
-        burst = None
-    else:
-        burst = NativeMultiStep.of(target, lambda _: match, drafter, policy.keeps_drafts)
-    return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
+    multi_step = None
+    if config.native != "off" and target.direct is not None:
+        verifier = TargetVerifier(target, Single(), {"match": ACCEPTANCE_METHODS.load("match")()})
+        multi_step = NativeMultiStep.of(target.direct, verifier, drafter, policy.keeps_drafts)
+    whole = multi_step if multi_step is not None and multi_step.drafts else None
+    return costs_at_start(target, drafter, base_folder(path), how, drafts, whole)
 
 
 def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
@@ -180,10 +180,9 @@ def assemble(
     )
     limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
     multi_step = None
-    if reason is None:
+    if reason is None and target.direct is not None:
         keeps_drafts = POLICIES.load("off" if drafter is None else speculative.policy_name).keeps_drafts
-        multi_step = NativeMultiStep.of(target, verifier.acceptance_method, drafter, keeps_drafts)
-    if multi_step is not None:
+        multi_step = NativeMultiStep.of(target.direct, verifier, drafter, keeps_drafts)
         limits = replace(limits, max_steps=LONGEST, drafts_as_one=multi_step.drafts)
     parts = drafting_by(drafter, speculative, target, clock, costs)
     parts = replace(parts, multi_step=multi_step, why_no_multi_step=reason or "")

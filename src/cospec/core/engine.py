@@ -49,7 +49,7 @@ class EngineComponents:
     model_paths: tuple[Path, ...] = ()  # of all members of an ensemble
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
     closers: tuple[Callable[[], None], ...] = ()  # end the threads and processes of the components
-    burst: MultiStepRunner | None = None
+    multi_step: MultiStepRunner | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +220,8 @@ class Engine:
 
     def set_wakeup_fd(self, descriptor: int) -> None:
         """While the file descriptor is readable, a call runs one step only: a request is to be added or aborted."""
-        if self.parts.burst is not None:
-            self.parts.burst.wakeup_fd = descriptor
+        if self.parts.multi_step is not None:
+            self.parts.multi_step.wakeup_fd = descriptor
 
     def on_idle(self) -> None:
         """Called while no request waits: policies learn now, so that no step has to wait for learning."""

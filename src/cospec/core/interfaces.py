@@ -242,24 +242,28 @@ class Executor(Protocol):
 
 
 class MultiStepRunner(Protocol):
-    """Drafts, scores and verifies as one call, for several steps where no request ends."""
+    """Drafts, scores and verifies as one call, for several steps if no request ends."""
 
-    wakeup_fd: int  # a file descriptor; once it can be read no further step begins. Less than 0: none
+    wakeup_fd: int  # a file descriptor; no further step begins while the descriptor is readable. Negative: none
 
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
-        """Why requests of a step cannot be run, by id; empty where all can. Pure: reserves and changes nothing."""
+        """Return why a part of a request's step runs the readable way, by id; empty where no part does.
 
-    def run(self, entries: Sequence[ScheduledRequest], steps: int) -> tuple[list[StepOutput], StepTimes]:
-        """Outputs of up to ``steps`` steps, until a request may have ended; ``supports`` was asked."""
+        The call cannot draft for these requests, or the verifier verifies their drafts. Pure: reserves nothing.
+        """
 
-    def supports_drafts(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> dict[str, str]:
-        """Why ``verify`` cannot run requests with these drafts, by id; pure, as above."""
+    def run(
+        self, entries: Sequence[ScheduledRequest], steps: int, drafts: Mapping[str, Draft | None]
+    ) -> tuple[list[StepOutput], StepTimes]:
+        """Return the outputs of up to ``steps`` steps, until a request may have ended.
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """What ``Verifier.submit`` does, for drafts from outside that ``supports_drafts`` gives no reason against."""
+        Args:
+            drafts: by id, of the requests that the call does not draft for; None for a request without a draft. The
+                call then runs one step.
+        """
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
+        """Forget requests. Unknown ids are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +272,7 @@ class StepContext:
 
     Attributes:
         executor: runs the same drafter while drafts are verified; None: the drafter runs in the engine thread.
-        burst: does what drafter and verifier do by turns, in fewer steps; None: no such runner, for ``why_no_burst``.
+        multi_step: drafts and verifies in one call; None: no such runner, for the reason ``why_no_multi_step``.
     """
 
     drafter: Drafter | None
@@ -276,8 +280,8 @@ class StepContext:
     policy: Policy
     clock: Clock
     executor: Executor | None = None
-    burst: MultiStepRunner | None = None
-    why_no_burst: str = ""
+    multi_step: MultiStepRunner | None = None
+    why_no_multi_step: str = ""
 
 
 class ExecutionMode(Protocol):

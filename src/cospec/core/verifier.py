@@ -94,7 +94,7 @@ class TargetVerifier:
             fast = iter(native.verify(groups[0], self.acceptance_method, logits))
             slow = iter(self._verify_readably(groups[1], logits))
             results = [next(fast if each else slow) for each in whole]
-        return [self._outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
+        return [self.outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
 
     def _verify_readably(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
         methods = [self.acceptance_method(task.entry.sequence) for task in tasks]
@@ -115,7 +115,7 @@ class TargetVerifier:
         """Verify tasks that ``supports_blend`` by the rows of a blend of ``queues [R, V]`` that the results read."""
         assert self._native is not None, "``supports_blend`` was not asked"
         results = self._native.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
-        return [self._outcome(task, result, queues[0]) for task, result in zip(tasks, results, strict=True)]
+        return [self.outcome(task, result, queues[0]) for task, result in zip(tasks, results, strict=True)]
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the target's cache."""
@@ -135,7 +135,8 @@ class TargetVerifier:
             return None
         return draft if self.acceptance_method(entry.sequence).trees or draft.is_chain else None
 
-    def _outcome(self, task: VerifyTask, result: VerifiedDraft, logits: Tensor) -> StepOutput:
+    def outcome(self, task: VerifyTask, result: VerifiedDraft, logits: Tensor) -> StepOutput:
+        """Return the output of a verified task, with the log-probabilities that the request asks for."""
         if isinstance(result, str):
             return StepOutput(task.entry, task.draft, None, error=result)
         try:
@@ -170,7 +171,7 @@ def can_be_verified(draft: Draft, vocab_size: int) -> bool:
 def _only_verified(task: VerifyTask) -> bool:
     """Whether the request needs the logits for verification alone, after masks at most."""
     sequence = task.entry.sequence
-    needs_rows = sequence.request.sampling.logprobs is not None or _wants_prompt_rows(sequence)
+    needs_rows = sequence.request.sampling.logprobs is not None or wants_prompt_rows(sequence)
     return sequence.processors.only_masks and not needs_rows
 
 
@@ -180,7 +181,7 @@ def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlic
     start, known = sequence.computed, sequence.tokens
     ends = start + n == len(known)
     first_row = n - 1 if ends else n
-    if sequence.request.sampling.prompt_logprobs is not None and _wants_prompt_rows(sequence):
+    if sequence.request.sampling.prompt_logprobs is not None and wants_prompt_rows(sequence):
         first_row = 0
     tokens = tuple(known[start : start + n])
     if draft is None:
@@ -189,7 +190,8 @@ def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlic
     return SequenceSlice(sequence.request.id, start, tokens + draft.tokens, draft.parents, first_row), count
 
 
-def _wants_prompt_rows(sequence: RequestState) -> bool:
+def wants_prompt_rows(sequence: RequestState) -> bool:
+    """Return whether the step computes rows of logits that the prompt's log-probabilities are read from."""
     wanted = sequence.request.sampling.prompt_logprobs is not None
     return wanted and sequence.computed < sequence.prompt_len - 1
 
@@ -197,7 +199,7 @@ def _wants_prompt_rows(sequence: RequestState) -> bool:
 def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
     """Of the prompt tokens that follow the positions computed in this step and have none yet."""
     sequence = task.entry.sequence
-    if not _wants_prompt_rows(sequence):
+    if not wants_prompt_rows(sequence):
         return ()
     offset = sequence.computed + 1  # the position that the first row speaks of
     first = max(offset, len(sequence.prompt_logprobs) + 1)

@@ -123,18 +123,18 @@ def measure_multi_steps(
     drafter: Drafter,
     grid: Grid,
     seconds: float,
-    burst: MultiStepRunner | None = None,
+    multi_step: MultiStepRunner | None = None,
     clock: Clock = time.perf_counter,
 ) -> tuple[list[LatencySample], list[LatencySample]]:
     """Time verification and drafting in turn, as steps do: ``target.forward``, ``drafter.propose``.
 
     Each call leaves its data in the processor's caches: alone in a loop, a small drafter takes half as long. A point of
-    one token is a step without drafts. If ``burst`` runs whole steps, those calls are timed. Drafters that need a
+    one token is a step without drafts. If ``multi_step`` runs whole steps, those calls are timed. Drafters that need a
     step-by-step text (heads) give no samples.
     """
     rng, end = np.random.default_rng(0), clock() + seconds
-    count, bursts = max(grid.sequences), None if burst is None else MultiStepTimer(burst)
-    ahead = ROUNDS * max(grid.tokens + grid.rows) if bursts else 0
+    count, timer = max(grid.sequences), None if multi_step is None else MultiStepTimer(multi_step)
+    ahead = ROUNDS * max(grid.tokens + grid.rows) if timer else 0
     texts = {
         context: [
             DraftContext(
@@ -168,7 +168,7 @@ def measure_multi_steps(
                 if depth and not fed_ids.issuperset(each.id for each in contexts):
                     drafter.propose(contexts, [DraftBudget(depth, depth)] * several)
                     fed_ids.update(each.id for each in contexts)
-                rounds = bursts.time_steps(contexts, depth) if bursts and tokens not in grid.chunks else []
+                rounds = timer.time_steps(contexts, depth) if timer and tokens not in grid.chunks else []
                 for known, drafting, verifying in rounds:
                     forwards[place].append((known, verifying))
                     if depth:

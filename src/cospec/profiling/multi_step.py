@@ -16,6 +16,7 @@ from cospec.core.types import (
     RequestState,
     ScheduledRequest,
     SchedulerOutput,
+    Speculation,
 )
 from cospec.sampling_params import SamplingParams
 
@@ -26,8 +27,8 @@ ENDLESS = 1 << 20
 class MultiStepTimer:
     """Steps on known texts, always from the same position."""
 
-    def __init__(self, burst: MultiStepRunner) -> None:
-        self._burst = burst
+    def __init__(self, runner: MultiStepRunner) -> None:
+        self._runner = runner
         self._sequences: dict[str, RequestState] = {}
 
     def time_steps(self, contexts: Sequence[DraftContext], depth: int) -> list[tuple[float, float, float]]:
@@ -35,9 +36,10 @@ class MultiStepTimer:
         sequences = [self._sequence(context) for context in contexts]
         budget = DraftBudget(depth, depth) if depth else DraftBudget()
         entries = tuple(ScheduledRequest(sequence, 1, budget) for sequence in sequences)
-        if self._burst.supports(SchedulerOutput(0, entries, ROUNDS)):
+        if self._runner.supports(SchedulerOutput(0, entries, ROUNDS)):
             return []
-        (outcomes, times), known = self._burst.run(entries, ROUNDS), sum(sequence.computed for sequence in sequences)
+        outcomes, times = self._runner.run(entries, ROUNDS, {})
+        known = sum(sequence.computed for sequence in sequences)
         found = []
         for place, (draft, target) in enumerate(times.each or ((times.draft, times.target),)):
             found.append((float(known), draft, target))
@@ -48,6 +50,8 @@ class MultiStepTimer:
     def _sequence(self, context: DraftContext) -> RequestState:
         if context.id not in self._sequences:
             sampling = SamplingParams(temperature=0.0, max_tokens=ENDLESS, ignore_eos=True)
-            request = Request(context.id, tuple(context.tokens), sampling, 0)
+            request = Request(
+                context.id, tuple(context.tokens), sampling, 0, speculation=Speculation(acceptance_method="match")
+            )
             self._sequences[context.id] = RequestState(request, list(context.tokens), len(context.tokens) - 1)
         return self._sequences[context.id]
