@@ -59,14 +59,7 @@ const std::vector<Layout>& layouts() {
             stop_tokens, num_stop_tokens, stream_kind, q, params),
         LAYOUT(MultiStepTask, target, cache, drafter, drafter_cache, slots, tokens, drafts, num_slots, num_drafting,
             max_draft_len, max_steps, time_limit, wakeup_fd, output, num_fed, seconds),
-        LAYOUT(DraftTask, stats, greedy, seed, stream_kind, temperature, eligible, base_len, max_drafters, depth,
-            max_nodes, threshold),
-        LAYOUT(PoolBatch, num_requests, num_drafters, max_depth, tree_capacity, steps, tasks, prior, calibrations,
-            weights, odds, spans, tokens, parents, raw_confidence, candidates, candidate_probs, q, mix_weights,
-            main_path, path_len, active, num_nodes, out_tokens, out_parents, out_owners, out_confidence),
-        LAYOUT(DrafterLogits, drafter, logits, vocab_size, num_rows),
-        LAYOUT(LockstepDrafter, drafter, model, cache, slices, ids, requests, num_requests),
-        LAYOUT(MixBuffers, distributions, mixtures, vocab_size, kept_steps),
+        LAYOUT(LockstepDrafter, model, cache, num_slices, num_tokens),
     };
     return all;
 }

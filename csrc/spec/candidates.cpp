@@ -1,10 +1,12 @@
-#include "spec/candidates.h"
-
+// The candidate tokens of a drafter at one position: its token, the second choice, and the probability of each.
 #include <math.h>
 #include <string.h>
 
+#include <vector>
+
 #include "ops/dispatch.h"
 #include "ops/ops.h"
+#include "ops/sampling.h"
 
 namespace cospec {
 
@@ -20,8 +22,8 @@ double most_likely(const std::vector<double>& q, int64_t* token) {
     return q[best];
 }
 
-}  // namespace
-
+// Read the candidates from one row of logits. tokens and probs: [2]; a token is -1 where there is none.
+// `q` holds one number per token of the vocabulary and is overwritten.
 void top_candidates(const float* row, double temperature, const RandomStream& stream, std::vector<double>& q,
     int64_t* tokens, double* probs) {
     const long vocab_size = (long)q.size();
@@ -41,6 +43,8 @@ void top_candidates(const float* row, double temperature, const RandomStream& st
         probs[1] = most_likely(q, &tokens[1]);
     }
 }
+
+}  // namespace
 
 // Read two candidates from each row of logits [rows, vocab_size]. tokens and probs: [rows, 2].
 // At temperature 0 the candidates are the two most likely tokens, with their probabilities at temperature 1.

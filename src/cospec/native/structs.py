@@ -10,6 +10,8 @@ from ctypes import Structure, c_double, c_float, c_int64, c_long, c_uint64, c_vo
 from struct import Struct
 from typing import Any
 
+from cospec.native.pool_structs import LockstepDrafterStruct
+
 _CODES = {c_int64: "q", c_uint64: "Q", c_double: "d", c_void_p: "Q"}  # of the ``struct`` module
 
 
@@ -163,53 +165,6 @@ class MultiStepTaskStruct(Structure):
     ]
 
 
-class DraftTaskStruct(Structure):
-    """``csrc/spec/pool_batch.h``."""
-
-    _fields_ = [
-        ("stats", c_void_p),
-        ("greedy", c_int64),
-        *_fields(c_uint64, "seed stream_kind"),
-        ("temperature", c_double),
-        ("eligible", c_uint64),
-        *_fields(c_int64, "base_len max_drafters depth max_nodes"),
-        ("threshold", c_double),
-    ]
-
-
-class PoolBatchStruct(Structure):
-    """``csrc/spec/pool_batch.h``."""
-
-    _fields_ = [
-        *_fields(c_int64, "num_requests num_drafters max_depth tree_capacity steps"),
-        *_fields(c_void_p, "tasks prior calibrations weights odds spans tokens parents raw_confidence"),
-        *_fields(c_void_p, "candidates candidate_probs q mix_weights main_path path_len active"),
-        *_fields(c_void_p, "num_nodes out_tokens out_parents out_owners out_confidence"),
-    ]
-
-
-class DrafterLogitsStruct(Structure):
-    """``csrc/spec/pool_batch.h``."""
-
-    _fields_ = [("drafter", c_int64), ("logits", c_void_p), *_fields(c_int64, "vocab_size num_rows")]
-
-
-class LockstepDrafterStruct(Structure):
-    """``csrc/spec/pool_lockstep.h``."""
-
-    _fields_ = [
-        ("drafter", c_int64),
-        *_fields(c_void_p, "model cache slices ids requests"),
-        ("num_requests", c_int64),
-    ]
-
-
-class MixBuffersStruct(Structure):
-    """``csrc/spec/pool_lockstep.h``."""
-
-    _fields_ = [*_fields(c_void_p, "distributions mixtures"), *_fields(c_int64, "vocab_size kept_steps")]
-
-
 STRUCTS: tuple[type[Structure], ...] = (
     AttentionParamsStruct,
     LlamaLayerStruct,
@@ -226,11 +181,7 @@ STRUCTS: tuple[type[Structure], ...] = (
     VerifyResultStruct,
     RequestSlotStruct,
     MultiStepTaskStruct,
-    DraftTaskStruct,
-    PoolBatchStruct,
-    DrafterLogitsStruct,
     LockstepDrafterStruct,
-    MixBuffersStruct,
 )
 
 
