@@ -13,7 +13,7 @@ namespace cospec {
 #define NAME(isa) TEXT(isa)
 
 extern const Kernels TABLE(COSPEC_ISA) = {NAME(COSPEC_ISA), linear, linear_scratch, attend, attend_scratch, rms_norm,
-    apply_rotary, bf16_to_float, argmax, softmax<float>, softmax<double>, logarithm, exponential_sample,
+    apply_rotary, bf16_to_float, argmax, softmax<float>, softmax<double>, logarithm, weighted_sum, exponential_sample,
     first_uniform, residual};
 
 }  // namespace cospec

@@ -70,6 +70,8 @@ struct Kernels {
     double (*softmax64)(const double* logits, long vocab, double temperature, double* out);
     // The natural logarithm of each number, in place; minus infinity for 0. Not for subnormal numbers.
     void (*logarithm)(double* x, long count);
+    // out [n] = sum of weights [count] times rows [count, n], in ascending order of rows.
+    void (*weighted_sum)(const double* const* rows, const double* weights, long count, long n, double* out);
     // The first token with the largest quotient of weight and exponential number. -1 when no weight is positive.
     long (*exponential_sample)(const double* weights, long vocab, const RandomStream& stream);
     // The uniform number in (0, 1) of the first word, `block` blocks after the stream's start.

@@ -237,6 +237,21 @@ static void logarithm(double* x, long count) {
     }
 }
 
+// out [n] = sum of weights [count] times rows [count, n], in ascending order of rows.
+static void weighted_sum(const double* const* rows, const double* weights, long count, long n, double* out) {
+    long i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        D sum[REGISTERS] = {};
+        for (long r = 0; r < count; r++)
+            UNROLL_FOR (int j = 0; j < REGISTERS; j++) sum[j] += weights[r] * read<D>(rows[r] + i + j * WIDE);
+        UNROLL_FOR (int j = 0; j < REGISTERS; j++) write(out + i + j * WIDE, sum[j]);
+    }
+    for (; i < n; i++) {
+        out[i] = 0.0;
+        for (long r = 0; r < count; r++) out[i] += weights[r] * rows[r][i];
+    }
+}
+
 // Each weight divided by the exponential number of its uniform number.
 INLINE void exponential_scores(const double* units, const double* weights, double* scores) {
     constexpr int COUNT = STEP / WIDE;

@@ -1,22 +1,26 @@
-// The forwards of several drafters of a pool at one position.
+// Lockstep decoding of several native drafters along the same main paths.
 #pragma once
 #include "model/input_batch.h"
+#include "spec/pool_batch.h"
 
 namespace cospec {
 
-// One drafter and its share of the slices.
+// One drafter and its requests.
 struct LockstepDrafter {
+    int64_t drafter;
     LlamaModel* model;
     const KVCacheView* cache;
-    int64_t num_slices, num_tokens;
+    const SequenceSlice* slices;  // [num_requests], the tokens to feed, with logits after the last one
+    const int64_t* ids;           // tokens of the slices
+    const int64_t* requests;      // [num_requests], indices into the batch
+    int64_t num_requests;
 };
 
-// Score every drafter's slices, drafter after drafter, with one row of logits [num_slices, vocab_size] per slice.
-// slices, ids: of all drafters, in their order.
-// valid: [count], becomes 0 where the library cannot lay out a drafter's batch. The rows of a drafter with 0 are not
-// written.
-// seconds: [count], the time of each forward.
-API void cospec_pool_lockstep(const LockstepDrafter* drafters, long count, const SequenceSlice* slices,
-    const int64_t* ids, float* logits, int64_t* valid, double* seconds);
+// Buffers of the mix combiner. `distributions` holds all steps where mixtures are kept, otherwise one step.
+struct MixBuffers {
+    double* distributions;  // or null where no request samples
+    double* mixtures;       // [R, kept_steps, vocab_size], or null where no request samples
+    int64_t vocab_size, kept_steps;
+};
 
 }  // namespace cospec

@@ -10,8 +10,9 @@ import ctypes
 import hashlib
 import math
 import os
+from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_double, c_float, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,14 +50,22 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_softmax64": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_blend": ([c_void_p, c_long, c_void_p], None),
     "cospec_exponential_sample": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
-    "cospec_top_candidates": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
+    "cospec_top_candidates": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_double, c_void_p, c_void_p], None),
+    "cospec_pool_lockstep": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_void_p], c_int),
     "cospec_token_probs": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_verify": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p], None),
+    "cospec_llama_new": ([c_void_p], c_void_p),
+    "cospec_llama_free": ([c_void_p], None),
+    "cospec_llama_forward": ([c_void_p, c_void_p, c_void_p], None),
+    "cospec_llama_hidden_states": ([c_void_p, c_void_p, c_void_p, c_void_p], None),
+    "cospec_llama_score": ([c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "cospec_llama_rollout": ([c_void_p, c_void_p, c_void_p, c_void_p], c_int),
     "cospec_multi_step": ([c_void_p], c_long),
 }
 
 
-FORMS = {"own": 0, "mixture": 1, "linear": 2}
+_SOURCE = structs.packer(structs.LogitsSource)
+FORMS = {"single": 0, "mixture": 1, "linear": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +74,44 @@ class NativeBlend:
 
     Attributes:
         form: ``mixture`` is ``log sum_m weights[m] softmax(logits[m])``, ``linear`` is
-            ``log softmax(sum_m weights[m] logits[m])``, ``own`` are the first model's logits as they are.
+            ``log softmax(sum_m weights[m] logits[m])``, ``single`` are the first model's unchanged logits.
         weights: one per model.
-        least: of ``linear``, tokens that the first model finds further below its likeliest one are ruled out.
+        plausibility_cutoff: ``linear`` excludes tokens whose first-model logit is lower than the largest plus this.
     """
 
-    form: str = "own"
+    form: str = "single"
     weights: tuple[float, ...] = (1.0,)
-    least: float = -math.inf
+    plausibility_cutoff: float = -math.inf
 
 
 PLAIN = NativeBlend()
 
 
-class Source(structs.LogitsSourceStruct):
-    """Rows that a law is made of: ``LogitsSourceStruct`` in ``csrc/spec/blend.h``.
+class Source:
+    """Rows of logits that target distributions are computed from: ``LogitsSource`` in ``csrc/spec/blend.h``.
+
+    Attributes:
+        shape: ``(R, V)``.
+        packed: the struct. The pointers in the struct are valid while the object lives.
 
     Args:
         logits: ``[R, V]`` of each model that the recipe has a weight for, float32 on the CPU.
     """
 
     def __init__(self, logits: Sequence[Tensor], recipe: NativeBlend = PLAIN) -> None:
-        held, count = [rows.contiguous() for rows in logits], len(logits)
-        self.shape = (len(held[0]), held[0].shape[1])
-        pointers = (c_void_p * count)(*(rows.data_ptr() for rows in held))
-        weights = (c_double * count)(*recipe.weights)
-        self._held, self._pointers, self._weights = held, pointers, weights  # what the library reads
-        super().__init__(
-            ctypes.addressof(pointers), ctypes.addressof(weights), count, self.shape[1], FORMS[recipe.form],
-            recipe.least,
+        self._logits = [rows.contiguous() for rows in logits]
+        self.shape = (len(self._logits[0]), self._logits[0].shape[1])
+        self._pointers = array("Q", [rows.data_ptr() for rows in self._logits])
+        self._weights = array("d", recipe.weights)
+        self.packed = _SOURCE.pack(
+            start(self._pointers), start(self._weights), len(logits), self.shape[1], FORMS[recipe.form],
+            recipe.plausibility_cutoff,
         )  # fmt: skip
 
     def turn_to(self, logits: Tensor) -> None:
         """Read other rows of the same width, where there is one model."""
-        held = logits.contiguous()
-        self._held, self._pointers[0] = [held], held.data_ptr()
+        rows = logits.contiguous()
+        self._logits, self._pointers[0] = [rows], rows.data_ptr()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +237,11 @@ def address(numbers: NDArray[Any]) -> int:
     return int(numbers.__array_interface__["data"][0])
 
 
+def start(numbers: array[Any]) -> int:
+    """Return the address of an array's first number."""
+    return numbers.buffer_info()[0]
+
+
 def argmax_rows(logits: Tensor) -> list[int]:
     """The index of the largest of each row, float32 ``[R, V]`` on the CPU: the lowest one on ties.
 
@@ -247,14 +264,14 @@ def softmax_rows(logits: Tensor, temperatures: NDArray[np.float64]) -> NDArray[n
     rows, width = logits.shape
     result = np.empty((rows, width))
     softmax = cdll().cospec_softmax if logits.itemsize == 4 else cdll().cospec_softmax64
-    softmax(logits.data_ptr(), rows, width, temperatures.ctypes.data, result.ctypes.data)
+    softmax(logits.data_ptr(), rows, width, address(temperatures), address(result))
     return result
 
 
 def blend_rows(source: Source) -> NDArray[np.float64]:
     """The joint rows ``[R, V]`` of a blend's logits. Rows of which a model's are no numbers are none."""
     result = np.empty(source.shape)
-    cdll().cospec_blend(byref(source), len(result), result.ctypes.data)
+    cdll().cospec_blend(source.packed, len(result), address(result))
     return result
 
 
@@ -268,13 +285,13 @@ def sample_rows(weights: NDArray[np.float64], streams: Sequence[Sequence[int]]) 
     rows, width = weights.shape
     keyed = np.array(streams, dtype=np.uint64)
     winners = np.empty(rows, dtype=np.int64)
-    cdll().cospec_exponential_sample(weights.ctypes.data, rows, width, keyed.ctypes.data, winners.ctypes.data)
+    cdll().cospec_exponential_sample(address(weights), rows, width, address(keyed), address(winners))
     found: list[int] = winners.tolist()
     return found
 
 
 def candidate_rows(
-    logits: Tensor, temperatures: Sequence[float], streams: Sequence[Sequence[int]]
+    logits: Tensor, temperatures: Sequence[float], streams: Sequence[Sequence[int]], least: float
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Two tokens for each row of float32 ``[R, V]`` on the CPU and their probabilities, both ``[R][2]``.
 
@@ -286,7 +303,7 @@ def candidate_rows(
     heat, keyed = np.array(temperatures, dtype=np.float64), np.array(streams, dtype=np.uint64)
     tokens, chances = np.empty((rows, 2), dtype=np.int64), np.empty((rows, 2))
     cdll().cospec_top_candidates(
-        logits.data_ptr(), rows, width, heat.ctypes.data, keyed.ctypes.data, tokens.ctypes.data, chances.ctypes.data
+        logits.data_ptr(), rows, width, address(heat), address(keyed), least, address(tokens), address(chances)
     )
     return tokens.tolist(), chances.tolist()
 
@@ -296,5 +313,5 @@ def probability_rows(logits: Tensor, tokens: Sequence[int]) -> NDArray[np.float6
     logits = logits.contiguous()
     rows, width = logits.shape
     asked, chances = np.array(tokens, dtype=np.int64), np.empty(rows)
-    cdll().cospec_token_probs(logits.data_ptr(), rows, width, asked.ctypes.data, chances.ctypes.data)
+    cdll().cospec_token_probs(logits.data_ptr(), rows, width, address(asked), address(chances))
     return chances

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, byref, c_int, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,24 +17,22 @@ from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.llama import LayerWeights, LinearWeights, LlamaWeights
-from cospec.native import operators
-from cospec.native.library import address
+from cospec.native import operators, structs
+from cospec.native.library import address, start
 from cospec.native.operators import Kind, PackedLinear
-from cospec.native.structs import (
-    BatchViewStruct,
-    InputBatchStruct,
-    KVCacheViewStruct,
-    LlamaConfigStruct,
-    LlamaLayerStruct,
-    RolloutStruct,
-)
+from cospec.native.structs import packer
+
+_CONFIG, _INPUT_BATCH, _ROLLOUT = packer(structs.LlamaConfig), packer(structs.InputBatch), packer(structs.Rollout)
+_BATCH, _CACHE = packer(structs.BatchView), packer(structs.KVCacheView)
 
 
-class _Given(BatchViewStruct):
-    """The struct with what it points to."""
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A ``BatchView``, the arrays that the struct points to, and the number of rows that get logits."""
 
-    held: tuple[array[int], ...]
-    rows: int  # that get logits
+    packed: bytes
+    arrays: tuple[array[int], ...]
+    rows: int
 
 
 class NativeLlama:
@@ -44,31 +41,26 @@ class NativeLlama:
     def __init__(self, weights: LlamaWeights, kind: Kind) -> None:
         self._kept: list[Any] = []  # what the library points to
         self._vocab_size, self._hidden = weights.embedding.shape
-        self._pointers = c_void_p * len(weights.layers)
-        layers = (LlamaLayerStruct * len(weights.layers))(*(self._layer(layer, kind) for layer in weights.layers))
+        layers = np.array([self._layer(layer, kind) for layer in weights.layers], structs.LlamaLayer)
         table = weights.embedding.float()
         half = table.bfloat16()
         if kind == "bf16" or torch.equal(half.float(), table):  # half the size at no loss
             table = half
-        spec = LlamaConfigStruct(
-            layers, self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head, kind),
+        config = _CONFIG.pack(
+            address(layers), self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head, kind),
             self._tensor(weights.frequencies), operators.KINDS["bf16" if table is half else "fp32"],
             len(layers), self._hidden, weights.heads, weights.kv_heads, weights.dim, weights.layers[0].gate[0].shape[0],
             weights.eps, weights.scale, weights.rotary_scale,
         )  # fmt: skip
         library = operators.cdll()
-        new, free, self._run = library.cospec_llama_new, library.cospec_llama_free, library.cospec_llama_forward
-        new.argtypes, new.restype = [POINTER(LlamaConfigStruct)], c_void_p
-        free.argtypes, free.restype = [c_void_p], None
-        self._run.argtypes, self._run.restype = [c_void_p, POINTER(InputBatchStruct), c_void_p], None
-        self._read = library.cospec_llama_hidden_states
-        self._read.argtypes, self._read.restype = [c_void_p, POINTER(InputBatchStruct), c_void_p, c_void_p], None
-        self._handle: int = new(byref(spec))
-        weakref.finalize(self, free, self._handle)
+        self._forward, self._hidden_states = library.cospec_llama_forward, library.cospec_llama_hidden_states
+        self._handle: int = library.cospec_llama_new(config)
+        weakref.finalize(self, library.cospec_llama_free, self._handle)
 
-    def _tensor(self, tensor: Tensor | None) -> int | None:
+    def _tensor(self, tensor: Tensor | None) -> int:
+        """Keep a tensor and return its address; 0 for None."""
         if tensor is None:
-            return None
+            return 0
         self._kept.append(tensor.cpu().contiguous())
         return int(self._kept[-1].data_ptr())
 
@@ -76,29 +68,28 @@ class NativeLlama:
         self._kept.append(PackedLinear(*affine, kind))
         return int(self._kept[-1].handle)
 
-    def _layer(self, layer: LayerWeights, kind: Kind) -> LlamaLayerStruct:
+    def _layer(self, layer: LayerWeights, kind: Kind) -> tuple[int, ...]:
+        """Return the fields of a ``LlamaLayer``."""
         gate_up: LinearWeights = (_interleave(layer.gate[0], layer.up[0]), None)
         if layer.gate[1] is not None and layer.up[1] is not None:
             gate_up = (gate_up[0], _interleave(layer.gate[1], layer.up[1]))
         norms = (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
         linears = (layer.qkv, layer.output, gate_up, layer.down)
-        return LlamaLayerStruct(
-            *(self._tensor(norm) for norm in norms), *(self._linear(x, kind) for x in linears), layer.window or 0
-        )
+        return *map(self._tensor, norms), *(self._linear(x, kind) for x in linears), layer.window or 0
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """See ``FusedLlama.logits``."""
         logits = torch.empty(batch.logit_rows.shape[0], self._vocab_size)
-        k_pages, v_pages = self.pointers(layers)
-        self._run(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr())
+        keys, values = page_addresses(layers)
+        self._forward(self._handle, _packed(batch, keys, values), logits.data_ptr())
         return logits
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
         """See ``FusedLlama.states``."""
         rows = batch.logit_rows.shape[0]
         logits, states = torch.empty(rows, self._vocab_size), torch.empty(rows, self._hidden)
-        k_pages, v_pages = self.pointers(layers)
-        self._read(self._handle, byref(_packed(batch, k_pages, v_pages)), logits.data_ptr(), states.data_ptr())
+        keys, values = page_addresses(layers)
+        self._hidden_states(self._handle, _packed(batch, keys, values), logits.data_ptr(), states.data_ptr())
         return logits, states
 
     def on(self, cache: KVCache, max_len: int) -> CacheBoundForward:
@@ -114,11 +105,6 @@ class NativeLlama:
         """What the library calls the model."""
         return self._handle
 
-    def pointers(self, layers: Sequence[LayerBlocks]) -> tuple[Any, Any]:
-        """To the keys and the values of each layer."""
-        keys = self._pointers(*(layer.keys.data_ptr() for layer in layers))
-        return keys, self._pointers(*(layer.values.data_ptr() for layer in layers))
-
 
 class CacheBoundForward:
     """Implements ``interfaces.NativeForward``: a model on its cache, without tensors in between.
@@ -129,16 +115,12 @@ class CacheBoundForward:
     def __init__(self, runner: NativeLlama, cache: KVCache, max_len: int) -> None:
         self._runner, self._cache = runner, cache  # which the structs below point into
         self._tables, self.vocab_size = cache.pages.table, runner.vocab_size
-        self._pointers = runner.pointers(cache.layers)
-        self._where = KVCacheViewStruct(
-            *map(ctypes.addressof, self._pointers), cache.pages.page_size, runner.vocab_size, max_len
-        )
+        self._keys, self._values = page_addresses(cache.layers)
+        view = (start(self._keys), start(self._values), cache.pages.page_size, runner.vocab_size, max_len)
+        self._cache_view = array("B", _CACHE.pack(*view))
         library = operators.cdll()
-        self._score, self._roll = library.cospec_llama_score, library.cospec_llama_rollout
-        self._score.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
-        self._roll.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
-        self._score.restype = self._roll.restype = c_int
-        self.names = (runner.handle, ctypes.addressof(self._where))  # what the library calls model and cache
+        self._score, self._rollout = library.cospec_llama_score, library.cospec_llama_rollout
+        self.names = (runner.handle, start(self._cache_view))  # what the library calls model and cache
 
     def pages(self, id: str) -> tuple[int, int]:
         """Where the pages of a sequence stand, and how many."""
@@ -148,7 +130,7 @@ class CacheBoundForward:
         """See ``interfaces.NativeForward``."""
         given = self._give(batch)
         logits = torch.empty(max(given.rows, 0), self.vocab_size)
-        return logits if self._score(*self.names, ctypes.addressof(given), logits.data_ptr()) else None
+        return logits if self._score(*self.names, given.packed, logits.data_ptr()) else None
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
         """See ``interfaces.NativeForward``."""
@@ -164,16 +146,16 @@ class CacheBoundForward:
         if any([pick.logits for pick in picks]):
             logits = np.empty((depth, count, self.vocab_size), dtype=np.float32)
         given = self._give(batch)
-        job = RolloutStruct(
-            _start(temperatures), _start(streams), _start(depths), depth, _address(logits),
-            0 if logits is None else logits[0].size, _address(q), _start(tokens), _address(confidence),
+        job = _ROLLOUT.pack(
+            start(temperatures), start(streams), start(depths), depth, _address(logits),
+            0 if logits is None else logits[0].size, _address(q), start(tokens), _address(confidence),
         )  # fmt: skip
-        if not self._roll(*self.names, ctypes.addressof(given), ctypes.addressof(job)):
+        if not self._rollout(*self.names, given.packed, job):
             return None
         chosen = [tokens[place : place + depth].tolist() for place in range(0, count * depth, depth)]
         return RolloutOutput(chosen, q, confidence, logits)
 
-    def _give(self, batch: TokenBatch) -> _Given:
+    def _give(self, batch: TokenBatch) -> _Batch:
         segments, ids, parents, rows = array("q"), array("q"), array("q"), 0
         for segment in batch.segments:
             tokens, table = segment.tokens, self._tables(segment.id)
@@ -183,26 +165,27 @@ class CacheBoundForward:
             at, pages = table.buffer_info()
             segments.extend((segment.start, len(tokens), len(segment.parents), segment.logits_from, at, pages))
             rows += len(tokens) - segment.logits_from
-        given = _Given(_start(segments), _start(ids), _start(parents), len(batch.segments))
-        given.held, given.rows = (segments, ids, parents), rows
-        return given
+        packed = _BATCH.pack(start(segments), start(ids), start(parents), len(batch.segments))
+        return _Batch(packed, (segments, ids, parents), rows)
 
 
-def _start(words: array[Any]) -> int:
-    return words.buffer_info()[0]
+def page_addresses(layers: Sequence[LayerBlocks]) -> tuple[array[int], array[int]]:
+    """Return the addresses of the keys and of the values of each layer."""
+    keys = array("Q", [layer.keys.data_ptr() for layer in layers])
+    return keys, array("Q", [layer.values.data_ptr() for layer in layers])
 
 
-def _address(numbers: NDArray[Any] | None) -> int | None:
-    return None if numbers is None else address(numbers)
+def _address(numbers: NDArray[Any] | None) -> int:
+    return 0 if numbers is None else address(numbers)
 
 
-def _packed(batch: InputBatch, k_pages: Any, v_pages: Any) -> InputBatchStruct:
-    """The batch as the library reads it; it points into ``batch`` and the page lists, which must outlive the call."""
+def _packed(batch: InputBatch, keys: array[int], values: array[int]) -> bytes:
+    """Return an ``InputBatch`` that points into ``batch``, ``keys`` and ``values``, which must outlive the call."""
     tables, wanted = batch.tables, batch.logit_rows
-    return InputBatchStruct(
+    return _INPUT_BATCH.pack(
         batch.ids.data_ptr(), batch.positions.data_ptr(), batch.row_segment.data_ptr(), batch.visible.data_ptr(),
         batch.mask.data_ptr(), tables.data_ptr(), batch.starts.data_ptr(), batch.write_at.data_ptr(),
-        wanted.data_ptr(), ctypes.addressof(k_pages), ctypes.addressof(v_pages),
+        wanted.data_ptr(), start(keys), start(values),
         batch.ids.shape[0], tables.shape[0], wanted.shape[0], batch.page_size, tables.shape[1],
     )  # fmt: skip
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import addressof
 from dataclasses import dataclass, field
 from operator import add
-from typing import Any
 
 import numpy as np
 
@@ -30,8 +28,8 @@ from cospec.core.types import (
 )
 from cospec.core.verifier import can_be_verified
 from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
-from cospec.native import library
-from cospec.native.structs import MultiStepTaskStruct, RequestSlotStruct, packer
+from cospec.native import library, structs
+from cospec.native.library import start
 from cospec.native.verifier import supports, words_of
 
 LONGEST = 8  # steps of one call
@@ -41,7 +39,8 @@ PREFILL = "prefill"
 TREE = "tree draft"
 NO_ROOM = "no room in the drafter's KV cache"
 NO_FORWARD = "the drafter has no native forward"
-_SLOT = packer(RequestSlotStruct, without="params")  # ``words_of`` packs these
+_SLOT = structs.packer(structs.RequestSlot, without="params")  # ``words_of`` packs these
+_TASK = structs.packer(structs.MultiStepTask)
 _HEAD = 4  # words before the drafted tokens of a round
 
 
@@ -218,7 +217,7 @@ class NativeMultiStep:
             self._requests.pop(id, None)
 
     def _slot(self, entry: ScheduledRequest, ahead: int, tokens: array[int]) -> bytes:
-        """A ``RequestSlotStruct``; appends the request's tokens that are not yet fed to ``tokens``."""
+        """A ``RequestSlot``; appends the request's tokens that are not yet fed to ``tokens``."""
         sequence, budget = entry.sequence, entry.budget
         known, native = sequence.tokens, self._request(sequence)
         base = len(known)
@@ -231,7 +230,7 @@ class NativeMultiStep:
         return self._pack(native, (budget.depth, base, fed), own, 0)
 
     def _pack(self, native: _NativeRequest, lengths: tuple[int, int, int], own: tuple[int, int], q: int) -> bytes:
-        """A ``RequestSlotStruct``; ``lengths`` are those of the draft, of what is known and of what is fed."""
+        """A ``RequestSlot``; ``lengths`` are those of the draft, of what is known and of what is fed."""
         where = *self._target.pages(native.request.id), *own, *native.stops.buffer_info()
         return _SLOT.pack(*lengths, native.max_len - lengths[1], *where, native.stream_kind, q) + native.words
 
@@ -246,13 +245,13 @@ class NativeMultiStep:
         count, size = len(entries), _HEAD + job.depth
         written, fed = array("q", bytes(8 * steps * count * size)), array("q", bytes(8 * count))
         seconds = array("d", bytes(24 * steps))
-        own = (None, None) if self._drafting is None else self._drafting.direct.names
-        task = MultiStepTaskStruct(
-            *self._target.names, *own, _start(job.slots), _start(job.tokens),
-            _start(job.drafts) if job.drafts else None, count, job.drafting, job.depth, steps, SECONDS,
-            self.wakeup_fd, _start(written), _start(fed), _start(seconds),
+        own = (0, 0) if self._drafting is None else self._drafting.direct.names
+        task = _TASK.pack(
+            *self._target.names, *own, start(job.slots), start(job.tokens),
+            start(job.drafts) if job.drafts else 0, count, job.drafting, job.depth, steps, SECONDS,
+            self.wakeup_fd, start(written), start(fed), start(seconds),
         )  # fmt: skip
-        steps = self._run(addressof(task))
+        steps = self._run(task)
         if not steps:
             raise RuntimeError(f"the native library refuses a batch of {count} requests")
         draft, score, verifier = (seconds[kind : 3 * steps : 3] for kind in range(3))
@@ -346,7 +345,3 @@ def _reason(request: Request) -> str | None:
 
 def _depth(entry: ScheduledRequest) -> int:
     return entry.budget.depth
-
-
-def _start(words: array[Any]) -> int:
-    return words.buffer_info()[0]

@@ -7,7 +7,6 @@ the library, and the kernels over rows of logits, are in ``cospec.native.library
 from __future__ import annotations
 
 import weakref
-from ctypes import byref
 from typing import Literal
 
 import torch
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
 from cospec.models.input_batch import InputBatch
+from cospec.native import structs
 from cospec.native.library import available, cdll, isa, set_isa, set_threads, threads, why_not
-from cospec.native.structs import AttentionParamsStruct
 
 __all__ = [
     "Kind",
@@ -33,6 +32,7 @@ __all__ = [
 ]
 
 Kind = Literal["fp32", "bf16", "int8"]
+_ATTENTION = structs.packer(structs.AttentionParams)
 KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
 MAX_DIM = 256  # of a head
 
@@ -117,7 +117,7 @@ def attention(  # noqa: PLR0913 - a layer's whole attention, called once per lay
     rows, heads, dim = q.shape
     _check_pages(k_pages, v_pages, k, batch)
     out = torch.empty(rows, heads, dim)
-    job = AttentionParamsStruct(
+    params = _ATTENTION.pack(
         q.data_ptr(), k.data_ptr(), v.data_ptr(),
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(),
@@ -126,7 +126,7 @@ def attention(  # noqa: PLR0913 - a layer's whole attention, called once per lay
         batch.positions.data_ptr(), batch.visible.data_ptr(), batch.tables.data_ptr(), batch.starts.data_ptr(),
         batch.write_at.data_ptr(), batch.mask.data_ptr(), batch.tables.shape[0],
     )  # fmt: skip
-    cdll().cospec_attention(byref(job))
+    cdll().cospec_attention(params)
     return out
 
 

@@ -1,214 +1,257 @@
-"""The structs that Python fills for the native library. ``mismatch`` confirms sizes and offsets when the library loads.
+"""The structs that Python fills for the native library, as numpy dtypes. The library confirms them when it is loaded.
 
-Each class has the name and the fields of its struct in ``csrc``, where the fields are explained.
+Each dtype has the name and the fields of its struct in ``csrc``, where the fields are explained. ``packer`` fills a
+struct several times as fast as a numpy record.
 """
 
 from __future__ import annotations
 
 import ctypes
-from ctypes import Structure, c_double, c_float, c_int64, c_long, c_uint64, c_void_p
+from collections.abc import Iterator
 from struct import Struct
 from typing import Any
 
-from cospec.native.pool_structs import LockstepDrafterStruct
+import numpy as np
 
-_CODES = {c_int64: "q", c_uint64: "Q", c_double: "d", c_void_p: "Q"}  # of the ``struct`` module
+Layout = np.dtype[Any]
+STRUCTS: dict[str, Layout] = {}
+"""All structs by their names in C++."""
 
-
-def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
-class AttentionParamsStruct(Structure):
-    """``csrc/ops/kernels.h``."""
-
-    _fields_ = [
-        *_fields(c_void_p, "q k v"),
-        *_fields(c_long, "q_row q_head k_row k_head v_row v_head"),
-        *_fields(c_void_p, "k_pages v_pages out"),
-        *_fields(c_long, "heads kv_heads dim page_size table_width"),
-        *_fields(c_float, "scale softcap"),
-        ("window", c_long),
-        *_fields(c_void_p, "positions visible tables starts write_at mask"),
-        ("num_sequences", c_long),
-    ]
+_TYPES = {"int64": "i8", "uint64": "u8", "pointer": "u8", "double": "f8", "float": "f4"}
+_CODES = {"i8": "q", "u8": "Q", "f8": "d", "f4": "f"}  # of the ``struct`` module
 
 
-class LlamaLayerStruct(Structure):
-    """``csrc/model/llama_forward.h``."""
+def declare(name: str, declaration: str) -> Layout:
+    """Make the dtype of a struct.
 
-    _fields_ = [
-        *_fields(c_void_p, "input_norm mlp_norm q_norm k_norm qkv output gate_up down"),
-        ("window", c_long),
-    ]
-
-
-class LlamaConfigStruct(Structure):
-    """``csrc/model/llama_forward.h``."""
-
-    _fields_ = [
-        ("layers", ctypes.POINTER(LlamaLayerStruct)),
-        *_fields(c_void_p, "embedding final_norm head inverse_frequencies"),
-        *_fields(c_long, "embedding_format num_layers hidden heads kv_heads dim intermediate"),
-        *_fields(c_float, "eps scale rotary_scale"),
-    ]
+    Args:
+        declaration: lines of a type and the names of its fields. A type is a key of ``_TYPES`` or an earlier struct.
+    """
+    fields: list[tuple[str, Any]] = []
+    for line in declaration.strip().splitlines():
+        kind, *names = line.split()
+        fields += [(field, _TYPES[kind] if kind in _TYPES else STRUCTS[kind]) for field in names]
+    STRUCTS[name] = np.dtype(fields, align=True)
+    return STRUCTS[name]
 
 
-class InputBatchStruct(Structure):
-    """``csrc/model/llama_forward.h``."""
+# csrc/ops/kernels.h
+AttentionParams = declare(
+    "AttentionParams",
+    """
+    pointer q k v
+    int64 q_row q_head k_row k_head v_row v_head
+    pointer k_pages v_pages out
+    int64 heads kv_heads dim page_size table_width
+    float scale softcap
+    int64 window
+    pointer positions visible tables starts write_at mask
+    int64 num_sequences
+    """,
+)
 
-    _fields_ = [
-        *_fields(c_void_p, "ids positions row_sequence visible mask tables starts write_at logit_rows k_pages v_pages"),
-        *_fields(c_long, "num_rows num_sequences num_logit_rows page_size table_width"),
-    ]
+# csrc/model/llama_forward.h
+LlamaLayer = declare(
+    "LlamaLayer",
+    """
+    pointer input_norm mlp_norm q_norm k_norm qkv output gate_up down
+    int64 window
+    """,
+)
+LlamaConfig = declare(
+    "LlamaConfig",
+    """
+    pointer layers embedding final_norm head inverse_frequencies
+    int64 embedding_format num_layers hidden heads kv_heads dim intermediate
+    float eps scale rotary_scale
+    """,
+)
+InputBatch = declare(
+    "InputBatch",
+    """
+    pointer ids positions row_sequence visible mask tables starts write_at logit_rows k_pages v_pages
+    int64 num_rows num_sequences num_logit_rows page_size table_width
+    """,
+)
+Rollout = declare(
+    "Rollout",
+    """
+    pointer temperatures streams depths
+    int64 max_depth
+    pointer logits
+    int64 logits_stride
+    pointer q tokens confidence
+    """,
+)
 
+# csrc/model/input_batch.h
+SequenceSlice = declare(
+    "SequenceSlice",
+    """
+    int64 start num_tokens num_nodes first_logit
+    pointer pages
+    int64 num_pages
+    """,
+)
+KVCacheView = declare(
+    "KVCacheView",
+    """
+    pointer k_pages v_pages
+    int64 page_size vocab_size max_len
+    """,
+)
+BatchView = declare(
+    "BatchView",
+    """
+    pointer slices ids parents
+    int64 num_slices
+    """,
+)
 
-class RolloutStruct(Structure):
-    """``csrc/model/llama_forward.h``."""
+# csrc/spec/blend.h
+LogitsSource = declare(
+    "LogitsSource",
+    """
+    pointer logits weights
+    int64 num_models vocab_size form
+    double plausibility_cutoff
+    """,
+)
 
-    _fields_ = [
-        *_fields(c_void_p, "temperatures streams depths"),
-        ("max_depth", c_long),
-        ("logits", c_void_p),
-        ("logits_stride", c_long),
-        *_fields(c_void_p, "q tokens confidence"),
-    ]
+# csrc/spec/verify.h
+SamplingShape = declare(
+    "SamplingShape",
+    """
+    double temperature top_p min_p
+    int64 top_k
+    """,
+)
+AcceptanceParams = declare(
+    "AcceptanceParams",
+    """
+    int64 method
+    uint64 seed
+    SamplingShape sampling
+    """,
+)
+VerifyTask = declare(
+    "VerifyTask",
+    """
+    int64 check_row first_row num_rows node_offset num_nodes
+    pointer q
+    uint64 base_len
+    AcceptanceParams params
+    """,
+)
+VerifyResult = declare("VerifyResult", "int64 num_accepted token bonus invalid")
 
+# csrc/spec/multi_step.h
+RequestSlot = declare(
+    "RequestSlot",
+    """
+    int64 draft_len num_known num_fed num_left
+    pointer pages
+    int64 num_pages
+    pointer drafter_pages
+    int64 num_drafter_pages
+    pointer stop_tokens
+    int64 num_stop_tokens
+    uint64 stream_kind
+    pointer q
+    AcceptanceParams params
+    """,
+)
+MultiStepTask = declare(
+    "MultiStepTask",
+    """
+    pointer target cache drafter drafter_cache slots tokens drafts
+    int64 num_slots num_drafting max_draft_len max_steps
+    double time_limit
+    int64 wakeup_fd
+    pointer output num_fed seconds
+    """,
+)
 
-class SequenceSliceStruct(Structure):
-    """``csrc/model/input_batch.h``."""
+# csrc/spec/pool_batch.h
+PoolRequest = declare(
+    "PoolRequest",
+    """
+    int64 greedy shares_stream depth max_nodes
+    double temperature threshold
+    """,
+)
+PoolBatch = declare(
+    "PoolBatch",
+    """
+    int64 num_requests num_drafters max_depth tree_capacity steps calibration_bins
+    double calibration_prior min_prob min_second_prob
+    pointer requests streams calibrations weights odds spans tokens parents raw_confidence
+    pointer candidates candidate_probs q mix_weights main_path path_len active
+    pointer num_nodes out_tokens out_parents out_owners out_confidence
+    """,
+)
 
-    _fields_ = [
-        *_fields(c_int64, "start num_tokens num_nodes first_logit"),
-        ("pages", c_void_p),
-        ("num_pages", c_int64),
-    ]
-
-
-class KVCacheViewStruct(Structure):
-    """``csrc/model/input_batch.h``."""
-
-    _fields_ = [*_fields(c_void_p, "k_pages v_pages"), *_fields(c_long, "page_size vocab_size max_len")]
-
-
-class BatchViewStruct(Structure):
-    """``csrc/model/input_batch.h``."""
-
-    _fields_ = [*_fields(c_void_p, "slices ids parents"), ("num_slices", c_long)]
-
-
-class LogitsSourceStruct(Structure):
-    """``csrc/spec/blend.h``."""
-
-    _fields_ = [
-        *_fields(c_void_p, "logits weights"),
-        *_fields(c_int64, "num_models vocab_size form"),
-        ("plausibility_cutoff", c_double),
-    ]
-
-
-class SamplingShapeStruct(Structure):
-    """``csrc/spec/verify.h``."""
-
-    _fields_ = [*_fields(c_double, "temperature top_p min_p"), ("top_k", c_int64)]
-
-
-class AcceptanceParamsStruct(Structure):
-    """``csrc/spec/verify.h``."""
-
-    _fields_ = [("method", c_int64), ("seed", c_uint64), ("sampling", SamplingShapeStruct)]
-
-
-class VerifyTaskStruct(Structure):
-    """``csrc/spec/verify.h``."""
-
-    _fields_ = [
-        *_fields(c_int64, "check_row first_row num_rows node_offset num_nodes"),
-        ("q", c_void_p),
-        ("base_len", c_uint64),
-        ("params", AcceptanceParamsStruct),
-    ]
-
-
-class VerifyResultStruct(Structure):
-    """``csrc/spec/verify.h``."""
-
-    _fields_ = _fields(c_int64, "num_accepted token bonus invalid")
-
-
-class RequestSlotStruct(Structure):
-    """``csrc/spec/multi_step.h``."""
-
-    _fields_ = [
-        *_fields(c_int64, "draft_len num_known num_fed num_left"),
-        ("pages", c_void_p),
-        ("num_pages", c_int64),
-        ("drafter_pages", c_void_p),
-        ("num_drafter_pages", c_int64),
-        ("stop_tokens", c_void_p),
-        ("num_stop_tokens", c_int64),
-        ("stream_kind", c_uint64),
-        ("q", c_void_p),
-        ("params", AcceptanceParamsStruct),
-    ]
-
-
-class MultiStepTaskStruct(Structure):
-    """``csrc/spec/multi_step.h``."""
-
-    _fields_ = [
-        *_fields(c_void_p, "target cache drafter drafter_cache slots tokens drafts"),
-        *_fields(c_int64, "num_slots num_drafting max_draft_len max_steps"),
-        ("time_limit", c_double),
-        ("wakeup_fd", c_int64),
-        *_fields(c_void_p, "output num_fed seconds"),
-    ]
-
-
-STRUCTS: tuple[type[Structure], ...] = (
-    AttentionParamsStruct,
-    LlamaLayerStruct,
-    LlamaConfigStruct,
-    InputBatchStruct,
-    RolloutStruct,
-    SequenceSliceStruct,
-    KVCacheViewStruct,
-    BatchViewStruct,
-    LogitsSourceStruct,
-    SamplingShapeStruct,
-    AcceptanceParamsStruct,
-    VerifyTaskStruct,
-    VerifyResultStruct,
-    RequestSlotStruct,
-    MultiStepTaskStruct,
-    LockstepDrafterStruct,
+# csrc/spec/pool_lockstep.h
+LockstepDrafter = declare(
+    "LockstepDrafter",
+    """
+    int64 drafter
+    pointer model cache slices ids requests
+    int64 num_requests
+    """,
+)
+MixBuffers = declare(
+    "MixBuffers",
+    """
+    pointer distributions mixtures
+    int64 vocab_size kept_steps
+    """,
 )
 
 
 def mismatch(library: ctypes.CDLL) -> str:
-    """The first difference between a library's structs and these, as a clause; empty without a difference."""
-    for struct in STRUCTS:
-        name = struct.__name__.removesuffix("Struct")
-        size, own = library.cospec_struct_size(name.encode()), ctypes.sizeof(struct)
-        if size != own:
-            return f"struct {name} has {size} bytes in the library and {own} in Python"
-        for field, *_ in struct._fields_:
-            offset, own = library.cospec_field_offset(name.encode(), field.encode()), getattr(struct, field).offset
+    """Return the first difference between a library's structs and these, as a clause; empty without a difference."""
+    for name, layout in STRUCTS.items():
+        size = library.cospec_struct_size(name.encode())
+        if size != layout.itemsize:
+            return f"struct {name} has {size} bytes in the library and {layout.itemsize} in Python"
+        for field, _, own in _fields(layout):
+            offset = library.cospec_field_offset(name.encode(), field.encode())
             if offset != own:
                 return f"field {name}.{field} is at byte {offset} in the library and at {own} in Python"
     return ""
 
 
-def packer(struct: type[Structure], count: int = 1, without: str = "") -> Struct:
-    """Packs ``count`` structs of 8-byte fields, but for the field ``without``, several times as fast as ctypes."""
-    return Struct("=" + _codes(struct, without) * count)
+def packer(struct: Layout, count: int = 1, without: str = "") -> Struct:
+    """Return what packs the numbers of ``count`` structs, nested structs flattened, in the order of the fields.
+
+    Args:
+        without: the last field, if other bytes follow in its place.
+    """
+    size = next((offset for name, _, offset in _fields(struct) if name == without), struct.itemsize)
+    made = Struct("=" + _format(struct, size, without) * count)
+    assert made.size == size * count, "the packed struct has another size than the dtype"
+    return made
 
 
-def _codes(struct: type[Structure], without: str = "") -> str:
-    kinds = [kind for name, kind, *_ in struct._fields_ if name != without]
-    return "".join([_codes(kind) if issubclass(kind, Structure) else _CODES[kind] for kind in kinds])
+def _format(layout: Layout, size: int, without: str = "") -> str:
+    """Return the format of ``size`` bytes of a struct, with the padding between its fields."""
+    found, place = "", 0
+    for name, kind, offset in _fields(layout):
+        if name != without:
+            found += "x" * (offset - place)
+            found += _format(kind, kind.itemsize) if kind.names else _CODES[kind.str[1:]]
+            place = offset + kind.itemsize
+    return found + "x" * (size - place)
 
 
-def words(struct: type[Structure]) -> int:
-    """The size of a struct in words of 8 bytes."""
-    return ctypes.sizeof(struct) // 8
+def _fields(layout: Layout) -> Iterator[tuple[str, Layout, int]]:
+    """Yield name, type and offset of each field."""
+    for name in layout.names or ():
+        if layout.fields is not None:
+            yield name, layout.fields[name][0], layout.fields[name][1]
+
+
+def words(struct: Layout) -> int:
+    """Return the size of a struct in words of 8 bytes."""
+    return struct.itemsize // 8

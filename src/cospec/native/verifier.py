@@ -6,7 +6,6 @@ The results are those of ``cospec.acceptance`` with the distributions of ``cospe
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,18 +18,11 @@ from cospec.acceptance.reference import NOT_FINITE, VerifiedDraft, VerifyTask, e
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.rng import Floats
 from cospec.core.types import Request, RequestState, VerifyResult
-from cospec.native import library
-from cospec.native.library import Source
-from cospec.native.structs import (
-    AcceptanceParamsStruct,
-    VerifyResultStruct,
-    VerifyTaskStruct,
-    packer,
-    words,
-)
+from cospec.native import library, structs
+from cospec.native.library import Source, start
 
-_ROUND, _ASKED = packer(VerifyTaskStruct, without="params"), packer(AcceptanceParamsStruct)
-_VERDICT = words(VerifyResultStruct)
+_TASK, _PARAMS = structs.packer(structs.VerifyTask, without="params"), structs.packer(structs.AcceptanceParams)
+_RESULT_WORDS = structs.words(structs.VerifyResult)
 _WORD = 2**64
 NO_METHOD = "the acceptance method has no native code"
 
@@ -107,15 +99,13 @@ class NativeVerifier:
                     held.append(np.ascontiguousarray(draft.q, dtype=np.float64))
                     q = library.address(held[-1])
             rows = task.first, task.last - task.count, task.count
-            cases += _ROUND.pack(*rows, place, count, q, len(task.entry.sequence.tokens))
+            cases += _TASK.pack(*rows, place, count, q, len(task.entry.sequence.tokens))
             cases += request.words
-        found, paths = self._found, _VERDICT * len(tasks)
+        found, paths = self._found, _RESULT_WORDS * len(tasks)
         missing = paths + len(nodes) - len(found)
         if missing > 0:
             found.extend([0] * missing)
-        library.cdll().cospec_verify(
-            ctypes.addressof(source), bytes(cases), len(tasks), nodes.buffer_info()[0], found.buffer_info()[0]
-        )
+        library.cdll().cospec_verify(source.packed, bytes(cases), len(tasks), start(nodes), start(found))
         verdicts: list[VerifiedDraft] = []
         place = 0
         for task in tasks:
@@ -127,7 +117,7 @@ class NativeVerifier:
             verdicts.append(
                 NOT_FINITE if broken else VerifyResult(path, None if token < 0 else token, found[place + 2] == 1)
             )
-            place += _VERDICT
+            place += _RESULT_WORDS
         return verdicts
 
 
@@ -140,10 +130,10 @@ def supports(acceptance_method: AcceptanceMethod) -> str | None:
 
 
 def words_of(request: Request, acceptance_method: AcceptanceMethod) -> bytes:
-    """``AcceptanceParamsStruct`` in ``csrc/spec/verify.h``; ``match`` stands for other methods."""
+    """``AcceptanceParams`` in ``csrc/spec/verify.h``; ``match`` stands for other methods."""
     params, code = (
         request.sampling,
         Match.native_id if acceptance_method.native_id is None else acceptance_method.native_id,
     )
     temperature = 0.0 if params.greedy else params.temperature
-    return _ASKED.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)
+    return _PARAMS.pack(code, request.seed % _WORD, temperature, params.top_p, params.min_p, params.top_k)

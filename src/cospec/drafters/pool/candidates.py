@@ -16,7 +16,7 @@ from cospec.drafters.prompt_scoring import reads_natively
 from cospec.native import library
 
 _UNUSED: Stream = (0, 0, 0, 0, 0, 0)
-HOPELESS = 1e-3  # minimum probability of a second choice, as ``MIN_SECOND_PROB`` in ``csrc/spec/candidates.cpp``
+HOPELESS = 1e-3  # minimum probability of a second choice
 
 
 def top_candidates(
@@ -41,7 +41,7 @@ def top_candidates(
     plain = not any([each.edits_logits or (each.truncates and temperatures[key]) for key, each in params.items()])
     if plain and reads_natively(logits):
         chosen = [temperatures[id(context.sampling)] for context in contexts]
-        found = zip(*library.candidate_rows(logits, chosen, _streams(contexts, paths, chosen)), strict=True)
+        found = zip(*library.candidate_rows(logits, chosen, _streams(contexts, paths, chosen), HOPELESS), strict=True)
         return [_candidate(tokens, chances) for tokens, chances in found]
     return _reference_candidates(logits, contexts, paths)
 

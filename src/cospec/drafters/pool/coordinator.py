@@ -129,7 +129,9 @@ class Coordinator:
         chosen = zip(draft_tasks, found, self._weights, self._calibrations, strict=True)
         for draft_task, drafts, weights, calibrate in chosen:
             steppers = tuple([member for member in lockstep if weights[member] > 0])
-            task = CombineTask(draft_task.context, draft_task.budget, weights, steppers, calibrate, drafts)
+            task = CombineTask(
+                draft_task.context, draft_task.budget, weights, steppers, calibrate, drafts, calibrate.odds
+            )
             task.candidate_sets.update({member: DraftCandidates(draft) for member, draft in drafts.items()})
             draft_task.record.candidate_sets = task.candidate_sets
             tasks.append(task)

@@ -119,13 +119,13 @@ def run_lockstep(
     """
     paths = [builder.path for builder in builders]
     contexts = [path.task.context for path in paths]
-    taking: dict[int, list[int]] = {}
-    for row, path in enumerate(paths):
-        for member in path.task.steppers:
-            taking.setdefault(member, []).append(row)
-    session.open(contexts, [path.depth for path in paths], dict(sorted(taking.items())))
+    session.open(contexts, [path.depth for path in paths], taking([path.task for path in paths]))
     while True:
-        _read_candidates(paths, contexts, session, read)
+        for member, (rows, _, logits) in session.logits.items():
+            given = [contexts[row] for row in rows], [paths[row].tokens for row in rows]
+            for row, candidate in zip(rows, session.timed(read, logits, *given), strict=True):
+                if candidate is not None:
+                    paths[row].add_candidate(member, candidate)
         for path in paths:
             if path.active:
                 if path.follows:
@@ -134,21 +134,14 @@ def run_lockstep(
         advance([builder for builder in builders if builder.path.active])
         fed = {row: path.tokens[-1] for row, path in enumerate(paths) if path.active}
         if not fed:
-            session.close()
             return
         session.feed(fed)
 
 
-def _read_candidates(
-    paths: Sequence[LockstepPath], contexts: Sequence[DraftContext], session: LockstepSession, read: Read
-) -> None:
-    """Add the candidates of all lockstep drafters at the current position."""
-    blocks = session.blocks
-    for members, rows, logits in blocks:
-        given = [contexts[row] for row in rows], [paths[row].tokens for row in rows]
-        for member, row, candidate in zip(members, rows, session.timed(read, logits, *given), strict=True):
-            if candidate is not None:
-                paths[row].add_candidate(member, candidate)
-    if len(blocks) > 1:
-        for path in paths:
-            path.candidates.sort(key=lambda each: each.member)
+def taking(tasks: Sequence[CombineTask]) -> dict[int, list[int]]:
+    """Return the rows of the sequences that each lockstep drafter takes part in, drafters in ascending order."""
+    found: dict[int, list[int]] = {}
+    for row, task in enumerate(tasks):
+        for member in task.steppers:
+            found.setdefault(member, []).append(row)
+    return dict(sorted(found.items()))

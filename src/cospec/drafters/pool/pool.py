@@ -39,7 +39,7 @@ class PoolContext:
     Attributes:
         vocab_size: of the target.
         at_most: number of drafters that take part, where the policy gives no number; None leaves it to the routing.
-        native: whether lockstep drafters may share native calls.
+        native: whether lockstep drafting may be one native call.
     """
 
     vocab_size: int
@@ -129,7 +129,12 @@ class PoolDrafter(Drafter):
         if draft_tasks:
             given = self._ask(draft_tasks, self.coordinator.choose(draft_tasks))
             session = LockstepSession(
-                self._steppers, self.members, self.setting.vocab_size, self.setting.clock, self.setting.native
+                self._steppers,
+                self.members,
+                self.setting.vocab_size,
+                self.setting.clock,
+                self.pool_stats.calibrations,
+                self.setting.native,
             )
             drafts = self.coordinator.combine(draft_tasks, given, session)
             reading = session.reading

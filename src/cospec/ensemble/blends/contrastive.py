@@ -61,6 +61,6 @@ class Contrastive:
         strong = logits[0].double()
         result = strong - self._mu * logits[1].double() if len(logits) > 1 else strong.clone()
         if self._plausibility:
-            least = strong.amax(-1, keepdim=True) + self.recipe.least
+            least = strong.amax(-1, keepdim=True) + self.recipe.plausibility_cutoff
             result.masked_fill_(strong < least, -torch.inf)
         return log_softmax(result)

@@ -40,6 +40,7 @@ class CombineTask:
         weights: ``[M]``, of the drafters that take part, with sum 1; 0 for the others.
         steppers: drafters that run in lockstep.
         calibrate: calibrated confidence for this request.
+        odds: ``[M]``, factors of the drafters' odds for this request, which ``calibrate`` applies.
         drafts: whole drafts by drafter; filled by the pool before the combiner is called.
         candidate_sets: candidates by drafter; filled by the pool and the combiner.
     """
@@ -50,6 +51,7 @@ class CombineTask:
     steppers: tuple[int, ...]
     calibrate: ConfidenceCalibration
     drafts: dict[int, Draft] = field(default_factory=dict)
+    odds: Sequence[float] = ()
     candidate_sets: dict[int, CandidateSet] = field(default_factory=dict)
 
     @property

@@ -19,6 +19,7 @@ from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
 from cospec.drafters.pool.lockstep import LockstepPath, MemberCandidate, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.tree_builder import TreeBuilder
+from cospec.native import pool_lockstep
 
 
 @dataclass(slots=True)
@@ -91,6 +92,8 @@ class Fuse(Combiner):
 
     def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a tree for each task."""
+        if not pool_lockstep.why_not(session, tasks):
+            return pool_lockstep.combine(session, tasks, names, branches=True, mixes=False)
         fusions = [Fusion(LockstepPath(task)) for task in tasks]
         run_lockstep(fusions, session, top_candidates, _advance)
         drafts = [fusion.finish(names) for fusion in fusions]

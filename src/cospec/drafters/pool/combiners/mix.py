@@ -24,6 +24,7 @@ from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
 from cospec.drafters.pool.lockstep import LockstepPath, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.weights import total
+from cospec.native import pool_lockstep
 
 
 @dataclass(slots=True)
@@ -87,6 +88,8 @@ class Mix(Combiner):
 
     def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a chain for each task."""
+        if not pool_lockstep.why_not(session, tasks):
+            return pool_lockstep.combine(session, tasks, names, branches=False, mixes=True)
         mixtures = [_Mixture(LockstepPath(task)) for task in tasks]
         run_lockstep(mixtures, session, distributions, partial(_advance, session))
         drafts = [mixture.finish(names) for mixture in mixtures]
