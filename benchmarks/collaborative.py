@@ -26,9 +26,9 @@ from rich.table import Table
 
 from benchmarks import ensembles
 from benchmarks.common import DOMAINS, Samples, write
+from benchmarks.cos_theorems import acceptance_bound, alternate_factor, naive_factor
 from benchmarks.ensembles import PLAIN, SETTINGS, Ids, Setting, Times, Writer, params, rounded, writer
 from cospec import SamplingParams
-from cospec.ensemble.speedup_model import acceptance_bound, alternate_factor, naive_factor
 
 Row = dict[str, Any]
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from benchmarks.common import Samples, alternate, prompts
 from cospec import LLM, SamplingParams
+from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
 
 Ids = list[list[int]]
@@ -59,9 +60,7 @@ class Writer:
     @property
     def proposer_policy(self) -> GoodputProposerPolicy:
         """Return the engine's proposer policy."""
-        members = self.llm.engine.execution_mode.components.members
-        assert members is not None
-        return cast(GoodputProposerPolicy, members.policy)
+        return cast(Collaborative, self.llm.engine.execution_mode).members.policy
 
 
 def writer(setting: Setting, collaboration: OutputDistribution, batch: int, **more: Any) -> Writer:

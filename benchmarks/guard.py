@@ -21,12 +21,14 @@ from typing import Any, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import ExecutionMode, Model
 from cospec.core.plugins import Drafter
-from cospec.core.types import Commit, SchedulerOutput, StepOutput
+from cospec.core.step import StepResult, SubmittedStep
+from cospec.core.types import Commit, SchedulerOutput
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member
@@ -58,20 +60,17 @@ class CountedRound:
     """Wraps an execution mode, and counts its commits and their tensor operations."""
 
     def __init__(self, execution_mode: ExecutionMode) -> None:
-        self.execution_mode, self.components, self.info, self.times = (
-            execution_mode,
-            execution_mode.components,
-            execution_mode.info,
-            execution_mode.times,
-        )
-        self.learns, self.readable = execution_mode.learns, execution_mode.readable
+        self.execution_mode, self.components = execution_mode, execution_mode.components
+        self.info, self.learns = execution_mode.info, execution_mode.learns
         self.commits, self.ops = 0, TensorOps()
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        outcomes = self.execution_mode.run(plan)
-        self.info, self.times = self.execution_mode.info, self.execution_mode.times
-        self.readable = self.execution_mode.readable
-        return outcomes
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        return self.execution_mode.submit(plan)
+
+    def collect(self, step: SubmittedStep) -> StepResult:
+        result = self.execution_mode.collect(step)
+        self.info = self.execution_mode.info
+        return result
 
     def commit(self, commits: Sequence[Commit]) -> None:
         self.commits += len(commits)

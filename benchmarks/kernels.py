@@ -1,7 +1,7 @@
 """Measures the native kernels: products of few rows, the fused forward, and the memory bandwidth.
 
-Run by hand on a quiet machine: ``python benchmarks/kernels.py [--kind bf16] [--threads 2] [--repeats 15]``. Row counts
-alternate within each repeat and the tables show medians, so that a disturbance does not affect a single row count.
+Run by hand on a quiet machine: ``python benchmarks/kernels.py [--format bf16] [--threads 2] [--repeats 15]``. Row
+counts alternate within each repeat and the tables show medians, so that a disturbance does not affect one row count.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from cospec.models.block_manager import BlockPool
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.llama import FusedLlama
+from cospec.models.weights.format import WeightFormat, bytes_of
 from cospec.native import operators
 from cospec.native.library import ISAS
-from cospec.native.operators import Kind, PackedLinear
+from cospec.native.operators import PackedLinear
+from cospec.registry import WEIGHT_FORMATS
 
 ROWS = (1, 4, 5, 8, 16, 64)
 CONTEXT = 256
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,10 @@ def memory_bandwidth(repeats: int) -> float:
     return block.numel() * 4 / seconds
 
 
-def bench_linear(shape: Shape, kind: Kind, repeats: int) -> None:
+def bench_linear(shape: Shape, format: WeightFormat, repeats: int) -> None:
     """Time all products of a forward in sequence, so that weights come from the usual memory."""
-    layers = [PackedLinear(torch.randn(size), None, kind) for size in shape.products]
-    weights = sum(out * width for out, width in shape.products)
+    layers = [PackedLinear(format.read(torch.randn(size)), None) for size in shape.products]
+    weights, size = sum(out * width for out, width in shape.products), bytes_of(format, shape.products)
 
     def call(rows: int) -> Callable[[], Any]:
         inputs = {width: torch.randn(rows, width) for _, width in shape.products}
@@ -87,16 +88,16 @@ def bench_linear(shape: Shape, kind: Kind, repeats: int) -> None:
         return run
 
     taken = medians({rows: call(rows) for rows in ROWS}, repeats)
-    print(f"\nlinear layers of {shape.name}, {kind}, {weights * BYTES[kind] / 1e6:.1f} MB")
+    print(f"\nlinear layers of {shape.name}, {format.name}, {size / 1e6:.1f} MB")
     print(f"{'rows':>6}{'ms':>10}{'GB/s':>10}{'GFLOP/s':>10}{'x row 1':>10}")
     for rows, seconds in taken.items():
-        speed, flops = weights * BYTES[kind] / seconds / 1e9, 2 * weights * rows / seconds / 1e9
+        speed, flops = size / seconds / 1e9, 2 * weights * rows / seconds / 1e9
         print(f"{rows:>6}{seconds * 1e3:>10.3f}{speed:>10.1f}{flops:>10.1f}{seconds / taken[1]:>10.2f}")
 
 
-def bench_forward(shape: Shape, kind: Kind, repeats: int, bandwidth: float) -> None:
+def bench_forward(shape: Shape, format: WeightFormat, repeats: int, bandwidth: float) -> None:
     """Time whole forwards of one sequence; rows as in the verification of a chain."""
-    fused, cache, weights = _model(shape, kind)
+    fused, cache = _model(shape, format)
 
     def batch(rows: int) -> InputBatch:
         return cache.pack(TokenBatch((SequenceSlice("a", CONTEXT, (1,) * rows),)))
@@ -106,14 +107,16 @@ def bench_forward(shape: Shape, kind: Kind, repeats: int, bandwidth: float) -> N
         return lambda: fused.logits(packed, cache.layers)
 
     taken = medians({rows: call(rows) for rows in ROWS}, repeats)
-    floor = weights * BYTES[kind] / bandwidth
-    print(f"\nfused forward of {shape.name}, {kind}, context {CONTEXT}; weights / bandwidth = {floor * 1e3:.3f} ms")
+    floor = bytes_of(format, shape.products) / bandwidth
+    print(
+        f"\nfused forward of {shape.name}, {format.name}, context {CONTEXT}; weights / bandwidth = {floor * 1e3:.3f} ms"
+    )
     print(f"{'rows':>6}{'ms':>10}{'x floor':>10}{'x row 1':>10}")
     for rows, seconds in taken.items():
         print(f"{rows:>6}{seconds * 1e3:>10.3f}{seconds / floor:>10.2f}{seconds / taken[1]:>10.2f}")
 
 
-def _model(shape: Shape, kind: Kind) -> tuple[FusedLlama, KVCache, int]:
+def _model(shape: Shape, format: WeightFormat) -> tuple[FusedLlama, KVCache]:
     config = transformers.LlamaConfig(
         vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.inner,
         num_hidden_layers=shape.layers, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
@@ -124,13 +127,13 @@ def _model(shape: Shape, kind: Kind) -> tuple[FusedLlama, KVCache, int]:
     pool.allocate("a", CONTEXT + max(ROWS))
     size = LayerShape(shape.kv_heads, shape.hidden // shape.heads)
     cache = KVCache([size] * shape.layers, pool, torch.float32, torch.device("cpu"))
-    return FusedLlama.from_hf(model, cache, kind), cache, sum(out * width for out, width in shape.products)
+    return FusedLlama.from_hf(model, cache, format), cache
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=tuple(BYTES), default="bf16", help="format of the weights")
+    parser.add_argument("--format", choices=WEIGHT_FORMATS.names, default="bf16", help="format of the weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--isa", choices=ISAS, help="an instruction set below the best one")
     parser.add_argument("--repeats", type=int, default=31)
@@ -141,11 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     if options.isa:
         operators.set_isa(options.isa)
+    format = WEIGHT_FORMATS.load(options.format)()
     bandwidth = memory_bandwidth(max(3, options.repeats // 4))
     print(f"{operators.isa()}, {operators.threads()} threads, memory read at {bandwidth / 1e9:.1f} GB/s")
     for shape in SHAPES:
-        bench_linear(shape, options.kind, options.repeats)
-        bench_forward(shape, options.kind, options.repeats, bandwidth)
+        bench_linear(shape, format, options.repeats)
+        bench_forward(shape, format, options.repeats, bandwidth)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ const std::vector<Layout>& layouts() {
         LAYOUT(LogitsSource, logits, weights, num_models, vocab_size, form, plausibility_cutoff),
         LAYOUT(SamplingShape, temperature, top_p, min_p, top_k),
         LAYOUT(AcceptanceParams, method, seed, sampling),
-        LAYOUT(VerifyTask, check_row, first_row, num_rows, node_offset, num_nodes, q, base_len, params),
+        LAYOUT(VerifyTask, check_row, first_row, num_rows, node_offset, num_nodes, q, masks, base_len, params),
         LAYOUT(VerifyResult, num_accepted, token, bonus, invalid),
         LAYOUT(RequestSlot, draft_len, num_known, num_fed, num_left, pages, num_pages, drafter_pages, num_drafter_pages,
             stop_tokens, num_stop_tokens, stream_kind, q, params),

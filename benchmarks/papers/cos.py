@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from benchmarks.cos_theorems import acceptance_bound, alternate_factor, naive_factor
 from benchmarks.papers.collaborations import COLLABORATIVE, SWEEPS, Collaborations
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Row, Section
 from benchmarks.papers.sources import Found, Results, Source
-from cospec.ensemble.speedup_model import (
-    ProposalProcess,
-    acceptance_bound,
-    alternate_factor,
-    naive_factor,
-)
+from cospec.ensemble.speedup_model import ProposalProcess
 
 SOURCES: tuple[Source, ...] = ()
 

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.papers.sources import Found
-from cospec.policies.goodput.draft_shapes import chain_tokens
+from cospec.policies.goodput.draft_shapes import tree_tokens
 from cospec.simulation.run import simulate
 from cospec.simulation.scenario import (
     ArrivalConfig,
@@ -22,7 +22,7 @@ from cospec.simulation.scenario import (
 
 NODES, RATIOS = (2, 4, 8, 16), (1.0, 3.0, 10.0)
 WINDOW, ALPHA = 8, 0.764
-KEPT = chain_tokens(ALPHA, WINDOW)  # tokens a round: the paper's average length of 3.86 on HumanEval
+KEPT = tree_tokens(ALPHA, (1,) * WINDOW)  # tokens a round: the paper's average length of 3.86 on HumanEval
 
 LOCAL = LatencyConfig(slopes=(2e-4,), fixed=0.0198)  # t₀ = 20 ms for a token, whatever the context
 STEP = LatencyConfig(slopes=(1e-5,), fixed=0.00099)  # of the drafter: 1 ms

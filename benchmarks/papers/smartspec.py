@@ -12,7 +12,7 @@ from benchmarks.papers.common import Page, Row, Section
 from benchmarks.papers.curves import Curves
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
-from cospec.policies.goodput.draft_shapes import chain_tokens, nodes, tree_tokens
+from cospec.policies.goodput.draft_shapes import nodes, tree_tokens
 
 LOAD = Source("load", "python -m benchmarks.load")
 SERVED = Source(
@@ -245,7 +245,7 @@ def expectations(results: Results) -> Section:
         results.computed(
             "Expected tokens of a chain of 5 at α = 0.7",
             f"{(1 - 0.7**6) / (1 - 0.7):.3f} (equation 8)",
-            f"{chain_tokens(0.7, 5):.3f}",
+            f"{tree_tokens(0.7, (1,) * 5):.3f}",
         ),
         results.computed(
             "α as the engine reads it, at a true 0.7 with k = 5",

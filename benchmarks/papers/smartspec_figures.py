@@ -12,7 +12,7 @@ from benchmarks.papers.scenarios import FOLDER, Runs, described, simulated
 from benchmarks.papers.sources import Found, Source
 from cospec.drafters.model import ModelDrafter
 from cospec.models.loading import load_model
-from cospec.policies.goodput.draft_shapes import chain_tokens, chains
+from cospec.policies.goodput.draft_shapes import chains, tree_tokens
 from cospec.policies.goodput.length_problem import LengthInputs, LengthProblem, StepBounds
 from cospec.policies.latency.step import LatencyModels, StepLatency
 from cospec.profiling.measure import Grid, measure_forwards, measure_steps
@@ -120,7 +120,7 @@ def drawn_tokens(chance: np.random.Generator, alpha: float, widths: Sequence[int
 
 def accepted_over_proposed(alpha: float, length: int) -> float:
     """What accepted / proposed tends to."""
-    return (chain_tokens(alpha, length) - 1.0) / length
+    return (tree_tokens(alpha, (1,) * length) - 1.0) / length
 
 
 def lookup_scenario() -> Scenario:

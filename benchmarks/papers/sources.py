@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.common import ROOT, write
 from benchmarks.papers.common import RESULTS, How, Row, Run
-from cospec.bench.environment import describe
+from cospec.bench.report import describe
 
 Found = Mapping[str, Any]
 NOT_RUN = "not run"

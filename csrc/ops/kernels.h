@@ -3,9 +3,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-namespace cospec {
+#include "ops/weight_formats.h"
 
-enum WeightFormat { FP32 = 0, BF16 = 1, INT8 = 2 };
+namespace cospec {
 
 // A weight [outputs, inputs] in panels of 64 outputs. A panel holds, for each input, the weights of its outputs.
 // The width of the last panel is a multiple of 32.
@@ -15,7 +15,7 @@ struct Linear {
     int format;
     long outputs, inputs;
     void* weight;
-    float* scale;  // [outputs rounded up to 32] of int8 weights, or null
+    float* scale;  // [outputs rounded up to 32] of scaled formats, or null
     float* bias;   // [outputs rounded up to 32], or null
 };
 

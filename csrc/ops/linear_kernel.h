@@ -279,9 +279,10 @@ template <class W> static void linear_part(const LinearParams& params, int part,
 
 static void linear(const LinearParams& params, int part, int parts, float* scratch) {
     switch (params.linear->format) {
-        case FP32: linear_part<Fp32Weights>(params, part, parts, scratch); break;
-        case BF16: linear_part<Bf16Weights>(params, part, parts, scratch); break;
-        case INT8: linear_part<Int8Weights>(params, part, parts, scratch); break;
+#define FORMAT(name, id, Element, inputs_per_word, scaled, Kernel) \
+    case id: linear_part<Kernel>(params, part, parts, scratch); break;
+        WEIGHT_FORMATS(FORMAT)
+#undef FORMAT
     }
 }
 

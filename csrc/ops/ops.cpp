@@ -75,13 +75,18 @@ Scratch& thread_scratch() {
     return scratch;
 }
 
-Linear* linear_new(int format, const void* weight, const float* scale, const float* bias, long outputs, long inputs) {
-    const size_t element = format == FP32 ? 4 : format == BF16 ? 2 : 1;
-    Linear* l = new Linear{format, outputs, inputs, nullptr, padded_copy(scale, outputs), padded_copy(bias, outputs)};
-    l->weight = allocate(element * round_up(outputs, 32) * round_up(inputs, 2));
-    if (format == FP32) pack(*l, (const float*)weight, 1);
-    if (format == BF16) pack(*l, (const uint16_t*)weight, 2);
-    if (format == INT8) pack(*l, (const int8_t*)weight, 1);
+Linear* linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs) {
+    Linear* l = new Linear{format, outputs, inputs, nullptr, nullptr, padded_copy(bias, outputs)};
+    switch (format) {
+#define FORMAT(name, id, Element, inputs_per_word, scaled, Kernel)                           \
+    case id:                                                                                 \
+        l->weight = allocate(sizeof(Element) * round_up(outputs, 32) * round_up(inputs, 2)); \
+        pack(*l, (const Element*)parts[0], inputs_per_word);                                 \
+        if (scaled) l->scale = padded_copy((const float*)parts[1], outputs);                 \
+        break;
+        WEIGHT_FORMATS(FORMAT)
+#undef FORMAT
+    }
     return l;
 }
 
@@ -128,9 +133,20 @@ void run_attention_tasks(const AttentionParams& params, std::atomic<long>& next)
             }
 }
 
-API Linear* cospec_linear_new(
-    int format, const void* weight, const float* scale, const float* bias, long outputs, long inputs) {
-    return linear_new(format, weight, scale, bias, outputs, inputs);
+// The number of a weight format. -1 when the library has no kernel of that name.
+API int cospec_weight_format(const char* name) {
+    const char* const names[] = {
+#define FORMAT(name, id, Element, inputs_per_word, scaled, Kernel) name,
+        WEIGHT_FORMATS(FORMAT)
+#undef FORMAT
+    };
+    for (int format = 0; format < NUM_WEIGHT_FORMATS; format++)
+        if (!strcmp(names[format], name)) return format;
+    return -1;
+}
+
+API Linear* cospec_linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs) {
+    return linear_new(format, parts, bias, outputs, inputs);
 }
 
 API void cospec_linear_free(Linear* linear) { linear_free(linear); }

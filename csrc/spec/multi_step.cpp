@@ -103,8 +103,9 @@ struct MultiStepRunner {
             workspace.nodes.insert(workspace.nodes.end(), tokens, tokens + n);
             for (long node = 0; node < n; node++)
                 workspace.parents.push_back(node - 1), workspace.nodes.push_back(node - 1);
-            workspace.tasks.push_back({row, row, n + 1, node_offset, n,
-                sampled ? q + i * task.max_draft_len * vocab_size : slot.q, (uint64_t)state.num_known, slot.params});
+            workspace.tasks.push_back(
+                {row, row, n + 1, node_offset, n, sampled ? q + i * task.max_draft_len * vocab_size : slot.q, nullptr,
+                    (uint64_t)state.num_known, slot.params});
             row += n + 1;
         }
         *logits = workspace.logits.reserve(row * vocab_size);

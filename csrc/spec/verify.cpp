@@ -92,6 +92,11 @@ bool target_distribution(const T* logits, long vocab_size, const SamplingShape& 
     return false;
 }
 
+// Exclude the tokens whose bit is not set. `out` may be `logits`.
+template <class T> void apply_mask(const uint32_t* mask, const T* logits, long vocab_size, T* out) {
+    for (long i = 0; i < vocab_size; i++) out[i] = mask[i / 32] >> (i % 32) & 1 ? logits[i] : (T)-INFINITY;
+}
+
 struct Verifier {
     const LogitsSource& source;
     long vocab_size;
@@ -99,7 +104,7 @@ struct Verifier {
     const Draft& draft;
     double* target_probs;  // [num_nodes + 1, vocab_size]; rows are computed on first use
     double* scratch;       // [vocab_size]
-    double* blended;       // [vocab_size], the blended logits of the latest row
+    double* row_logits;    // [vocab_size], the blended or masked logits of the latest row
     std::vector<bool> valid_rows;
     bool sample_failed = false;  // no weight was positive
 
@@ -107,9 +112,16 @@ struct Verifier {
 
     // Call `use` with the row's logits, counted from the task's first row. Blended logits are double precision.
     template <class Use> auto with_logits(long row, Use use) const {
-        if (source.form == SINGLE) return use(source.row(0, task.first_row + row));
-        blend_row(source, task.first_row + row, blended, scratch);
-        return use((const double*)blended);
+        const uint32_t* mask = task.masks && row >= 0 ? task.masks + row * ((vocab_size + 31) / 32) : nullptr;
+        if (source.form == SINGLE) {
+            const float* logits = source.row(0, task.first_row + row);
+            if (!mask) return use(logits);
+            apply_mask(mask, logits, vocab_size, (float*)row_logits);
+            return use((const float*)row_logits);
+        }
+        blend_row(source, task.first_row + row, row_logits, scratch);
+        if (mask) apply_mask(mask, row_logits, vocab_size, row_logits);
+        return use((const double*)row_logits);
     }
 
     const double* compute_target(long row) {

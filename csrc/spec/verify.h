@@ -25,8 +25,9 @@ struct AcceptanceParams {
 struct VerifyTask {
     int64_t check_row, first_row, num_rows;  // rows [check_row, first_row) are only checked for NaN and infinity
     int64_t node_offset, num_nodes;
-    const double* q;    // [num_nodes, vocab_size], what the draft was sampled from; null for point masses
-    uint64_t base_len;  // committed tokens
+    const double* q;        // [num_nodes, vocab_size], what the draft was sampled from; null for point masses
+    const uint32_t* masks;  // [num_rows, ceil(vocab_size / 32)], a bit per allowed token; null allows all tokens
+    uint64_t base_len;      // committed tokens
     AcceptanceParams params;
 };
 

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from cospec.errors import CospecError, InvalidInput
     from cospec.llm import LLM
     from cospec.outputs import CompletionOutput, RequestOutput
-    from cospec.registry import register_acceptance_method, register_drafter, register_policy
+    from cospec.registry import (
+        register_acceptance_method,
+        register_drafter,
+        register_logits_processor,
+        register_policy,
+    )
     from cospec.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -28,6 +33,7 @@ __all__ = [
     "register_acceptance_method",
     "register_blend",
     "register_drafter",
+    "register_logits_processor",
     "register_policy",
 ]
 
@@ -42,6 +48,7 @@ _HOMES = {
     "register_acceptance_method": "cospec.registry",
     "register_blend": "cospec.ensemble.blends.custom",
     "register_drafter": "cospec.registry",
+    "register_logits_processor": "cospec.registry",
     "register_policy": "cospec.registry",
 }
 

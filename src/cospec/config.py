@@ -121,7 +121,8 @@ class EngineConfig(Options):
         dtype: of the weights in memory. ``auto`` keeps the file's; ``half`` is ``float16``, ``float`` is ``float32``.
             On a CPU, bfloat16 weights round a product's inputs to bfloat16. float16 weights are computed as float32,
             four bytes each. Sums are always float32.
-        quantization: ``int8`` stores linear weights as 8-bit integers: a different model with another distribution.
+        quantization: a format of linear weights with fewer bits: a different model with another distribution. ``int8``
+            stores 8-bit integers.
         max_model_len: tokens of one sequence, prompt and output together; None is the model's limit.
         max_num_seqs: sequences that run together.
         max_num_batched_tokens: tokens computed per step, drafts included.
@@ -146,7 +147,7 @@ class EngineConfig(Options):
     served_model_name: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["int8"] | None = None
+    quantization: str | None = None
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
     max_num_batched_tokens: int = Field(default=2048, ge=1)

@@ -79,6 +79,10 @@ class DrafterLost(CospecError):
     """A remote drafter died or is unreachable; its pending drafts will not arrive."""
 
 
+class VerifierLost(CospecError):
+    """A remote verifier died or is unreachable; the outputs of its submissions will not arrive."""
+
+
 class RequestsFailed(CospecError):
     """An error of some requests: the engine ends these requests and continues with the others.
 

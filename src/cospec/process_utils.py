@@ -1,4 +1,4 @@
-"""Start and end of a long-lived process: freeze objects for garbage collection, exit without module teardown."""
+"""Start and end of a long-lived process, its garbage collection, and the processors that its threads run on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from cospec.errors import InvalidInput
 
 
 def freeze_gc() -> None:
@@ -42,3 +45,28 @@ def fast_exit() -> Iterator[None]:
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
         raise
+
+
+FIELD = "speculative_config.drafter_cores"
+
+
+def others(cores: Collection[int]) -> list[int]:
+    """The processors of this process without ``cores``.
+
+    Raises:
+        InvalidInput: none is left, some of ``cores`` do not exist, or the system does not let one choose.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise InvalidInput(FIELD, list(cores), "absent, because this system does not let a process choose its cores")
+    every = set(range(os.cpu_count() or 1))
+    left = sorted(os.sched_getaffinity(0) - set(cores))
+    if not set(cores) <= every or not left:
+        allowed = f"some of {', '.join(map(str, sorted(every)))}, but not all: the target needs one too"
+        raise InvalidInput(FIELD, list(cores), allowed)
+    return left
+
+
+def keep_to(cores: Collection[int]) -> None:
+    """Run all threads of this process, and those that come, on ``cores`` only."""
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), cores)

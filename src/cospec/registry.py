@@ -1,8 +1,8 @@
 """Tables of plug-ins: lazy maps from a configuration name to a class.
 
-A new drafter, acceptance method, blend, policy or execution mode is one file and one line here. Each table has an
-interface. The interface declares what a class needs or offers (``AcceptanceMethod.stream_kind``, ``Drafter.samples``).
-The engine reads these attributes and no names.
+A new drafter, acceptance method, blend, policy, logits processor, execution mode or weight format is one file and one
+line here. Each table has an interface. The interface declares what a class needs or offers
+(``AcceptanceMethod.stream_kind``, ``Drafter.samples``). The engine reads these attributes and no names.
 
 A plug-in in another package needs no line here. The package names the class in an entry point of the table's group, or
 a program registers the class. In both cases the table checks the declarations of the class.
@@ -23,9 +23,10 @@ from cospec.errors import InvalidInput, words
 
 if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.core.interfaces import BlendFactory, ExecutionMode
-    from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
+    from cospec.core.plugins import AcceptanceMethod, Drafter, LogitsProcessor, Policy
     from cospec.drafters.pool.combiners.combine import Combiner
     from cospec.drafters.pool.routing.selection import Routing
+    from cospec.models.weights.format import WeightFormat
 
 PluginT = TypeVar("PluginT")
 
@@ -266,11 +267,23 @@ ACCEPTANCE_METHODS: PluginTable[type[AcceptanceMethod]] = PluginTable(
     Declares("acceptance method", "cospec.core.plugins:AcceptanceMethod", named=True),
     "cospec.acceptance_methods",
 )
+LOGITS_PROCESSORS: PluginTable[type[LogitsProcessor]] = PluginTable(
+    "logits_processors",
+    {
+        "penalties": "cospec.logits_processors.edits:Penalties",
+        "logit_bias": "cospec.logits_processors.edits:LogitBias",
+        "min_tokens": "cospec.logits_processors.masks:MinTokens",
+        "allowed_token_ids": "cospec.logits_processors.masks:AllowedTokens",
+        "bad_words_token_ids": "cospec.logits_processors.masks:BadWords",
+    },
+    Declares("logits processor", "cospec.core.plugins:LogitsProcessor", named=True),
+    "cospec.logits_processors",
+)
 POLICIES: PluginTable[type[Policy]] = PluginTable(
     "speculative_config.policy",
     {
         "fixed": "cospec.policies.fixed:Fixed",
-        "off": "cospec.policies.off:Off",
+        "off": "cospec.policies.fixed:Off",
         "goodput": "cospec.policies.goodput.controller:Goodput",
         "slope": "cospec.policies.slope:Slope",
         "confidence": "cospec.policies.confidence:Confidence",
@@ -282,10 +295,10 @@ POLICIES: PluginTable[type[Policy]] = PluginTable(
 BLENDS: PluginTable[BlendFactory] = PluginTable(
     "ensemble.method",
     {
-        "single": "cospec.ensemble.blends.single:Single",
+        "single": "cospec.ensemble.blends.weighted:Single",
         "weighted": "cospec.ensemble.blends.weighted:Weighted",
         "contrastive": "cospec.ensemble.blends.contrastive:Contrastive",
-        "realign": "cospec.ensemble.blends.realign:Realign",
+        "realign": "cospec.ensemble.blends.weighted:Realign",
         "adaptive": "cospec.ensemble.blends.adaptive:Adaptive",
     },
     Declares("blend", "cospec.core.interfaces:BlendFactory"),
@@ -305,7 +318,18 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
         on_instances=("components", "times", "info", "readable"),
     ),
 )
+WEIGHT_FORMATS: PluginTable[type[WeightFormat]] = PluginTable(
+    "quantization",
+    {
+        "fp32": "cospec.models.weights.fp32:Fp32",
+        "bf16": "cospec.models.weights.bf16:Bf16",
+        "fp16": "cospec.models.weights.fp16:Fp16",
+        "int8": "cospec.models.weights.int8:Int8",
+    },
+    Declares("weight format", "cospec.models.weights.format:WeightFormat", named=True),
+)
 
 register_drafter = DRAFTERS.register
 register_acceptance_method = ACCEPTANCE_METHODS.register
+register_logits_processor = LOGITS_PROCESSORS.register
 register_policy = POLICIES.register

@@ -27,6 +27,9 @@ class SamplingParams:
             100.
         presence_penalty, frequency_penalty: subtracted from logits of output tokens, once or per occurrence.
         logit_bias: token id to a number that is added to the logit.
+        allowed_token_ids: the only tokens of the output; None allows all tokens.
+        bad_words_token_ids: sequences of token ids that do not occur in the output.
+        logits_processors: installed or registered logits processors by name, each with its options.
         min_tokens, max_tokens: bounds of the output length in tokens. Stop tokens have probability 0 below
             ``min_tokens``.
         stop: strings that end the output; the text ends before the string.
@@ -52,6 +55,9 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    logits_processors: Mapping[str, Mapping[str, Any]] | None = None
     min_tokens: int = 0
     max_tokens: int | None = 16
     stop: tuple[str, ...] = ()
@@ -68,6 +74,7 @@ class SamplingParams:
         object.__setattr__(self, "stop", _listed("stop", stop, "a non-empty string or a list of them"))
         ids = _listed("stop_token_ids", self.stop_token_ids or (), "a list of token ids")
         object.__setattr__(self, "stop_token_ids", ids)
+        self._set_masks()
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(name, getattr(self, name), "True or False")
@@ -90,6 +97,32 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0, MAX_LOGPROBS)
         self._check_lists()
+        self._check_masks()
+
+    def _set_masks(self) -> None:
+        if self.allowed_token_ids is not None:
+            allowed = _listed("allowed_token_ids", self.allowed_token_ids, "a list of at least one token id")
+            object.__setattr__(self, "allowed_token_ids", allowed)
+        kind = "a list of non-empty lists of token ids"
+        sequences = _listed("bad_words_token_ids", self.bad_words_token_ids or (), kind)
+        listed = tuple(_listed("bad_words_token_ids", each, kind) for each in sequences)
+        object.__setattr__(self, "bad_words_token_ids", listed)
+
+    def _check_masks(self) -> None:
+        if self.allowed_token_ids == ():
+            raise InvalidInput("allowed_token_ids", [], "a list of at least one token id, or None")
+        for token in self.allowed_token_ids or ():
+            _whole("allowed_token_ids", token, 0)
+        for sequence in self.bad_words_token_ids:
+            if not sequence:
+                raise InvalidInput("bad_words_token_ids", [], "a list of non-empty lists of token ids")
+            for token in sequence:
+                _whole("bad_words_token_ids", token, 0)
+        chosen = self.logits_processors
+        if not isinstance(chosen, Mapping | None) or not all(
+            isinstance(each, Mapping) for each in (chosen or {}).values()
+        ):
+            raise InvalidInput("logits_processors", chosen, "an object from names to options")
 
     def _check_lists(self) -> None:
         for text in self.stop:
@@ -117,8 +150,21 @@ class SamplingParams:
 
     @property
     def edits_logits(self) -> bool:
-        """Whether something other than temperature and truncation changes the logits."""
-        return self.has_penalties or bool(self.logit_bias) or self.min_tokens > 0
+        """Whether a logits processor changes the logits or excludes tokens."""
+        edits = self.has_penalties or bool(self.logit_bias) or bool(self.logits_processors)
+        return edits or self.min_tokens > 0 or self.allowed_token_ids is not None or bool(self.bad_words_token_ids)
+
+    @property
+    def processors(self) -> dict[str, Mapping[str, Any]]:
+        """Names and options of the logits processors that apply, in the order of application."""
+        own = {
+            "penalties": self.has_penalties,
+            "logit_bias": bool(self.logit_bias),
+            "min_tokens": self.min_tokens > 0,
+            "allowed_token_ids": self.allowed_token_ids is not None,
+            "bad_words_token_ids": bool(self.bad_words_token_ids),
+        }
+        return {**{name: {} for name, applies in own.items() if applies}, **(self.logits_processors or {})}
 
     @property
     def has_penalties(self) -> bool:

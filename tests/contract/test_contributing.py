@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,11 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from cospec.assembly.build import assemble, memory_plan_of
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble, memory_plan_of
 from cospec.core.engine import Engine
+from cospec.core.interfaces import Model
+from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.llm import LLM
+from cospec.models.loading import LoadOptions, load_model
 from cospec.models.toy import ToyModel
 from cospec.registry import (
     ACCEPTANCE_METHODS,
@@ -24,13 +29,16 @@ from cospec.registry import (
     COMBINERS,
     DRAFTERS,
     EXECUTION_MODES,
+    LOGITS_PROCESSORS,
     POLICIES,
     ROUTINGS,
+    WEIGHT_FORMATS,
     PluginTable,
 )
 from cospec.sampling_params import SamplingParams
 from harness.ensembles import ensemble_engine
 from harness.pools import pool_of, toy_drafters
+from harness.tiny import tiny
 from harness.toys import toy_engine
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -38,11 +46,13 @@ V = 5
 RECIPES: dict[str, tuple[PluginTable[Any], str, str]] = {
     "drafter": (DRAFTERS, "repeat", "RepeatDrafter"),
     "acceptance method": (ACCEPTANCE_METHODS, "first-token", "FirstToken"),
+    "logits processor": (LOGITS_PROCESSORS, "no-double", "NoDouble"),
     "policy": (POLICIES, "few-requests", "FewRequests"),
     "blend": (BLENDS, "mean-logits", "MeanLogits"),
     "combiner": (COMBINERS, "heaviest", "Heaviest"),
     "routing": (ROUTINGS, "best", "Best"),
     "execution mode": (EXECUTION_MODES, "together", "Together"),
+    "weight format": (WEIGHT_FORMATS, "ternary", "Ternary"),
 }
 CODE = re.findall(r"### An? ([\w ]+)\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 
@@ -104,6 +114,19 @@ def test_an_acceptance_method() -> None:
     assert 0 < stats.accepted <= stats.drafts
 
 
+def test_a_logits_processor() -> None:
+    chosen_processor = {"logits_processors": {"no-double": {"times": 1}}}
+    tokens, stats = written(chosen(repeat()), seed=4, **chosen_processor)
+    assert tokens == written(toy_engine(ToyModel(V, seed=1), None), seed=4, **chosen_processor)[0]
+    assert stats.drafted > 0
+    assert longest_run(tokens) == 1 < longest_run(plain())
+
+
+def longest_run(tokens: Sequence[int]) -> int:
+    """How often a token stands in a row, at most."""
+    return max(len(list(group)) for _, group in itertools.groupby(tokens))
+
+
 def test_a_policy() -> None:
     tokens, stats = written(chosen(repeat(), policy="few-requests"), seed=4)
     assert tokens == plain()
@@ -135,3 +158,26 @@ def test_an_execution_mode() -> None:
     assert tokens == plain()
     assert stats.drafted > 0
     assert engine.execution_mode.info.name == "together"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"linear_backend": "torch", "attention_backend": "sdpa"}], ids=["auto", "torch"]
+)
+def test_a_weight_format(options: dict[str, Any], tmp_path: Path) -> None:
+    model = tiny("llama")
+    model.save_pretrained(tmp_path)
+    found = logits(load_model(str(tmp_path), LoadOptions(device="cpu", quantization="ternary", **options)))
+    assert not torch.allclose(found, logits(load_model(str(tmp_path), LoadOptions(device="cpu", **options))), atol=1e-3)
+    format = WEIGHT_FORMATS.load("ternary")()
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight.data = format.read(layer.weight).decode()
+    model.save_pretrained(tmp_path)
+    decoded = logits(load_model(str(tmp_path), LoadOptions(device="cpu", **options)))
+    torch.testing.assert_close(found, decoded, atol=1e-4, rtol=1e-4)
+
+
+def logits(model: Model) -> torch.Tensor:
+    """Of a short prompt."""
+    assert model.pages.allocate("a", 5)
+    return model.forward(TokenBatch((SequenceSlice("a", 0, (1, 2, 3, 4, 5)),)))

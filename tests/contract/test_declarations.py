@@ -18,8 +18,10 @@ from cospec.registry import (
     COMBINERS,
     DRAFTERS,
     EXECUTION_MODES,
+    LOGITS_PROCESSORS,
     POLICIES,
     ROUTINGS,
+    WEIGHT_FORMATS,
     PluginTable,
 )
 
@@ -28,20 +30,24 @@ TABLES: dict[str, PluginTable[Any]] = {
     "combiners": COMBINERS,
     "routings": ROUTINGS,
     "acceptance_methods": ACCEPTANCE_METHODS,
+    "logits_processors": LOGITS_PROCESSORS,
     "policies": POLICIES,
     "blends": BLENDS,
     "rounds": EXECUTION_MODES,
     "systems": SYSTEMS,
+    "weight_formats": WEIGHT_FORMATS,
 }
 REQUIRED = {  # what an interface gives no default for, and a value of another type
     "drafters": ("samples", "no"),
     "combiners": ("steps", None),
     "routings": ("weighs", 1.0),
     "acceptance_methods": ("stream_kind", "target"),
+    "logits_processors": ("masks", "yes"),
     "policies": ("needs_latency", "yes"),
     "blends": ("Options", dict),
     "rounds": ("learns", "often"),
     "systems": ("build", "nothing"),
+    "weight_formats": ("encode", 8),
 }
 OVERRIDDEN = {  # what an interface gives a default for, and a value of another type
     "drafters": ("capabilities", {"free": True}),
@@ -49,6 +55,7 @@ OVERRIDDEN = {  # what an interface gives a default for, and a value of another 
     "routings": ("native_id", "hedge"),
     "acceptance_methods": ("native_id", "match"),
     "policies": ("keeps_drafts", "always"),
+    "weight_formats": ("kernel", 1),
 }
 
 

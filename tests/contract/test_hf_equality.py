@@ -21,7 +21,9 @@ from cospec.models.kv_cache import KVCache
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama
 from cospec.models.model_runner import Forwards, ModelRunner
+from cospec.models.weights.fp32 import Fp32
 from cospec.native import operators
+from cospec.registry import WEIGHT_FORMATS
 
 TOLERANCE = 1e-4
 VOCAB = 96
@@ -188,11 +190,11 @@ def empty_cache(model: Any, by_head: bool) -> KVCache:
     return KVCache(hf.probe(model), pool, torch.float32, torch.device("cpu"), by_head)
 
 
-def packed_model(name: str, linear: str, attention: str, kind: Any = "fp32") -> ModelRunner:
+def packed_model(name: str, linear: str, attention: str, weights: str = "fp32") -> ModelRunner:
     need(linear)
     model = adapted(name)
     kv = empty_cache(model, by_head=attention == "sdpa")
-    replace_linears(model, linear, kind)
+    replace_linears(model, linear, WEIGHT_FORMATS.load(weights)())
     return hf.packed_model(name, model, kv, attention, max_len=128)
 
 
@@ -200,7 +202,7 @@ def fused_model(name: str, runner: str) -> ModelRunner:
     need(runner)
     model = adapted(name)
     kv = empty_cache(model, by_head=runner == "torch")  # which the native runner does not take
-    fused = FusedLlama.from_hf(model, kv, "fp32")
+    fused = FusedLlama.from_hf(model, kv, Fp32())
     forwards = Forwards(lambda batch: fused.logits(batch, kv.layers), lambda batch: fused.states(batch, kv.layers))
     return ModelRunner(name, forwards, kv, fused.vocab_size, max_len=128)
 
@@ -329,11 +331,10 @@ def test_no_logits_asked() -> None:
     assert model.forward(TokenBatch((SequenceSlice("a", 0, (1, 2, 3), logits_from=3),))).shape == (0, VOCAB)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
 @pytest.mark.parametrize("linear", ["mkldnn", "native"])
-def test_held_weights_are_the_same_model_in_every_back_end(linear: str, kind: Any) -> None:
-    rounded = packed_model("gpt2", "torch", "sdpa", kind)
-    other = packed_model("gpt2", linear, "sdpa", kind)
+def test_held_weights_are_the_same_model_in_every_back_end(linear: str, weights: str) -> None:
+    rounded, other = (packed_model("gpt2", each, "sdpa", weights) for each in ("torch", linear))
     batch = TokenBatch((SequenceSlice("a", 0, tokens_of(1, 9)),))
     for model in (rounded, other):
         model.pages.allocate("a", 9)

@@ -13,7 +13,13 @@ import pytest
 from harness.plugin import SOURCE, install
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {"DRAFTERS": "phrases", "POLICIES": "two-lengths", "ACCEPTANCE_METHODS": "threshold", "BLENDS": "product"}
+NAMES = {
+    "DRAFTERS": "phrases",
+    "POLICIES": "two-lengths",
+    "ACCEPTANCE_METHODS": "threshold",
+    "LOGITS_PROCESSORS": "no-repeat-ngram",
+    "BLENDS": "product",
+}
 
 
 @pytest.fixture(scope="module")

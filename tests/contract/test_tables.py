@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from cospec.core.bitmask import unpack
 from cospec.core.interfaces import Model, VocabMapping
 from cospec.core.plugins import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
@@ -38,6 +39,7 @@ from cospec.registry import (
     BLENDS,
     DRAFTERS,
     EXECUTION_MODES,
+    LOGITS_PROCESSORS,
     POLICIES,
     PluginTable,
 )
@@ -266,14 +268,14 @@ def test_a_verdict_is_a_path_from_the_root(name: str) -> None:
         tokens = tuple(int(chance.choice(V, p=row)) for row in q)
         sampled = not acceptance_method.trees and seed % 2 == 0
         draft = Draft("s", 4, tokens, parents, ("d",) * n, q if sampled else None)
-        verdict = acceptance_method.verify(draft, TargetProbs(probs=probs), RandomStreams(seed, 4))
-        assert all(parents[node] == above for above, node in zip((-1, *verdict.path), verdict.path, strict=False))
-        end = verdict.path[-1] if verdict.path else -1
-        assert verdict.bonus == (end not in parents)
-        assert verdict.token is not None and 0 <= verdict.token < V
+        result = acceptance_method.verify(draft, TargetProbs(probs=probs), RandomStreams(seed, 4))
+        assert all(parents[node] == above for above, node in zip((-1, *result.path), result.path, strict=False))
+        end = result.path[-1] if result.path else -1
+        assert result.bonus == (end not in parents)
+        assert result.token is not None and 0 <= result.token < V
         if acceptance_method.exact:
-            rows = [0, *(node + 1 for node in verdict.path)]
-            written = [*(tokens[node] for node in verdict.path), verdict.token]
+            rows = [0, *(node + 1 for node in result.path)]
+            written = [*(tokens[node] for node in result.path), result.token]
             assert all(probs[row, token] > 0 for row, token in zip(rows, written, strict=True))
 
 
@@ -306,8 +308,38 @@ def test_a_policy_plans_for_everybody(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXECUTION_MODES)
-def test_a_round_has_times(name: str) -> None:
+def test_an_execution_mode_gives_a_reason(name: str) -> None:
     components = toy_engine(ToyModel(V), None).execution_mode.components
     made = EXECUTION_MODES.load(name)(components)
-    assert made.times == StepTimes()
     assert made.info.name in EXECUTION_MODES and made.info.reason
+
+
+@pytest.mark.parametrize("name", every(LOGITS_PROCESSORS))
+def test_a_logits_processor_shares_states_between_branches(name: str) -> None:
+    cls = LOGITS_PROCESSORS.load(name)
+    assert cls.__doc__
+    params = SamplingParams(
+        presence_penalty=1.0,
+        logit_bias={1: 1.0},
+        min_tokens=2,
+        stop_token_ids=(0,),
+        allowed_token_ids=(0, 1, 2),
+        bad_words_token_ids=((1, 2), (3,)),
+    )
+    made = cls.build(cls.Options(), params)
+    rows = torch.randn(2, V, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def seen(state: Any) -> list[Any]:
+        mask = made.mask(state, V)
+        return [made.edit(rows.clone(), [state, state]).tolist(), None if mask is None else unpack(mask, V).tolist()]
+
+    root = made.start([0, 1, 2, 1])
+    before = seen(root)
+    first, second = made.advance(root, 1), made.advance(root, 2)
+    left, right = seen(first), seen(second)
+    made.advance(made.advance(first, 2), 1)
+    assert [seen(root), seen(first), seen(second)] == [before, left, right]
+    assert seen(made.advance(made.start([0, 1, 2, 1]), 1)) == left
+    changes = [each[0] != rows.tolist() for each in (before, left, right)]
+    assert not any(changes) if made.masks else any(changes)
+    assert made.masks or [each[1] for each in (before, left, right)] == [None] * 3

@@ -103,10 +103,10 @@ def test_drafting_and_accepting_with_one_stream_is_seen(draws: type[RandomStream
     for seed in range(3000):
         drawn = draws(seed, 3)
         token = drawn.token(q, 3, StreamKind.DRAFT)
-        verdict = Rejection().verify(
+        result = Rejection().verify(
             Draft("s", 3, (token,), (-1,), ("d",), q[None]), TargetProbs(probs=np.stack([p, p])), drawn
         )
-        found.append(token if verdict.path else verdict.token)
+        found.append(token if result.path else result.token)
     p_value = fit(found, {0: 0.5, 1: 0.5})
     assert p_value > LIKELY if right else p_value < IMPOSSIBLE
 

@@ -40,6 +40,8 @@ PARAMS = {
     "bias": SamplingParams(max_tokens=LONG, logit_bias={0: 1.5, 2: -100.0}),
     "min-tokens": SamplingParams(max_tokens=LONG, min_tokens=2, stop_token_ids=(0,)),
     "stop": SamplingParams(max_tokens=LONG, stop_token_ids=(1,)),
+    "allowed": SamplingParams(max_tokens=LONG, allowed_token_ids=(0, 2)),
+    "bad words": SamplingParams(max_tokens=LONG, bad_words_token_ids=((1, 0), (2, 2), (0, 1, 2))),
     "all": SamplingParams(
         max_tokens=LONG,
         temperature=0.8,

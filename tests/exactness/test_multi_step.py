@@ -101,12 +101,12 @@ def calls(engine: Engine) -> list[tuple[int, int | None]]:
     supports, run = burst.supports, burst.run
 
     def planning(plan: SchedulerOutput) -> dict[str, str]:
-        noted.append((plan.rounds, None))
+        noted.append((plan.max_steps, None))
         return supports(plan)
 
     def running(entries: Sequence[ScheduledRequest], steps: int) -> tuple[list[StepOutput], StepTimes]:
         done = run(entries, steps)
-        noted[-1] = noted[-1][0], done[1].rounds
+        noted[-1] = noted[-1][0], done[1].steps
         return done
 
     override(burst, supports=planning, run=running)
@@ -307,7 +307,7 @@ def test_reasons_change_nothing(folders: tuple[Path, Path]) -> None:
     pages = [drafter.model.pages, engine.parts.model.pages]
     before = [(pool.usage, [list(cast(Any, pool).table(e.sequence.id)) for e in plan.entries]) for pool in pages]
     assert burst.supports(plan) == {} == burst.supports(plan)
-    crowded = replace(plan, rounds=1000)
+    crowded = replace(plan, max_steps=1000)
     assert set(burst.supports(crowded).values()) == {"no room in the drafter's KV cache"}
     assert before == [
         (pool.usage, [list(cast(Any, pool).table(e.sequence.id)) for e in plan.entries]) for pool in pages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from ctypes import c_ulonglong
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from cospec.models.toy import ToyModel
 from cospec.native import library
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.runtime.codec import Codec
-from cospec.runtime.engine_core import EngineCoreProc
+from cospec.runtime.engine_core import EngineCoreProc, ProgressCounter
 from cospec.runtime.messages import EngineCommand, EngineReply, Events, Stop, Submit
 from cospec.sampling_params import GREEDY_BELOW, LARGEST_WHOLE, SamplingParams
 from cospec.text.detokenizer import IncrementalDetokenizer
@@ -222,7 +221,9 @@ def test_the_engines_process_ends_one_request_of_many(acceptance_method: str) ->
     drafter = ModelDrafter(Single(3))
     alone = tokens(run(toy_engine(Huge(1), drafter, k=4, native="off"), neighbours()))
     socket = Commands([odd, *neighbours()])
-    EngineCoreProc(toy_engine(Huge(1), drafter, k=4, native="off"), socket, c_ulonglong()).run()
+    EngineCoreProc(
+        toy_engine(Huge(1), drafter, k=4, native="off"), socket, ProgressCounter(bytearray(ProgressCounter.SIZE))
+    ).run()
     assert socket.events["odd"][-1].finish is FinishReason.ERROR
     assert tokens(socket.events) == alone
 
@@ -261,8 +262,9 @@ def where_it_raises() -> dict[str, Callable[[], AbstractContextManager[object]]]
 @pytest.mark.parametrize("part", list(where_it_raises()))
 @pytest.mark.parametrize("round_name", ["sequential", "pipelined", "draft-ahead"])
 def test_a_part_that_raises_ends_its_request_alone(part: str, round_name: str) -> None:
+    from cospec.assembly.build import assemble
+    from cospec.assembly.components import TextInfo
     from cospec.config import EngineConfig, SpeculativeConfig
-    from cospec.core.assembly import TextInfo, assemble
 
     def build() -> Engine:
         speculative = SpeculativeConfig(num_speculative_tokens=3, execution_mode=round_name)

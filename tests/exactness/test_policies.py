@@ -15,8 +15,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine
 from cospec.core.plugins import Policy
 from cospec.core.stats import StepStats
@@ -24,7 +25,7 @@ from cospec.core.types import BatchState, Commit, Draft, DraftBudget, Request, S
 from cospec.drafters.model import ModelDrafter
 from cospec.execution.sequential import Sequential
 from cospec.models.toy import ToyModel
-from cospec.policies.off import Off
+from cospec.policies.fixed import Off
 from cospec.registry import POLICIES
 from cospec.sampling_params import SamplingParams
 from harness.oracle import Unsound, total_variation
@@ -57,7 +58,7 @@ def engine(name: str, acceptance_method: str = "auto", size: int = 2, k: int = 2
         policy_options=OPTIONS.get(name, {}),
         execution_mode="sequential",
     )
-    with patch("cospec.core.assembly.time.monotonic", lambda: next(ticks) * 1e-3):
+    with patch("cospec.assembly.build.time.monotonic", lambda: next(ticks) * 1e-3):
         parts = assemble(target(size), drafter(size), speculative, EngineConfig(), TextInfo())
     return Engine(replace(parts, clock=lambda: next(ticks) * 1e-3))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from cospec.core.assembly import TextInfo
+from cospec.assembly.components import TextInfo
 from cospec.core.types import Event, Request
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter

@@ -202,6 +202,9 @@ OTHER_LAWS: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"frequency_penalty": 0.1},
     "min_tokens": {"min_tokens": 2},
     "logit_bias": {"logit_bias": {0: 0.5}},
+    "allowed_token_ids": {"allowed_token_ids": (0, 1)},
+    "bad_words_token_ids": {"bad_words_token_ids": ((1,),)},
+    "logits_processors": {"logits_processors": {"mine": {}}},
 }
 
 
@@ -209,12 +212,13 @@ OTHER_LAWS: dict[str, dict[str, Any]] = {
 def test_every_parameter_of_the_law_gives_numbers_of_its_own(changed: str) -> None:
     other = replace(FIRST, sampling=replace(FIRST.sampling, **OTHER_LAWS[changed]))
     assert input_processor.own_seed(other) != input_processor.own_seed(FIRST)
-    without = tuple(name for name in input_processor.SHAPING if name != changed)
-    if changed in input_processor.SHAPING:
-        with patch.object(input_processor, "SHAPING", without):
-            assert input_processor.own_seed(other) == input_processor.own_seed(FIRST), (
-                "a parameter that is left out would be seen"
-            )
+    for table in ("SHAPING", "OPTIONAL_SHAPING"):
+        names: tuple[str, ...] = getattr(input_processor, table)
+        if changed in names:
+            with patch.object(input_processor, table, tuple(name for name in names if name != changed)):
+                assert input_processor.own_seed(other) == input_processor.own_seed(FIRST), (
+                    "a parameter that is left out would be seen"
+                )
 
 
 def test_every_blend_and_every_number_gives_numbers_of_its_own() -> None:

@@ -172,12 +172,12 @@ class RecoversFromTheLaw(Recursive):
     """Takes the children's share away for their tests, and forgets it for the token after them."""
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        verdict = super().verify(draft, scores, draws)
-        if verdict.bonus:
-            return verdict
-        row = verdict.path[-1] + 1 if verdict.path else 0
-        position = draft.base_len + len(verdict.path)
-        return replace(verdict, token=draws.token(scores.distribution[row], position, StreamKind.TARGET))
+        result = super().verify(draft, scores, draws)
+        if result.bonus:
+            return result
+        row = result.path[-1] + 1 if result.path else 0
+        position = draft.base_len + len(result.path)
+        return replace(result, token=draws.token(scores.distribution[row], position, StreamKind.TARGET))
 
 
 @pytest.mark.parametrize(
@@ -198,11 +198,11 @@ def with_replacement(p: Floats, q: Floats, count: int, trace: BranchTrace) -> in
     """``count`` children of the root drawn independently from q, judged; the first token that this gives."""
     tokens = tuple(trace.choose(list(q)) for _ in range(count))
     draft = Draft("s", 5, tokens, (-1,) * count, ("d",) * count, np.tile(q, (count, 1)))
-    verdict = Recursive().verify(
+    result = Recursive().verify(
         draft, TargetProbs(probs=np.tile(p, (count + 1, 1))), cast(RandomStreams, BranchingRandom(trace, 5))
     )
-    assert verdict.token is not None
-    return tokens[verdict.path[0]] if verdict.path else verdict.token
+    assert result.token is not None
+    return tokens[result.path[0]] if result.path else result.token
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,6 +9,7 @@ import torch
 
 from cospec.models.cuda_graphs import TOLERANCE, CudaRecorder, GraphRunner, Step
 from cospec.models.llama import FusedLlama
+from cospec.models.weights.fp32 import Fp32
 from harness.decoding import decode, play, prompts, runner_of
 from harness.tiny import VOCAB, tiny
 
@@ -83,5 +84,5 @@ def test_failed_recordings_leave_the_device_usable(caplog: pytest.LogCaptureFixt
 
 def test_llamas_on_a_gpu_use_graphs() -> None:
     _, kv = runner_of("llama", DEVICE)
-    fused = FusedLlama.from_hf(tiny("llama").to(DEVICE), kv, "fp32")
+    fused = FusedLlama.from_hf(tiny("llama").to(DEVICE), kv, Fp32())
     assert isinstance(fused.runner, GraphRunner)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch

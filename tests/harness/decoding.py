@@ -13,6 +13,7 @@ from cospec.models.block_manager import BlockPool
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks, LayerShape
 from cospec.models.llama import TorchRunner, read_weights
+from cospec.models.weights.fp32 import Fp32
 from harness.tiny import tiny, tokens
 
 
@@ -36,7 +37,7 @@ def runner_of(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
         for number, length in enumerate(LENGTHS):
             assert pool.allocate(f"s{number}", (length + 20) * part // 3)
     kv = KVCache([shape] * config.num_hidden_layers, pool, dtype, torch.device(device), by_head=True)
-    return TorchRunner(read_weights(model), "fp32"), kv
+    return TorchRunner(read_weights(model, Fp32())), kv
 
 
 def prompts(kv: KVCache) -> InputBatch:

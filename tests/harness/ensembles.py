@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.assembly.components import TextInfo
+from cospec.assembly.ensembles import assemble_ensemble
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo
 from cospec.core.engine import Engine
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.ensemble import proposer
-from cospec.ensemble.assembly import assemble_ensemble
 from cospec.ensemble.ensemble import LoadedModels
 from cospec.models.toy import ToyModel
 from harness.methods import override

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import transformers
 
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter

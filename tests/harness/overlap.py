@@ -10,7 +10,8 @@ from typing import Any, cast
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Executor
 from cospec.core.plugins import Drafter
-from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput, StepOutput
+from cospec.core.step import SubmittedStep
+from cospec.core.types import Draft, ScheduledRequest, SchedulerOutput
 from cospec.errors import DrafterLost
 from cospec.execution.auto import Auto
 from cospec.execution.draft_ahead import DraftAhead
@@ -131,13 +132,13 @@ HANDLES: dict[str, Callable[[Drafter], Executor]] = {
 class Picky(DraftAhead):
     """Wrong on purpose: keeps what was made ahead only where it likes the tokens."""
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         self.dispatcher.collect()
         ready = [(request, draft) for request, draft in self.dispatcher.buffer.ready.values() if draft is not None]
         self.dispatcher.buffer.drop(
             [request.id for request, draft in ready if request.context.assumed and draft.tokens[1:2] == (0,)]
         )
-        return super().run(plan)
+        return super().submit(plan)
 
 
 class Peeking(DraftAhead):

@@ -29,12 +29,17 @@ def next_law(
         count = list(output).count(token)
         values[token] -= params.frequency_penalty * count + (params.presence_penalty if count else 0.0)
         values[token] += (params.logit_bias or {}).get(token, 0.0)
-        if token in params.stop_token_ids and len(output) < params.min_tokens:
+        early = token in params.stop_token_ids and len(output) < params.min_tokens
+        if early or token not in (params.allowed_token_ids or [token]) or _ends_bad_words(params, [*output, token]):
             values[token] = -math.inf
     if params.temperature < 1e-5:
         return [float(token == values.index(max(values))) for token in range(len(values))]
     top = max(values)
     return truncated(normalised([math.exp((value - top) / params.temperature) for value in values]), params)
+
+
+def _ends_bad_words(params: SamplingParams, output: Sequence[int]) -> bool:
+    return any(list(output[-len(words) :]) == list(words) for words in params.bad_words_token_ids)
 
 
 def truncated(p: list[float], params: SamplingParams) -> list[float]:

@@ -49,13 +49,13 @@ class Tables:
         draft = Draft("s", 5, words, tuple(range(-1, n - 1)), ("d",) * n, q)
         probs = np.stack([self.p[prefix] for prefix in prefixes])
         draws = cast(RandomStreams, BranchingRandom(trace, 5))  # as far as a rule knows
-        verdict = acceptance_method.verify(draft, TargetProbs(probs=probs), draws)
-        assert verdict.path == tuple(range(len(verdict.path)))
-        assert verdict.token is not None
-        output: Words = (*words[: len(verdict.path)], verdict.token)
+        result = acceptance_method.verify(draft, TargetProbs(probs=probs), draws)
+        assert result.path == tuple(range(len(result.path)))
+        assert result.token is not None
+        output: Words = (*words[: len(result.path)], result.token)
         while len(output) <= self.depth:
             output += (trace.choose(self.p[output]),)
-        return output, len(verdict.path)
+        return output, len(result.path)
 
     def probs(self, acceptance_method: AcceptanceMethod, point: Words | None = None) -> OutputDistribution:
         """Of the ``depth + 1`` tokens that begin with what the rule kept."""

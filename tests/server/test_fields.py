@@ -11,7 +11,7 @@ import pytest
 from cospec.server import templating
 from cospec.server.fields import BOOKKEEPING, HEADER, MAX_HEADER, REFUSED
 from cospec.server.schemas import ChatBody
-from cospec.text.chat_template import Names
+from cospec.text.tokenizer import Names
 
 if TYPE_CHECKING:
     from server.conftest import Running

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from ctypes import c_ulonglong
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from cospec.config import EngineConfig
 from cospec.core.types import Event, FinishReason, Request
 from cospec.errors import CospecError, EngineStopped, InvalidInput, ModelError
 from cospec.runtime.async_engine import AsyncEngineClient, RequestRefused
-from cospec.runtime.engine_core import EngineCoreProc
+from cospec.runtime.engine_core import EngineCoreProc, ProgressCounter
 from cospec.runtime.messages import Stop
 from cospec.sampling_params import SamplingParams
 from cospec.server.run import run
@@ -311,6 +310,6 @@ class Commands:
 
 def test_an_idle_engine_learns_and_checks_once(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:
     engine = Unbalanced(config)
-    EngineCoreProc(engine, Commands(), c_ulonglong()).run()
+    EngineCoreProc(engine, Commands(), ProgressCounter(bytearray(ProgressCounter.SIZE))).run()
     assert engine.seen == ("step", "idle", "check")
     assert "a page is leaked" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -101,10 +102,34 @@ def test_going_away_frees_the_cache(served: Served) -> None:
 
 
 def test_refusals_come_from_the_engine_too(served: Served) -> None:
-    for body in ({"speculation": {"acceptance_method": "guess"}}, {"logit_bias": {"999": 1}}, {"prompt": "x" * 200}):
+    bodies: list[dict[str, Any]] = [
+        {"speculation": {"acceptance_method": "guess"}},
+        {"logit_bias": {"999": 1}},
+        {"prompt": "x" * 200},
+        {"logits_processors": {"guess": {}}},
+        {"logits_processors": {"penalties": {}}},
+    ]
+    for body in bodies:
         response = served.http.post("/v1/completions", json={"prompt": "a", **body})
         assert response.status_code == 400, response.text
     assert served.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_excluded_tokens_do_not_occur(served: Served) -> None:
+    body = {
+        "prompt": "abc",
+        "max_tokens": 30,
+        "temperature": 1.5,
+        "seed": 2,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    few = {**body, "allowed_token_ids": [3, 4, 5], "bad_words_token_ids": [[3, 4], [5, 5]]}
+    ids = served.http.post("/v1/completions", json=few).json()["choices"][0]["token_ids"]
+    assert set(ids) == {3, 4, 5}
+    assert not {(3, 4), (5, 5)} & set(itertools.pairwise(ids))
+    plain = served.http.post("/v1/completions", json={**few, "speculation": {"enabled": False}}).json()
+    assert plain["choices"][0]["token_ids"] == ids
 
 
 def test_metrics_count(served: Served) -> None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from cospec.core.bitmask import Bitmask
 from cospec.core.plugins import AcceptanceMethod
+from cospec.core.processors import ProcessorStates
 from cospec.core.rng import Floats, RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, shaped
 from cospec.core.tree import path_to
@@ -48,13 +50,20 @@ class VerifyTask:
         return slice(self.last - self.count, self.last)
 
     @property
+    def states(self) -> list[ProcessorStates]:
+        """The states of the request's logits processors before each verified row."""
+        block = self.block
+        return block.history.states(block.params)[1]
+
+    @property
     def block(self) -> RowBlock:
         """The verified rows, with the draft tokens that precede each row."""
         sequence, draft = self.entry.sequence, self.draft
         paths: list[list[int]] = [[]]
         if draft is not None:
             paths += [[draft.tokens[above] for above in path_to(draft.parents, node)] for node in range(self.count - 1)]
-        return RowBlock(sequence.request.sampling, History(sequence.tokens, sequence.prompt_len, paths))
+        history = History(sequence.tokens, sequence.prompt_len, paths, sequence.processors)
+        return RowBlock(sequence.request.sampling, history)
 
 
 def verify_drafts(
@@ -77,12 +86,12 @@ def verify_drafts(
             continue
         chosen = (drawn[id],) if id in drawn else _greedy(task, best)
         try:
-            verdict = _verdict(task, acceptance_method, TargetProbs(chosen, distributions.get(id)))
+            result = _verify(task, acceptance_method, TargetProbs(chosen, distributions.get(id)))
         except Exception as error:  # other requests' results do not depend on this request
             log.exception("request %s could not be verified_rows", id)
             found.append(failure(error))
         else:
-            found.append(verdict if _uses_finite_rows(task, verdict, best) else NOT_FINITE)
+            found.append(result if _uses_finite_rows(task, result, best) else NOT_FINITE)
     return found
 
 
@@ -105,7 +114,27 @@ def edited(tasks: Sequence[VerifyTask], logits: Tensor) -> tuple[Tensor, dict[st
     return logits, raised
 
 
-def _verdict(task: VerifyTask, acceptance_method: AcceptanceMethod, scores: TargetProbs) -> VerifyResult:
+def masks_of(tasks: Sequence[VerifyTask], vocab_size: int) -> tuple[dict[str, Bitmask], dict[str, str]]:
+    """Return the masks of requests that have masks and no other processors, by id, and error texts as ``edited``.
+
+    A mask has the shape ``[task.count, ceil(vocab_size / 32)]``.
+    """
+    found, raised = dict[str, Bitmask](), dict[str, str]()
+    for task in tasks:
+        processors, id = task.entry.sequence.processors, task.entry.sequence.id
+        if not (processors.processors and processors.only_masks and task.count):
+            continue
+        try:
+            masks = processors.masks(task.states, vocab_size)
+        except Exception as error:  # other requests' rows do not depend on this request
+            log.exception("the masks of request %s could not be made", id)
+            raised[id] = failure(error)
+        else:
+            found |= {} if masks is None else {id: masks}
+    return found, raised
+
+
+def _verify(task: VerifyTask, acceptance_method: AcceptanceMethod, scores: TargetProbs) -> VerifyResult:
     request, base = task.entry.sequence.request, len(task.entry.sequence.tokens)
     if not task.count:
         return VerifyResult((), None, bonus=False)
@@ -168,11 +197,11 @@ def _sample(tasks: Sequence[VerifyTask], distributions: Mapping[str, Floats]) ->
     return {id: token for (id, _), token in zip(drawing, tokens, strict=True)}
 
 
-def _uses_finite_rows(task: VerifyTask, verdict: VerifyResult, best: Sequence[int | None]) -> bool:
+def _uses_finite_rows(task: VerifyTask, result: VerifyResult, best: Sequence[int | None]) -> bool:
     """Return whether all rows of the accepted path are finite.
 
     Rows of rejected nodes do not count: a drafter's tokens must not end a request.
     """
     rows = [*range(task.first, min(task.verified_rows.start + 1, task.last))]
-    rows += [task.verified_rows.start + 1 + node for node in verdict.path]
+    rows += [task.verified_rows.start + 1 + node for node in result.path]
     return all(best[row] is not None for row in rows if row < task.last)

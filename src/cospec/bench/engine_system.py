@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from cospec.assembly.build import build_engine
 from cospec.bench.counters import SpeculationCounters, from_engine
 from cospec.bench.timing import Chunk, Params, Prompt, Timing
 from cospec.config import EngineConfig
@@ -44,7 +45,7 @@ class EngineSystem:
 
     def start(self) -> None:
         """See ``systems.System``."""
-        self._engine = Engine.build(self._config)
+        self._engine = build_engine(self._config)
 
     def run(self, prompts: Sequence[Prompt], params: Params) -> list[Timing]:
         """See ``systems.System``; all prompts are in the engine from the first step."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from cospec.assembly.build import build_components
 from cospec.config import EngineConfig
-from cospec.core.assembly import build_components
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.plugins import Policy
 from cospec.core.scheduler import Scheduler

@@ -1,4 +1,7 @@
-"""Results for people and programs: tables on the terminal, JSON, and one self-contained HTML page."""
+"""Results for people and programs: tables on the terminal, JSON, and one self-contained HTML page.
+
+Every result includes the machine and the versions of the measurement.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import base64
 import datetime
 import html
 import json
+import platform
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cospec.bench.environment import describe
 from cospec.bench.plots import all_plots
 from cospec.bench.results import against_first
+from cospec.native.library import available, isa
+from cospec.system import processor, usable_processors
 
 Result = Mapping[str, Any]
 
@@ -199,3 +205,29 @@ def _figure(title: str, svg: str) -> str:
     data = base64.b64encode(svg.encode("utf-8")).decode("ascii")
     image = f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}">'
     return f"<figure><figcaption>{html.escape(title)}</figcaption>{image}</figure>"
+
+
+PACKAGES = ("cospec", "torch", "transformers")
+
+
+def describe() -> dict[str, str | int]:
+    """Describe processor, usable cores, operating system, versions, native kernels, and a GPU if torch has one."""
+    found: dict[str, str | int] = {
+        "processor": processor(),
+        "cores": usable_processors(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    gpu = _gpu()
+    return found | {"kernels": isa() if available() else "none"} | ({"gpu": gpu} if gpu else {})
+
+
+def _gpu() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

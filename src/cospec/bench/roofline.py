@@ -22,6 +22,7 @@ from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
 from cospec.models.checkpoint import read_config, resolve, weight_files
 from cospec.models.loading import weights_dtype
+from cospec.models.weights.format import bytes_of, choose_format
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 
@@ -96,16 +97,15 @@ def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cu
     from safetensors import safe_open
 
     folder = resolve(model)
-    sizes: dict[str, int] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(folder):
         with safe_open(str(file), framework="numpy") as tensors:
-            sizes |= {key: prod(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
-    looked_up = 0
-    if "lm_head.weight" in sizes:
-        looked_up = sum(size for key, size in sizes.items() if key.endswith("embed_tokens.weight"))
-    read = sum(sizes.values()) - looked_up
-    held = 1 if quantization else weights_dtype(folder, dtype).itemsize
-    return StepCost(float(read * held), _cache_bytes(folder, 2 if cuda else 4), 2.0 * read)
+            shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+    untied = "lm_head.weight" in shapes
+    read = [shape for key, shape in shapes.items() if not (untied and key.endswith("embed_tokens.weight"))]
+    format = choose_format(quantization, weights_dtype(folder, dtype), torch.device("cuda" if cuda else "cpu"))
+    cache_bytes = _cache_bytes(folder, 2 if cuda else 4)
+    return StepCost(float(bytes_of(format, read)), cache_bytes, 2.0 * sum(map(prod, read)))
 
 
 def _cache_bytes(folder: Path, width: int) -> float:

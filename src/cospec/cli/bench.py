@@ -10,8 +10,8 @@ from cospec.cli import bench_options as bench
 from cospec.cli import bench_output as output
 from cospec.cli import bench_shape as shape
 from cospec.cli import options
+from cospec.cli.bench_options import grouped
 from cospec.cli.bench_serve import serve
-from cospec.cli.option_groups import grouped
 from cospec.cli.options import present
 from cospec.errors import InvalidInput
 

@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: the tokenizer that counts, the progress bar, the output of results."""
+"""Shared parts of the benchmarks: the tokenizer that counts, the progress bar, the output of results, the packages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from cospec.errors import CospecError, InvalidInput
 
+NEEDED = ("matplotlib", "scipy")
+
 
 def require() -> None:
-    """Check before the measurement that the packages of the benchmarks are installed."""
-    from cospec.bench.deps import require
+    """Check the packages before the measurement.
 
-    require()
+    Raises:
+        CospecError: a package is missing. The error names the install command.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise CospecError(f"Benchmarks need {' and '.join(missing)}; install them with pip install 'cospec[bench]'.")
 
 
 def tokenizer_of(served: str | None) -> Any | None:

@@ -12,7 +12,7 @@ import typer
 
 from cospec.cli import bench_options as bench
 from cospec.cli import bench_output as output
-from cospec.cli.option_groups import grouped
+from cospec.cli.bench_options import grouped
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ def cores() -> int:
 
 def kernels(threads: int | None) -> dict[str, Any]:
     """Describe the native kernels: whether they were built, the instruction set in use, and the available sets."""
-    from cospec.core.drafter_builder import set_threads
+    from cospec.assembly.drafters import set_threads
 
     set_threads(threads)
     if not library.available():
@@ -81,7 +81,7 @@ def memory(config: EngineConfig) -> dict[str, Any]:
     Raises:
         CospecError: the model cannot be served here; the message is one sentence.
     """
-    from cospec.core.assembly import memory_plan_of
+    from cospec.assembly.build import memory_plan_of
     from cospec.metrics.summary import parameters
     from cospec.models.checkpoint import resolve
     from cospec.models.loading import weights_dtype

@@ -35,9 +35,9 @@ def profile(
     from rich.console import Console
     from rich.table import Table
 
+    from cospec.assembly.build import load_options
+    from cospec.assembly.drafters import set_threads
     from cospec.config import EngineConfig
-    from cospec.core.assembly import load_options
-    from cospec.core.drafter_builder import set_threads
     from cospec.native.library import use_instruction_set
     from cospec.profiling.report import Profile
     from cospec.profiling.report import plot as draw

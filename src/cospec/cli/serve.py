@@ -207,6 +207,6 @@ def start(given: dict[str, Any]) -> None:
     def say(sentence: str) -> None:
         print(sentence, file=sys.stderr, flush=True)
 
-    # The engine's process prints its report between these two lines, see ``engine.summary``.
+    # The engine's process prints its report between these two lines, see ``metrics.summary``.
     say(f"cospec {cospec.__version__} starts and loads {name}")
     run(config, settings, lambda url: say(f"cospec serves {name} at {url}"))

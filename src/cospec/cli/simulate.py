@@ -25,7 +25,7 @@ def simulate(
     from rich.console import Console
 
     from cospec.cli.options import present
-    from cospec.simulation.plots import draw
+    from cospec.simulation.results import draw
     from cospec.simulation.run import simulate as run
     from cospec.simulation.scenario import Scenario
 

@@ -104,7 +104,7 @@ def variants(
     name: Annotated[list[str] | None, typer.Option("--name", help="Only this variant; repeatable.")] = None,
 ) -> None:
     """Train the target on the recipe's other mixtures, as low-rank adapters."""
-    from cospec.training.variants import train_variants
+    from cospec.training.family import train_variants
 
     made = _recipe(recipe, None)
     _adopt(start, out)

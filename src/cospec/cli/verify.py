@@ -16,7 +16,7 @@ from cospec.cli.output_paths import check_file, writing
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cospec.verify.checks import Check
+    from cospec.verify.context import Check
 
 
 def verify(

@@ -1,10 +1,11 @@
-"""The engine: a loop of named verbs over parts that know nothing of each other."""
+"""The engine: plan, draft, verify, commit; each verb is a call of one component."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,18 @@ from cospec.core.interfaces import Clock, ExecutionMode, Model, MultiStepRunner
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.scheduler import Scheduler
 from cospec.core.stats import StepStats
+from cospec.core.step import FailedFuture, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Event,
     FinishReason,
     Request,
     RequestState,
+    ScheduledRequest,
     SchedulerOutput,
     StepOutput,
 )
-from cospec.errors import InvalidInput
+from cospec.errors import InvalidInput, failure
 from cospec.metrics.engine import Counters, EngineMetrics
 from cospec.text.input_processor import InputProcessor
 
@@ -32,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineComponents:
-    """What an engine is made of; see ``engine.build`` for how a configuration becomes parts."""
+    """What an engine is made of; ``assembly`` builds these components from a configuration."""
 
     model: Model
     scheduler: Scheduler
@@ -45,8 +48,18 @@ class EngineComponents:
     clock: Clock = time.monotonic
     model_paths: tuple[Path, ...] = ()  # of all members of an ensemble
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
-    closers: tuple[Callable[[], None], ...] = ()  # what ends the threads and processes of the parts
+    closers: tuple[Callable[[], None], ...] = ()  # end the threads and processes of the components
     burst: MultiStepRunner | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    """A submitted step, and the seconds of the engine's thread so far; those of ``planning`` are part of them."""
+
+    plan: SchedulerOutput
+    submitted: SubmittedStep
+    planning: float
+    seconds: float
 
 
 class Engine:
@@ -57,19 +70,10 @@ class Engine:
         self.scheduler, self.execution_mode, self.committer = parts.scheduler, parts.execution_mode, parts.committer
         self.counters = Counters()
         self._sequences: dict[str, RequestState] = {}
-        self._taken = 0  # requests so far
-        self._told: dict[str, set[str]] = {}  # reasons that were logged, by request
-
-    @classmethod
-    def build(cls, config: EngineConfig) -> Engine:
-        """Load the models that ``config`` names.
-
-        Raises:
-            CospecError: a model, option or combination that cannot be served, in one sentence.
-        """
-        from cospec.core.assembly import build_components  # heavy imports, only when an engine is wanted
-
-        return cls(build_components(config), config)
+        self._added = 0  # requests so far
+        self._logged: dict[str, set[str]] = {}  # reasons that were logged, by request
+        self._in_flight: deque[_StepInFlight] = deque()  # in the order of submission
+        self._aborted: set[str] = set()  # requests in flight that were aborted
 
     @property
     def tokenizer(self) -> Any:
@@ -118,35 +122,100 @@ class Engine:
         """
         if request.id in self._sequences:
             raise InvalidInput("request id", request.id, "one that no unfinished request has")
-        resolved = self.parts.resolver.resolve(request, self._taken)
-        self._taken += 1
+        resolved = self.parts.resolver.resolve(request, self._added)
+        self._added += 1
         sequence = RequestState(resolved, [*resolved.prompt, *resolved.committed])
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
 
     def abort(self, ids: Iterable[str]) -> None:
-        """End outputs now and give back their cache; unknown ids are ignored."""
-        gone = [id for id in ids if id in self._sequences]
-        for id in gone:
-            sequence = self._sequences[id]
+        """End outputs now; unknown ids are ignored.
+
+        Their cache is given back now, or when the step that they are in arrives.
+        """
+        ended = []
+        for id in ids:
+            sequence = self._sequences.get(id)
+            if sequence is None or sequence.finish is not None:
+                continue
             sequence.finish = FinishReason.ABORT
             self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, FinishReason.ABORT)
             self.committer.forget(id)
-        self._forget(gone)
+            if self.scheduler.is_in_flight(id):
+                self._aborted.add(id)
+            else:
+                ended.append(id)
+        self._forget(ended)
 
     def step(self) -> list[Event]:
-        """Run one step for all requests that can take part; returns their events."""
+        """Submit steps while the verifier takes more, then collect the oldest; returns the events of its requests."""
+        while len(self._in_flight) < self.scheduler.limits.max_in_flight and self._submit():
+            pass
+        return self._collect() if self._in_flight else []
+
+    def _submit(self) -> bool:
+        """Plan and submit one step; False where no request is ready."""
         started = self.parts.clock()
         plan = self.scheduler.plan()
         if not plan.entries:
-            return []
-        planning = self.parts.clock() - started
-        outcomes = self.execution_mode.run(plan)
-        sequences = [outcome.entry.sequence for outcome in outcomes]
+            return False
+        planned = self.parts.clock()
+        try:
+            submitted = self.execution_mode.submit(plan)
+        except Exception as error:
+            submitted = SubmittedStep(plan.entries, FailedFuture(error))
+        self.scheduler.start_step(submitted.entries)
+        self._in_flight.append(_StepInFlight(plan, submitted, planned - started, self.parts.clock() - started))
+        return True
+
+    def _collect(self) -> list[Event]:
+        """Wait for the oldest step in flight, and commit its outputs.
+
+        The seconds of a step are those that this thread spent on the step. One thread spends no second twice, so the
+        seconds of overlapping steps add up to the time that passed.
+        """
+        started, step = self.parts.clock(), self._in_flight[0]
+        entries = step.submitted.entries
+        try:
+            result = self.execution_mode.collect(step.submitted)
+        except Exception as error:
+            self._end_oldest(entries)
+            return self._retry(entries, error)
+        aborted = self._end_oldest(entries)
+        if aborted:
+            result = _without(aborted, result)
+        sequences = [output.entry.sequence for output in result.outputs]
         contexts = sum([sequence.computed for sequence in sequences])
-        commits, events = self.committer.commit(outcomes)
+        commits, events = self.committer.commit(result.outputs)
         self._broadcast(commits, sequences)
-        self._observe(plan, outcomes, commits, contexts, planning, self.parts.clock() - started)
+        if commits:
+            seconds = step.seconds + self.parts.clock() - started
+            self._observe(step, result, commits, contexts, seconds)
+        return events
+
+    def _end_oldest(self, entries: Sequence[ScheduledRequest]) -> set[str]:
+        """The oldest step is no longer in flight; forgets its aborted requests, and returns their ids."""
+        self._in_flight.popleft()
+        self.scheduler.end_step(entries)
+        if not self._aborted:
+            return self._aborted
+        aborted = self._aborted.intersection([entry.sequence.id for entry in entries])
+        self._aborted -= aborted
+        self._forget(list(aborted))
+        return aborted
+
+    def _retry(self, entries: Sequence[ScheduledRequest], error: Exception) -> list[Event]:
+        """Compute the requests of a failed step again from their committed tokens; some may have failed too often.
+
+        All components forget the requests first. The outputs are lost, so no random number serves twice.
+        """
+        sequences = [entry.sequence for entry in entries if entry.sequence.id in self._sequences]
+        log.error("a step of %d requests failed", len(sequences), exc_info=error)
+        self.execution_mode.free([sequence.id for sequence in sequences])
+        given_up = {sequence.id for sequence in self.scheduler.retry(sequences)}
+        ended = [entry for entry in entries if entry.sequence.id in given_up]
+        _, events = self.committer.commit([StepOutput(entry, None, None, error=failure(error)) for entry in ended])
+        self._end([entry.sequence for entry in ended])
         return events
 
     def set_wakeup_fd(self, descriptor: int) -> None:
@@ -166,6 +235,7 @@ class Engine:
         )
         return replace(
             counted,
+            steps_in_flight=len(self._in_flight),
             policy={name: float(value) for name, value in scheduler.policy.gauges().items()},
             drafter_weights={name: float(value) for name, value in self.parts.weights().items()},
             execution_mode_info={
@@ -177,6 +247,8 @@ class Engine:
     def close(self) -> None:
         """Abort everything and end threads and processes; the engine is of no use afterwards."""
         self.abort(list(self._sequences))
+        while self._in_flight:
+            self._collect()
         for close in self.parts.closers:
             close()
 
@@ -184,71 +256,80 @@ class Engine:
         """Raise ``AssertionError`` when a sequence or a cache page was lost; costs too much for every step."""
         scheduler = self.scheduler
         assert {s.id for s in (*scheduler.waiting, *scheduler.running)} == set(self._sequences), "a sequence was lost"
+        in_flight = [entry.sequence.id for step in self._in_flight for entry in step.submitted.entries]
+        assert len(in_flight) == len(set(in_flight)), "a sequence is in two steps"
+        assert all(map(scheduler.is_in_flight, in_flight)), "the scheduler does not know of a step in flight"
+        assert self._aborted <= set(in_flight), "an aborted sequence is kept without a step in flight"
         for sequence in scheduler.running:
             assert 0 <= sequence.computed < len(sequence.tokens), "the last known token must not be computed"
         scheduler.pages.check_integrity()
 
     def _broadcast(self, commits: list[Commit], sequences: list[RequestState]) -> None:
-        """Tell every part that follows the sequences what they gained."""
+        """Report to every component that follows the sequences what they gained."""
         self.execution_mode.commit(commits)
-        ended = self.scheduler.finish_step(commits, sequences)
-        for sequence in ended:
+        self._end(self.scheduler.finish_step(commits, sequences))
+
+    def _end(self, sequences: Iterable[RequestState]) -> None:
+        """Count and forget sequences that ended."""
+        ended = []
+        for sequence in sequences:
             self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, str(sequence.finish))
-        self._forget([sequence.id for sequence in ended])
+            ended.append(sequence.id)
+        self._forget(ended)
 
     def _forget(self, ids: list[str]) -> None:
         if not ids:
             return
         for id in ids:
             del self._sequences[id]
-            self._told.pop(id, None)
+            self._logged.pop(id, None)
         self.scheduler.remove(ids)
         self.execution_mode.free(ids)
 
     def _observe(
-        self,
-        plan: SchedulerOutput,
-        outcomes: list[StepOutput],
-        commits: list[Commit],
-        contexts: int,
-        planning: float,
-        seconds: float,
+        self, step: _StepInFlight, result: StepResult, commits: list[Commit], contexts: int, seconds: float
     ) -> None:
         known = proposed = accepted = committed = depth = drafts = 0
-        for outcome, commit in zip(outcomes, commits, strict=True):
-            known += outcome.entry.tokens
+        for output, commit in zip(result.outputs, commits, strict=True):
+            known += output.entry.tokens
             committed += len(commit.tokens)
             if commit.drafted:
                 drafts += 1
                 proposed += commit.drafted
                 accepted += len(commit.path)
-            if outcome.draft is not None:
-                depth = max(depth, outcome.draft.depth)
+            if output.draft is not None:
+                depth = max(depth, output.draft.depth)
         stats = StepStats(
-            step=plan.step,
-            sequences=len(outcomes),
+            step=step.plan.step,
+            sequences=len(commits),
             batched_tokens=known + proposed,
             context_tokens=contexts,
             depth=depth,
             proposed=proposed,
             accepted=accepted,
             committed=committed,
-            times=self.execution_mode.times,
+            times=result.times,
             total=seconds,
             drafts=drafts,
-            planning=planning,
+            planning=step.planning,
         )
         self.scheduler.policy.observe(stats, commits)
-        self.counters.observe(outcomes, commits, stats)
-        self._count_paths(len(outcomes))
+        self.counters.observe(result.outputs, commits, stats)
+        self._count_paths(len(commits), result.readable)
 
-    def _count_paths(self, ran: int) -> None:
+    def _count_paths(self, ran: int, readable: Mapping[str, str]) -> None:
         """Count the requests of a step by how they ran, and log each reason once per request."""
-        readable = self.execution_mode.readable
         self.counters.ran(ran, readable)
         if readable and log.isEnabledFor(logging.DEBUG):
             for id, reason in readable.items():
-                told = self._told.setdefault(id, set()) if id in self._sequences else {reason}
-                if reason not in told:
-                    told.add(reason)
+                logged = self._logged.setdefault(id, set()) if id in self._sequences else {reason}
+                if reason not in logged:
+                    logged.add(reason)
                     log.debug("request %s runs the readable way: %s", id, reason)
+
+
+def _without(ids: Container[str], result: StepResult) -> StepResult:
+    """The result without the outputs of some requests."""
+    outputs = [output for output in result.outputs if output.entry.sequence.id not in ids]
+    readable = {id: reason for id, reason in result.readable.items() if id not in ids}
+    return replace(result, outputs=outputs, readable=readable)

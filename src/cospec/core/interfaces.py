@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
-from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
+from cospec.core.stats import ExecutionInfo, StepTimes
+from cospec.core.step import Future, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -72,10 +72,10 @@ class NativeForward(Protocol):
     vocab_size: int
 
     def pages(self, id: str) -> tuple[int, int]:
-        """Where the pages of a sequence stand, and how many."""
+        """The address of a sequence's page table, and the number of pages."""
 
     def score(self, batch: TokenBatch) -> Tensor | None:
-        """Float32 logits ``[R, V]``; None where something is amiss with the batch, and nothing was done."""
+        """Float32 logits ``[R, V]``; None for an invalid batch, which changes nothing."""
 
     def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
         """Choose and feed tokens of each segment, see ``Model.rollout``; None as above."""
@@ -89,7 +89,7 @@ class Model(Protocol):
     max_len: int  # tokens of one sequence
     dtype: torch.dtype
     device: torch.device  # of its logits and states
-    states: Tensor | None  # [R, hidden], what the latest forward's logits were read from; None unless loaded to tell
+    states: Tensor | None  # [R, hidden], before the head, of the latest forward; None: not kept
 
     @property
     def pages(self) -> BlockManager: ...
@@ -123,16 +123,16 @@ class VocabMapping(Protocol):
     """What a drafter's tokens are to the target's."""
 
     same: bool  # ids and rows are the target's own
-    rows: int  # number of last rows of logits that ``behind`` needs of a sequence; a short sequence has fewer
+    rows: int  # number of last rows of logits that ``map_logits`` needs of a sequence; a short sequence has fewer
 
-    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+    def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
         """Return the sequence in the drafter's ids, and the length of the prefix unchanged since the last call: the ids
         of that call, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
 
-    def settled(self, context: DraftContext) -> int:
+    def stable_len(self, context: DraftContext) -> int:
         """How many leading tokens of a sequence that was read will never be read otherwise."""
 
-    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
         """Rows ``[S, V]`` over the target's ids after ``texts [S]``, from the last rows of each, text after text."""
 
     def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -194,34 +194,30 @@ class BlendFactory(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores drafts with the target and applies each request's acceptance method; the engine's verifier."""
+    """Scores drafts with the target and applies each request's acceptance method; the engine's verifier.
+
+    Attributes:
+        max_in_flight: submissions that may be unfinished at the same time. The verifier computes them in their order.
+    """
+
+    @property
+    def max_in_flight(self) -> int: ...
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
         """The acceptance method that this sequence's request is verified by."""
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """One outcome per entry, in order; entries without a draft are computed all the same."""
+    def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
+        """Score and verify; the result has one output per entry, in order, with or without a draft.
+
+        A sequence is in one submission at a time, and does not change before the result is collected. After an error
+        the engine calls ``free`` for the submission's sequences, and computes them again.
+        """
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep what was accepted in the caches of the models that verify."""
+        """Keep what was accepted in the caches of the models that verify; other sequences may be in flight."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
-
-
-class Future(Protocol):
-    """A result that may still be on its way; ``concurrent.futures.Future`` is one."""
-
-    def done(self) -> bool:
-        """Whether ``result`` comes without waiting."""
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for it.
-
-        Raises:
-            TimeoutError: it did not come within ``timeout`` seconds.
-            DrafterLost: it never will.
-        """
+        """Forget sequences, none of which is in flight. Unknown ids are ignored."""
 
 
 class Executor(Protocol):
@@ -231,103 +227,17 @@ class Executor(Protocol):
     """
 
     parallel: bool  # whether overlapping is worth a try: the target's own threads and locks are not in its way
-    busy: float  # seconds that it has worked so far, as far as it is known here
+    busy: float  # seconds of work so far, as far as known here
 
     @property
     def present(self) -> bool:
         """Whether it can be asked now; what is asked of one that cannot is lost at once."""
 
-    def submit(self, method: str, *args: Any) -> Future:
+    def submit(self, method: str, *args: Any) -> Future[Any]:
         """Have ``propose``, ``commit`` or ``free`` called."""
 
     def close(self) -> None:
         """End the thread or process that it works in; it is asked for nothing any more."""
-
-
-class ProposerSchedule(Protocol):
-    """Which members of an ensemble propose how many tokens, and in which order (CoS section 3)."""
-
-    @property
-    def gammas(self) -> tuple[int, ...]:
-        """Tokens of a proposal, per model."""
-
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Models in the order of their turns; the first is the default proposer."""
-
-    @property
-    def alternate(self) -> bool:
-        """Whether scorers go on proposing; otherwise only the default proposer proposes."""
-
-    @property
-    def proposes(self) -> bool:
-        """Whether anybody does."""
-
-
-class ProposerPolicy(Protocol):
-    """Chooses the proposer schedule from measured calls, turns and acceptances."""
-
-    @property
-    def proposer_schedule(self) -> ProposerSchedule:
-        """For the next turn."""
-
-    def observe_call(self, model: int, call: ModelCall, seconds: float) -> None:
-        """A call of the model took so long."""
-
-    def observe_turn(self, model: int, call: ModelCall, seconds: float) -> None:
-        """A turn of the model took so long, with all that came with it; ``call`` adds its calls up."""
-
-    def observe_step(self, turns: int, seconds: float) -> None:
-        """Record the seconds of a step outside of its ``turns``."""
-
-    def observe_acceptance(self, proposer: int, accepted: bool) -> None:
-        """Record whether a proposal of the model was accepted."""
-
-
-DraftToVerify = tuple[ScheduledRequest, Draft | None]
-
-
-class Ensemble(Protocol):
-    """Several models, one distribution: members score, a blend joins logits, acceptance methods verify."""
-
-    @property
-    def models(self) -> Sequence[Model]:
-        """In the order of the configuration."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Of the models, each once."""
-
-    @property
-    def policy(self) -> ProposerPolicy:
-        """Who proposes."""
-
-    def proposal_queue(self, sequence: RequestState) -> Any:
-        """What the models have computed of a sequence: an ``ensemble.proposal_queue.ProposalQueue``."""
-
-    def blend(self, sequence: RequestState) -> Blend:
-        """The blend that the sequence's request is written by."""
-
-    def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The acceptance method that the sequence's request is verified by."""
-
-    def decide(
-        self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], queues: Sequence[Tensor]
-    ) -> list[StepOutput]:
-        """One outcome per case, by ``queues [R, V]`` of every member of the blend.
-
-        The last ``counts[i]`` rows of a case are those that its draft is verified by; only a single case has other
-        rows. A blend that cannot be computed gives outcomes with an error.
-        """
-
-    def limit_torch_threads(self) -> AbstractContextManager[None]:
-        """The context that a step runs in."""
-
-    def score_in_parallel(self, score: Callable[[int], None]) -> None:
-        """Have all models score at the same time, where that is how they are run; otherwise do nothing."""
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
 
 
 class MultiStepRunner(Protocol):
@@ -345,7 +255,7 @@ class MultiStepRunner(Protocol):
         """Why ``verify`` cannot run requests with these drafts, by id; pure, as above."""
 
     def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """What ``Verifier.verify`` does, for drafts from outside that ``supports_drafts`` gives no reason against."""
+        """What ``Verifier.submit`` does, for drafts from outside that ``supports_drafts`` gives no reason against."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
@@ -357,9 +267,7 @@ class StepContext:
 
     Attributes:
         executor: runs the same drafter while drafts are verified; None: the drafter runs in the engine thread.
-        members: for steps in which several models form one distribution.
         burst: does what drafter and verifier do by turns, in fewer steps; None: no such runner, for ``why_no_burst``.
-        native: whether models may draft by ``Model.rollout``.
     """
 
     drafter: Drafter | None
@@ -367,10 +275,8 @@ class StepContext:
     policy: Policy
     clock: Clock
     executor: Executor | None = None
-    members: Ensemble | None = None
     burst: MultiStepRunner | None = None
-    why_no_burst: str = "native off"
-    native: bool = True
+    why_no_burst: str = ""
 
 
 class ExecutionMode(Protocol):
@@ -378,20 +284,21 @@ class ExecutionMode(Protocol):
 
     components: StepContext
     learns: ClassVar[bool]  # whether the order follows what earlier drafts gained, where drafter and target can overlap
-    times: StepTimes  # of the latest run
     info: ExecutionInfo
-    readable: Mapping[str, str]  # requests of the latest run that no multi-step call ran, by id, each with the reason
 
     def __init__(self, components: StepContext) -> None: ...
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """Outcomes of the entries that were verified, in order; entries left out come again with a later plan."""
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        """Draft, and submit drafts to the verifier. Entries that are left out come again with a later plan."""
+
+    def collect(self, step: SubmittedStep) -> StepResult:
+        """Wait for a submitted step; steps are collected in the order of submission. Raises the verifier's error."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Broadcast what each sequence gained to all components."""
 
     def free(self, ids: Sequence[str]) -> None:
-        """Drop sequences from all components. Unknown ids are ignored."""
+        """Drop sequences, none of which is in flight, from all components. Unknown ids are ignored."""
 
     def close(self) -> None:
-        """Let the drafter come to rest; nothing that it was asked for is used."""
+        """Wait for pending calls of the drafter, and drop their results."""

@@ -1,4 +1,4 @@
-"""The only writer of a Sequence: appends what was accepted, ends outputs, and trims everything at the same token."""
+"""The only writer of a ``RequestState``: appends accepted tokens, ends outputs, and trims all at the same token."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tokenizers import Tokenizer
 
@@ -31,32 +32,37 @@ class _Ending:
 
 @dataclass(slots=True)
 class _Output:
-    """One output as it is written.
+    """One unfinished output.
 
     Attributes:
-        most: known tokens at which it ends.
-        sources: see ``Event.sources``, of the tokens that no event has carried yet.
-        told: known tokens that events have carried, or that belong to the prompt.
+        most: known tokens at which the output ends.
+        delivered: known tokens of the prompt and of earlier events.
+        sources: see ``Event.sources``, of the other tokens.
     """
 
     text: IncrementalDetokenizer
     stops: frozenset[int]
     most: float
-    told: int
+    delivered: int
     sources: list[str] = field(default_factory=list)
 
 
-_Tell = tuple[RequestState, _Output, str | int | None, str | None]
-"""What an event is made of: who wrote, the output, the reason why it ended, the error."""
+class _Update(NamedTuple):
+    """What the next event of an output is made from."""
+
+    sequence: RequestState
+    output: _Output
+    stop_reason: str | int | None = None
+    error: str | None = None
 
 
 class OutputProcessor:
     """Turns outcomes into commits and events.
 
     Args:
-        distribution: what every response declares.
-        relaxed: names of the acceptance methods that do not follow it exactly, which a response declares as well.
-        eos: end-of-sequence ids, which are no stop *reason* of the user's.
+        distribution: the name that every response declares.
+        eos: end-of-sequence ids; none of these is a stop *reason*.
+        relaxed: names of acceptance methods that are not exact, which a response declares as well.
     """
 
     def __init__(
@@ -72,27 +78,27 @@ class OutputProcessor:
         self._outputs: dict[str, _Output] = {}
 
     def commit(self, outcomes: Sequence[StepOutput]) -> tuple[list[Commit], list[Event]]:
-        """One commit per outcome, in order, and an event for each sequence that a user should hear of now.
+        """One commit per outcome, in order; and an event for each sequence that streams or ended.
 
-        Outcomes may be those of several steps; one event then carries all that a sequence wrote.
+        Outcomes of several steps give one event per sequence.
         """
-        commits, told = list[Commit](), dict[str, _Tell]()
+        commits, updates = list[Commit](), dict[str, _Update]()
         now = self._clock()
         for outcome in outcomes:
             try:
-                commit, tell = self._commit(outcome, now)
+                commit, update = self._commit(outcome, now)
             except Exception as error:  # a text that cannot be written ends its own request
-                commit, tell = self._break(outcome.entry.sequence, error, now)
+                commit, update = self._break(outcome.entry.sequence, error, now)
             commits.append(commit)
-            if tell is not None:
-                told[commit.id] = tell
+            if update is not None:
+                updates[commit.id] = update
         events = []
-        for id, tell in told.items():
+        for id, update in updates.items():
             try:
-                events.append(self._event(*tell))
+                events.append(self._event(update))
             except Exception as error:
-                _, tell = self._break(tell[0], error, now)
-                events.append(self._event(*tell))
+                _, update = self._break(update.sequence, error, now)
+                events.append(self._event(update))
                 last = max(place for place, commit in enumerate(commits) if commit.id == id)
                 commits[last] = replace(commits[last], finish=FinishReason.ERROR)
         for event in events:
@@ -101,11 +107,11 @@ class OutputProcessor:
         return commits, events
 
     def forget(self, id: str) -> None:
-        """Drop what is held for a sequence that ended or was aborted."""
+        """Forget a sequence that ended or was aborted."""
         self._outputs.pop(id, None)
 
-    def _commit(self, outcome: StepOutput, now: float) -> tuple[Commit, _Tell | None]:
-        entry, draft, verdict = outcome.entry, outcome.draft, outcome.verdict
+    def _commit(self, outcome: StepOutput, now: float) -> tuple[Commit, _Update | None]:
+        entry, draft, result = outcome.entry, outcome.draft, outcome.result
         sequence = entry.sequence
         if sequence.finish is not None:  # an earlier step of the same call has ended it
             return Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed), None
@@ -118,14 +124,14 @@ class OutputProcessor:
         if outcome.error is not None:
             return self._fail(sequence, outcome.error, now)
         base = len(tokens)
-        if verdict is None:
+        if result is None:
             sequence.computed += entry.tokens
             return Commit(request.id, base, (), (), sequence.computed), None
         output = self._outputs.get(request.id) or self._open(sequence)
-        path = verdict.path
+        path = result.path
         new = [draft.tokens[node] for node in path] if draft is not None else []
-        if verdict.token is not None:
-            new.append(verdict.token)
+        if result.token is not None:
+            new.append(result.token)
         ending = self._ending(sequence, new, output)
         if ending is not None:
             new, path, sequence.finish = new[: ending.count], path[: ending.count], ending.finish
@@ -136,20 +142,20 @@ class OutputProcessor:
         nodes, rejected = 0, False
         if draft is not None:
             nodes = len(draft.tokens)
-            judged = not verdict.bonus and len(path) == len(verdict.path)
-            rejected = judged and len(path) < len(new)
-            _count(stats, nodes, len(path), judged)
+            failed = not result.bonus and len(path) == len(result.path)
+            rejected = failed and len(path) < len(new)
+            _count(stats, nodes, len(path), failed)
             output.sources += [draft.drafters[node] for node in path]
         if len(path) < len(new):
-            output.sources.append("bonus" if verdict.bonus else "target")
+            output.sources.append("bonus" if result.bonus else "target")
         if stats.ttft is None or ending is not None:
             _note_times(sequence, now)
-        tell: _Tell | None = None
-        if request.streams or ending is not None:
-            tell = sequence, output, None if ending is None else ending.reason, None
-        return Commit(
+        commit = Commit(
             request.id, base, tuple(new), path, sequence.computed, nodes, sequence.finish, rejected, outcome.state
-        ), tell
+        )
+        if not request.streams and ending is None:
+            return commit, None
+        return commit, _Update(sequence, output, None if ending is None else ending.reason)
 
     def _open(self, sequence: RequestState) -> _Output:
         params, prompt = sequence.request.sampling, sequence.request.prompt
@@ -178,9 +184,10 @@ class OutputProcessor:
                 return _Ending(count, FinishReason.LENGTH)
         return None
 
-    def _event(self, sequence: RequestState, output: _Output, reason: str | int | None, error: str | None) -> Event:
-        """All that was written since the last event."""
-        request, finish, start = sequence.request, sequence.finish, output.told
+    def _event(self, update: _Update) -> Event:
+        """The tokens and the text since the last event."""
+        sequence, output, stop_reason, error = update
+        request, finish, start = sequence.request, sequence.finish, output.delivered
         written = start - len(request.prompt)
         wants_prompt = request.sampling.prompt_logprobs is not None and not written and error is None
         fresh = written - len(request.committed)  # an earlier process delivered the log-probabilities before
@@ -191,7 +198,7 @@ class OutputProcessor:
             if name not in TOKEN_SOURCES:
                 stats.accepted_by_drafter[name] = stats.accepted_by_drafter.get(name, 0) + 1
         output.sources.clear()
-        output.told = len(sequence.tokens)
+        output.delivered = len(sequence.tokens)
         return Event(
             id=request.id,
             parent=request.parent,
@@ -202,14 +209,14 @@ class OutputProcessor:
             logprobs=tuple(sequence.logprobs[fresh:]) if sequence.logprobs else (),
             prompt_logprobs=(None, *sequence.prompt_logprobs) if wants_prompt else None,
             finish=finish,
-            stop_reason=reason,
+            stop_reason=stop_reason,
             stats=replace(stats) if finish is not None else None,
             error=error,
             distribution=self._distribution_of(request),
         )
 
     def _distribution_of(self, request: Request) -> str:
-        """What the request's tokens follow; an acceptance method that is not exact stands around it."""
+        """The name of the request's distribution, inside the name of an acceptance method that is not exact."""
         distribution, chosen = request.distribution or self._ensemble, request.speculation
         return (
             f"{chosen.acceptance_method}({distribution})"
@@ -217,21 +224,21 @@ class OutputProcessor:
             else distribution
         )
 
-    def _break(self, sequence: RequestState, error: Exception, now: float) -> tuple[Commit, _Tell]:
+    def _break(self, sequence: RequestState, error: Exception, now: float) -> tuple[Commit, _Update]:
         """The end of an output whose text cannot be written; the event has its tokens and no more text."""
         log.error("the text of request %s could not be written", sequence.id, exc_info=error)
         old = self._outputs.get(sequence.id)
         text = IncrementalDetokenizer(None, sequence.request.sampling, ())
-        told = sequence.prompt_len if old is None else old.told
-        self._outputs[sequence.id] = _Output(text, frozenset(), 0, told, [] if old is None else old.sources)
+        delivered = sequence.prompt_len if old is None else old.delivered
+        self._outputs[sequence.id] = _Output(text, frozenset(), 0, delivered, [] if old is None else old.sources)
         return self._fail(sequence, failure(error), now)
 
-    def _fail(self, sequence: RequestState, error: str, now: float) -> tuple[Commit, _Tell]:
+    def _fail(self, sequence: RequestState, error: str, now: float) -> tuple[Commit, _Update]:
         """The end of an output that gets no new token."""
         sequence.finish = FinishReason.ERROR
         _note_times(sequence, now)
         commit = Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed, 0, FinishReason.ERROR)
-        return commit, (sequence, self._outputs.get(sequence.id) or self._open(sequence), None, error)
+        return commit, _Update(sequence, self._outputs.get(sequence.id) or self._open(sequence), error=error)
 
 
 def _note_times(sequence: RequestState, now: float) -> None:

@@ -1,4 +1,4 @@
-"""The base classes of drafters, policies and acceptance methods: what each declares, and what each does.
+"""The base classes of drafters, policies, acceptance methods and logits processors: what each declares and does.
 
 A plug-in inherits its base class, declares every attribute that has no default here, and overrides the defaults that
 differ. The engine reads these attributes and never asks for a class or a name. Calls are synchronous and batched.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from cospec.core.bitmask import Bitmask
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats
 from cospec.core.types import (
@@ -47,7 +48,7 @@ class Opening:
 
 
 class StepwiseDrafter(Protocol):
-    """A drafter that a caller feeds token by token."""
+    """Drafts token by token; the caller chooses the tokens."""
 
     @property
     def model(self) -> Model:
@@ -109,7 +110,7 @@ class Drafter(ABC):
         stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
         names: names of a pool's drafters; None: the drafter is no pool.
         looks: ``look`` scores known tokens.
-        keeps_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
+        has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
     """
 
@@ -168,7 +169,7 @@ class Policy(ABC):
     Attributes:
         Options: keys of ``speculative_config.policy_options``.
         build: ``build(options, context)`` makes a policy, see ``policies.context``.
-        reads_costs: decides by time models, which the engine measures at its start.
+        needs_latency: decides by latency models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.
     """
@@ -181,7 +182,7 @@ class Policy(ABC):
 
     @property
     def horizon(self) -> int:
-        """Rounds of the same sequences that the latest plan holds for."""
+        """Steps of the same sequences that the latest plan is valid for."""
         return 1
 
     @abstractmethod
@@ -205,7 +206,7 @@ class Policy(ABC):
 
 
 class AcceptanceMethod(ABC):
-    """Decides which draft tokens are accepted. Pure: the same arguments give the same verdict.
+    """Decides which draft tokens are accepted. Pure: the same arguments give the same result.
 
     Attributes:
         name: as tables, configurations and responses name the acceptance method.
@@ -230,3 +231,38 @@ class AcceptanceMethod(ABC):
     @abstractmethod
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """``scores`` has one row more than the draft has nodes; the draft has at least one node."""
+
+
+class LogitsProcessor(ABC):
+    """Changes the logits of one request, by a state that follows the tokens of the request.
+
+    The branches of a draft tree share states, and the states of rejected tokens are dropped. Target and drafters apply
+    the same processor, in several threads.
+
+    Attributes:
+        name: as ``SamplingParams.logits_processors`` names the processor.
+        masks: True: ``mask`` excludes tokens, also in native code. False: ``edit`` changes logits.
+        Options: the keys of the request's options.
+        build: ``build(options, sampling)`` makes the processor of one request, see ``SamplingParams``.
+    """
+
+    name: ClassVar[str]
+    masks: ClassVar[bool]
+    Options: ClassVar[type[PluginOptions]]
+    build: ClassVar[Callable[..., Any]]
+
+    @abstractmethod
+    def start(self, prompt: Sequence[int]) -> Any:
+        """Return the state after the prompt."""
+
+    @abstractmethod
+    def advance(self, state: Any, token: int) -> Any:
+        """Return the state after one more token of the output; ``state`` stays unchanged."""
+
+    def mask(self, state: Any, vocab_size: int) -> Bitmask | None:
+        """Return the tokens that may follow, packed as in ``core.bitmask``; None: every token may follow."""
+        return None
+
+    def edit(self, logits: Tensor, states: Sequence[Any]) -> Tensor:
+        """Return the changed logits ``[R, V]`` of rows with these states ``[R]``; ``logits`` may be written."""
+        return logits

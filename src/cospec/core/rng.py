@@ -4,7 +4,7 @@ Every draw is a function of (seed, purpose, position) and, but for the target's 
 counter-based generator (Philox) keyed by seed and purpose and set to the position. So a draw does not depend on the
 batch or on which draws were made before it, and the target's does not depend on drafter or speculation length either.
 The other purposes need fresh numbers in every step: an acceptance method may look at all of a draft before it keeps a
-part of it (block verification does), so numbers that led to a token's rejection must not decide about the next token at
+part of it (block verification does), so numbers that rejected a token must not decide about the next token at
 the same position. And they need fresh numbers in every branch, since all nodes of one depth of a tree share a position.
 Tokens are drawn by an exponential race, the Gumbel-max trick without its second logarithm: with ``E_i ~ Exp(1)``,
 ``argmin E_i / p_i`` follows ``p``. A drafter that races with the same noise as the target picks the target's token
@@ -85,7 +85,7 @@ class RandomStreams:
     Attributes:
         base: committed tokens when the step began, which no two steps of a sequence share.
 
-    ``branch`` tells draws of one purpose at one position apart.
+    ``branch`` separates draws of one kind at one position.
     """
 
     seed: int

@@ -1,7 +1,7 @@
 """Logits to the target distribution: all sampling parameters, at every drafted position, in double precision.
 
-The order: penalties, bias and the ban on early stop tokens edit the logits; then temperature; then top-k, top-p and
-min-p truncate, each renormalising what is left. A greedy distribution is a point mass on the likeliest token.
+The order: logits processors change logits, their masks exclude tokens; then temperature; then top-k, top-p and min-p
+truncate, each renormalising what is left. A greedy distribution is a point mass on the likeliest token.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cospec.core.bitmask import unpack
+from cospec.core.processors import ProcessorStates, RequestProcessors
 from cospec.core.rng import Floats
 from cospec.core.stats import TokenLogprobs
+from cospec.core.types import DraftContext
 from cospec.native import library
 from cospec.sampling_params import SamplingParams
 
@@ -24,16 +27,30 @@ NUCLEUS_GUESS = 128  # tokens that top-p usually stays within; sorting all of th
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What stands before each row of logits: the committed tokens, then the row's own draft tokens.
+    """The tokens before each row of logits: the known tokens, then the row's own draft tokens.
 
     Attributes:
-        tokens: committed tokens, prompt included.
-        paths: ``[R]``, the draft tokens between the committed ones and the row.
+        tokens: known tokens, prompt included.
+        paths: ``[R]``, the draft tokens between the known tokens and the row.
+        processors: of the request, with the states of earlier steps; None: new processors read all tokens.
+        assumed: how many of the last ``tokens`` are not committed.
     """
 
     tokens: Sequence[int]
     prompt_len: int
     paths: Sequence[Sequence[int]]
+    processors: RequestProcessors | None = None
+    assumed: int = 0
+
+    @classmethod
+    def of_context(cls, context: DraftContext, paths: Sequence[Sequence[int]]) -> History:
+        """Return the history of draft tokens ``paths`` after a drafter's context."""
+        return cls(context.tokens, context.prompt_len, paths, context.processors, context.assumed)
+
+    def states(self, params: SamplingParams) -> tuple[RequestProcessors, list[ProcessorStates]]:
+        """Return the processors that ``params`` ask for, and their states before each row."""
+        processors = self.processors or RequestProcessors.of(params, self.tokens[: self.prompt_len])
+        return processors, processors.states(self.tokens, len(self.tokens) - self.assumed, self.paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,39 +135,18 @@ def likeliest(logits: Tensor) -> list[int | None]:
 
 
 def edit(logits: Tensor, params: SamplingParams, history: History) -> Tensor:
-    """Penalties, bias and the ban on early stop tokens; the given tensor is left as it was."""
+    """Return the logits after the request's processors; the given tensor stays unchanged."""
     if not params.edits_logits:
         return logits
+    processors, states = history.states(params)
     logits = logits.clone()
-    if params.has_penalties:
-        _penalise(logits, params, history)
-    for token, bias in (params.logit_bias or {}).items():
-        logits[:, token] += bias
-    written = len(history.tokens) - history.prompt_len
-    early = [row for row, path in enumerate(history.paths) if written + len(path) < params.min_tokens]
-    if early and params.stop_token_ids:
-        logits[np.ix_(early, params.stop_token_ids)] = -torch.inf
-    return logits
-
-
-def _penalise(logits: Tensor, params: SamplingParams, history: History) -> None:
-    """OpenAI's presence and frequency penalties on the output, CTRL's repetition penalty on prompt and output."""
-    vocab = logits.shape[-1]
-    seen = torch.zeros(vocab, dtype=torch.bool, device=logits.device)
-    seen[list(history.tokens)] = True
-    counts = torch.bincount(
-        torch.tensor(history.tokens[history.prompt_len :], dtype=torch.long, device=logits.device), minlength=vocab
-    ).to(logits.dtype)
-    for row, path in enumerate(history.paths):
-        row_seen, row_counts = seen.clone(), counts.clone()
-        for token in path:
-            row_seen[token] = True
-            row_counts[token] += 1
-        values = logits[row]
-        scaled = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-        values = torch.where(row_seen, scaled, values)
-        present = (row_counts > 0).to(logits.dtype)  # a bool times a float would be a float32
-        logits[row] = values - params.frequency_penalty * row_counts - params.presence_penalty * present
+    for place, processor in enumerate(processors.processors):
+        if not processor.masks:
+            logits = processor.edit(logits, [row[place] for row in states])
+    masks = processors.masks(states, logits.shape[-1])
+    if masks is None:
+        return logits
+    return logits.masked_fill(torch.from_numpy(~unpack(masks, logits.shape[-1])).to(logits.device), -torch.inf)
 
 
 def _point_mass(logits: Tensor) -> Floats:

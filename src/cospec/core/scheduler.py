@@ -4,6 +4,10 @@ First come, first served, over one queue ordered by age: a priority class is wor
 every request becomes the most urgent one in time. Known tokens are computed in pieces that fit the step's token
 budget (chunked prefill). When the KV cache is full, the youngest running sequence gives its pages back and waits; its
 tokens stay known and are computed again later (preemption by recomputation).
+
+Where the verifier takes several steps at a time, each plan is a microbatch of sequences that are not in flight. All
+limits hold for the steps in flight together. A microbatch gets an equal share of the sequences, so that every stage of
+a pipelined target works (DSD, CoSine).
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from cospec.core.types import (
 )
 
 AGEING_SECONDS = 10.0
+MAX_FAILURES = 3  # failed steps in a row after which a request ends
 NO_DRAFT = DraftBudget()
 
 
@@ -35,16 +40,18 @@ class SchedulerLimits:
 
     Attributes:
         chain_methods: names of the acceptance methods for chains only; their requests get no trees.
-        rounds: steps that one native call may run, at most.
+        max_steps: steps that one native call may run, at most.
         drafts_as_one: whether such a call may include drafts.
+        max_in_flight: steps that the verifier takes at a time.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_len: int
     chain_methods: Container[str] = frozenset()
-    rounds: int = 1
+    max_steps: int = 1
     drafts_as_one: bool = True
+    max_in_flight: int = 1
 
 
 def urgency(sequence: RequestState) -> tuple[float, str, int]:
@@ -62,18 +69,52 @@ class Scheduler:
         self.running: list[RequestState] = []
         self.preempted = 0
         self._step = 0
+        self._in_flight: dict[str, int] = {}  # tokens of the sequences in flight, drafts included, by id
+        self._steps_in_flight = 0
+        self._failures: dict[str, int] = {}  # failed steps since the latest token, by id
 
     def add(self, sequence: RequestState) -> None:
         """Queue a new sequence."""
         insort(self.waiting, sequence, key=urgency)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Drop sequences wherever they stand, and their cache."""
-        gone = set(ids)
-        self.waiting = [sequence for sequence in self.waiting if sequence.id not in gone]
-        self.running = [sequence for sequence in self.running if sequence.id not in gone]
-        for id in gone:
+        """Drop sequences waiting or running, and their cache."""
+        removed = set(ids)
+        self.waiting = [sequence for sequence in self.waiting if sequence.id not in removed]
+        self.running = [sequence for sequence in self.running if sequence.id not in removed]
+        for id in removed:
             self.pages.free(id)
+            self._failures.pop(id, None)
+
+    def start_step(self, entries: Sequence[ScheduledRequest]) -> None:
+        """Mark the sequences of a submitted step as in flight; plans leave them out."""
+        self._steps_in_flight += 1
+        for entry in entries:
+            self._in_flight[entry.sequence.request.id] = entry.tokens + entry.budget.max_nodes
+
+    def end_step(self, entries: Sequence[ScheduledRequest]) -> None:
+        """The outputs of a submitted step arrived, or never will."""
+        self._steps_in_flight -= 1
+        for entry in entries:
+            del self._in_flight[entry.sequence.request.id]
+
+    def is_in_flight(self, id: str) -> bool:
+        """Whether a sequence is in a submitted step."""
+        return id in self._in_flight
+
+    def retry(self, sequences: Iterable[RequestState]) -> list[RequestState]:
+        """Queue sequences whose step failed, to compute all known tokens again.
+
+        Returns the sequences that have failed ``MAX_FAILURES`` times since their latest token; these are not queued.
+        """
+        given_up = []
+        for sequence in sequences:
+            failures = self._failures[sequence.id] = self._failures.get(sequence.id, 0) + 1
+            if failures < MAX_FAILURES:
+                self._requeue(sequence)
+            else:
+                given_up.append(sequence)
+        return given_up
 
     def finish_step(self, commits: Sequence[Commit], sequences: Sequence[RequestState]) -> list[RequestState]:
         """After a step: offer computed prefixes for reuse; those that ended are marked, and returned."""
@@ -83,39 +124,78 @@ class Scheduler:
             if commit.finish is not None:
                 sequence.status = RequestStatus.FINISHED
                 ended.append(sequence)
+        if self._failures:
+            for commit in commits:
+                if commit.tokens:
+                    self._failures.pop(commit.id, None)
         return ended
 
     def plan(self) -> SchedulerOutput:
         """Share out the step's tokens: running sequences by age, then as many waiting ones as fit."""
+        ready = self.running
+        if self._in_flight:
+            ready = [sequence for sequence in ready if sequence.request.id not in self._in_flight]
+        count, tokens = self._share()
+        entries = self._plan_retry(ready, tokens) if self._failures else []
+        if not entries:
+            if self._failures:
+                ready = [sequence for sequence in ready if sequence.id not in self._failures]
+            entries = self._plan_batch(ready[:count], tokens, count)
+        self._step += 1
+        return SchedulerOutput(
+            self._step - 1, tuple(entries), self._max_steps(entries) if self.limits.max_steps > 1 else 1
+        )
+
+    def _share(self) -> tuple[int, int]:
+        """Sequences and tokens of one microbatch: an equal part of all sequences, and of the tokens that are left."""
+        limits = self.limits
+        if limits.max_in_flight == 1:
+            return limits.max_num_seqs, limits.max_num_batched_tokens
+        free = limits.max_in_flight - self._steps_in_flight
+        total = min(limits.max_num_seqs, len(self.running) + len(self.waiting))
+        left = limits.max_num_batched_tokens - sum(self._in_flight.values())
+        return -(-total // limits.max_in_flight), -(-left // free)
+
+    def _plan_retry(self, ready: Sequence[RequestState], tokens: int) -> list[ScheduledRequest]:
+        """A sequence whose latest step failed, alone: a sequence that fails every step fails no other sequence."""
+        failed = [sequence for sequence in ready if sequence.id in self._failures]
+        if failed:
+            return self._plan_batch(failed[:1], tokens, 1)
+        return self._admit(tokens, 1, failed=True)
+
+    def _plan_batch(self, ready: Sequence[RequestState], tokens: int, count: int) -> list[ScheduledRequest]:
+        """Entries of ready sequences, then of waiting ones: at most ``count``, with at most so many ``tokens``."""
         entries: list[ScheduledRequest] = []
-        left, preempted = self.limits.max_num_batched_tokens, self.preempted
-        budgets = self._budgets()
-        for sequence in tuple(self.running):
+        left, preempted, full = tokens, self.preempted, False
+        budgets = self._budgets(ready, tokens, count)
+        for sequence in tuple(ready):
             if left > 0 and sequence.status is RequestStatus.RUNNING:
                 entry = self._fit(sequence, left, budgets.get(sequence.id, NO_DRAFT))
-                if entry is not None:
+                if entry is None:
+                    full = True
+                else:
                     entries.append(entry)
                     left -= entry.tokens + entry.budget.max_nodes
-        if self.waiting and preempted == self.preempted:  # otherwise what was just taken from one would go to another
-            entries += self._admit(left)
-        self._step += 1
-        return SchedulerOutput(self._step - 1, tuple(entries), self._rounds(entries) if self.limits.rounds > 1 else 1)
+        full = full or preempted != self.preempted  # what was just taken from one sequence must not go to another
+        if self.waiting and not full:
+            entries += self._admit(left, count - len(entries))
+        return entries
 
-    def _budgets(self) -> dict[str, DraftBudget]:
+    def _budgets(self, sequences: Sequence[RequestState], tokens: int, count: int) -> dict[str, DraftBudget]:
         """Draft budgets of the sequences that have one token left to compute, within what each may still write."""
-        ready, behind = [], 0
-        for sequence in self.running:
+        ready, uncomputed = [], 0
+        for sequence in sequences:
             left = len(sequence.tokens) - sequence.computed
             if left > 1:
-                behind += left
+                uncomputed += left
             elif sequence.request.speculation.enabled:
                 ready.append(sequence)
         if not ready:
             return {}
-        coming = sum(len(s.tokens) for s in self.waiting[: self.limits.max_num_seqs - len(self.running)])
-        tokens = self.limits.max_num_batched_tokens
+        places = min(count - len(sequences), self.limits.max_num_seqs - len(self.running))
+        coming = sum(len(s.tokens) for s in self.waiting[:places])
         room = int(self.pages.capacity * (1.0 - self.pages.usage))
-        load = BatchState(ready, min(behind + coming, tokens), len(self.waiting), tokens, room)
+        load = BatchState(ready, min(uncomputed + coming, tokens), len(self.waiting), tokens, room)
         budgets = {}
         for sequence, budget in zip(ready, self.policy.plan(load), strict=True):
             asked = sequence.request.speculation.length
@@ -135,43 +215,50 @@ class Scheduler:
                 budgets[sequence.id] = budget
         return budgets
 
-    def _rounds(self, entries: Sequence[ScheduledRequest]) -> int:
+    def _max_steps(self, entries: Sequence[ScheduledRequest]) -> int:
         """Steps that one native call may run: several if no request waits and all have room."""
-        rounds = min(self.limits.rounds, self.policy.horizon)
-        if rounds == 1 or self.waiting or len(entries) < len(self.running):
+        steps = 1 if self.limits.max_in_flight > 1 else min(self.limits.max_steps, self.policy.horizon)
+        if steps == 1 or self.waiting or len(entries) < len(self.running):
             return 1
         for entry in entries:
             if entry.tokens > 1 or entry.sequence.request.sampling.stop:
                 return 1
             if entry.budget.depth and not self.limits.drafts_as_one:
                 return 1
-        return rounds if all([self._has_room(entry, rounds) for entry in entries]) else 1
+        return steps if all([self._has_room(entry, steps) for entry in entries]) else 1
 
-    def _has_room(self, entry: ScheduledRequest, rounds: int) -> bool:
+    def _has_room(self, entry: ScheduledRequest, steps: int) -> bool:
         """Make room for so many steps, or for all tokens that the sequence may still write."""
         sequence = entry.sequence
-        more = min(rounds * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
+        more = min(steps * (1 + entry.budget.max_nodes), _room(sequence, self.limits.max_len))
         return self.pages.allocate(sequence.id, len(sequence.tokens) + more)
 
     def _fit(self, sequence: RequestState, left: int, budget: DraftBudget) -> ScheduledRequest | None:
-        """This sequence's share, after making room for it; None when it had to give way itself."""
+        """This sequence's share, after making room for it; None when it gives way, or waits for one in flight."""
         tokens = min(len(sequence.tokens) - sequence.computed, left)
         end = sequence.computed + tokens
         if budget.max_nodes <= left - tokens and self.pages.allocate(sequence.id, end + budget.max_nodes):
             return ScheduledRequest(sequence, tokens, budget)
         while not self.pages.allocate(sequence.id, end):
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            if youngest is sequence:
-                return None
+            youngest = next(other for other in reversed(self.running) if other.id not in self._in_flight)
+            if youngest is not sequence:
+                self._preempt(youngest)
+                continue
+            if sequence is self.running[-1]:
+                self._preempt(sequence)
+            return None
         return ScheduledRequest(sequence, tokens, NO_DRAFT)
 
     def _preempt(self, sequence: RequestState) -> None:
+        sequence.stats.preemptions += 1
+        self.preempted += 1
+        self._requeue(sequence)
+
+    def _requeue(self, sequence: RequestState) -> None:
+        """Have a running sequence wait, without a cache."""
         self.running.remove(sequence)
         self.pages.free(sequence.id)
         sequence.status, sequence.computed = RequestStatus.WAITING, 0
-        sequence.stats.preemptions += 1
-        self.preempted += 1
         insort(self.waiting, sequence, key=urgency)
 
     def _prompt_is_coming(self, sequence: RequestState) -> bool:
@@ -180,12 +267,16 @@ class Scheduler:
         elders = [other for other in self.running if other.request.parent == parent != ""]
         return bool(elders) and all(other.computed < other.prompt_len - 1 for other in elders)
 
-    def _admit(self, left: int) -> list[ScheduledRequest]:
-        """Start waiting sequences in order while tokens, places and cache for all their known tokens are there."""
-        entries = []
-        while self.waiting and left > 0 and len(self.running) < self.limits.max_num_seqs:
+    def _admit(self, left: int, count: int, failed: bool = False) -> list[ScheduledRequest]:
+        """Start waiting sequences in order while tokens, places and cache for all their known tokens are there.
+
+        Args:
+            failed: start sequences whose latest step failed, and no others.
+        """
+        entries: list[ScheduledRequest] = []
+        while self.waiting and left > 0 and len(entries) < count and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
-            if self._prompt_is_coming(sequence):
+            if self._prompt_is_coming(sequence) or (sequence.id in self._failures) is not failed:
                 break
             wants_rows = sequence.request.sampling.prompt_logprobs is not None
             computed = self.pages.match_prefix(sequence.id, () if wants_rows else sequence.tokens)

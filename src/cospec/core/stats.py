@@ -84,7 +84,7 @@ class StepTimes:
         return cls(sum([draft for draft, _ in each]), sum([target for _, target in each]), each)
 
     @property
-    def rounds(self) -> int:
+    def steps(self) -> int:
         """How many were run as one."""
         return max(1, len(self.each))
 

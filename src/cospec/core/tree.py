@@ -1,4 +1,4 @@
-"""Token trees as parent lists: who may see whom, where each node stands, which path a set of nodes is.
+"""Token trees as parent lists: attention between nodes, depths, and paths.
 
 ``parents[i]`` is the index of node ``i``'s parent, -1 for the root; parents come before children.
 """

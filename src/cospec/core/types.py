@@ -1,4 +1,4 @@
-"""The things that flow through the engine. Frozen unless said.
+"""The values that the components of an engine exchange; frozen, apart from ``RequestState``.
 
 Words: a *target* is the model (or ensemble) whose distribution the output follows; a *drafter* proposes a *draft*, a
 token tree for one sequence; a *step* proposes, scores, verifies and commits for a batch. A *known* token is committed;
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
+from cospec.core.processors import RequestProcessors
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.tree import depths, is_chain
@@ -37,7 +38,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What one request chose of how it is speculated for; None means what the engine is configured to do."""
+    """The choices of one request for its drafts; None: as the engine is configured."""
 
     enabled: bool = True
     length: int | None = None
@@ -48,7 +49,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One output to be written. A call with ``n`` outputs makes ``n`` requests that share ``parent``."""
+    """One requested output. A call with ``n`` outputs makes ``n`` requests that share ``parent``."""
 
     id: str
     prompt: tuple[int, ...]
@@ -61,12 +62,12 @@ class Request:
     priority: int = 0  # smaller goes first
     ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
     distribution: str = ""  # what its events declare; filled when the request is resolved
-    streams: bool = True  # an event for every step that wrote something; otherwise one for all, at the end
+    streams: bool = True  # an event for every step with new tokens; False: one event at the end
     committed: tuple[int, ...] = ()  # output that an engine process wrote and delivered before it ended
 
 
 class RequestStatus(Enum):
-    """Where a sequence stands in the scheduler."""
+    """The place of a sequence in the scheduler."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -76,9 +77,9 @@ class RequestStatus(Enum):
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One request in the engine. Mutable: ``tokens``, ``computed``, ``stats``, ``finish`` and ``logprobs`` are written
-    by the committer alone, ``status`` and ``computed`` on admission and preemption by the scheduler.
+    by the output processor alone, ``status`` and ``computed`` on admission and preemption by the scheduler.
 
-    Invariant between rounds: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
+    Invariant between steps: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
     """
 
     request: Request
@@ -89,6 +90,10 @@ class RequestState:
     stats: RequestStats = field(default_factory=RequestStats)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    processors: RequestProcessors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.processors = RequestProcessors.of(self.request.sampling, self.request.prompt)
 
     @property
     def id(self) -> str:
@@ -112,28 +117,29 @@ class DraftContext:
     prompt_len: int
     sampling: SamplingParams
     seed: int
-    stream_kind: StreamKind  # which stream the drafter draws its tokens with; the acceptance method says
-    assumed: int = 0  # how many of the last tokens are a draft that is being verified, and may not come to be
+    stream_kind: StreamKind  # of the draws; the acceptance method's
+    assumed: int = 0  # last tokens that are a draft under verification and may be rejected
     drafters: tuple[str, ...] | None = None  # which of a pool may take part; None is all
+    processors: RequestProcessors | None = field(default=None, compare=False, repr=False)  # None: made where needed
 
     @property
     def committed(self) -> int:
-        """How many of ``tokens`` stay whatever happens; no more may be learned from or offered for reuse."""
+        """Tokens before the assumed ones; only these may be learned from or offered for reuse."""
         return len(self.tokens) - self.assumed
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """How far to speculate for one sequence in one step. ``depth`` 0 means no draft, and costs nothing.
+    """The draft that one sequence may have in one step. ``depth`` 0 means no draft, and costs nothing.
 
     Attributes:
         depth: tokens of the longest path.
         max_nodes: tokens in all, those of side branches included; more than ``depth`` asks for a tree.
         widths: children per node at each level; empty leaves the shape of a tree to the drafter.
-        drafters: how many members of a pool take part; None leaves it to the pool.
-        threshold: drafting stops where the product of the confidences falls below it; 0 never stops.
-        confident: the draft is to say how sure it is of its nodes, though that takes some time.
-        release: the drafter forgets the sequence, whose cache is worth more to others (prefill disabling).
+        drafters: how many members of a pool take part; None: the pool decides.
+        threshold: drafting stops where the product of the confidences is less; 0 never stops.
+        confident: the draft has ``confidence``, which takes some time.
+        release: the drafter forgets the sequence, so that other sequences get the cache (prefill disabling).
     """
 
     depth: int = 0
@@ -152,13 +158,13 @@ class DraftBudget:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCapabilities:
-    """What a drafter can be asked for and what that costs, as data that policies plan with.
+    """What a drafter can do, and at what cost; policies plan with these data.
 
     Attributes:
-        free: a proposal costs next to nothing, however long: look-ups.
-        at_once: all levels come from one pass, however deep: heads.
+        free: a proposal of any length costs almost nothing: look-ups.
+        single_pass: one pass gives all levels of a draft: heads.
         trees: follows ``DraftBudget.widths``.
-        chains: has one node per level whatever it is asked for.
+        chains: always has one node per level.
         members: drafters of a pool that may take part.
     """
 
@@ -178,7 +184,7 @@ class TokenScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """What a policy sees before a step.
+    """What a policy plans by.
 
     Attributes:
         ready: sequences that write in this step and may be drafted for, oldest first.
@@ -211,11 +217,11 @@ class ScheduledRequest:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """What a step does. ``step`` counts plans from 0; up to ``rounds`` such steps may run before the next plan."""
+    """What a step does. ``step`` counts plans from 0; up to ``max_steps`` such steps may run before the next plan."""
 
     step: int
     entries: tuple[ScheduledRequest, ...]
-    rounds: int = 1
+    max_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +232,10 @@ class Draft:
         base_len: committed tokens that the draft continues; a draft whose base is not the sequence's is stale.
         tokens: ``[N]``, in an order where parents come first.
         parents: ``[N]``, index of the parent node, -1 for the root (the last committed token).
-        drafters: ``[N]``, who proposed each node.
-        q: ``[N, V]``, the distribution each token was *drawn from*; None when chosen deterministically (point mass).
-        confidence: ``[N]``, the drafter's estimate that a node is accepted when its parent was, 0 to 1; None where the
-            drafter has none. Known before the token was drawn, so that a draft may be cut by it under every acceptance
-            method.
+        drafters: ``[N]``, the name of each node's drafter.
+        q: ``[N, V]``, the distribution that each token was *drawn from*; None: chosen, not drawn (point mass).
+        confidence: ``[N]``, the estimated probability that a node is accepted after its parent, 0 to 1; None: no
+            estimate. Known before the draw of the token, so that every acceptance method allows a cut by confidence.
     """
 
     id: str
@@ -256,7 +261,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class TargetProbs:
-    """What the target says about one draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
+    """The target's distributions for a draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
 
     The last row is missing where the distribution after a chain's last node is unknown.
 
@@ -275,9 +280,9 @@ class TargetProbs:
         return self.probs
 
     def draw(self, row: int, position: int, draws: RandomStreams) -> int | None:
-        """The token that stands at ``position`` if the sequence is what ``row`` follows.
+        """The token at ``position``, drawn from ``row``.
 
-        None without such a row: an ensemble whose members have not all scored the last node has no distribution there.
+        None without such a row: some members of an ensemble may not have scored the last node.
         """
         if self.chosen is not None:
             return self.chosen[row] if row < len(self.chosen) else None
@@ -300,15 +305,17 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One entry of a plan after its step. ``verdict`` is None when known tokens remain to be computed."""
+    """One entry of a plan after its step. ``result`` is None while known tokens remain to be computed."""
 
     entry: ScheduledRequest
     draft: Draft | None
-    verdict: VerifyResult | None
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the verdict's tokens, when the request asks for them
+    result: VerifyResult | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of the result's tokens, when the request asks for them
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions after those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
-    state: object = None  # ``Tensor [H]``: the hidden state that the verdict's token was read from, where models tell
+    state: object = (
+        None  # ``Tensor [H]``: the hidden state that the result's token was read from, for models with ``states``
+    )
     model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several models form an ensemble
 
 
@@ -322,8 +329,7 @@ class Commit:
         path: accepted node indices, trimmed alike; the cache keeps these nodes and drops the others.
         computed: tokens of the sequence in the target's cache from now on.
         drafted: nodes that were verified.
-        rejected: a draft token was verified and not kept, so ``len(path)`` is where the draft failed, not where it
-            ended.
+        rejected: a draft token was rejected, so ``len(path)`` is where the draft failed, not where the draft ended.
         state: see ``StepOutput.state``.
     """
 
@@ -343,8 +349,8 @@ class Event:
     """A piece of one output, as a stream delivers it; the whole output for a request that does not stream.
 
     Attributes:
-        text: what became readable; stop strings and incomplete characters are held back.
-        sources: ``[len(tokens)]``, who produced each token: a drafter's name, ``target`` or ``bonus``.
+        text: new text; stop strings and incomplete characters are held back.
+        sources: ``[len(tokens)]``, the origin of each token: a drafter's name, ``target`` or ``bonus``.
         stats: filled on the last event.
     """
 

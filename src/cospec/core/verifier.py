@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.sampling import logprobs
 from cospec.core.stats import TokenLogprobs
+from cospec.core.step import FinishedFuture
 from cospec.core.types import (
     Commit,
     Draft,
@@ -39,6 +41,8 @@ class TargetVerifier:
         native: whether the native library may verify drafts.
     """
 
+    max_in_flight: ClassVar[int] = 1
+
     def __init__(
         self, model: Model, blend: Blend, acceptance_methods: Mapping[str, AcceptanceMethod], native: bool = True
     ) -> None:
@@ -51,10 +55,13 @@ class TargetVerifier:
         assert name is not None, "requests are resolved before they are scheduled"
         return self.acceptance_methods[name]
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """Call the target, then verify."""
+    def submit(
+        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
+    ) -> FinishedFuture[list[StepOutput]]:
+        """Call the target, then verify; the result is there at once."""
         tasks, segments = self.lay_out(entries, drafts)
-        return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
+        logits = self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))])
+        return FinishedFuture(self.decide(tasks, logits))
 
     def lay_out(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
@@ -79,15 +86,15 @@ class TargetVerifier:
         """Verify by logits ``[R, V]`` of the blend: one outcome per task, in order. No model is called."""
         native = self._native
         if native is None or not library.reads(logits):
-            verdicts = self._verify_readably(tasks, logits)
+            results = self._verify_readably(tasks, logits)
         elif all(whole := [self._supports(task) is None for task in tasks]):
-            verdicts = native.verify(tasks, self.acceptance_method, logits)
+            results = native.verify(tasks, self.acceptance_method, logits)
         else:  # each method verifies its own requests
             groups = [[task for task, each in zip(tasks, whole, strict=True) if each is kind] for kind in (True, False)]
             fast = iter(native.verify(groups[0], self.acceptance_method, logits))
             slow = iter(self._verify_readably(groups[1], logits))
-            verdicts = [next(fast if each else slow) for each in whole]
-        return [self._outcome(task, verdict, logits) for task, verdict in zip(tasks, verdicts, strict=True)]
+            results = [next(fast if each else slow) for each in whole]
+        return [self._outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
 
     def _verify_readably(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
         methods = [self.acceptance_method(task.entry.sequence) for task in tasks]
@@ -100,15 +107,15 @@ class TargetVerifier:
     def supports_blend(self, tasks: Sequence[VerifyTask], queues: Sequence[Tensor]) -> bool:
         """Whether ``decide_by_blend`` can verify the tasks; pure."""
         reads = self._native is not None and all(map(library.reads, queues))
-        return reads and all([_only_judged(task) and self._supports(task) is None for task in tasks])
+        return reads and all([_only_verified(task) and self._supports(task) is None for task in tasks])
 
     def decide_by_blend(
         self, tasks: Sequence[VerifyTask], recipe: NativeBlend, queues: Sequence[Tensor]
     ) -> list[StepOutput]:
         """Verify tasks that ``supports_blend`` by the rows of a blend of ``queues [R, V]`` that the results read."""
         assert self._native is not None, "``supports_blend`` was not asked"
-        verdicts = self._native.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
-        return [self._outcome(task, verdict, queues[0]) for task, verdict in zip(tasks, verdicts, strict=True)]
+        results = self._native.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
+        return [self._outcome(task, result, queues[0]) for task, result in zip(tasks, results, strict=True)]
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the target's cache."""
@@ -128,29 +135,29 @@ class TargetVerifier:
             return None
         return draft if self.acceptance_method(entry.sequence).trees or draft.is_chain else None
 
-    def _outcome(self, task: VerifyTask, verdict: VerifiedDraft, logits: Tensor) -> StepOutput:
-        if isinstance(verdict, str):
-            return StepOutput(task.entry, task.draft, None, error=verdict)
+    def _outcome(self, task: VerifyTask, result: VerifiedDraft, logits: Tensor) -> StepOutput:
+        if isinstance(result, str):
+            return StepOutput(task.entry, task.draft, None, error=result)
         try:
-            return self._told(task, verdict, logits)
+            return self._make_output(task, result, logits)
         except Exception as error:  # the neighbours' outcomes do not depend on this request
             log.exception("the outcome of request %s could not be made", task.entry.sequence.id)
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
-    def _told(self, task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> StepOutput:
-        """The outcome of a verdict, with the log-probabilities that the request asks for."""
+    def _make_output(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
+        """The outcome of a result, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
         prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
         if not task.count:
             return StepOutput(entry, None, None, prompt_logprobs=prompt)
-        own = () if params.logprobs is None else _logprobs(task, verdict, logits)
+        own = () if params.logprobs is None else _logprobs(task, result, logits)
         state = None
         if self.model.states is not None:
             state = self.model.states[
-                task.verified_rows.start + 1 + verdict.path[-1] if verdict.path else task.verified_rows.start
+                task.verified_rows.start + 1 + result.path[-1] if result.path else task.verified_rows.start
             ]
-        return StepOutput(entry, draft, verdict, own, prompt, state=state)
+        return StepOutput(entry, draft, result, own, prompt, state=state)
 
 
 def can_be_verified(draft: Draft, vocab_size: int) -> bool:
@@ -160,10 +167,11 @@ def can_be_verified(draft: Draft, vocab_size: int) -> bool:
     return draft.q is None or all([draft.q[node, token] > 0.0 for node, token in enumerate(draft.tokens)])
 
 
-def _only_judged(task: VerifyTask) -> bool:
-    """Whether nothing is asked of the target distribution's logits but a verdict."""
-    params = task.entry.sequence.request.sampling
-    return not params.edits_logits and params.logprobs is None and not _wants_prompt_rows(task.entry.sequence)
+def _only_verified(task: VerifyTask) -> bool:
+    """Whether the request needs the logits for verification alone, after masks at most."""
+    sequence = task.entry.sequence
+    needs_rows = sequence.request.sampling.logprobs is not None or _wants_prompt_rows(sequence)
+    return sequence.processors.only_masks and not needs_rows
 
 
 def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
@@ -193,19 +201,19 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
         return ()
     offset = sequence.computed + 1  # the position that the first row speaks of
     first = max(offset, len(sequence.prompt_logprobs) + 1)
-    behind = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
-    if behind <= first:
+    end = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
+    if end <= first:
         return ()
-    rows = logits[task.first + first - offset : task.first + behind - offset]
-    return logprobs(rows, sequence.tokens[first:behind], sequence.request.sampling.prompt_logprobs or 0)
+    rows = logits[task.first + first - offset : task.first + end - offset]
+    return logprobs(rows, sequence.tokens[first:end], sequence.request.sampling.prompt_logprobs or 0)
 
 
-def _logprobs(task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
     """Of the accepted tokens and the one after them, where the request asks for them."""
     wanted = task.entry.sequence.request.sampling.logprobs
     if wanted is None:
         return ()
-    tokens = [task.draft.tokens[node] for node in verdict.path] if task.draft else []
-    tokens += [] if verdict.token is None else [verdict.token]
-    rows = torch.tensor([0, *(node + 1 for node in verdict.path)][: len(tokens)], device=logits.device)
+    tokens = [task.draft.tokens[node] for node in result.path] if task.draft else []
+    tokens += [] if result.token is None else [result.token]
+    rows = torch.tensor([0, *(node + 1 for node in result.path)][: len(tokens)], device=logits.device)
     return logprobs(logits[rows + task.verified_rows.start], tokens, wanted)

@@ -60,7 +60,7 @@ class DraftKVCache:
 
     def open(self, context: DraftContext, budget: DraftBudget) -> DraftBudget | None:
         """Reserve room for a draft; returns the budget within the model's context, None without room."""
-        read = self.vocabulary.read(context)
+        read = self.vocabulary.tokens(context)
         if read is None:
             return None
         own, agreed = read
@@ -117,7 +117,7 @@ class DraftKVCache:
     def behind(self, contexts: Sequence[DraftContext]) -> Tensor:
         """Feed the backlog; returns rows ``[S, V]`` over the target's ids after the known tokens."""
         logits = self.model.forward(self.backlog(contexts))
-        return self.vocabulary.behind([self._places[context.id].own for context in contexts], logits)
+        return self.vocabulary.map_logits([self._places[context.id].own for context in contexts], logits)
 
     def backlog(self, contexts: Sequence[DraftContext]) -> TokenBatch:
         """Return all known tokens that are not cached as one batch, with the rows that ``behind`` needs."""
@@ -138,7 +138,7 @@ class DraftKVCache:
         """Record that the backlog and these nodes were fed; assumed tokens count as draft tokens before the nodes."""
         place, assumed = self._places[context.id], context.assumed
         place.fed = len(place.own) - assumed
-        self.model.pages.cache_blocks(context.id, place.own, min(place.fed, self.vocabulary.settled(context)))
+        self.model.pages.cache_blocks(context.id, place.own, min(place.fed, self.vocabulary.stable_len(context)))
         shifted = [*range(-1, assumed - 1), *(parent + assumed for parent in parents)]
         place.ahead = UncommittedDraft(
             context.committed, place.fed, [*context.tokens[context.committed :], *tokens], shifted

@@ -254,4 +254,4 @@ def _top(q: Floats, count: int) -> list[int]:
 def _block(tree: DynamicTree) -> RowBlock:
     context = tree.context
     paths = [tree.path(node) for node in tree.frontier]
-    return RowBlock(tree.params, History(context.tokens, context.prompt_len, paths))
+    return RowBlock(tree.params, History.of_context(context, paths))

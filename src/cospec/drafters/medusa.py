@@ -171,7 +171,7 @@ def _sample_first(context: DraftContext, guesses: list[list[int]], logits: Tenso
     base = len(context.tokens)
     draws = RandomStreams(context.seed, base)
     # A head does not know the draft tokens before its position; only committed tokens are the history.
-    probs = target_probs(logits, [RowBlock(params, History(context.tokens, context.prompt_len, [[] for _ in guesses]))])
+    probs = target_probs(logits, [RowBlock(params, History.of_context(context, [[] for _ in guesses]))])
     winners = exponential_sample(
         probs, [draws.stream(base + place, context.stream_kind) for place in range(len(guesses))]
     )

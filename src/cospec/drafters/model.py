@@ -278,7 +278,7 @@ def _plain(chain: _Chain) -> bool:
 
 def _block(chain: _Chain) -> RowBlock:
     context = chain.context
-    return RowBlock(context.sampling, History(context.tokens, context.prompt_len, [chain.tokens]))
+    return RowBlock(context.sampling, History.of_context(context, [chain.tokens]))
 
 
 def _plainly_drawn(chain: _Chain) -> bool:

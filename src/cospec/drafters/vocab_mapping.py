@@ -13,6 +13,7 @@ dropped token itself contributes its next-token distribution.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from cospec.core.types import DraftContext
-from cospec.drafters.token_bytes import TokenBytes, token_bytes
 from cospec.errors import InvalidInput, words
 
 WINDOW = 8  # tokens at the end of a text that are tokenized again, extended to the next space
@@ -35,15 +35,15 @@ class SharedVocab:
     same = True
     rows = 1
 
-    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+    def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
         """Return the tokens unchanged."""
         return context.tokens, len(context.tokens)
 
-    def settled(self, context: DraftContext) -> int:
+    def stable_len(self, context: DraftContext) -> int:
         """Return the number of all tokens."""
         return len(context.tokens)
 
-    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
         """Return the logits unchanged."""
         return logits
 
@@ -121,7 +121,7 @@ class MappedVocab:
         """Return the drafter's id by target id."""
         return self._own_of
 
-    def read(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
+    def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
         """Read new committed tokens; see ``VocabMapping``. Assumed tokens are not read, because they may be
         rejected."""
         if context.assumed:
@@ -143,11 +143,11 @@ class MappedVocab:
             return None
         return sequence.own, self._matching_prefix(sequence, context.tokens)
 
-    def settled(self, context: DraftContext) -> int:
+    def stable_len(self, context: DraftContext) -> int:
         """Return the tokens up to the last special token: later text may still be tokenized differently."""
         return self._readings[context.id].floor
 
-    def behind(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
         """Heal the end of each text: two rows of ``logits`` become one, where there are two."""
         healed, first = [], 0
         for text in texts:
@@ -264,3 +264,43 @@ def _decoded(data: bytes, whole: bool) -> str | None:
     except UnicodeDecodeError as error:
         unfinished = error.reason == "unexpected end of data"
         return None if unfinished and not whole else data.decode(errors="replace")
+
+
+TokenBytes = bytes | str
+"""The spelling of a token: bytes for text, a string for a special token."""
+
+
+def token_bytes(tokenizer: Tokenizer) -> dict[int, TokenBytes]:
+    """Return the spelling of each id; special tokens keep their names."""
+    added = tokenizer.get_added_tokens_decoder()
+    described = json.loads(tokenizer.to_str())
+    byte_level = '"ByteLevel"' in json.dumps([described["decoder"], described["pre_tokenizer"]])
+    read = _byte_level if byte_level else _plain
+    result: dict[int, TokenBytes] = {}
+    for text, id in tokenizer.get_vocab().items():
+        if id in added:
+            result[id] = text if added[id].special else text.encode()
+        else:
+            result[id] = read(text)
+    return result
+
+
+def _byte_level(text: str) -> bytes:
+    """Decode GPT-2's alphabet: a printable character for every byte."""
+    return bytes(_BYTES[char] for char in text) if all(char in _BYTES for char in text) else text.encode()
+
+
+def _plain(text: str) -> bytes:
+    """Decode SentencePiece's spelling: a mark for spaces, and bytes by number."""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes([int(text[3:5], 16)])
+    return text.replace("\u2581", " ").encode()
+
+
+def _alphabet() -> dict[str, int]:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _alphabet()

@@ -23,38 +23,44 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cospec.core.interfaces import Blend, Ensemble, StepContext
+from cospec.core.interfaces import Blend, StepContext
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
+from cospec.core.step import FinishedFuture, StepResult, SubmittedStep
 from cospec.core.types import Commit, SchedulerOutput, StepOutput
+from cospec.ensemble.ensemble import ProposingEnsemble
 from cospec.ensemble.proposer import Proposer, draw_proposals, read_rollout, rollout_params, supports_rollout
 from cospec.ensemble.state import CollaborativeState
 
+SEVERAL_MODELS = "several models"  # why no multi-step call runs a request
+
 
 class Collaborative:
-    """Implements ``core.interfaces.ExecutionMode`` over ``components.members``."""
+    """The execution mode of ``members`` that propose to each other. Implements ``core.interfaces.ExecutionMode``."""
 
     learns: ClassVar[bool] = False
 
-    def __init__(self, components: StepContext) -> None:
-        self.components = components
-        self.times = StepTimes()
+    def __init__(self, members: ProposingEnsemble, components: StepContext) -> None:
+        self.members, self.components = members, components
         self.info = ExecutionInfo("collaborative")
-        self.readable: Mapping[str, str] = {}
         self.calls: dict[str, int] = {}  # forward passes of each model so far, regardless of their batch sizes
         self._proposing = self._turning = 0.0  # seconds of this step: of proposals, and of all turns
         self._turns = 0
         self._rows = self._passes = 0  # of the current turn
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """Run one step; returns one outcome per entry, in order."""
-        with self._members.limit_torch_threads():
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        """Run one step, with one outcome per entry, in order; the result is there at once."""
+        with self.members.limit_torch_threads():
             return self._run(plan)
 
-    def _run(self, plan: SchedulerOutput) -> list[StepOutput]:
+    def collect(self, step: SubmittedStep) -> StepResult:
+        """Return what the step produced."""
+        return step.collect(self.components.clock)
+
+    def _run(self, plan: SchedulerOutput) -> SubmittedStep:
         started = self.components.clock()
         self._proposing, self._turning, self._turns = 0.0, 0.0, 0
-        members = self._members
+        members = self.members
         states = [
             CollaborativeState(entry, members.proposal_queue(entry.sequence), members.blend(entry.sequence))
             for entry in plan.entries
@@ -71,32 +77,27 @@ class Collaborative:
                     self._turn(model, group)
             waiting = [state for state in waiting if state.outcome is None and not state.accepted]
         outcomes = [state.finish() for state in states]
-        self.readable = dict.fromkeys([outcome.entry.sequence.id for outcome in outcomes], "several models")
+        readable = dict.fromkeys([outcome.entry.sequence.id for outcome in outcomes], SEVERAL_MODELS)
         seconds = self.components.clock() - started
         members.policy.observe_step(self._turns, seconds - self._turning)
-        self.times = StepTimes(self._proposing, seconds - self._proposing)
-        return outcomes
+        times = StepTimes(self._proposing, seconds - self._proposing)
+        return SubmittedStep(plan.entries, FinishedFuture(outcomes), times, readable)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Do nothing: verification wrote the queues, and chains leave no cache entries to move."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences in all members. Unknown ids are ignored."""
-        self._members.free(ids)
+        self.members.free(ids)
 
     def close(self) -> None:
         """Do nothing: nothing runs between two steps."""
-
-    @property
-    def _members(self) -> Ensemble:
-        assert self.components.members is not None, "collaborative execution needs several models"
-        return self.components.members
 
     # ---- next turn
 
     def _next_model(self, state: CollaborativeState) -> int | None:
         """Return the model that has the next turn with a sequence; None if the sequence waits for the next step."""
-        queue, proposer_schedule = state.queue, self._members.policy.proposer_schedule
+        queue, proposer_schedule = state.queue, self.members.policy.proposer_schedule
         if not queue.pending and state.accepted:
             return None
         if not queue.pending and state.room > 0 and proposer_schedule.proposes:
@@ -106,7 +107,7 @@ class Collaborative:
 
     def _should_propose(self, state: CollaborativeState, model: int) -> bool:
         """Return whether the model proposes in this turn."""
-        proposer_schedule = self._members.policy.proposer_schedule
+        proposer_schedule = self.members.policy.proposer_schedule
         if state.outcome is not None or state.room <= 0 or not proposer_schedule.gammas[model]:
             return False
         return proposer_schedule.alternate or (
@@ -130,13 +131,13 @@ class Collaborative:
         self._turns, self._turning = self._turns + 1, self._turning + ended - started
         if self._passes:
             first = self._rows - (self._passes - 1) * len(group)  # later passes read one token of each sequence
-            self._members.policy.observe_turn(
+            self.members.policy.observe_turn(
                 model, ModelCall(max(first, len(group)), len(group), self._passes), ended - started
             )
 
     def _feed(self, model: int, group: Sequence[CollaborativeState]) -> None:
         """Feed the model the tokens it has not seen; extends its logits up to the last fed token."""
-        alternate = self._members.policy.proposer_schedule.alternate
+        alternate = self.members.policy.proposer_schedule.alternate
         segments, fed = [], []
         for state in group:
             queue, end = state.queue, state.queue.frontier + len(state.queue.pending)
@@ -157,22 +158,22 @@ class Collaborative:
         for state, segment in zip(states, segments, strict=True):
             last = first + len(segment.tokens) - segment.logits_from
             state.queue.advance(model, segment.start + len(segment.tokens), logits[first:last])
-            state.count_calls(self._members.names[model])
+            state.count_calls(self.members.names[model])
             first = last
 
     def _forward(self, model: int, segments: Sequence[SequenceSlice]) -> Tensor:
-        members = self._members
+        members = self.members
         started = self.components.clock()
         logits = members.models[model].forward(TokenBatch(tuple(segments)))
         self._record_call(model, segments, 1, started)
         return logits
 
     def _record_call(self, model: int, segments: Sequence[SequenceSlice], passes: int, started: float) -> None:
-        name, seconds = self._members.names[model], self.components.clock() - started
+        name, seconds = self.members.names[model], self.components.clock() - started
         self.calls[name] = self.calls.get(name, 0) + passes
         call = ModelCall(sum(len(segment.tokens) for segment in segments), len(segments), passes)
         self._rows, self._passes = self._rows + call.rows + (passes - 1) * len(segments), self._passes + passes
-        self._members.policy.observe_call(model, call, seconds)
+        self.members.policy.observe_call(model, call, seconds)
 
     # ---- proposals
 
@@ -190,12 +191,12 @@ class Collaborative:
         for state in group:
             tokens = state.tokens(state.queue.fed[model], state.queue.frontier)
             segments[state.id] = SequenceSlice(state.id, state.queue.fed[model], tokens, logits_from=len(tokens) - 1)
-        gamma = self._members.policy.proposer_schedule.gammas[model]
+        gamma = self.members.policy.proposer_schedule.gammas[model]
         return self._rollout(model, group, segments, {state.id: min(gamma, state.room) for state in group})
 
     def _propose(self, model: int, group: Sequence[CollaborativeState]) -> None:
         """Extend each queue by the model's proposal; the first token needs no further call."""
-        members = self._members
+        members = self.members
         proposer, gamma = Proposer(model, members.names[model]), members.policy.proposer_schedule.gammas[model]
         left = {state.id: min(gamma, state.room) for state in group}
         while group:
@@ -225,9 +226,9 @@ class Collaborative:
         depths: Mapping[str, int],
     ) -> set[str]:
         """Feed slices and let the model's native loop draft, one call per depth; returns the ids that were drafted."""
-        members, done = self._members, set[str]()
+        members, done = self.members, set[str]()
         proposer = Proposer(model, members.names[model])
-        runs_rollouts = self.components.native and members.models[model].has_rollout
+        runs_rollouts = members.rollouts and members.models[model].has_rollout
         able = [state for state in group if runs_rollouts and supports_rollout(state.extended)]
         for depth in {depths[state.id] for state in able}:
             states = [state for state in able if depths[state.id] == depth]
@@ -258,7 +259,7 @@ class Collaborative:
             self._verify_by(blend, [state for state in states if id(state.blend) == key])
 
     def _verify_by(self, blend: Blend, states: Sequence[CollaborativeState]) -> None:
-        members = self._members
+        members = self.members
         cases = [state.draft_to_verify() for state in states]
         counts = [_rows(state, len(draft) if draft else 0) for state, (_, draft) in zip(states, cases, strict=True)]
         queues = [
@@ -268,7 +269,7 @@ class Collaborative:
         for state, outcome in zip(states, members.decide(blend, cases, counts, queues), strict=True):
             proposed = state.queue.pending[: len(outcome.draft) if outcome.draft else 0]
             accepted = state.apply_result(outcome)
-            for place, proposal in enumerate(proposed[: accepted + 1] if outcome.verdict else ()):
+            for place, proposal in enumerate(proposed[: accepted + 1] if outcome.result else ()):
                 members.policy.observe_acceptance(proposal.proposer, place < accepted)
 
     # ---- known tokens
@@ -278,7 +279,7 @@ class Collaborative:
         wants."""
         if not states:
             return
-        members = self._members
+        members = self.members
         rows: dict[str, list[Tensor]] = {state.id: [] for state in states}
         for model in range(len(members.models)):
             lagging = [state for state in states if state.queue.fed[model] < _computed_end(state)]

@@ -1,71 +1,26 @@
-"""Several models with one target distribution: the blend of each request, and joint verification."""
+"""Several models with one target distribution: joint verification, and members that propose to each other."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from cospec.acceptance.reference import NOT_FINITE, VerifyTask
-from cospec.core.interfaces import Blend, DraftToVerify, Model
+from cospec.core.interfaces import Blend, Model
 from cospec.core.plugins import AcceptanceMethod
-from cospec.core.types import Request, RequestState, StepOutput
+from cospec.core.types import RequestState, StepOutput
 from cospec.core.verifier import TargetVerifier
-from cospec.ensemble.blends.build import blend_class, build_blend
-from cospec.ensemble.blends.single import Single
+from cospec.ensemble.blends.registry import BlendRegistry
+from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.proposal_queue import ProposalQueue, ProposalQueues
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
+from cospec.ensemble.state import DraftToVerify
 from cospec.errors import InvalidInput, words
-
-
-class BlendRegistry:
-    """The blends of an ensemble: its own, and those that requests ask for.
-
-    A request keeps the blend that it started with. Requests with equal options share one blend, and no blend outlives
-    its
-    requests. A newly registered function therefore applies to requests that start afterwards.
-    """
-
-    def __init__(self, ensemble: Mapping[str, Any], count: int) -> None:
-        self._own, self._count = ensemble, count
-        self._shared: WeakValueDictionary[tuple[str, Any], Blend] = WeakValueDictionary()
-        self._running: dict[str, Blend] = {}  # by request id
-
-    def build(self, ensemble: Mapping[str, Any] | None = None) -> Blend:
-        """Return the blend that ``ensemble`` describes now; by default the engine's own.
-
-        Raises:
-            InvalidInput: the blend cannot be built for these models.
-        """
-        asked = self._own if ensemble is None else ensemble
-        key = json.dumps(asked, sort_keys=True, default=str), blend_class(asked)
-        blend = self._shared.get(key)
-        if blend is None:
-            blend = self._shared[key] = build_blend(asked, self._count)
-        return blend
-
-    def of(self, request: Request) -> Blend:
-        """Return the blend of a request; the same from its first step to its last."""
-        blend = self._running.get(request.id)
-        if blend is None:
-            blend = self._running[request.id] = self.build(request.ensemble)
-        return blend
-
-    def uses(self, id: str, model: int) -> bool:
-        """Return whether the request's blend includes the model."""
-        return id in self._running and model in self._running[id].members
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Forget requests. Unknown ids are ignored."""
-        for id in ids:
-            self._running.pop(id, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +85,17 @@ class EnsembleDecoder:
 
 
 class ProposingEnsemble:
-    """Models that propose to each other. Implements ``core.interfaces.Ensemble``.
+    """Models that propose to each other.
 
     Args:
         threads: models score at the same time while none proposes (parallel collaborative decoding).
+        rollouts: whether models may draft by ``Model.rollout``.
     """
 
-    def __init__(self, decoder: EnsembleDecoder, policy: GoodputProposerPolicy, threads: bool) -> None:
-        self.models, self.names, self.policy = decoder.models, decoder.names, policy
+    def __init__(
+        self, decoder: EnsembleDecoder, policy: GoodputProposerPolicy, threads: bool, rollouts: bool = True
+    ) -> None:
+        self.models, self.names, self.policy, self.rollouts = decoder.models, decoder.names, policy, rollouts
         self.queues = ProposalQueues(len(decoder.models))
         self.limit_torch_threads = decoder.limit_torch_threads
         self._decoder = decoder
@@ -160,7 +118,11 @@ class ProposingEnsemble:
     def decide(
         self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], member_logits: Sequence[Tensor]
     ) -> list[StepOutput]:
-        """See ``core.interfaces.Ensemble.decide``."""
+        """Return one outcome per case, by ``member_logits [R, V]`` of every member of the blend.
+
+        The last ``counts[i]`` rows of a case verify its draft; only a single case has other rows. A blend that cannot
+        be computed gives outcomes with an error.
+        """
         tasks, first = [], 0
         for (entry, draft), count in zip(cases, counts, strict=True):
             last = len(member_logits[0]) if len(cases) == 1 else first + count

@@ -92,4 +92,5 @@ def _plain(sequence: RequestState) -> bool:
 
 def _block(sequence: RequestState, queue: ProposalQueue) -> RowBlock:
     ahead = [proposal.token for proposal in queue.pending]
-    return RowBlock(sequence.request.sampling, History(sequence.tokens, sequence.prompt_len, [ahead]))
+    history = History(sequence.tokens, sequence.prompt_len, [ahead], sequence.processors)
+    return RowBlock(sequence.request.sampling, history)

@@ -61,7 +61,7 @@ class ScheduleOptions:
 
 
 class GoodputProposerPolicy(Policy):
-    """Implements ``core.plugins.Policy`` and ``core.interfaces.ProposerPolicy`` for members that propose.
+    """The policy of an ensemble whose members propose; ``proposer_schedule`` says which, and how many tokens.
 
     Args:
         proposer_schedule: the initial schedule; parts that are not free stay as given.
@@ -88,7 +88,7 @@ class GoodputProposerPolicy(Policy):
         self._overhead = 0.0  # seconds of overhead per turn
         self._batch = 1
         self._predicted = False
-        self._rounds = 0
+        self._steps = 0
 
     @property
     def proposer_schedule(self) -> FixedSchedule:
@@ -159,11 +159,11 @@ class GoodputProposerPolicy(Policy):
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """Record the time of the step; refit and predict at intervals."""
-        self._rounds += 1
+        self._steps += 1
         turns, seconds = self._latest_step
         if turns:
             self._overheads.append((seconds + stats.total - stats.times.draft - stats.times.target) / turns)
-        if self._rounds % FIT_EVERY == 0 or (self._rounds < FIT_EVERY and self._rounds.bit_count() == 1):
+        if self._steps % FIT_EVERY == 0 or (self._steps < FIT_EVERY and self._steps.bit_count() == 1):
             self._refit()
         if not self._free.lengths:
             return

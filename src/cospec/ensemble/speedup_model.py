@@ -1,4 +1,4 @@
-"""Predicted speed-up of collaborative decoding: CoS's theorems, and exact counts of model calls (CoS 3.2 to 3.4).
+"""Predicted speed-up of collaborative decoding by exact counts of model calls (CoS 3.2 to 3.4).
 
 ``alpha`` is the acceptance rate of a proposed token, ``gamma`` the length of a proposal, ``c`` the ratio of a
 proposer's time per call to the scorer's. Factors are relative to standard collaborative decoding, which calls each
@@ -16,32 +16,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 # proposers of the pending tokens; number of positions that each model has scored
 State = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def expected_tokens(alpha: float, gamma: int) -> float:
-    """Expected tokens of a proposal and its verification, without a bonus (CoS eq. 12): ``(1 - a^g) / (1 - a)``."""
-    return float(gamma) if alpha >= 1 else (1 - alpha**gamma) / (1 - alpha)
-
-
-def naive_factor(alpha: float, gamma: int, c: float) -> float:
-    """Speed-up when only the default proposer proposes (CoS theorem 3.1)."""
-    return expected_tokens(alpha, gamma) * (1 + c) / (1 + c * gamma)
-
-
-def alternate_factor(
-    alpha: float, gamma: int, c: float, scorer_gamma: int = 1, scorer_alpha: float | None = None
-) -> float:
-    """Speed-up when the scorer proposes too (CoS theorem 3.6).
-
-    ``scorer_alpha`` is the acceptance rate of the scorer's proposals; the paper sets it to ``alpha``.
-    """
-    bonus = (alpha if scorer_alpha is None else scorer_alpha) ** scorer_gamma
-    return expected_tokens(alpha, gamma) * (1 + c) / (1 + c * gamma - bonus * c)
-
-
-def acceptance_bound(weights: Sequence[float], proposer: int) -> float:
-    """Lower bound of a model's acceptance rate in a weighted blend: the model's weight (CoS theorem 3.2)."""
-    return weights[proposer]
 
 
 @dataclass(frozen=True, slots=True)

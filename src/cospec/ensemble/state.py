@@ -14,6 +14,8 @@ from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
 from cospec.ensemble.proposal_queue import Proposal, ProposalQueue
 
+DraftToVerify = tuple[ScheduledRequest, Draft | None]
+
 
 @dataclass(slots=True)
 class CollaborativeState:
@@ -87,7 +89,7 @@ class CollaborativeState:
         """Count calls of the model ``name`` for this sequence."""
         self.calls[name] = self.calls.get(name, 0) + calls
 
-    def draft_to_verify(self) -> tuple[ScheduledRequest, Draft | None]:
+    def draft_to_verify(self) -> DraftToVerify:
         """Return the current entry and the proposals that all members have scored."""
         entry, base = self.entry, self.queue.frontier
         if self.accepted:
@@ -96,18 +98,18 @@ class CollaborativeState:
 
     def apply_result(self, verified: StepOutput) -> int:
         """Apply a verification result to the first proposals of the queue; returns the number of accepted proposals."""
-        if verified.error is not None or verified.verdict is None:
+        if verified.error is not None or verified.result is None:
             self.outcome = replace(verified, entry=self.entry, draft=None, model_calls=self.calls)
             return 0
-        verdict, queue = verified.verdict, self.queue
-        accepted = len(verdict.path)
+        result, queue = verified.result, self.queue
+        accepted = len(result.path)
         seen = queue.pending[: len(verified.draft) if verified.draft else 0]
         self.accepted += seen[:accepted]
         self.logprobs += verified.logprobs
         queue.accept(accepted)
-        if verdict.token is not None:
+        if result.token is not None:
             queue.replace()
-            self._set_outcome(verified, [*self.accepted, *seen[accepted:]], verdict)
+            self._set_outcome(verified, [*self.accepted, *seen[accepted:]], result)
         return accepted
 
     def finish(self) -> StepOutput:
@@ -119,9 +121,9 @@ class CollaborativeState:
         assert self.outcome is not None
         return self.outcome
 
-    def _set_outcome(self, verified: StepOutput, proposals: list[Proposal], verdict: VerifyResult) -> None:
+    def _set_outcome(self, verified: StepOutput, proposals: list[Proposal], result: VerifyResult) -> None:
         draft = draft_of(self.id, len(self.entry.sequence.tokens), proposals)
-        whole = VerifyResult(tuple(range(len(self.accepted))), verdict.token, verdict.bonus)
+        whole = VerifyResult(tuple(range(len(self.accepted))), result.token, result.bonus)
         self.outcome = StepOutput(
             self.entry, draft, whole, self.logprobs, verified.prompt_logprobs, model_calls=self.calls
         )

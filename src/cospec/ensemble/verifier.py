@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from cospec.acceptance.reference import VerifyTask
 from cospec.core.interfaces import Blend, BlockManager
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import AcceptanceMethod
+from cospec.core.step import FinishedFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput
 from cospec.ensemble.ensemble import EnsembleDecoder
 
@@ -94,6 +96,8 @@ class EnsembleVerifier:
     Every execution mode for one target runs on several models through this class.
     """
 
+    max_in_flight: ClassVar[int] = 1
+
     def __init__(self, decoder: EnsembleDecoder) -> None:
         self._decoder = decoder
         self.pages = EnsembleKVManager([model.pages for model in decoder.models], self._fed)
@@ -102,8 +106,10 @@ class EnsembleVerifier:
         """Return the acceptance method of the sequence's request."""
         return self._decoder.verifier.acceptance_method(sequence)
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """Return one outcome per entry, in order.
+    def submit(
+        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
+    ) -> FinishedFuture[list[StepOutput]]:
+        """Return one outcome per entry, in order; the result is there at once.
 
         Each model runs once for all sequences whose blend includes it. The sequences of one blend are verified
         together.
@@ -118,7 +124,7 @@ class EnsembleVerifier:
                     for group, own in zip(reading, rows, strict=True):
                         group.queues.append(own)
             found = {outcome.entry.sequence.id: outcome for group in groups for outcome in self._verify(group)}
-        return [found[entry.sequence.id] for entry in entries]
+        return FinishedFuture([found[entry.sequence.id] for entry in entries])
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the caches of the models that were fed them."""

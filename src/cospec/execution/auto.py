@@ -9,7 +9,8 @@ halved, times are measured again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,8 +18,9 @@ import numpy as np
 
 from cospec.core.interfaces import ExecutionMode, StepContext
 from cospec.core.rng import Floats
-from cospec.core.stats import ExecutionInfo, StepTimes
-from cospec.core.types import Commit, SchedulerOutput, StepOutput
+from cospec.core.stats import ExecutionInfo
+from cospec.core.step import StepResult, SubmittedStep
+from cospec.core.types import Commit, SchedulerOutput
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.pipelined import Pipelined
 from cospec.execution.sequential import Sequential
@@ -103,11 +105,11 @@ class Auto:
 
     def __init__(self, components: StepContext, window: int = WINDOW) -> None:
         self.components = components
-        self.times, self.info = StepTimes(), ExecutionInfo("sequential", "stage times are not measured yet")
-        self.readable: Mapping[str, str] = {}
+        self.info = ExecutionInfo("sequential", "stage times are not measured yet")
         self._window_size = window
         self._mode: ExecutionMode = Sequential(components)
         self._measured = _Window()
+        self._submissions: deque[float] = deque()  # seconds of the submissions of steps in flight
         self._trial: _Trial | None = None
         self._settled = False
         self._width = self._load = 0.0  # mean number of drafting sequences: recently, and when the mode was chosen
@@ -117,17 +119,24 @@ class Auto:
         """The current execution mode."""
         return self._mode
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """Run one step in the current mode."""
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        """Submit one step in the current mode."""
         self._check_load(plan)
         if not self._settled and self._measured.rounds >= self._window_size // (TURNS if self._trial else 1):
             self._decide()
         started = self.components.clock()
-        outcomes = self._mode.run(plan)
-        self.times, self.readable = self._mode.times, self._mode.readable
+        try:
+            return self._mode.submit(plan)
+        finally:  # a step that cannot be submitted is collected too
+            self._submissions.append(self.components.clock() - started)
+
+    def collect(self, step: SubmittedStep) -> StepResult:
+        """Wait for a submitted step; the mode may have changed since the submission."""
+        submission, started = self._submissions.popleft(), self.components.clock()
+        result = step.collect(self.components.clock)
         if not self._settled:
-            self._measure(outcomes, self.components.clock() - started)
-        return outcomes
+            self._measure(result, submission + self.components.clock() - started)
+        return result
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit in the current mode."""
@@ -158,13 +167,13 @@ class Auto:
             self._switch("sequential")
             self._explain("the load has changed, so stage times are measured again")
 
-    def _measure(self, outcomes: Sequence[StepOutput], seconds: float) -> None:
-        drafted = sum(outcome.draft is not None for outcome in outcomes)
+    def _measure(self, result: StepResult, seconds: float) -> None:
+        drafted = sum(output.draft is not None for output in result.outputs)
         measured = self._measured
         measured.rounds += drafted > 0
         measured.seconds += seconds
         if drafted:
-            measured.stages.append((drafted, self.times.draft, self.times.target))
+            measured.stages.append((drafted, result.times.draft, result.times.target))
 
     def _decide(self) -> None:
         if self._trial is not None:

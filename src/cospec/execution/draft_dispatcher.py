@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cospec.core.interfaces import Executor, Future, StepContext
+from cospec.core.interfaces import Executor, StepContext
 from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.stats import StepTimes
+from cospec.core.step import FinishedFuture, Future, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -21,7 +22,7 @@ from cospec.core.types import (
 )
 from cospec.errors import DrafterLost
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
-from cospec.execution.draft_errors import propose_one_by_one, with_failures
+from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
 from cospec.runtime.executors import InlineExecutor
 
 DRAFT_TIMEOUT = 10.0  # seconds that an idle target waits for drafts
@@ -44,8 +45,8 @@ class DraftDispatcher:
         self.executor: Executor | None = components.executor
         if components.executor is None and components.drafter is not None:
             self.executor = InlineExecutor(components.drafter, components.clock)
-        self._jobs: deque[tuple[Future, Sequence[DraftRequest]]] = deque()
-        self._notifications: deque[tuple[Future, Sequence[str]]] = deque()
+        self._jobs: deque[tuple[Future[Any], Sequence[DraftRequest]]] = deque()
+        self._notifications: deque[tuple[Future[Any], Sequence[str]]] = deque()
         self._failures: dict[str, str] = {}  # errors of requests whose drafting failed, by id
         self._busy = 0.0
 
@@ -107,22 +108,19 @@ class DraftDispatcher:
         """Return whether the sequence needs a draft that was not requested yet."""
         return self.waits_for_draft(entry) and entry.sequence.id not in self.buffer.pending
 
-    def verify(
-        self, batch: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
-    ) -> tuple[list[StepOutput], StepTimes]:
-        """Verify a batch; returns its outcomes, and the times of the drafter and the target."""
+    def submit(self, batch: Sequence[ScheduledRequest], drafts: Mapping[str, Draft], readable: str) -> SubmittedStep:
+        """Submit a batch to the verifier; ``readable`` is the reason why no multi-step call runs the batch."""
         started = self.components.clock()
-        failures, self._failures = self._failures, {}
-        sound = [entry for entry in batch if entry.sequence.id not in failures] if failures else batch
-        outcomes = self.components.verifier.verify(sound, drafts) if sound else []
-        if failures:
-            outcomes = with_failures(batch, outcomes, failures)
-            self._failures = {id: why for id, why in failures.items() if id not in {e.sequence.id for e in batch}}
-        target = self.components.clock() - started
+        ids = [entry.sequence.id for entry in batch]
+        failures = {id: self._failures.pop(id) for id in ids if id in self._failures}
+        sound = [entry for entry in batch if entry.sequence.id not in failures]
+        future: Future[list[StepOutput]] = FinishedFuture([])
+        if sound:
+            future = self.components.verifier.submit(sound, drafts)
         busy = self.executor.busy if self.executor else 0.0
-        times = StepTimes(busy - self._busy, target)
+        times = StepTimes(busy - self._busy, self.components.clock() - started)
         self._busy = busy
-        return outcomes, times
+        return SubmittedStep(batch, future, times, dict.fromkeys(ids, readable), failed_outputs(batch, failures))
 
     def drafts_of(self, batch: Sequence[ScheduledRequest]) -> dict[str, Draft]:
         """Return the finished drafts of a batch, trimmed by the policy."""
@@ -216,5 +214,5 @@ def _context(
     sequence: RequestState, tokens: list[int], seed: int, stream_kind: StreamKind, assumed: int = 0
 ) -> DraftContext:
     request = sequence.request
-    chosen = request.speculation.drafters
-    return DraftContext(sequence.id, tokens, sequence.prompt_len, request.sampling, seed, stream_kind, assumed, chosen)
+    rest = assumed, request.speculation.drafters, sequence.processors
+    return DraftContext(sequence.id, tokens, sequence.prompt_len, request.sampling, seed, stream_kind, *rest)

@@ -36,13 +36,7 @@ def propose_one_by_one(
     return drafts, failures
 
 
-def with_failures(
-    entries: Sequence[ScheduledRequest], outcomes: Sequence[StepOutput], failures: Mapping[str, str]
-) -> list[StepOutput]:
-    """Return the outcomes in the order of their entries, with an error for each entry whose drafting failed."""
-    found = {outcome.entry.sequence.id: outcome for outcome in outcomes}
-    for entry in entries:
-        id = entry.sequence.id
-        if id in failures:
-            found[id] = StepOutput(entry, None, None, error=failures[id])
-    return [found[entry.sequence.id] for entry in entries]
+def failed_outputs(entries: Sequence[ScheduledRequest], failures: Mapping[str, str]) -> list[StepOutput]:
+    """Return an output with an error for each entry whose drafting failed; ``failures`` has the errors by id."""
+    failed = [entry for entry in entries if entry.sequence.id in failures]
+    return [StepOutput(entry, None, None, error=failures[entry.sequence.id]) for entry in failed]

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from cospec.core.interfaces import StepContext
-from cospec.core.stats import ExecutionInfo, StepTimes
-from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput, StepOutput
+from cospec.core.stats import ExecutionInfo
+from cospec.core.step import StepResult, SubmittedStep
+from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput
 from cospec.execution.draft_dispatcher import DRAFT_TIMEOUT, DraftDispatcher
 
 OVERLAP = "drafting overlaps verification"
 
 
 class OverlappedMode(ABC):
-    """Collects drafts, selects sequences to verify, submits further drafts, verifies.
+    """Collects drafts, selects sequences to verify, submits further drafts, submits to the verifier.
 
     A subclass decides which sequences to verify next.
     """
@@ -25,16 +26,17 @@ class OverlappedMode(ABC):
 
     def __init__(self, components: StepContext, timeout: float = DRAFT_TIMEOUT) -> None:
         self.components, self.dispatcher = components, DraftDispatcher(components, timeout)
-        self.times, self.info = StepTimes(), ExecutionInfo(self.name)
-        self.readable: Mapping[str, str] = {}
+        self.info = ExecutionInfo(self.name)
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
-        """Run one step; returns the outcomes of sequences that need no draft or have one."""
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
+        """Submit the sequences that need no draft or have one."""
         self.dispatcher.open(plan.entries)
         batch, drafts = self.select(plan.entries)
-        outcomes, self.times = self.dispatcher.verify(batch, drafts)
-        self.readable = dict.fromkeys([entry.sequence.id for entry in batch], OVERLAP)
-        return outcomes
+        return self.dispatcher.submit(batch, drafts, OVERLAP)
+
+    def collect(self, step: SubmittedStep) -> StepResult:
+        """Wait for a submitted step."""
+        return step.collect(self.components.clock)
 
     @abstractmethod
     def select(self, entries: Sequence[ScheduledRequest]) -> tuple[Sequence[ScheduledRequest], Mapping[str, Draft]]:

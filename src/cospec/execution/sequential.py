@@ -6,10 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from cospec.core.interfaces import StepContext
+from cospec.core.interfaces import MultiStepRunner, StepContext
 from cospec.core.plugins import AcceptanceMethod, Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.stats import ExecutionInfo, StepTimes
+from cospec.core.step import FinishedFuture, Future, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -18,9 +19,10 @@ from cospec.core.types import (
     SchedulerOutput,
     StepOutput,
 )
-from cospec.execution.draft_errors import propose_one_by_one, with_failures
+from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
 
 SHARED = "shares its forward with a readable request"
+IN_FLIGHT = "the verifier takes several steps at a time"
 
 log = logging.getLogger(__name__)
 
@@ -32,42 +34,48 @@ class Sequential:
 
     def __init__(self, components: StepContext) -> None:
         self.components = components
-        self.times, self.info = StepTimes(), ExecutionInfo("sequential")
-        self.readable: Mapping[str, str] = {}
+        self.info = ExecutionInfo("sequential")
 
-    def run(self, plan: SchedulerOutput) -> list[StepOutput]:
+    def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """One output per entry; of each step, where several are run as one.
 
         This is the only place that decides how a step runs: as one native call where all requests can. Otherwise all
         requests share one forward of the drafter and of the target, since a second forward for a native group costs
         more than the call saves; each draft is then verified natively where its own request can.
         """
-        runner = self.components.burst
+        components = self.components
+        runner, default = components.burst, components.why_no_burst
+        if components.verifier.max_in_flight > 1:  # the target does not run in this thread
+            runner, default = None, IN_FLIGHT
         why = {} if runner is None else runner.supports(plan)
         if runner is not None and not why:
-            self.readable = why
-            outcomes, self.times = runner.run(plan.entries, plan.rounds)
-            return outcomes
-        default = self.components.why_no_burst if runner is None else SHARED
-        self.readable = {entry.sequence.id: why.get(entry.sequence.id, default) for entry in plan.entries}
-        outcomes, self.times = self._run_readably(plan.entries)
-        return outcomes
+            outputs, times = runner.run(plan.entries, plan.max_steps)
+            return SubmittedStep(plan.entries, FinishedFuture(outputs), times, why)
+        default = default if runner is None else SHARED
+        readable = {entry.sequence.id: why.get(entry.sequence.id, default) for entry in plan.entries}
+        return self._submit_readably(plan.entries, runner, readable)
 
-    def _run_readably(self, entries: Sequence[ScheduledRequest]) -> tuple[list[StepOutput], StepTimes]:
-        """Draft, then verify; the native library may still verify what it did not draft."""
+    def _submit_readably(
+        self, entries: Sequence[ScheduledRequest], runner: MultiStepRunner | None, readable: Mapping[str, str]
+    ) -> SubmittedStep:
+        """Draft, then submit; the native library may still verify what it did not draft."""
         components, started = self.components, self.components.clock()
         drafts, failures = ({}, {}) if components.drafter is None else self._draft(components.drafter, entries)
         drafted = components.clock()
         sound = [entry for entry in entries if entry.sequence.id not in failures] if failures else entries
-        runner = components.burst
+        future: Future[list[StepOutput]]
         if not sound:
-            outcomes = []
+            future = FinishedFuture([])
         elif runner is not None and not runner.supports_drafts(sound, drafts):
-            outcomes = runner.verify(sound, drafts)
+            future = FinishedFuture(runner.verify(sound, drafts))
         else:
-            outcomes = components.verifier.verify(sound, drafts)
+            future = components.verifier.submit(sound, drafts)
         times = StepTimes(drafted - started, components.clock() - drafted)
-        return with_failures(entries, outcomes, failures) if failures else outcomes, times
+        return SubmittedStep(entries, future, times, readable, failed_outputs(entries, failures) if failures else ())
+
+    def collect(self, step: SubmittedStep) -> StepResult:
+        """Wait for a submitted step."""
+        return step.collect(self.components.clock)
 
     def _draft(self, drafter: Drafter, entries: Sequence[ScheduledRequest]) -> tuple[dict[str, Draft], dict[str, str]]:
         """Drafts, and why requests could not be drafted for, by sequence."""
@@ -109,7 +117,7 @@ class Sequential:
             self.components.drafter.free(ids)
 
     def close(self) -> None:
-        """Nothing is at work between two rounds."""
+        """Do nothing: the drafter works only during ``submit``."""
 
 
 def context_of(entry: ScheduledRequest, acceptance_method: AcceptanceMethod) -> DraftContext:
@@ -125,4 +133,5 @@ def context_of(entry: ScheduledRequest, acceptance_method: AcceptanceMethod) -> 
         request.seed,
         stream_kind,
         drafters=request.speculation.drafters,
+        processors=sequence.processors,
     )

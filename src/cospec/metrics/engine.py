@@ -16,6 +16,7 @@ class EngineMetrics:
 
     requests_running: int = 0
     requests_waiting: int = 0
+    steps_in_flight: int = 0  # that the verifier has not answered
     kv_cache_usage: float = 0.0
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked up
@@ -55,7 +56,7 @@ class Counters:
 
     def observe(self, outcomes: Sequence[StepOutput], commits: Sequence[Commit], stats: StepStats) -> None:
         """Add one round."""
-        self.rounds += stats.times.rounds
+        self.rounds += stats.times.steps
         self.seconds += stats.total
         self.draft_seconds += stats.times.draft
         self.target_seconds += stats.times.target

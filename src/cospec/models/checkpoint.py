@@ -200,22 +200,27 @@ class Stored:
 
     Attributes:
         dtype: the most frequent floating dtype of the tensors, in safetensors' names: ``F32``, ``BF16`` or ``F16``.
-        elements: number of weights in all tensors.
+        shapes: of all tensors.
     """
 
     dtype: str
-    elements: int
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of weights in all tensors."""
+        return sum(map(math.prod, self.shapes))
 
 
 def stored(files: list[Path]) -> Stored:
     """Read the headers of the files."""
     counts: dict[str, int] = {}
-    elements = 0
+    shapes: list[tuple[int, ...]] = []
     for file in files:
         with safe_open(str(file), framework="numpy") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - the handle is not a mapping
                 part = tensors.get_slice(name)
                 counts[str(part.get_dtype())] = counts.get(str(part.get_dtype()), 0) + 1
-                elements += math.prod(part.get_shape())
+                shapes.append(tuple(part.get_shape()))
     floating = {dtype: count for dtype, count in counts.items() if dtype in ("F32", "BF16", "F16")}
-    return Stored(max(floating, key=lambda dtype: floating[dtype], default="F32"), elements)
+    return Stored(max(floating, key=lambda dtype: floating[dtype], default="F32"), tuple(shapes))

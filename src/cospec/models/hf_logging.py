@@ -1,10 +1,14 @@
-"""Silences the logging of transformers."""
+"""Logging while weights load: transformers is silent, and cospec reports the progress."""
 
 from __future__ import annotations
 
+import logging
+import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -23,3 +27,61 @@ def hf_logging_off() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+LINE_SECONDS = 5.0  # between two log lines
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def weights_progress(name: str, size: int) -> Iterator[None]:
+    """Report the loading of the weights of ``name`` in the block, if the log shows INFO.
+
+    Args:
+        size: bytes of the weight files.
+    """
+    from transformers.utils import logging as reports
+
+    if not _log.isEnabledFor(logging.INFO):
+        yield
+        return
+    _log.info("loading weights of %s, %s", name, gigabytes(size))
+    began = time.monotonic()
+    hooks = "set_tqdm_hook" in vars(reports)  # early versions 5 of transformers have no hook
+    previous = reports.set_tqdm_hook(_follow) if hooks else None
+    try:
+        yield
+    finally:
+        if hooks:
+            reports.set_tqdm_hook(previous)
+    _log.info("loaded weights of %s in %.1f s", name, time.monotonic() - began)
+
+
+def gigabytes(size: int) -> str:
+    """Return a number of bytes in words."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _follow(factory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Replace the bar of transformers."""
+    items = args[0] if args else kwargs.get("iterable")
+    if not isinstance(items, Iterable) or not isinstance(items, Sized):
+        return factory(*args, **kwargs)
+    return _bar(items) if sys.stderr.isatty() else _lines(items)
+
+
+def _bar(items: Any) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return iter(track(items, "loading weights", console=Console(stderr=True), transient=True))
+
+
+def _lines(items: Any) -> Iterator[Any]:
+    total, last = len(items), time.monotonic()
+    for count, item in enumerate(items):
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            _log.info("loading weights: %d of %d tensors, %.0f%%", count, total, 100 * count / total)
+        yield item

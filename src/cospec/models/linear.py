@@ -1,8 +1,7 @@
 """Linear layers of a loaded model: the back ends, and the replacement of layers.
 
-On a CPU sums are float32 for all weight formats. Inputs are float32 too, except that bf16 weights round their inputs to
-bf16, as GPUs do. Stock products of a few rows cost about twice a product of one row. Native and packed mkldnn products
-do not, and this difference decides whether speculation pays.
+On a CPU sums are float32 for all weight formats. Stock products of a few rows cost about twice a product of one row.
+Native and packed mkldnn products do not, and this difference decides whether speculation pays.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput
+from cospec.models.weights.format import StoredWeight, WeightFormat
 from cospec.native import operators
-from cospec.native.operators import Kind
 
-Build = Callable[[Tensor, Tensor | None, Kind], nn.Module]
-"""``(weight [out, in], bias [out] or None, kind) -> module``."""
+Build = Callable[[StoredWeight, Tensor | None], nn.Module]
+"""``(weight [out, in], bias [out] or None) -> module``."""
 
 
 class _Torch(nn.Module):
@@ -53,59 +52,44 @@ class _Mkldnn(nn.Module):
         return result
 
 
-class _Rounded(nn.Module):
-    """A float32 product of inputs rounded to bfloat16."""
+class _RoundedInputs(nn.Module):
+    """A float32 product of inputs that the weight format rounds."""
 
-    def __init__(self, product: nn.Module) -> None:
+    def __init__(self, product: nn.Module, format: WeightFormat) -> None:
         super().__init__()
-        self.product = product
+        self.product, self._format = product, format
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.product(x.bfloat16().float())
+        result: Tensor = self.product(self._format.round_inputs(x))
         return result
 
 
-class HalfEmbedding(nn.Module):
-    """An embedding stored as bfloat16 with float32 output."""
+class TableEmbedding(nn.Module):
+    """An embedding stored in a dtype of fewer bits, with float32 output."""
 
     weight: Tensor
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self.register_buffer("weight", weight.to(torch.bfloat16))
+        self.register_buffer("weight", weight.to(dtype))
 
     def forward(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight).float()
 
 
-def round_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round to 8-bit weights ``[out, in]`` with scales ``[out, 1]``: symmetric, to nearest even."""
-    scale = (weight.abs().amax(1, keepdim=True) / 127).clamp_min(1e-8)
-    return (weight / scale).round().clamp(-127, 127).to(torch.int8), scale
-
-
-def _as_float(weight: Tensor, kind: Kind) -> Tensor:
-    """Return the float32 weight equal to ``kind``, for back ends that store only float32."""
-    weight = weight.float()
-    if kind == "int8":
-        held, scale = round_int8(weight)
-        return held * scale
-    return weight.bfloat16().float() if kind == "bf16" else weight
-
-
-def _native(weight: Tensor, bias: Tensor | None, kind: Kind) -> nn.Module:
-    return operators.PackedLinear(weight, bias, kind)
-
-
 def _stock(module: Callable[[Tensor, Tensor | None], nn.Module]) -> Build:
-    def build(weight: Tensor, bias: Tensor | None, kind: Kind) -> nn.Module:
-        product = module(_as_float(weight, kind), bias)
-        return _Rounded(product) if kind == "bf16" else product
+    """Build from the float32 value of a weight, for back ends that store only float32."""
+
+    def build(weight: StoredWeight, bias: Tensor | None) -> nn.Module:
+        product = module(weight.decode(), bias)
+        return product if weight.format.input_dtype is None else _RoundedInputs(product, weight.format)
 
     return build
 
 
-LINEAR: Mapping[str, Build] = MappingProxyType({"native": _native, "mkldnn": _stock(_Mkldnn), "torch": _stock(_Torch)})
+LINEAR: Mapping[str, Build] = MappingProxyType(
+    {"native": operators.PackedLinear, "mkldnn": _stock(_Mkldnn), "torch": _stock(_Torch)}
+)
 
 
 def choose_linear(name: str, device: torch.device) -> str:
@@ -126,14 +110,13 @@ def choose_linear(name: str, device: torch.device) -> str:
     raise InvalidInput("linear_backend", name, f"auto or {' or '.join(usable)} on this machine{reason}")
 
 
-def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
+def replace_linears(model: nn.Module, backend: str, format: WeightFormat) -> None:
     """Replace the linear layers of a float32 model in place, the output layer included.
 
-    ``int8`` weights are symmetric with one scale per output: a different model with another distribution. ``bf16`` also
-    stores the embeddings as bfloat16. A tied output layer keeps sharing the embedding's weight with ``torch`` and
-    ``fp32``; other back ends give the output layer a packed copy.
+    Embeddings are stored in the format's ``table_dtype``. A tied output layer keeps sharing the embedding's weight with
+    ``torch`` and float32 weights; otherwise the output layer has a copy.
     """
-    if backend == "torch" and kind == "fp32":
+    if backend == "torch" and format.dtype is torch.float32:
         return  # the model stays unchanged
     build = LINEAR[backend]
     for parent in list(model.modules()):
@@ -141,9 +124,9 @@ def replace_linears(model: nn.Module, backend: str, kind: Kind) -> None:
             weight = weight_of(child)
             if weight is not None:
                 bias = child.bias.detach() if isinstance(child.bias, Tensor) else None
-                setattr(parent, name, build(weight, bias, kind))
-            elif kind == "bf16" and type(child) is nn.Embedding:
-                setattr(parent, name, HalfEmbedding(child.weight.detach()))
+                setattr(parent, name, build(format.read(weight), bias))
+            elif format.table_dtype is not torch.float32 and type(child) is nn.Embedding:
+                setattr(parent, name, TableEmbedding(child.weight.detach(), format.table_dtype))
 
 
 def weight_of(module: nn.Module) -> Tensor | None:

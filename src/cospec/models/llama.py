@@ -21,14 +21,11 @@ from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.model_runner import Forwards
+from cospec.models.weights.format import LinearWeights, WeightFormat
 from cospec.native import operators
-from cospec.native.operators import Kind
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the length
-
-LinearWeights = tuple[Tensor, Tensor | None]
-"""Weight ``[out, in]`` and bias ``[out]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,10 +49,12 @@ class LlamaWeights:
     """The weights of a model of the family, read from transformers' modules.
 
     Attributes:
+        format: of all linear weights.
         embedding: ``[V, hidden]``, also the output layer's weight if tied.
         frequencies: ``[D / 2]`` of the rotary embedding; ``rotary_scale`` multiplies cosines and sines.
     """
 
+    format: WeightFormat
     layers: tuple[LayerWeights, ...]
     embedding: Tensor
     final_norm: Tensor
@@ -85,35 +84,32 @@ def why_not(config: Any) -> str:
     return f"has heads of size {dim}" if dim % 8 or dim > operators.MAX_DIM else ""
 
 
-def _affine(*modules: Any) -> LinearWeights:
-    """Join linear layers of the same input into one."""
-    weights = [module.weight.detach() for module in modules]
-    if modules[0].bias is None:
-        return torch.cat(weights) if len(weights) > 1 else weights[0], None
-    return torch.cat(weights), torch.cat([module.bias.detach() for module in modules])
+def _linear(format: WeightFormat, module: Any) -> LinearWeights:
+    return LinearWeights(format.read(module.weight), None if module.bias is None else module.bias.detach())
 
 
-def _layer(layer: Any, config: Any) -> LayerWeights:
+def _layer(layer: Any, config: Any, format: WeightFormat) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     q_norm, k_norm = (None if norm is None else norm.weight.detach().float() for norm in norms)
     window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
+    q, k, v = (_linear(format, each) for each in (attention.q_proj, attention.k_proj, attention.v_proj))
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach().float(),
-        qkv=_affine(attention.q_proj, attention.k_proj, attention.v_proj),
+        qkv=q.join(k, v),
         q_norm=q_norm,
         k_norm=k_norm,
-        output=_affine(attention.o_proj),
+        output=_linear(format, attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
-        gate=_affine(mlp.gate_proj),
-        up=_affine(mlp.up_proj),
-        down=_affine(mlp.down_proj),
+        gate=_linear(format, mlp.gate_proj),
+        up=_linear(format, mlp.up_proj),
+        down=_linear(format, mlp.down_proj),
         window=window,
     )
 
 
-def read_weights(model: Any) -> LlamaWeights:
-    """Read the weights of a loaded transformers model; unchanged weights are not copied.
+def read_weights(model: Any, format: WeightFormat) -> LlamaWeights:
+    """Read the weights of a loaded transformers model into a format; unchanged weights are not copied.
 
     Raises:
         ModelError: the model is of another family, or needs an unsupported feature.
@@ -125,10 +121,11 @@ def read_weights(model: Any) -> LlamaWeights:
     rotary = inner.rotary_emb
     attention = inner.layers[0].self_attn
     return LlamaWeights(
-        layers=tuple(_layer(layer, config) for layer in inner.layers),
+        format=format,
+        layers=tuple(_layer(layer, config, format) for layer in inner.layers),
         embedding=inner.embed_tokens.weight.detach(),
         final_norm=inner.norm.weight.detach().float(),
-        head=_affine(model.lm_head),
+        head=_linear(format, model.lm_head),
         frequencies=rotary.inv_freq.detach().float(),
         rotary_scale=float(rotary.attention_scaling),
         heads=config.num_attention_heads,
@@ -165,12 +162,12 @@ class FusedLlama:
         self.runner = runner
 
     @classmethod
-    def from_hf(cls, model: Any, cache: KVCache, linear_kind: Kind) -> FusedLlama:
+    def from_hf(cls, model: Any, cache: KVCache, format: WeightFormat) -> FusedLlama:
         """Build from a loaded transformers model, which may be freed afterwards.
 
         Args:
             cache: the cache of the forward; the native forward needs contiguous float32 pages on the CPU.
-            linear_kind: the format of the weights.
+            format: of the weights.
 
         Raises:
             ModelError: the model is not of the family.
@@ -178,10 +175,10 @@ class FusedLlama:
         keys = cache.layers[0].keys
         plain = keys.device.type == "cpu" and keys.dtype == torch.float32 and keys.is_contiguous()
         in_place = plain and operators.available() and cache.pages.page_size % 8 == 0
-        return cls.build(read_weights(model), linear_kind, in_place)
+        return cls.build(read_weights(model, format), in_place)
 
     @classmethod
-    def build(cls, weights: LlamaWeights, linear_kind: Kind, in_place: bool) -> FusedLlama:
+    def build(cls, weights: LlamaWeights, in_place: bool) -> FusedLlama:
         """Build from weights on the device of the forward.
 
         Args:
@@ -191,8 +188,8 @@ class FusedLlama:
         if in_place:
             from cospec.native.llama_forward import NativeLlama
 
-            return cls(NativeLlama(weights, linear_kind), vocab_size)
-        runner = TorchRunner(weights, linear_kind)
+            return cls(NativeLlama(weights), vocab_size)
+        runner = TorchRunner(weights)
         graphs = weights.embedding.device.type == "cuda"
         return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, vocab_size)
 
@@ -221,17 +218,17 @@ class FusedLlama:
 class TorchRunner:
     """The same operations in torch, on any device."""
 
-    def __init__(self, weights: LlamaWeights, kind: Kind) -> None:
-        self._weights, self._kind = weights, kind
-        self._layers = tuple(self._hold(layer, kind) for layer in weights.layers)
-        self._head = _rounded(weights.head, kind)
+    def __init__(self, weights: LlamaWeights) -> None:
+        self._weights = weights
+        self._layers = tuple(
+            [self._decoded(x) for x in (layer.qkv, layer.output, layer.gate.join(layer.up), layer.down)]
+            for layer in weights.layers
+        )
+        self._head = self._decoded(weights.head)
 
-    @staticmethod
-    def _hold(layer: LayerWeights, kind: Kind) -> tuple[LinearWeights, LinearWeights, LinearWeights, LinearWeights]:
-        bias = None if layer.gate[1] is None or layer.up[1] is None else torch.cat([layer.gate[1], layer.up[1]])
-        gate_up: LinearWeights = (torch.cat([layer.gate[0], layer.up[0]]), bias)
-        qkv, output, gate_up, down = (_rounded(x, kind) for x in (layer.qkv, layer.output, gate_up, layer.down))
-        return qkv, output, gate_up, down
+    def _decoded(self, linear: LinearWeights) -> tuple[Tensor, Tensor | None]:
+        """Return the value of the weight in the dtype of the states, and the bias."""
+        return linear.weight.decode(self._weights.embedding.dtype), linear.bias
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """See ``FusedLlama.logits``."""
@@ -267,9 +264,9 @@ class TorchRunner:
             x = x + self._product(F.silu(gate) * up, down)
         return self._norm(x, w.final_norm)
 
-    def _product(self, x: Tensor, affine: LinearWeights) -> Tensor:
-        """Multiply with inputs rounded as in the native kernels."""
-        return F.linear(x.bfloat16().to(x.dtype) if self._kind == "bf16" else x, *affine)
+    def _product(self, x: Tensor, linear: tuple[Tensor, Tensor | None]) -> Tensor:
+        """Multiply as ``WeightFormat.product``, with a weight that was decoded once."""
+        return F.linear(self._weights.format.round_inputs(x), *linear)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalise in float32 for every dtype of ``x``."""
@@ -281,11 +278,3 @@ def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
-
-
-def _rounded(affine: LinearWeights, kind: Kind) -> LinearWeights:
-    """Return the weight rounded as in the native kernels, in the dtype of the weight."""
-    weight, bias = affine
-    held, scale = operators.quantize(weight, kind)
-    wide = held.to(weight.dtype)
-    return (wide if scale is None else wide * scale[:, None].to(weight.dtype)), bias

@@ -15,7 +15,7 @@ from cospec.errors import InvalidInput, ModelError
 from cospec.models.attention.backends import choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.checkpoint import check_stored, read_config, resolve, stored, weight_files
-from cospec.models.hf_logging import hf_logging_off
+from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, read_weights, why_not
@@ -30,9 +30,8 @@ from cospec.models.memory import (
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner
-from cospec.models.progress import weights_progress
 from cospec.models.smoke_check import check_numbers
-from cospec.native.operators import Kind
+from cospec.models.weights.format import WeightFormat, bytes_of, choose_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,9 +86,9 @@ class _Recipe:
     adapter: AdapterFolder | None
     device: torch.device
     dtype: torch.dtype
-    kind: Kind
+    format: WeightFormat
     linear: str
-    elements: int
+    shapes: tuple[tuple[int, ...], ...]
     options: LoadOptions
 
     @property
@@ -166,25 +165,22 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
     held = stored(weight_files(folder))
     device = _device(options.device)
     dtype = weights_dtype(found, options.dtype)
-    if options.quantization not in (None, "int8") or (options.quantization and device.type != "cpu"):
-        raise InvalidInput("quantization", options.quantization, "int8 on a CPU, or None")
-    kind: Kind = "int8" if options.quantization else "bf16" if dtype is torch.bfloat16 else "fp32"
     return _Recipe(
         name=name,
         folder=folder,
         adapter=read_adapter(found) if is_adapter(found) else None,
         device=device,
         dtype=dtype,
-        kind=kind,
+        format=choose_format(options.quantization, dtype, device),
         linear=choose_linear(options.linear_backend, device),
-        elements=held.elements,
+        shapes=held.shapes,
         options=options,
     )
 
 
 def _need(recipe: _Recipe) -> MemoryNeed:
-    size = recipe.dtype.itemsize if recipe.device.type == "cuda" else {"int8": 1, "bf16": 2, "fp32": 4}[recipe.kind]
-    return need_of(_config(recipe).get_text_config(), recipe.elements * size, recipe.cache_dtype)
+    weights = bytes_of(recipe.format, recipe.shapes)
+    return need_of(_config(recipe).get_text_config(), weights, recipe.cache_dtype)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -217,7 +213,7 @@ def _assemble(recipe: _Recipe) -> Model:
     shapes = hf.probe(model)
     cache, attention, max_len = _cache(config, shapes, recipe)
     if recipe.device.type == "cpu":
-        replace_linears(model, recipe.linear, recipe.kind)
+        replace_linears(model, recipe.linear, recipe.format)
     small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
     by_head = attention == "sdpa"
     hf.check_packing(model, KVCache(shapes, small, recipe.cache_dtype, recipe.device, by_head), attention)
@@ -233,7 +229,7 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
 
     model = _weights(config, recipe, recipe.dtype)
     shapes = hf.probe(model)
-    fused = FusedLlama.build(read_weights(model), recipe.kind, in_place=recipe.device.type == "cpu")
+    fused = FusedLlama.build(read_weights(model, recipe.format), in_place=recipe.device.type == "cpu")
     del model
     if recipe.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -21,7 +21,10 @@ from torch import Tensor, nn
 from cospec.errors import ModelError
 from cospec.models.checkpoint import ZOO, weight_files
 from cospec.models.linear import LINEAR, choose_linear
+from cospec.models.weights.bf16 import Bf16
+from cospec.models.weights.format import WeightFormat
 
+STORED = Bf16()  # the format of the files
 WEIGHTS, FACTS = "heads.safetensors", "heads.json"
 EMBEDDINGS = ("lm_head.weight", "model.embed_tokens.weight")  # names of E in a folder, the untied name first
 
@@ -112,13 +115,16 @@ class MedusaRunner:
 
     Args:
         embedding: ``E [V, hidden]``.
+        format: of both weights.
     """
 
-    def __init__(self, heads: MedusaHeads, embedding: Tensor, device: torch.device) -> None:
+    def __init__(
+        self, heads: MedusaHeads, embedding: Tensor, device: torch.device, format: WeightFormat = STORED
+    ) -> None:
         self.count, hidden, _ = heads.weight.shape
         build = LINEAR[choose_linear("auto", device)]
-        self._blocks = build(heads.weight.flatten(0, 1).to(device), heads.bias.flatten().to(device), "bf16")
-        self._output = build(embedding.to(device), None, "bf16")
+        self._blocks = build(format.read(heads.weight.flatten(0, 1).to(device)), heads.bias.flatten().to(device))
+        self._output = build(format.read(embedding.to(device)), None)
         self._hidden = hidden
 
     @torch.no_grad()

@@ -16,10 +16,11 @@ from torch import Tensor
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
-from cospec.models.llama import LayerWeights, LinearWeights, LlamaWeights
+from cospec.models.llama import LayerWeights, LlamaWeights
+from cospec.models.weights.format import LinearWeights
 from cospec.native import operators, structs
 from cospec.native.library import address, start
-from cospec.native.operators import Kind, PackedLinear
+from cospec.native.operators import PackedLinear
 from cospec.native.structs import packer
 
 _CONFIG, _INPUT_BATCH, _ROLLOUT = packer(structs.LlamaConfig), packer(structs.InputBatch), packer(structs.Rollout)
@@ -38,19 +39,19 @@ class _Batch:
 class NativeLlama:
     """The whole forward as one call into the kernels."""
 
-    def __init__(self, weights: LlamaWeights, kind: Kind) -> None:
+    def __init__(self, weights: LlamaWeights) -> None:
         self._kept: list[Any] = []  # what the library points to
         self._vocab_size, self._hidden = weights.embedding.shape
-        layers = np.array([self._layer(layer, kind) for layer in weights.layers], structs.LlamaLayer)
+        layers = np.array([self._layer(layer) for layer in weights.layers], structs.LlamaLayer)
         table = weights.embedding.float()
         half = table.bfloat16()
-        if kind == "bf16" or torch.equal(half.float(), table):  # half the size at no loss
+        if weights.format.table_dtype is torch.bfloat16 or torch.equal(half.float(), table):  # half the size at no loss
             table = half
         config = _CONFIG.pack(
-            address(layers), self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head, kind),
-            self._tensor(weights.frequencies), operators.KINDS["bf16" if table is half else "fp32"],
-            len(layers), self._hidden, weights.heads, weights.kv_heads, weights.dim, weights.layers[0].gate[0].shape[0],
-            weights.eps, weights.scale, weights.rotary_scale,
+            address(layers), self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head),
+            self._tensor(weights.frequencies), operators.kernel_id("bf16" if table is half else "fp32"),
+            len(layers), self._hidden, weights.heads, weights.kv_heads, weights.dim,
+            weights.layers[0].gate.weight.outputs, weights.eps, weights.scale, weights.rotary_scale,
         )  # fmt: skip
         library = operators.cdll()
         self._forward, self._hidden_states = library.cospec_llama_forward, library.cospec_llama_hidden_states
@@ -64,18 +65,16 @@ class NativeLlama:
         self._kept.append(tensor.cpu().contiguous())
         return int(self._kept[-1].data_ptr())
 
-    def _linear(self, affine: LinearWeights, kind: Kind) -> int:
-        self._kept.append(PackedLinear(*affine, kind))
+    def _linear(self, linear: LinearWeights) -> int:
+        self._kept.append(PackedLinear(linear.weight, linear.bias))
         return int(self._kept[-1].handle)
 
-    def _layer(self, layer: LayerWeights, kind: Kind) -> tuple[int, ...]:
+    def _layer(self, layer: LayerWeights) -> tuple[int, ...]:
         """Return the fields of a ``LlamaLayer``."""
-        gate_up: LinearWeights = (_interleave(layer.gate[0], layer.up[0]), None)
-        if layer.gate[1] is not None and layer.up[1] is not None:
-            gate_up = (gate_up[0], _interleave(layer.gate[1], layer.up[1]))
+        gate_up = layer.gate.join(layer.up, rows=_interleave)
         norms = (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
         linears = (layer.qkv, layer.output, gate_up, layer.down)
-        return *map(self._tensor, norms), *(self._linear(x, kind) for x in linears), layer.window or 0
+        return *map(self._tensor, norms), *map(self._linear, linears), layer.window or 0
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """See ``FusedLlama.logits``."""
@@ -190,8 +189,8 @@ def _packed(batch: InputBatch, keys: array[int], values: array[int]) -> bytes:
     )  # fmt: skip
 
 
-def _interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """Rows in turns of 32 gates and their 32 inputs, zeros behind the last; ``[F, ...]`` twice to ``[2 F', ...]``."""
-    missing = -gate.shape[0] % 32
-    padded = [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]).unflatten(0, (-1, 32)) for x in (gate, up)]
+def _interleave(gate_and_up: Sequence[Tensor]) -> Tensor:
+    """Rows in turns of 32 gates and their 32 inputs, then zeros; ``[F, ...]`` twice to ``[2 F', ...]``."""
+    missing = -gate_and_up[0].shape[0] % 32
+    padded = [torch.cat([x, x.new_zeros(missing, *x.shape[1:])]).unflatten(0, (-1, 32)) for x in gate_and_up]
     return torch.stack(padded, 1).flatten(0, 2)

@@ -126,7 +126,7 @@ class NativeMultiStep:
 
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
         """See ``interfaces.MultiStepRunner``."""
-        ahead = plan.rounds * (1 + max([entry.budget.depth for entry in plan.entries]))
+        ahead = plan.max_steps * (1 + max([entry.budget.depth for entry in plan.entries]))
         why, lengths = dict[str, str](), list[tuple[str, int]]()
         for entry in plan.entries:
             reason = self._supports(entry, ahead)

@@ -7,18 +7,18 @@ the library, and the kernels over rows of logits, are in ``cospec.native.library
 from __future__ import annotations
 
 import weakref
-from typing import Literal
+from array import array
 
 import torch
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput, words
 from cospec.models.input_batch import InputBatch
+from cospec.models.weights.format import StoredWeight
 from cospec.native import structs
-from cospec.native.library import available, cdll, isa, set_isa, set_threads, threads, why_not
+from cospec.native.library import available, cdll, isa, set_isa, set_threads, start, threads, why_not
 
 __all__ = [
-    "Kind",
     "PackedLinear",
     "attention",
     "available",
@@ -31,9 +31,7 @@ __all__ = [
     "why_not",
 ]
 
-Kind = Literal["fp32", "bf16", "int8"]
 _ATTENTION = structs.packer(structs.AttentionParams)
-KINDS = {"fp32": 0, "bf16": 1, "int8": 2}
 MAX_DIM = 256  # of a head
 
 
@@ -41,26 +39,21 @@ class PackedLinear(nn.Module):
     """``x @ weight.T + bias`` with the weight packed for the kernels, a copy of its own.
 
     Args:
-        weight: ``[out, in]``, any floating dtype; rounded to what ``kind`` holds.
+        weight: ``[out, in]`` in any format. Sums are float32 with every format.
         bias: ``[out]`` or None.
-        kind: how the weight is held. ``int8`` is symmetric with one scale per output, rounded to nearest even. With
-            ``bf16`` inputs are rounded to bf16 too; sums are float32 with every kind.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kind: Kind) -> None:
+    def __init__(self, weight: StoredWeight, bias: Tensor | None) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise InvalidInput("linear kind", kind, "fp32, bf16 or int8")
-        if weight.dim() != 2 or weight.numel() == 0:
-            raise InvalidInput("weight", words(f"of shape {tuple(weight.shape)}"), "[out, in] with neither empty")
-        self.kind = kind
-        self.out_features, self.in_features = weight.shape
-        packed, scale = quantize(weight.detach().cpu(), kind)
+        self.out_features, self.in_features = weight.outputs, weight.inputs
+        parts = [part.cpu().contiguous() for part in weight.format.pack(weight.parts)]
+        pointers = array("Q", [part.data_ptr() for part in parts])
         shift = None if bias is None else bias.detach().cpu().float().contiguous()
         found = cdll()
         self.handle: int = found.cospec_linear_new(
-            KINDS[kind], packed.data_ptr(), _pointer(scale), _pointer(shift), self.out_features, self.in_features
-        )
+            kernel_id(weight.format.kernel), start(pointers),
+            None if shift is None else shift.data_ptr(), self.out_features, self.in_features,
+        )  # fmt: skip
         self._product = found.cospec_linear
         weakref.finalize(self, found.cospec_linear_free, self.handle)
 
@@ -76,19 +69,16 @@ class PackedLinear(nn.Module):
         return y
 
 
-def quantize(weight: Tensor, kind: Kind) -> tuple[Tensor, Tensor | None]:
-    """``weight [out, in]`` as ``kind`` holds it; with its scales ``[out]`` for ``int8``, else None."""
-    if kind == "fp32":
-        return weight.float().contiguous(), None
-    if kind == "bf16":
-        return weight.to(torch.bfloat16).contiguous(), None
-    weight = weight.float()
-    scale = (weight.abs().amax(1) / 127).clamp_min(1e-8)
-    return (weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8).contiguous(), scale.contiguous()
+def kernel_id(name: str) -> int:
+    """Return the library's number of a weight kernel.
 
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+    Raises:
+        InvalidInput: the library has no kernel of that name.
+    """
+    number = int(cdll().cospec_weight_format(name.encode()))
+    if number < 0:
+        raise InvalidInput("kernel of a weight format", name, "a kernel of csrc/ops/weight_formats.h")
+    return number
 
 
 def attention(  # noqa: PLR0913 - a layer's whole attention, called once per layer from one place

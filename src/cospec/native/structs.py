@@ -138,7 +138,7 @@ VerifyTask = declare(
     "VerifyTask",
     """
     int64 check_row first_row num_rows node_offset num_nodes
-    pointer q
+    pointer q masks
     uint64 base_len
     AcceptanceParams params
     """,

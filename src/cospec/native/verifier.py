@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from cospec.acceptance.match import Match
-from cospec.acceptance.reference import NOT_FINITE, VerifiedDraft, VerifyTask, edited
+from cospec.acceptance.reference import NOT_FINITE, VerifiedDraft, VerifyTask, edited, masks_of
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.rng import Floats
 from cospec.core.types import Request, RequestState, VerifyResult
@@ -33,7 +33,6 @@ class _Asked:
 
     request: Request
     words: bytes
-    edits: bool
 
 
 class NativeVerifier:
@@ -59,36 +58,35 @@ class NativeVerifier:
             logits: ``[R, V]`` that ``library.reads``.
         """
         asked = [self._read(task.entry.sequence, method_of) for task in tasks]
-        raised: dict[str, str] = {}
-        if any([each.edits for each in asked]):
-            logits, raised = edited(tasks, logits)
+        editing = [task for task in tasks if not task.entry.sequence.processors.only_masks]
+        logits, raised = edited(editing, logits)
         if self._source is None:
             self._source = Source([logits])
         else:
             self._source.turn_to(logits)
-        found = self._verify(tasks, asked, self._source)
-        if raised:
-            found = [raised.get(task.entry.sequence.id, one) for task, one in zip(tasks, found, strict=True)]
-        return found
+        return self._verify(tasks, asked, self._source, raised)
 
     def verify_by(
         self, tasks: Sequence[VerifyTask], method_of: Callable[[RequestState], AcceptanceMethod], source: Source
     ) -> list[VerifiedDraft]:
-        """The same by a blend; the library computes only the rows that the results depend on."""
-        return self._verify(tasks, [self._read(task.entry.sequence, method_of) for task in tasks], source)
+        """The same by a blend; the library computes only the rows that the results depend on. No task edits logits."""
+        return self._verify(tasks, [self._read(task.entry.sequence, method_of) for task in tasks], source, {})
 
     def _read(self, sequence: RequestState, method_of: Callable[[RequestState], AcceptanceMethod]) -> _Asked:
         request = sequence.request
         asked = self._asked.get(request.id)
         if asked is None or asked.request is not request:
             acceptance_method = method_of(sequence)
-            edits = request.sampling.edits_logits
-            asked = self._asked[request.id] = _Asked(request, words_of(request, acceptance_method), edits)
+            asked = self._asked[request.id] = _Asked(request, words_of(request, acceptance_method))
         return asked
 
-    def _verify(self, tasks: Sequence[VerifyTask], asked: Sequence[_Asked], source: Source) -> list[VerifiedDraft]:
+    def _verify(
+        self, tasks: Sequence[VerifyTask], asked: Sequence[_Asked], source: Source, raised: dict[str, str]
+    ) -> list[VerifiedDraft]:
+        masks, failed = masks_of(tasks, source.shape[1])
+        raised |= failed
         cases, nodes = bytearray(), array("q")
-        held: list[Floats] = []  # what cases point to
+        held: list[Floats] = []  # drafts' distributions that cases point to
         for task, request in zip(tasks, asked, strict=True):
             draft, place, count, q = task.draft, len(nodes), 0, 0
             if draft is not None:
@@ -99,7 +97,9 @@ class NativeVerifier:
                     held.append(np.ascontiguousarray(draft.q, dtype=np.float64))
                     q = library.address(held[-1])
             rows = task.first, task.last - task.count, task.count
-            cases += _TASK.pack(*rows, place, count, q, len(task.entry.sequence.tokens))
+            own = masks.get(task.entry.sequence.id)
+            mask = 0 if own is None else library.address(own)
+            cases += _TASK.pack(*rows, place, count, q, mask, len(task.entry.sequence.tokens))
             cases += request.words
         found, paths = self._found, _RESULT_WORDS * len(tasks)
         missing = paths + len(nodes) - len(found)
@@ -118,6 +118,8 @@ class NativeVerifier:
                 NOT_FINITE if broken else VerifyResult(path, None if token < 0 else token, found[place + 2] == 1)
             )
             place += _RESULT_WORDS
+        if raised:
+            return [raised.get(task.entry.sequence.id, one) for task, one in zip(tasks, verdicts, strict=True)]
         return verdicts
 
 

@@ -9,7 +9,7 @@ from cospec.core.types import DrafterCapabilities
 from cospec.policies.latency.step import LatencyModels
 
 DEFAULT_LENGTH = 4
-LONGEST = 8
+DEFAULT_MAX_LENGTH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +40,4 @@ class PolicyContext:
     @property
     def longest(self) -> int:
         """The longest draft for a policy that chooses."""
-        return LONGEST if self.num_speculative_tokens is None else self.num_speculative_tokens
+        return DEFAULT_MAX_LENGTH if self.num_speculative_tokens is None else self.num_speculative_tokens

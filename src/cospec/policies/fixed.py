@@ -1,4 +1,4 @@
-"""One fixed speculation length for all requests."""
+"""The policies that choose nothing: ``fixed``, one speculation length for all requests, and ``off``, no speculation."""
 
 from __future__ import annotations
 
@@ -55,3 +55,40 @@ class Fixed(Policy):
     def gauges(self) -> Mapping[str, float]:
         """Return the length."""
         return {"speculation_length": self._budget.depth}
+
+
+class OffOptions(Options):
+    """The policy has no options."""
+
+
+class Off(Policy):
+    """Length 0 for all requests; never calls the drafter."""
+
+    Options: ClassVar[type[OffOptions]] = OffOptions
+    needs_latency: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+    keeps_drafts: ClassVar[bool] = True
+    horizon: ClassVar[int] = sys.maxsize
+
+    def __init__(self) -> None:
+        self._budget = DraftBudget()
+
+    @classmethod
+    def build(cls, options: OffOptions, context: PolicyContext) -> Off:
+        """Build the policy; the context does not matter."""
+        return cls()
+
+    def plan(self, load: BatchState) -> list[DraftBudget]:
+        """Return empty budgets."""
+        return [self._budget] * len(load.ready)
+
+    def trim(self, drafts: list[Draft]) -> list[Draft]:
+        """Return the drafts unchanged."""
+        return drafts
+
+    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
+        """Do nothing: the policy does not learn."""
+
+    def gauges(self) -> Mapping[str, float]:
+        """Return a length of 0."""
+        return {"speculation_length": 0}

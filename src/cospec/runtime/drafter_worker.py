@@ -17,8 +17,7 @@ from types import TracebackType
 
 from cospec.core.plugins import Drafter
 from cospec.errors import CospecError
-from cospec.process_utils import freeze_gc
-from cospec.runtime.affinity import keep_to
+from cospec.process_utils import freeze_gc, keep_to
 from cospec.runtime.codec import ProtocolError, decode_call
 from cospec.runtime.messages import (
     Commits,

@@ -12,7 +12,6 @@ import logging
 import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import c_ulonglong, sizeof
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,10 +76,10 @@ Build = Callable[[EngineConfig], EngineLike]
 
 def build_engine(config: EngineConfig) -> EngineLike:
     """The real engine; imported here, so that the server's process never loads the models' code."""
-    from cospec.core.engine import Engine
+    from cospec.assembly.build import build_engine as build
 
     log.info("the engine's process imports torch and transformers")
-    return Engine.build(config)
+    return build(config)
 
 
 def main(arguments: list[str]) -> None:
@@ -97,14 +96,14 @@ def main(arguments: list[str]) -> None:
         logging.getLogger("cospec").setLevel(logging.INFO)  # which execution mode works and why, what a drafter does
         channel = Channel(stream, EngineCommand)
         try:
-            _serve(channel, name, progress_counter(int(counter)))
+            _serve(channel, name, ProgressCounter.of_file(int(counter)))
         except ChannelClosed:
             log.warning("the server is gone, and the engine ends")
         finally:
             channel.close()
 
 
-def _serve(channel: Channel, name: str, progress: c_ulonglong) -> None:
+def _serve(channel: Channel, name: str, progress: ProgressCounter) -> None:
     try:
         start = channel.receive()
         if not isinstance(start, Start):
@@ -126,9 +125,31 @@ def _serve(channel: Channel, name: str, progress: c_ulonglong) -> None:
         engine.close()
 
 
-def progress_counter(descriptor: int) -> c_ulonglong:
-    """A counter that processes share which have inherited the descriptor of its file of 8 bytes."""
-    return c_ulonglong.from_buffer(mmap.mmap(descriptor, sizeof(c_ulonglong)))
+class ProgressCounter:
+    """A counter in memory of ``SIZE`` bytes. Processes share the counter if they share the memory.
+
+    Args:
+        memory: of ``SIZE`` bytes, writable.
+    """
+
+    SIZE = 8
+
+    def __init__(self, memory: bytearray | mmap.mmap) -> None:
+        self._words = memoryview(memory).cast("Q")
+
+    @classmethod
+    def of_file(cls, descriptor: int) -> ProgressCounter:
+        """Return the counter of all processes that map the same file of ``SIZE`` bytes."""
+        return cls(mmap.mmap(descriptor, cls.SIZE))
+
+    @property
+    def value(self) -> int:
+        """The steps so far."""
+        return self._words[0]
+
+    def count(self) -> None:
+        """Add a step."""
+        self._words[0] += 1
 
 
 class Commands(Protocol):
@@ -147,7 +168,7 @@ class EngineCoreProc:
         progress: shared with the server, which takes a counter that stands still for a frozen engine.
     """
 
-    def __init__(self, engine: EngineLike, channel: Commands, progress: c_ulonglong) -> None:
+    def __init__(self, engine: EngineLike, channel: Commands, progress: ProgressCounter) -> None:
         self._progress = progress
         self._engine = engine
         self._channel = channel
@@ -160,7 +181,7 @@ class EngineCoreProc:
         self._channel.send(Ready(_describe(self._engine)))
         parent = os.getppid()
         while os.getppid() == parent:
-            self._progress.value += 1
+            self._progress.count()
             if not self._take_commands():
                 return
             if self._engine.has_work:

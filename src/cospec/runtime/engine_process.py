@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator
-from ctypes import c_ulonglong, sizeof
 
 from cospec.config import EngineConfig
 from cospec.runtime.codec import encode_call
-from cospec.runtime.engine_core import Build, progress_counter
+from cospec.runtime.engine_core import Build, ProgressCounter
 from cospec.runtime.messages import EngineCommand, EngineReply, Start, Stop
 from cospec.runtime.transport import AsyncChannel, ChildProcess
 
@@ -20,7 +19,7 @@ WORKER = "cospec.runtime.engine_core"
 class EngineProcess:
     """A process that runs, and this side of the connection to the process. ``start`` makes one."""
 
-    def __init__(self, child: ChildProcess, channel: AsyncChannel, progress: c_ulonglong) -> None:
+    def __init__(self, child: ChildProcess, channel: AsyncChannel, progress: ProgressCounter) -> None:
         self._child, self._channel, self._progress = child, channel, progress
 
     @classmethod
@@ -36,8 +35,8 @@ class EngineProcess:
         """
         name, arguments = encode_call(build, config)
         with tempfile.TemporaryFile() as file:
-            file.truncate(sizeof(c_ulonglong))
-            progress = progress_counter(file.fileno())
+            file.truncate(ProgressCounter.SIZE)
+            progress = ProgressCounter.of_file(file.fileno())
             child = ChildProcess(WORKER, [str(file.fileno()), name], [file.fileno()])
         channel = await AsyncChannel.connect(child.stream, EngineReply)
         channel.send(Start(arguments))
@@ -51,7 +50,7 @@ class EngineProcess:
     @property
     def progress(self) -> int:
         """Iterations of the engine's loop so far."""
-        return int(self._progress.value)
+        return self._progress.value
 
     async def ending(self) -> str:
         """How a process ended whose ``replies`` are over, in one sentence."""

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from cospec.core.plugins import Drafter
+from cospec.core.processors import RequestProcessors
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, Event, Request
 from cospec.runtime.codec import ProtocolError
 from cospec.sampling_params import SamplingParams
 
-VERSION = 1  # of all messages; a change to any field changes the number
+VERSION = 2  # of all messages; a change to any field changes the number
 
 
 class ProtocolMessage(msgspec.Struct, frozen=True, tag=True):
@@ -249,7 +250,7 @@ class ContextDecoder:
     """Updates back to contexts."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[list[int], ContextStart]] = {}
+        self._known: dict[str, tuple[list[int], ContextStart, RequestProcessors]] = {}
 
     def decode(self, update: ContextUpdate) -> DraftContext:
         """The context.
@@ -257,13 +258,15 @@ class ContextDecoder:
         Raises:
             ProtocolError: the update continues a sequence, or tokens, that never came.
         """
-        known, start = self._known.get(update.id, ([], None))
+        known, start, processors = self._known.get(update.id, ([], None, None))
         start = update.start or start
         if start is None or not 0 <= update.base <= len(known):
             raise ProtocolError(f"Sequence {update.id!r} goes on after {update.base} tokens that never came.")
         tokens = [*known[: update.base], *update.tokens]
-        self._known[update.id] = tokens, start
-        rest = update.seed, update.stream_kind, update.assumed, start.drafters
+        if processors is None or update.start is not None:
+            processors = RequestProcessors.of(start.sampling, tokens[: start.prompt_len])
+        self._known[update.id] = tokens, start, processors
+        rest = update.seed, update.stream_kind, update.assumed, start.drafters, processors
         return DraftContext(update.id, tokens, start.prompt_len, start.sampling, *rest)
 
     def free(self, ids: Sequence[str]) -> None:

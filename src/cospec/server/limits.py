@@ -15,7 +15,9 @@ from cospec.server.settings import ServerSettings
 
 MAX_STRUCTURE = 20_000  # objects, lists and keys of a body; the parser handles so many as fast as plain text
 MAX_STOP_CHARACTERS = 256
-MAX_TOKEN_IDS = 1024  # of ``stop_token_ids`` and ``logit_bias``
+MAX_TOKEN_IDS = 1024  # of each field with token ids, the prompt apart
+MAX_BAD_WORD_TOKENS = 64  # of each sequence of ``bad_words_token_ids``
+MAX_PROCESSORS = 16
 # An unterminated string extends to the end of the body, so each byte is read once.
 _OUTSIDE_STRINGS = re.compile(rb'[\[{:]|"(?:[^"\\]++|\\.?)*+(?:"|\Z)', re.DOTALL)
 
@@ -54,8 +56,13 @@ def check_lists(given: Mapping[str, Any], settings: ServerSettings) -> None:
         if isinstance(text, str) and len(text) > MAX_STOP_CHARACTERS:
             allowed = f"at most {MAX_STOP_CHARACTERS} characters for each stop string"
             raise InvalidInput("stop", words(f"a text of {len(text)} characters"), allowed)
-    for name in ("stop_token_ids", "logit_bias"):
+    for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
         _check_length(name, given.get(name), MAX_TOKEN_IDS, "token ids")
+    sequences = given.get("bad_words_token_ids")
+    _check_length("bad_words_token_ids", sequences, MAX_TOKEN_IDS, "sequences")
+    for sequence in sequences if isinstance(sequences, list) else ():
+        _check_length("bad_words_token_ids", sequence, MAX_BAD_WORD_TOKENS, "token ids in a sequence")
+    _check_length("logits_processors", given.get("logits_processors"), MAX_PROCESSORS, "names")
 
 
 def _check_length(name: str, given: object, limit: int, kind: str) -> None:

@@ -26,6 +26,7 @@ E2E_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 
 GAUGES = {
     "num_requests_running": ("requests_running", "Requests whose sequences are in rounds."),
     "num_requests_waiting": ("requests_waiting", "Requests that wait to be admitted."),
+    "steps_in_flight": ("steps_in_flight", "Steps that the verifier has not answered."),
     "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV cache in use, 1 is all of it."),
 }
 COUNTERS = {

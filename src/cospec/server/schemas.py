@@ -112,6 +112,9 @@ class Sampled(Schema):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words_token_ids: Annotated[list[TokenIds], FAIL_FAST] | None = None
+    logits_processors: dict[str, dict[str, Any]] | None = None
     seed: int | None = None
     stop: str | Annotated[list[str], FAIL_FAST] | None = None
     stop_token_ids: Annotated[list[int], FAIL_FAST] | None = None

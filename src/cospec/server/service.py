@@ -115,6 +115,8 @@ class Service:
         """
         self.tokens.known(params.stop_token_ids, "stop_token_ids")
         self.tokens.known(tuple(params.logit_bias or ()), "logit_bias")
+        self.tokens.known(params.allowed_token_ids or (), "allowed_token_ids")
+        self.tokens.known([token for each in params.bad_words_token_ids for token in each], "bad_words_token_ids")
         id = f"{prefix}-{uuid.uuid4().hex}"
         now = time.monotonic()
         requests: list[Request] = []

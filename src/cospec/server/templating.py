@@ -7,7 +7,7 @@ from typing import Any
 
 from cospec.errors import InvalidInput
 from cospec.server.schemas import Message, Templated
-from cospec.text.chat_template import Names
+from cospec.text.tokenizer import Names
 
 RESERVED = frozenset(
     {

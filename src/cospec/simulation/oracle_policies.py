@@ -88,8 +88,8 @@ class Random(Policy):
 class RecordedPolicy(Policy):
     """A policy with a record of the steps that the policy planned."""
 
-    def __init__(self, policy: Policy, rounds: StepLog) -> None:
-        self._policy, self._rounds = policy, rounds
+    def __init__(self, policy: Policy, steps: StepLog) -> None:
+        self._policy, self._steps = policy, steps
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         """See the wrapped policy."""
@@ -109,5 +109,5 @@ class RecordedPolicy(Policy):
 
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """Record the statistics and pass them to the policy."""
-        self._rounds.add(stats)
+        self._steps.add(stats)
         self._policy.observe(stats, commits)

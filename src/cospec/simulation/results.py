@@ -1,14 +1,16 @@
-"""The results of a run, in numbers."""
+"""The results of a run: numbers and plots."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from cospec.core.interfaces import Clock
 from cospec.core.stats import RequestStats, StepStats
+from cospec.errors import InvalidInput, words
 
 POINTS = 60  # points of a series over time
 
@@ -67,7 +69,7 @@ def summary(outcomes: RequestLog, engines: list[StepLog], busy: tuple[float, flo
     step. ``overlap`` is the sum of busy times over elapsed time, per engine.
     """
     seconds = outcomes.end or 1.0
-    rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)
+    rows = np.array([row for steps in engines for row in steps.rows], dtype=np.float64).reshape(-1, 5)
     sequences, batched, proposed, _, committed = rows.sum(axis=0)
     verified = outcomes.accepted + outcomes.rejections
     return {
@@ -104,8 +106,8 @@ def _series(engines: list[StepLog]) -> dict[str, list[float]]:
 
     A part has its time, tokens drafted per sequence, sequences per step, and tokens per second.
     """
-    times = np.array([time for rounds in engines for time in rounds.times])
-    rows = np.array([row for rounds in engines for row in rounds.rows], dtype=np.float64).reshape(-1, 5)
+    times = np.array([time for steps in engines for time in steps.times])
+    rows = np.array([row for steps in engines for row in steps.rows], dtype=np.float64).reshape(-1, 5)
     if not len(times):
         return {"time": [], "k": [], "batch": [], "throughput": []}
     width = max(float(times.max()), 1e-9) / POINTS
@@ -119,3 +121,32 @@ def _series(engines: list[StepLog]) -> dict[str, list[float]]:
         "batch": np.round(sequences[kept] / count[kept], 4).tolist(),
         "throughput": np.round(committed[kept] / width, 4).tolist(),
     }
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Draw latency and length over load for several loads, and length over time at the highest load.
+
+    Raises:
+        InvalidInput: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InvalidInput(
+            "plot", words("given without matplotlib"), "absent, or with the package: cospec[bench]"
+        ) from None
+    runs = found["runs"]
+    loads = sorted({run["load"] for run in runs})
+    figure = Figure(figsize=(13, 4), layout="constrained")
+    latency, length, time = figure.subplots(1, 3)
+    for variant in dict.fromkeys(run["variant"] for run in runs):
+        own = sorted((run for run in runs if run["variant"] == variant), key=lambda run: float(run["load"]))
+        latency.plot([run["load"] for run in own], [run["latency"]["mean"] for run in own], "o-", label=variant)
+        length.plot([run["load"] for run in own], [run["mean_k"] for run in own], "o-", label=variant)
+        series = own[-1]["series"]
+        time.plot(series["time"], series["k"], label=variant)
+    latency.set(xlabel="load", ylabel="mean latency, s", yscale="log")
+    length.set(xlabel="load", ylabel="tokens drafted per sequence and step")
+    time.set(xlabel=f"time at load {loads[-1]:g}, s", ylabel="tokens drafted per sequence and step")
+    latency.legend()
+    figure.savefig(path, dpi=120)

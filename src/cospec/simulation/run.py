@@ -12,13 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from cospec.acceptance.methods import AcceptanceMethods
+from cospec.assembly.components import Verification, connect
+from cospec.assembly.drafting import Drafting, build_policy, check_policy
 from cospec.config import SpeculativeConfig
-from cospec.core.engine import Engine, EngineComponents
-from cospec.core.interfaces import StepContext
-from cospec.core.output_processor import OutputProcessor
+from cospec.core.engine import Engine
 from cospec.core.plugins import Policy
-from cospec.core.policy_builder import build_policy, check_policy
-from cospec.core.scheduler import Scheduler, SchedulerLimits
+from cospec.core.scheduler import SchedulerLimits
 from cospec.core.types import Request
 from cospec.errors import InvalidInput, words
 from cospec.models.block_manager import BlockPool
@@ -38,7 +38,6 @@ from cospec.simulation.simulated_models import (
     SimulatedVerifier,
 )
 from cospec.simulation.workload import SimulatedRequest, simulated_requests
-from cospec.text.input_processor import InputProcessor
 
 PAGE = 16
 SIMULATOR_ONLY = ("oracle", "random")  # policies that only the simulator has
@@ -53,7 +52,7 @@ class Replica:
     drafter: SimulatedDrafter
     verifier: SimulatedVerifier
     executor: SimulatedExecutor
-    rounds: StepLog
+    steps: StepLog
     held: int = 0  # requests that have not ended
     request_seconds: float = 0.0  # the integral of ``held`` over time
 
@@ -106,24 +105,18 @@ class World:
             raise InvalidInput("target.cost", words("nothing"), "seconds for a token")
         cache = SimulatedModel(BlockPool(scenario.kv_tokens // PAGE, PAGE, prefix_caching=False))
         drafter = SimulatedDrafter(self.drafting, draft, clock, self._rates())
-        verifier, rounds = SimulatedVerifier(cache, scenario.target, target, clock), StepLog(clock)
-        policy = RecordedPolicy(self._policy(drafter, clock, target, draft), rounds)
+        verifier, steps = SimulatedVerifier(cache, scenario.target, target, clock), StepLog(clock)
+        policy = RecordedPolicy(self._policy(drafter, clock, target, draft), steps)
         executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
         EXECUTION_MODES.check(variant.execution_mode)
-        components = StepContext(drafter, verifier, policy, clock, executor)
+        capacity = cache.pages.capacity
+        verification = Verification(cache, verifier, cache.pages, capacity, "target", AcceptanceMethods())
+        drafting = Drafting(EXECUTION_MODES.load(variant.execution_mode), policy, drafter, executor)
         limits = SchedulerLimits(
-            variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, cache.pages.capacity
+            variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, capacity
         )
-        parts = EngineComponents(
-            model=cache,
-            scheduler=Scheduler(cache.pages, policy, limits),
-            execution_mode=EXECUTION_MODES.load(variant.execution_mode)(components),
-            committer=OutputProcessor(None, "target", clock=clock),
-            resolver=InputProcessor(2, cache.pages.capacity, frozenset(), "match", LONGEST),
-            distribution="target",
-            clock=clock,
-        )
-        return Replica(Engine(parts), clock, drafter, verifier, executor, rounds)
+        parts = connect(verification, drafting, SpeculativeConfig(acceptance_method="match"), limits, clock)
+        return Replica(Engine(parts), clock, drafter, verifier, executor, steps)
 
     def _rates(self) -> dict[str, Rates]:
         """α by domain; 0.5 separates the correct tokens of a trace, whose difficulty is 0 or 1."""
@@ -165,7 +158,7 @@ def run(world: World, load: float) -> dict[str, Any]:
     """Run one variant at one load; return ``results.summary``."""
     found, replicas = serve_all(world, load)
     busy = sum(each.verifier.busy for each in replicas), sum(_drafting(each) for each in replicas)
-    return summary(found, [each.rounds for each in replicas], busy)
+    return summary(found, [each.steps for each in replicas], busy)
 
 
 def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
@@ -188,11 +181,11 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
         began = earliest.clock.now
         for request, stats in earliest.step():
             found.add(stats, request.output)
-            kv_cache = next(following, None)
-            if kv_cache is not None:
-                earliest.add(kv_cache)
+            successor = next(following, None)
+            if successor is not None:
+                earliest.add(successor)
         last = max(last, earliest.clock.now)
-        assert earliest.clock.now > began or earliest.held != before, "time stands still"
+        assert earliest.clock.now > began or earliest.held != before, "the clock has not advanced"
     found.end, found.request_seconds = last, sum(each.request_seconds for each in replicas)
     return found, replicas
 

@@ -14,6 +14,7 @@ from cospec.acceptance.match import Match
 from cospec.core.interfaces import BlockManager, NativeForward
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.step import FinishedFuture
 from cospec.core.types import (
     Commit,
     Draft,
@@ -182,7 +183,11 @@ class SimulatedVerifier:
         """Return the acceptance method of greedy requests."""
         return self._rule
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
+    max_in_flight = 1
+
+    def submit(
+        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
+    ) -> FinishedFuture[list[StepOutput]]:
         """Return one outcome per entry."""
         context = tokens = 0
         outcomes = []
@@ -192,15 +197,15 @@ class SimulatedVerifier:
             context += sequence.computed
             tokens += entry.tokens
             if not entry.reaches_end or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
-                verdict = VerifyResult((), RIGHT, False) if entry.reaches_end else None
-                outcomes.append(StepOutput(entry, None, verdict))
+                result = VerifyResult((), RIGHT, False) if entry.reaches_end else None
+                outcomes.append(StepOutput(entry, None, result))
                 continue
             tokens += len(draft.tokens)
             path = _right_path(draft)
             outcomes.append(StepOutput(entry, draft, VerifyResult(path, RIGHT, _is_full_path(draft, path))))
         self.busy += self._clock.advance(self.seconds(context, tokens, len(entries)))
         self._clock.advance(self._target.overhead)
-        return outcomes
+        return FinishedFuture(outcomes)
 
     def seconds(self, context: float, tokens: float, sequences: int) -> float:
         """Return the seconds to pass all stages, with one microbatch per stage, at most one per sequence."""

@@ -6,13 +6,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.types import Request, Speculation
 from cospec.errors import InvalidInput, words
 from cospec.options import parse
-from cospec.registry import ACCEPTANCE_METHODS, POLICIES
+from cospec.registry import ACCEPTANCE_METHODS, LOGITS_PROCESSORS, POLICIES
 from cospec.sampling_params import SamplingParams
 
 # The sampling parameters that shape the target distribution, besides ``logit_bias``.
@@ -26,6 +27,8 @@ SHAPING = (
     "frequency_penalty",
     "min_tokens",
 )
+# The same; a parameter that is not set does not count, so that seeds of other requests stay as they were.
+OPTIONAL_SHAPING = ("allowed_token_ids", "bad_words_token_ids", "logits_processors")
 
 
 def make_requests(
@@ -76,6 +79,8 @@ def own_seed(request: Request, number: int = 0) -> int:
     shape = [getattr(params, name) for name in SHAPING]
     bias = sorted((params.logit_bias or {}).items())
     described = repr((request.prompt, shape, bias, request.speculation, request.ensemble))
+    chosen = [(name, getattr(params, name)) for name in OPTIONAL_SHAPING if getattr(params, name)]
+    described += repr(chosen) if chosen else ""
     return derive_seed(
         derive_seed(request.seed, int.from_bytes(blake2b(described.encode(), digest_size=8).digest())), number
     )
@@ -135,8 +140,7 @@ class InputProcessor:
         room = self.max_len - n
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         stops = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *sorted(self.eos))
-        if params.min_tokens > 0 and len(set(stops)) >= self.vocab_size:
-            raise InvalidInput("stop_token_ids", words("every token"), "fewer, so that min_tokens can be reached")
+        self._check_masks(params, stops)
         sampling = replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit), stop_token_ids=stops)
         requested = request.speculation.acceptance_method or self.acceptance_method
         ACCEPTANCE_METHODS.check(requested, "auto", field="speculation.acceptance_method")
@@ -177,7 +181,13 @@ class InputProcessor:
         if n >= self.max_len:
             allowed = f"at most {self.max_len - 1} tokens, one less than the model's context"
             raise InvalidInput("prompt", words(f"{n} tokens long"), allowed)
-        ids = {"prompt": request.prompt, "logit_bias": params.logit_bias or (), "stop_token_ids": params.stop_token_ids}
+        ids = {
+            "prompt": request.prompt,
+            "logit_bias": params.logit_bias or (),
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "bad_words_token_ids": tuple(chain.from_iterable(params.bad_words_token_ids)),
+        }
         for field, tokens in ids.items():
             wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
             if wrong is not None:
@@ -187,6 +197,22 @@ class InputProcessor:
         self._check_choices(request.speculation)
         if depth is not None and not (type(depth) is int and 0 <= depth <= self.max_depth):
             raise InvalidInput("speculation.length", depth, f"a whole number from 0 to {self.max_depth}")
+
+    def _check_masks(self, params: SamplingParams, stops: Sequence[int]) -> None:
+        """Raise ``InvalidInput`` if no token may follow, or a name belongs to a field of its own."""
+        for name in params.logits_processors or ():
+            LOGITS_PROCESSORS.check(name, field="logits_processors")
+            if name in LOGITS_PROCESSORS:
+                raise InvalidInput("logits_processors", name, f"a plug-in; the field {name} sets this processor")
+        banned = {sequence[0] for sequence in params.bad_words_token_ids if len(sequence) == 1}
+        if self._excludes_all(params, banned):
+            raise InvalidInput("bad_words_token_ids", words("every allowed token"), "fewer, so that a token may follow")
+        if params.min_tokens > 0 and self._excludes_all(params, banned.union(stops)):
+            raise InvalidInput("stop_token_ids", words("every token"), "fewer, so that min_tokens can be reached")
+
+    def _excludes_all(self, params: SamplingParams, banned: set[int]) -> bool:
+        allowed = params.allowed_token_ids
+        return len(banned) >= self.vocab_size if allowed is None else banned.issuperset(allowed)
 
     def _can_verify(self, acceptance_method: str) -> bool:
         """Whether the acceptance method can verify the drafter's drafts."""

@@ -1,25 +1,31 @@
-"""The stages of a family's training: tokenizer, target, drafter. Each stage resumes from its folder."""
+"""The stages of a family's training: tokenizer, target, and variants of the target.
+
+Each stage resumes from its folder. A variant is a low-rank adapter of the target that is trained on another mixture of
+domains. Collaborative decoding (CoS) combines models of comparable size with different knowledge, such as variants.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cospec.errors import ModelError
+from cospec.errors import InvalidInput, ModelError
 from cospec.models.lora import is_adapter, merge, read_adapter
-from cospec.training.corpus import DOMAINS, Corpus, end_token, read_domain, split
+from cospec.training.corpus import DOMAINS, END, Corpus, end_token, read_domain, split
 from cospec.training.low_rank import Adapter
-from cospec.training.recipe import ModelShape, TrainingRecipe
-from cospec.training.tokenizer import train_tokenizer
+from cospec.training.recipe import ModelShape, TrainingRecipe, VariantConfig
 from cospec.training.trainer import Trainer, next_token_loss, restore
 
 ADOPTED = "adopted"  # folder in a run, with the family that the run continues
@@ -173,3 +179,78 @@ def train_target(recipe: TrainingRecipe, data: Path, out: Path, compiled: bool =
     trainer = Trainer(model, schedule, next_token_loss, batches, out / "target")
     trainer.run(compiled=compiled)
     return trainer
+
+
+# The maths text reads "Question: ... / Answer: ...", so the chat template uses the same words.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m['role'] == 'user' %}Question: {{ m['content'] }}\n"
+    "{% elif m['role'] == 'assistant' %}Answer: {{ m['content'] }}<|endoftext|>"
+    "{% else %}{{ m['content'] }}\n{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}Answer:{% endif %}"
+)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int, out: Path) -> Tokenizer:
+    """Train on ``texts`` and save to ``out``. Digits are single tokens, so that numbers keep place values."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=None,
+        eos_token=END,
+        pad_token=END,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(out)
+    return tokenizer
+
+
+def train_variants(recipe: TrainingRecipe, data: Path, out: Path, names: Sequence[str] = ()) -> dict[str, Trainer]:
+    """Train the recipe's variants of the target in ``out``. Resumes from checkpoints in ``out``.
+
+    Args:
+        names: of the variants; empty means all.
+
+    Raises:
+        InvalidInput: a name is not one of the recipe's variants.
+    """
+    for name in names:
+        if name not in recipe.variants:
+            allowed = ", ".join(recipe.variants) or "none, because the recipe has no variants"
+            raise InvalidInput("name", name, f"one of {allowed}" if recipe.variants else allowed)
+    tokenizer, corpus = prepare(recipe, data, out)
+    trainers = {}
+    for name in names or recipe.variants:
+        variant = recipe.variants[name]
+        base = load_trained(recipe, "target", tokenizer, out)
+        adapter = Adapter(base, variant, recipe.seed)
+        adapter.attach(base)
+
+        def loss(_adapter: nn.Module, rows: Tensor, base: nn.Module = base) -> Tensor:
+            return next_token_loss(base, rows)
+
+        batches = partial(_batch, corpus, variant, recipe.seed)
+        trainers[name] = Trainer(adapter, variant.schedule, loss, batches, out / name)
+        trainers[name].run()
+    return trainers
+
+
+def _batch(corpus: Corpus, variant: VariantConfig, seed: int, step: int) -> np.ndarray:
+    # The third number separates these windows from the windows of the target's training.
+    schedule = variant.schedule
+    return corpus.windows(variant.mixture, schedule.rows, schedule.sequence, (seed, 4, step))

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from cospec.core.rng import derive_seed
 from cospec.sampling_params import SamplingParams
 from cospec.training.corpus import end_token, save_array
-from cospec.training.progress import bars
+from cospec.training.trainer import bars
 
 # (prompts of one length, tokens to generate, temperature, seed) -> the continuation of each prompt.
 Writer = Callable[[list[list[int]], int, float, int], list[list[int]]]

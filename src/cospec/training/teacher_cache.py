@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from cospec.training.corpus import save_array
-from cospec.training.progress import bars
+from cospec.training.trainer import bars
 
 
 def fingerprint(model: torch.nn.Module) -> str:

@@ -16,10 +16,10 @@ from typing import cast
 
 import numpy as np
 import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from cospec.errors import ModelError
-from cospec.training.progress import bars
 from cospec.training.recipe import TrainingSchedule
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -158,3 +158,8 @@ class Trainer:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.step, self.seconds = state["step"], state["seconds"]
+
+
+def bars() -> Progress:
+    """Return a progress display for a ``with`` block: task, progress, remaining time."""
+    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -16,8 +16,7 @@ from cospec.core.types import Request, Speculation
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from cospec.verify.checks import Check
-from cospec.verify.context import CheckContext, TokenIds, bare_engine, draft_tokens, run
+from cospec.verify.context import Check, CheckContext, TokenIds, bare_engine, draft_tokens, run
 from cospec.verify.controls import EvenDrafter, KeepsAll
 from cospec.verify.joint import JointDistribution, Truncation
 

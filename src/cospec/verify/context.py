@@ -1,4 +1,6 @@
-"""The context of the checks: the user's engine, the same weights in transformers, prompts, and the effort."""
+"""The context of the checks: the user's engine, the same weights in transformers, prompts, and the effort;
+and the result of a check.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
@@ -106,3 +109,25 @@ def in_groups(engine: Engine, requests: Sequence[Request], size: int) -> dict[st
     for start in range(0, len(requests), size):
         found |= run(engine, requests[start : start + size])
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    Attributes:
+        check_group: of the suite, such as ``enumeration``.
+        name: the subject of the check.
+        found: the measured value, in words.
+        wanted: the required value, in words.
+        notes: remarks for the reader, such as excused near-ties.
+        false_alarm: the probability that an exact engine fails this check.
+    """
+
+    check_group: str
+    name: str
+    found: str
+    wanted: str
+    passed: bool
+    notes: tuple[str, ...] = ()
+    false_alarm: float = 0.0

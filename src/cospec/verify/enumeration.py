@@ -29,8 +29,7 @@ from cospec.core.types import (
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
-from cospec.verify.checks import Check
-from cospec.verify.context import CheckContext, bare_engine
+from cospec.verify.context import Check, CheckContext, bare_engine
 from cospec.verify.controls import NoResidual
 from cospec.verify.oracle import BranchingRandom, BranchTrace, OutputDistribution, total_variation
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from cospec.core.types import Speculation
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from cospec.verify.checks import Check
-from cospec.verify.context import CheckContext, TokenIds, draft_tokens, run
+from cospec.verify.context import Check, CheckContext, TokenIds, draft_tokens, run
 
 LENGTH = 4  # of drafts, so that drafts exist for a policy that would not draft here
 

@@ -10,8 +10,7 @@ from cospec.core.types import Request, Speculation
 from cospec.drafters.ngram import NgramDrafter
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from cospec.verify.checks import Check
-from cospec.verify.context import CheckContext, TokenIds, bare_engine, in_groups
+from cospec.verify.context import Check, CheckContext, TokenIds, bare_engine, in_groups
 from cospec.verify.identity import Pair, compare
 
 SEED, TEMPERATURE = 7, 0.8

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cospec.bench.hf_reference import load_plain
+from cospec.bench.transformers_systems import load_plain
 from cospec.core.rng import RandomStreams, StreamKind, exponentials
 from cospec.llm import LLM
 from cospec.models.loading import weights_dtype

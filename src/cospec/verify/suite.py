@@ -9,8 +9,7 @@ from cospec.errors import InvalidInput
 from cospec.llm import LLM
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.verify import chisquare, enumeration, identity, invariance
-from cospec.verify.checks import Check
-from cospec.verify.context import FULL, QUICK, CheckContext
+from cospec.verify.context import FULL, QUICK, Check, CheckContext
 from cospec.verify.reference import Reference, tolerance_of
 
 CHUNK = 64  # most tokens of a prompt

@@ -31,8 +31,8 @@ def certain(*tokens: int, vocab: int = 4) -> TargetProbs:
 def test_a_certain_law_keeps_what_agrees(name: str, seed: int, kept: int) -> None:
     tokens = (1, 2, 3)
     wanted = [*tokens[:kept], 0, 0, 0, 0][:4]
-    verdict = ACCEPTANCE_METHODS.load(name)().verify(draft(tokens), certain(*wanted), RandomStreams(seed, 6))
-    assert verdict == VerifyResult(tuple(range(kept)), 0, bonus=kept == 3)
+    result = ACCEPTANCE_METHODS.load(name)().verify(draft(tokens), certain(*wanted), RandomStreams(seed, 6))
+    assert result == VerifyResult(tuple(range(kept)), 0, bonus=kept == 3)
 
 
 @pytest.mark.parametrize("name", ["rejection", "block"])
@@ -42,21 +42,21 @@ def test_a_drafter_that_draws_from_the_law_is_always_kept(name: str) -> None:
         probs = generator.random((4, 5)) + 1e-3
         probs /= probs.sum(-1, keepdims=True)
         tokens = tuple(int(generator.choice(5, p=row)) for row in probs[:3])
-        verdict = ACCEPTANCE_METHODS.load(name)().verify(
+        result = ACCEPTANCE_METHODS.load(name)().verify(
             draft(tokens, q=probs[:3].copy()), TargetProbs(probs=probs), RandomStreams(seed, 6)
         )
-        assert verdict.path == (0, 1, 2)
-        assert verdict.bonus
-        assert verdict.token == RandomStreams(seed, 6).token(probs[3], 9, StreamKind.TARGET)
+        assert result.path == (0, 1, 2)
+        assert result.bonus
+        assert result.token == RandomStreams(seed, 6).token(probs[3], 9, StreamKind.TARGET)
 
 
 def test_a_surplus_of_mere_rounding_is_no_error() -> None:
     probs = np.array([[0.5, 0.5], [0.5, 0.5 + 2.0**-53], [1.0, 0.0]])
     q = np.array([[0.5, 0.5], [0.5, 0.5]])
-    verdict = ACCEPTANCE_METHODS.load("block")().verify(
+    result = ACCEPTANCE_METHODS.load("block")().verify(
         draft((0, 1), q=q), TargetProbs(probs=probs), RandomStreams(1, 6)
     )
-    assert verdict == VerifyResult((0, 1), 0, bonus=True)
+    assert result == VerifyResult((0, 1), 0, bonus=True)
 
 
 @pytest.mark.parametrize("name", ACCEPTANCE_METHODS)
@@ -66,11 +66,11 @@ def test_rules_are_pure(name: str) -> None:
     before, drafted = probs.copy(), q.copy()
     for given in (q, None):
         judged = draft((0, 3, 2), q=given)
-        verdicts = [
+        results = [
             ACCEPTANCE_METHODS.load(name)().verify(judged, TargetProbs(probs=probs), RandomStreams(8, 6))
             for _ in range(2)
         ]
-        assert verdicts[0] == verdicts[1]
+        assert results[0] == results[1]
     assert np.array_equal(probs, before)
     assert np.array_equal(q, drafted)
 
@@ -137,9 +137,9 @@ def test_typical_keeps_what_is_likely_enough_and_the_deepest_path() -> None:
     sure, unsure = [0.05, 0.95, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]
     tree = draft((0, 1, 2, 3), (-1, -1, 1, 2))
     probs = np.array([sure, unsure, unsure, unsure, sure])
-    verdict = Typical().verify(tree, TargetProbs(probs=probs), RandomStreams(0, 6))
-    assert verdict.path == (1, 2, 3), "0.25 is typical of a law that is at a loss"
-    assert verdict.bonus
+    result = Typical().verify(tree, TargetProbs(probs=probs), RandomStreams(0, 6))
+    assert result.path == (1, 2, 3), "0.25 is typical of a law that is at a loss"
+    assert result.bonus
     low = np.array([[0.97, 0.01, 0.01, 0.01]] * 5)
     assert Typical().verify(draft((1, 0), (-1, -1)), TargetProbs(probs=low[:3]), RandomStreams(0, 6)).path == (1,)
     assert Typical().verify(draft((1, 2), (-1, -1)), TargetProbs(probs=low[:3]), RandomStreams(0, 6)).path == ()

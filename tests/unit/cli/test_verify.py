@@ -11,7 +11,7 @@ import pytest
 from typer.testing import Result
 
 from cospec.verify import suite
-from cospec.verify.checks import Check
+from cospec.verify.context import Check
 
 Command = Callable[..., Result]
 

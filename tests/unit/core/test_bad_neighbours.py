@@ -89,10 +89,16 @@ def test_a_drafter_whose_logits_are_no_numbers_costs_only_drafts(
 
 
 class Breaks(ToyModel):
-    """Raises while a request is in its second round."""
+    """Raises for the request ``bad`` once it has written a token, and in the next ``errors`` forwards."""
+
+    def __init__(self, errors: int = 0) -> None:
+        super().__init__(5, order=2, seed=1)
+        self.errors = errors
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        if any(segment.start >= 4 for segment in batch.segments):
+        broken = any(segment.id == "bad" and segment.start + len(segment.tokens) > 2 for segment in batch.segments)
+        if broken or self.errors:
+            self.errors = max(0, self.errors - 1)
             raise RuntimeError("out of memory")
         return super().forward(batch)
 
@@ -124,20 +130,36 @@ def test_an_id_in_use_is_refused() -> None:
     engine.check_integrity()
 
 
-def test_a_forward_that_raises_leaves_an_engine_that_can_be_emptied() -> None:
-    engine = toy_engine(Breaks(5, seed=1), None)
-    requests = [make_request(f"r{n}", (0, 1), SamplingParams(max_tokens=8)) for n in range(3)]
-    for request in requests:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_forward_that_raises_ends_the_request_that_it_raises_for(drafter: str) -> None:
+    params = SamplingParams(max_tokens=8, seed=3)
+    engine = toy_engine(Breaks(), DRAFTERS[drafter](0.0, True), "match", 3)
+    bad = make_request("bad", (0, 1), params)
+    events = run_all(engine, [*healthy(params, "match")[:2], bad, *healthy(params, "match")[2:]])
+    last = events.pop("bad")[-1]
+    assert last.finish is FinishReason.ERROR and "out of memory" in (last.error or "")
+    wanted = tokens_of(run_all(toy_engine(ToyModel(5, order=2, seed=1), None, "match"), healthy(params, "match")))
+    assert tokens_of(events) == wanted
+    assert engine.metrics().kv_cache_usage == 0 and not engine.has_work
+
+
+def test_errors_that_pass_cost_no_token() -> None:
+    params = SamplingParams(max_tokens=8, seed=3)
+    wanted = tokens_of(run_all(toy_engine(ToyModel(5, order=2, seed=1), None, "match"), healthy(params, "match")))
+    model = Breaks()
+    engine = toy_engine(model, DRAFTERS["healthy"](0.0, True), "match", 3)
+    for request in healthy(params, "match"):
         engine.add(request)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        while engine.has_work:
-            engine.step()
-    engine.abort([request.id for request in requests])
-    engine.check_integrity()
-    assert not engine.has_work
-    assert engine.metrics().kv_cache_usage == 0
-    short = make_request("after", (0, 1), SamplingParams(max_tokens=2))
-    assert len(tokens_of(run_all(engine, [short]))["after"]) == 2
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(wanted, ())
+    for step in range(10_000):
+        if not engine.has_work:
+            break
+        model.errors = 2 if step % 6 == 5 else model.errors  # the next two forwards fail
+        for event in engine.step():
+            assert event.error is None
+            found[event.id] += event.tokens
+        engine.check_integrity()
+    assert found == wanted
 
 
 def test_aborts_at_every_step_give_everything_back() -> None:

@@ -61,10 +61,10 @@ def commit(
         base, kept = len(sequence.tokens), len(piece) - 1
         drafted = (*piece[:-1], 1, 2)
         draft = Draft("s", base, drafted, tuple(range(-1, kept + 1)), ("d",) * (kept + 2)) if kept else None
-        verdict = VerifyResult(tuple(range(kept)), piece[-1], bonus=False)
+        result = VerifyResult(tuple(range(kept)), piece[-1], bonus=False)
         rows = tuple(TokenLogprobs(token, -1.0, 1, ()) for token in piece)
         entry = ScheduledRequest(sequence, base - sequence.computed, DraftBudget(kept + 2, kept + 2))
-        commits, given = made.commit([StepOutput(entry, draft, verdict, rows)])
+        commits, given = made.commit([StepOutput(entry, draft, result, rows)])
         (done,) = commits
         assert done.computed == sequence.computed < len(sequence.tokens)
         assert len(done.path) <= len(done.tokens)

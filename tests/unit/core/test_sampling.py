@@ -41,7 +41,11 @@ def params(draw: st.DrawFn) -> SamplingParams:
         logit_bias=draw(st.one_of(st.none(), st.dictionaries(st.integers(0, V - 1), st.floats(-100, 100), max_size=3))),
         min_tokens=draw(st.integers(0, 6)),
         max_tokens=16,
-        stop_token_ids=tuple(draw(st.sets(st.integers(0, V - 1), max_size=3))),
+        stop_token_ids=tuple(draw(st.sets(st.integers(0, V - 2), max_size=3))),
+        allowed_token_ids=draw(st.one_of(st.none(), st.sets(st.integers(0, V - 1)).map(lambda ids: (*ids, V - 1)))),
+        bad_words_token_ids=tuple(
+            draw(st.lists(st.lists(st.integers(0, V - 2), min_size=1, max_size=3).map(tuple), max_size=3))
+        ),
     )
 
 

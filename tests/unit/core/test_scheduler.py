@@ -236,12 +236,12 @@ def test_a_removed_sequence_leaves_nothing() -> None:
 
 def test_rounds_are_run_as_one_where_nobody_waits() -> None:
     def allowed(*more: RequestState, pages: int = 64, seqs: int = 64) -> int:
-        made = Scheduler(BlockPool(pages, 4), Fixed(3), SchedulerLimits(seqs, 64, 200, rounds=8))
+        made = Scheduler(BlockPool(pages, 4), Fixed(3), SchedulerLimits(seqs, 64, 200, max_steps=8))
         add(made, sequence("a", 8, arrival=1.0), *more)
         play(made, made.plan())
         plan = made.plan()
         made.pages.check_integrity()
-        return plan.rounds
+        return plan.max_steps
 
     quiet = SamplingParams(max_tokens=50, stop=("x",))
     assert allowed() == 8 and allowed(sequence("b", 5, arrival=2.0)) == 8
@@ -254,17 +254,19 @@ def test_rounds_are_run_as_one_where_nobody_waits() -> None:
 
 def test_no_more_rounds_are_run_as_one_than_the_plan_lasts() -> None:
     policy = Fixed(3)
-    made = Scheduler(BlockPool(64, 4), policy, SchedulerLimits(64, 64, 200, rounds=8))
+    made = Scheduler(BlockPool(64, 4), policy, SchedulerLimits(64, 64, 200, max_steps=8))
     add(made, sequence("a", 8))
     play(made, made.plan())
     for horizon, rounds in ((1, 1), (3, 3), (100, 8)):
         override(policy, horizon=horizon)
-        assert made.plan().rounds == rounds
+        assert made.plan().max_steps == rounds
 
 
 def test_rounds_with_drafts_run_one_by_one_where_they_cannot_run_as_one() -> None:
     for length, rounds in ((3, 1), (0, 8)):
-        made = Scheduler(BlockPool(64, 4), Fixed(length), SchedulerLimits(64, 64, 200, rounds=8, drafts_as_one=False))
+        made = Scheduler(
+            BlockPool(64, 4), Fixed(length), SchedulerLimits(64, 64, 200, max_steps=8, drafts_as_one=False)
+        )
         add(made, sequence("a", 8))
         play(made, made.plan())
-        assert made.plan().rounds == rounds
+        assert made.plan().max_steps == rounds

@@ -12,8 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
-from cospec.drafters.token_bytes import token_bytes
-from cospec.drafters.vocab_mapping import MappedVocab
+from cospec.drafters.vocab_mapping import MappedVocab, token_bytes
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
@@ -84,7 +83,7 @@ def test_kinds_of_tokenizers_are_compared_by_text() -> None:
     vocabulary = joined(other)
     assert vocabulary.shared[id_of(TARGET, "Ġthe")] == id_of(other, "▁the")
     text = "the brothers thought"
-    read = vocabulary.read(context(TARGET.encode(text).ids))
+    read = vocabulary.tokens(context(TARGET.encode(text).ids))
     assert read is not None
     assert other.decode(list(read[0])) == text
 
@@ -110,7 +109,7 @@ def test_growing_text_is_read_as_if_at_once(seed: int) -> None:
         known += tokens[len(known) : len(known) + chance.randrange(1, 5)]
         if chance.random() < 0.2:
             continue
-        read = vocabulary.read(context(known))
+        read = vocabulary.tokens(context(known))
         if read is None:
             continue
         own, agreed = read
@@ -125,8 +124,8 @@ def test_half_a_character_waits() -> None:
     vocabulary = joined()
     start, umlaut = TARGET.encode("a ").ids, TARGET.encode("ü").ids
     assert len(umlaut) == 2
-    assert vocabulary.read(context([*start, umlaut[0]])) is None
-    read = vocabulary.read(context([*start, *umlaut]))
+    assert vocabulary.tokens(context([*start, umlaut[0]])) is None
+    read = vocabulary.tokens(context([*start, *umlaut]))
     assert read is not None
     assert OWN.decode(list(read[0])) == "a ü"
 
@@ -141,13 +140,13 @@ def test_the_end_of_a_text_is_healed() -> None:
     before, after = torch.full((OWN.get_vocab_size(),), -30.0), torch.full((OWN.get_vocab_size(),), -30.0)
     before[the], before[words[b" there"]], before[words[b"z"]] = 1.0, 2.0, 5.0
     after[words[b"z"]] = 0.0
-    row = vocabulary.behind([[words[b"a"], the]], torch.stack([before, after]))
+    row = vocabulary.map_logits([[words[b"a"], the]], torch.stack([before, after]))
     p = torch.softmax(row[0].double(), -1)
     assert p[re] == pytest.approx(math.exp(2) / (math.exp(1) + math.exp(2)), abs=1e-6)
     assert p[id_of(TARGET, "z")] == pytest.approx(math.exp(1) / (math.exp(1) + math.exp(2)), abs=1e-6)
-    alone = vocabulary.behind([[the]], after[None])
+    alone = vocabulary.map_logits([[the]], after[None])
     assert torch.equal(alone, vocabulary.to_target(after[None]))
-    nothing_longer = vocabulary.behind([[the, words[b" there"]]], torch.stack([before, after]))
+    nothing_longer = vocabulary.map_logits([[the, words[b" there"]]], torch.stack([before, after]))
     assert torch.equal(nothing_longer, vocabulary.to_target(after[None]))
 
 
@@ -155,7 +154,7 @@ def test_special_tokens_are_walls() -> None:
     vocabulary = joined()
     end = id_of(TARGET, "<|end|>")
     tokens = [*TARGET.encode("the the").ids, end, *TARGET.encode("other").ids]
-    read = vocabulary.read(context(tokens))
+    read = vocabulary.tokens(context(tokens))
     assert read is not None
     assert list(read[0]) == [*OWN.encode("the the").ids, id_of(OWN, "<|end|>"), *OWN.encode("other").ids]
 
@@ -163,18 +162,18 @@ def test_special_tokens_are_walls() -> None:
 def test_what_was_drafted_and_kept_is_not_fed_again() -> None:
     vocabulary = joined()
     known = TARGET.encode("the other").ids
-    first = vocabulary.read(context(known))
+    first = vocabulary.tokens(context(known))
     assert first is not None
     told = list(first[0])
     more = TARGET.encode(" thing").ids
-    second = vocabulary.read(context([*known, *more]))
+    second = vocabulary.tokens(context([*known, *more]))
     assert second is not None
     own, agreed = second
     assert list(own) == [*told, *vocabulary.to_own(more)]
     assert agreed == len(own)
     split = TARGET.encode("the oth").ids
-    vocabulary.read(context(split, "t"))
-    third = vocabulary.read(context([*split, *TARGET.encode("er").ids], "t"))
+    vocabulary.tokens(context(split, "t"))
+    third = vocabulary.tokens(context([*split, *TARGET.encode("er").ids], "t"))
     assert third is not None
     assert third[1] < len(third[0]), "the end of the text was cut in another way"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cospec import register_blend
-from cospec.ensemble.blends.build import build_blend
+from cospec.ensemble.blends.registry import build_blend
 from cospec.errors import InvalidInput
 
 register_blend("first-plus-half", lambda logits: logits[0] + 0.5 * logits[1])

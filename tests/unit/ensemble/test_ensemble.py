@@ -13,12 +13,11 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from cospec import register_blend
+from cospec.assembly.build import build_components, build_engine
+from cospec.assembly.ensembles import build_proposer_policy
 from cospec.config import CollaborationConfig, EngineConfig
-from cospec.core.assembly import build_components
-from cospec.core.engine import Engine
 from cospec.core.types import Event, FinishReason, Speculation
 from cospec.drafters.ngram import NgramDrafter
-from cospec.ensemble.assembly import build_proposer_policy
 from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.ensemble import distinct
 from cospec.ensemble.proposal_queue import ProposalQueues
@@ -142,7 +141,7 @@ ROOM: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20, "threads": 1}
 @pytest.mark.parametrize("proposal", ["standard", "naive", "alternate"])
 def test_on_the_zoo_a_bad_request_harms_no_neighbour(proposal: str) -> None:
     """A function that gives no numbers, weights whose sum is 2, a lambda that is none: one sentence, for them alone."""
-    engine = Engine.build(
+    engine = build_engine(
         EngineConfig.build({"models": ZOO, "ensemble": LAW, "collaboration": {"proposal": proposal}, **ROOM})
     )
     params = SamplingParams(max_tokens=12, seed=3, ignore_eos=True)
@@ -198,7 +197,7 @@ def test_requests_may_ask_for_a_law_or_not() -> None:
 def test_who_names_a_model_means_it_as_a_drafter() -> None:
     """As over one model; it is none of the members."""
     config = EngineConfig.build(PAIR | {"speculative_config": {"model": "zoo:code"}, **ROOM})
-    (*_, last) = run_all(Engine.build(config), [make_request("r", (9, 8, 7), PARAMS)])["r"]
+    (*_, last) = run_all(build_engine(config), [make_request("r", (9, 8, 7), PARAMS)])["r"]
     assert last.stats is not None
     assert set(last.stats.model_calls) == set(ZOO)
     assert last.stats.drafted

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cospec import register_blend
+from cospec.ensemble.blends.registry import BlendRegistry
 from cospec.ensemble.blends.weighted import Weighted
-from cospec.ensemble.ensemble import BlendRegistry
 from cospec.errors import InvalidInput
 from cospec.registry import BLENDS
 from cospec.sampling_params import SamplingParams

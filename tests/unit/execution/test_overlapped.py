@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine
 from cospec.core.plugins import Drafter
 from cospec.core.types import Draft, DraftBudget, DraftContext
@@ -55,13 +56,13 @@ def test_pipelined_drafts_one_half_while_the_other_is_verified() -> None:
     made, verified = engine("pipelined", drafter, 6), []
     assert isinstance(made.execution_mode, OverlappedMode)
     verifier = made.execution_mode.components.verifier
-    verify = verifier.verify
+    submit = verifier.submit
 
     def recorded(entries: Any, drafts: Any) -> Any:
         verified.append({entry.sequence.id for entry in entries if entry.sequence.id in drafts})
-        return verify(entries, drafts)
+        return submit(entries, drafts)
 
-    override(verifier, verify=recorded)
+    override(verifier, submit=recorded)
     for _ in range(5):
         made.step()
         made.execution_mode.check_integrity()
@@ -121,19 +122,19 @@ def auto(parallel: bool, beside: float) -> tuple[Engine, Auto]:
     components = made.execution_mode.components
     verifier, drafter = components.verifier, components.drafter
     assert drafter is not None
-    propose, verify = drafter.propose, verifier.verify
+    propose, submit = drafter.propose, verifier.submit
     chosen: list[Auto] = []
 
     def slow_propose(*args: Any) -> Any:
         clock.now += 2.0 if not chosen or chosen[0].info.name == "sequential" else 0.0
         return propose(*args)
 
-    def slow_verify(*args: Any) -> Any:
+    def slow_submit(*args: Any) -> Any:
         clock.now += 4.0 if not chosen or chosen[0].info.name == "sequential" else beside
-        return verify(*args)
+        return submit(*args)
 
     override(drafter, propose=slow_propose)
-    override(verifier, verify=slow_verify)
+    override(verifier, submit=slow_submit)
     executor = InlineExecutor(drafter, clock)
     executor.parallel = parallel
     made.execution_mode = execution_mode = Auto(replace(components, clock=clock, executor=executor), window=8)

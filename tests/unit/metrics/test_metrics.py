@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from cospec import LLM
+from cospec.assembly.build import assemble
+from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.assembly import TextInfo, assemble
 from cospec.core.engine import Engine
 from cospec.core.types import Speculation
 from cospec.drafters.model import ModelDrafter

@@ -19,8 +19,7 @@ extern "C" {
 const char* cospec_isa();
 int cospec_set_isa(const char* name);
 void cospec_set_threads(int threads);
-Linear* cospec_linear_new(
-    int kind, const void* weight, const float* scale, const float* bias, long outputs, long inputs);
+Linear* cospec_linear_new(int format, const void* const* parts, const float* bias, long outputs, long inputs);
 void cospec_linear(const Linear* linear, const float* x, long rows, float* y);
 void cospec_attention(const AttentionParams* params);
 void cospec_rms_norm(const float* x, const float* weight, float eps, long rows, long n, float* y);
@@ -82,11 +81,11 @@ struct Matrix {  // a weight in one of the formats, and its value
     Linear* packed;
     Doubles value, bias;
     long outputs, inputs;
-    int kind;
+    int format;
     Doubles times(const double* x) const {
         Doubles y(bias);
         for (long o = 0; o < outputs; o++)
-            for (long k = 0; k < inputs; k++) y[o] += value[o * inputs + k] * (kind == BF16 ? to_bf16(x[k]) : x[k]);
+            for (long k = 0; k < inputs; k++) y[o] += value[o * inputs + k] * (format == BF16 ? to_bf16(x[k]) : x[k]);
         return y;
     }
     static double to_bf16(double x) {  // to nearest, ties to even: eight bits of a fraction
@@ -96,9 +95,9 @@ struct Matrix {  // a weight in one of the formats, and its value
     }
 };
 
-static Matrix matrix(int kind, long outputs, long inputs, float factor = 1) {
+static Matrix matrix(int format, long outputs, long inputs, float factor = 1) {
     const Floats weight = drawn(outputs * inputs, factor), bias = drawn(outputs), scale = drawn(outputs, 0.25f, 0.5f);
-    Matrix m = {nullptr, Doubles(outputs * inputs), Doubles(bias.begin(), bias.end()), outputs, inputs, kind};
+    Matrix m = {nullptr, Doubles(outputs * inputs), Doubles(bias.begin(), bias.end()), outputs, inputs, format};
     std::vector<uint16_t> halves;
     std::vector<int8_t> bytes;
     for (long i = 0; i < outputs * inputs; i++) {
@@ -106,23 +105,24 @@ static Matrix matrix(int kind, long outputs, long inputs, float factor = 1) {
         memcpy(&bits, &weight[i], 4);
         halves.push_back(bits >> 16);
         bytes.push_back((int8_t)(weight[i] * 127));
-        m.value[i] = kind == INT8 ? bytes[i] * (double)scale[i / inputs] : (double)weight[i];
+        m.value[i] = format == INT8 ? bytes[i] * (double)scale[i / inputs] : (double)weight[i];
     }
-    const void* data = kind == FP32   ? (const void*)weight.data()
-                       : kind == BF16 ? (void*)halves.data()
-                                      : (void*)bytes.data();
-    m.packed = cospec_linear_new(kind, data, kind == INT8 ? scale.data() : nullptr, bias.data(), outputs, inputs);
+    const void* data = format == FP32   ? (const void*)weight.data()
+                       : format == BF16 ? (void*)halves.data()
+                                        : (void*)bytes.data();
+    const void* const parts[] = {data, scale.data()};
+    m.packed = cospec_linear_new(format, parts, bias.data(), outputs, inputs);
     return m;
 }
 
 static void products() {
     const long shapes[][2] = {{1, 1}, {33, 7}, {64, 16}, {70, 129}, {200, 65}, {129, 300}};
-    for (int kind = FP32; kind <= INT8; kind++)
+    for (int format = 0; format < NUM_WEIGHT_FORMATS; format++)
         for (const auto& shape : shapes) {
-            const Matrix m = matrix(kind, shape[0], shape[1]);
+            const Matrix m = matrix(format, shape[0], shape[1]);
             const long most = 40;
             const Floats x = drawn(most * m.inputs,
-                kind == BF16 ? 1.01f : 1);  // mostly not representable in bf16, otherwise sums are exact
+                format == BF16 ? 1.01f : 1);  // mostly not representable in bf16, otherwise sums are exact
             Floats all;
             for (long rows : {40, 1, 2, 3, 4, 5, 6, 7, 12, 13, 25}) {
                 const Floats y = everywhere(

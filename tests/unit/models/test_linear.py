@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -10,8 +10,12 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from cospec.errors import InvalidInput
-from cospec.models.linear import LINEAR, HalfEmbedding, choose_linear, replace_linears, round_int8
+from cospec.models.linear import LINEAR, TableEmbedding, choose_linear, replace_linears
+from cospec.models.weights.bf16 import Bf16
+from cospec.models.weights.fp32 import Fp32
+from cospec.models.weights.int8 import Int8
 from cospec.native import operators
+from cospec.registry import WEIGHT_FORMATS
 
 CPU = torch.device("cpu")
 
@@ -45,61 +49,62 @@ def need(backend: str) -> None:
 def test_products_are_equal(backend: str, rows: int) -> None:
     need(backend)
     plain, swapped = Tiny(), Tiny()
-    replace_linears(swapped, backend, "fp32")
+    replace_linears(swapped, backend, Fp32())
     ids = torch.arange(rows)[None] % 50
     torch.testing.assert_close(swapped(ids), plain(ids), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
 @pytest.mark.parametrize("backend", LINEAR)
-def test_every_linear_layer_is_swapped(backend: str, kind: Any) -> None:
+def test_every_linear_layer_is_swapped(backend: str, weights: str) -> None:
     need(backend)
-    if (backend, kind) == ("torch", "fp32"):
+    if (backend, weights) == ("torch", "fp32"):
         return
     model = Tiny()
-    replace_linears(model, backend, kind)
+    replace_linears(model, backend, WEIGHT_FORMATS.load(weights)())
     assert not [name for name, module in model.named_modules() if type(module) in (nn.Linear, Conv1D)]
 
 
-@pytest.mark.parametrize("kind", ["bf16", "int8"])
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
 @pytest.mark.parametrize("backend", LINEAR)
-def test_kinds_mean_the_same_weights_everywhere(backend: str, kind: Any) -> None:
+def test_formats_mean_the_same_weights_everywhere(backend: str, weights: str) -> None:
     need(backend)
     wanted, found = Tiny(), Tiny()
     for model in (wanted, found):
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().float()
-    replace_linears(wanted, "torch", kind)
-    replace_linears(found, backend, kind)
+    for model, name in ((wanted, "torch"), (found, backend)):
+        replace_linears(model, name, WEIGHT_FORMATS.load(weights)())
     ids = torch.arange(9)[None]
     torch.testing.assert_close(found(ids), wanted(ids), atol=1e-5, rtol=0)
 
 
 def test_tied_output_layer_is_shared_where_it_can_be() -> None:
     model = Tiny()
-    replace_linears(model, "torch", "fp32")
+    replace_linears(model, "torch", Fp32())
     assert model.head.weight.data_ptr() == model.embed.weight.data_ptr()
 
 
 def test_int8_is_within_half_a_step_and_keeps_zero_rows() -> None:
     weight = torch.randn(20, 30)
     weight[3] = 0
-    held, scale = round_int8(weight)
-    assert held.dtype is torch.int8
-    assert bool(((held * scale - weight).abs() <= scale * 0.5001).all())
-    assert float((held[3] * scale[3]).abs().max()) == 0
+    stored = Int8().read(weight)
+    integers, scale = stored.parts
+    assert integers.dtype is torch.int8
+    assert bool(((stored.decode() - weight).abs() <= scale[:, None] * 0.5001).all())
+    assert float(stored.decode()[3].abs().max()) == 0
 
 
 def test_embeddings_take_half_the_memory_with_bf16_weights() -> None:
     model = Tiny()
-    replace_linears(model, "torch", "bf16")
-    assert isinstance(model.embed, HalfEmbedding)
+    replace_linears(model, "torch", Bf16())
+    assert isinstance(model.embed, TableEmbedding)
     assert model.embed.weight.dtype is torch.bfloat16
 
 
-def test_half_embedding_gives_float_rows() -> None:
+def test_a_table_of_fewer_bits_gives_float_rows() -> None:
     table = torch.randn(10, 4)
-    found = HalfEmbedding(table)(torch.tensor([[2, 5]]))
+    found = TableEmbedding(table, torch.bfloat16)(torch.tensor([[2, 5]]))
     assert found.dtype is torch.float32
     assert torch.equal(found[0], table[[2, 5]].bfloat16().float())
 

@@ -15,7 +15,9 @@ from cospec.errors import ModelError
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.llama import FusedLlama, TorchRunner, read_weights, why_not
+from cospec.models.weights.fp32 import Fp32
 from cospec.native import operators
+from cospec.registry import WEIGHT_FORMATS
 
 VOCAB = 101
 COMMON: dict[str, Any] = {
@@ -90,11 +92,11 @@ RUNNERS = [
 ]
 
 
-def session(model: Any, runner: str, kind: operators.Kind = "fp32", page_size: int = 8) -> Session:
-    cache = cache_for(model, page_size)
+def session(model: Any, runner: str, weights: str = "fp32", page_size: int = 8) -> Session:
+    cache, format = cache_for(model, page_size), WEIGHT_FORMATS.load(weights)()
     if runner == "native":
-        return Session(FusedLlama.from_hf(model, cache, kind), cache)
-    return Session(FusedLlama(TorchRunner(read_weights(model), kind), VOCAB), cache)
+        return Session(FusedLlama.from_hf(model, cache, format), cache)
+    return Session(FusedLlama(TorchRunner(read_weights(model, format)), VOCAB), cache)
 
 
 def tokens(count: int, seed: int) -> tuple[int, ...]:
@@ -162,16 +164,16 @@ def test_native_rows_are_bit_identical_in_every_batch(family: str) -> None:
 
 
 @pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
-@pytest.mark.parametrize("kind", ["bf16", "int8"])
-def test_weights_of_fewer_bits_mean_the_same_in_both(kind: operators.Kind) -> None:
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+def test_weights_of_fewer_bits_mean_the_same_in_both(weights: str) -> None:
     model = load("qwen3")
-    if kind == "bf16":  # else the tables of the embedding differ
+    if weights == "bf16":  # else the tables of the embedding differ
         model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.bfloat16().float()
     prompt = SequenceSlice("a", 0, tokens(20, 8))
-    results = [session(model, runner, kind)(prompt) for runner in ("native", "torch")]
+    results = [session(model, runner, weights)(prompt) for runner in ("native", "torch")]
     changed = float((results[0] - plain(model, prompt.tokens)).abs().mean())
     assert changed > 1e-3
-    if kind == "bf16":  # inputs that lie between two bf16 numbers may fall to either side
+    if weights == "bf16":  # inputs that lie between two bf16 numbers may fall to either side
         assert float((results[0] - results[1]).abs().mean()) < 0.3 * changed
     else:
         assert difference(*results) < 1e-4
@@ -188,4 +190,4 @@ def test_other_models_are_refused_with_the_reason() -> None:
     model = load("llama")
     model.config.hidden_act = "gelu"
     with pytest.raises(ModelError, match="activation gelu"):
-        FusedLlama.from_hf(model, cache_for(model), "fp32")
+        FusedLlama.from_hf(model, cache_for(model), Fp32())

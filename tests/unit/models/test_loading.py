@@ -14,8 +14,8 @@ import pytest
 import torch
 import transformers
 
-from cospec.core.assembly import eos_ids
-from cospec.core.drafter_builder import same_tokens
+from cospec.assembly.build import eos_ids
+from cospec.assembly.drafters import same_tokens
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import CospecError, ModelError
 from cospec.models import checkpoint as folders

@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
+from cospec.assembly.build import build_components
 from cospec.config import EngineConfig
-from cospec.core.assembly import build_components
 from cospec.errors import InvalidInput, ModelError
 from cospec.models import memory as budgets
 from cospec.models.kv_cache import LayerShape
@@ -90,7 +90,7 @@ def test_an_engine_divides_what_it_is_given(tmp_path: Path) -> None:
         alone = load_model(str(target), options).pages.capacity
         shared = cache_budget([str(target)] + [str(drafter)] * (models - 1), options)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cospec.core.assembly.load_tokenizer", lambda path: None)
+            patch.setattr("cospec.assembly.build.load_tokenizer", lambda path: None)
             parts = build_components(config)
         assert parts.model.pages.capacity == load_model(str(target), replace(options, budget=shared)).pages.capacity
         assert parts.model.pages.capacity == pytest.approx(alone / models, abs=16)

@@ -15,6 +15,7 @@ from cospec.models.input_batch import check
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.llama import FusedLlama
 from cospec.models.model_runner import ModelRunner
+from cospec.models.weights.fp32 import Fp32
 from cospec.native import operators
 
 pytestmark = pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
@@ -33,7 +34,7 @@ class Pair:
         pool = BlockPool(80, PAGE)
         assert pool.allocate("gap", 3 * PAGE)  # so that page 0 belongs to somebody else
         self.cache = KVCache([LayerShape(2, 8)] * 2, pool, torch.float32, torch.device("cpu"))
-        self.fused = FusedLlama.from_hf(transformers.LlamaForCausalLM(config).eval(), self.cache, "fp32")
+        self.fused = FusedLlama.from_hf(transformers.LlamaForCausalLM(config).eval(), self.cache, Fp32())
         forwards = self.fused.forwards(self.cache, MAX_LEN)
         assert forwards.direct is not None
         self.direct: NativeForward = forwards.direct

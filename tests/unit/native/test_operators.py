@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,11 +17,12 @@ from cospec.errors import InvalidInput
 from cospec.models.input_batch import InputBatch, pack
 from cospec.native import operators
 from cospec.native.library import ISAS
+from cospec.registry import WEIGHT_FORMATS
 
 pytestmark = pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
 
 CPU = torch.device("cpu")
-KINDS = tuple(operators.KINDS)
+FORMATS = tuple(WEIGHT_FORMATS)
 
 
 @pytest.fixture(autouse=True)
@@ -44,33 +45,32 @@ def machines() -> Iterator[tuple[str, int]]:
     operators.set_isa(best)
 
 
-def represented(weight: Tensor, kind: operators.Kind) -> Tensor:
-    """What the packed weight stands for, in float64."""
-    held, scale = operators.quantize(weight, kind)
-    return held.double() if scale is None else held.double() * scale.double()[:, None]
+def packed(weight: Tensor, bias: Tensor | None = None, name: str = "fp32") -> operators.PackedLinear:
+    """A layer whose weight has the format ``name``."""
+    return operators.PackedLinear(WEIGHT_FORMATS.load(name)().read(weight), bias)
 
 
 SHAPES = [(1, 1), (33, 7), (64, 16), (70, 129), (200, 65), (257, 400)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_linear_is_the_product(kind: operators.Kind, outputs: int, inputs: int) -> None:
+def test_linear_is_the_product(name: str, outputs: int, inputs: int) -> None:
     torch.manual_seed(outputs)
     weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
-    layer = operators.PackedLinear(weight, bias, kind)
+    layer, format = packed(weight, bias, name), WEIGHT_FORMATS.load(name)()
+    represented = format.read(weight).decode(torch.float64)
     for rows in (1, 2, 5, 13, 40):
         x = torch.randn(rows, inputs)
-        seen = x.bfloat16() if kind == "bf16" else x
-        expected = seen.double() @ represented(weight, kind).T + bias.double()
+        expected = format.round_inputs(x).double() @ represented.T + bias.double()
         torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5 * inputs**0.5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(70, 129), (200, 500)])
-def test_linear_rows_are_bit_identical_everywhere(kind: operators.Kind, outputs: int, inputs: int) -> None:
+def test_linear_rows_are_bit_identical_everywhere(name: str, outputs: int, inputs: int) -> None:
     torch.manual_seed(inputs)
-    layer = operators.PackedLinear(torch.randn(outputs, inputs), torch.randn(outputs), kind)
+    layer = packed(torch.randn(outputs, inputs), torch.randn(outputs), name)
     x = torch.randn(70, inputs)
     expected = torch.cat([layer(row[None]) for row in x])
     for isa, threads in machines():
@@ -85,11 +85,11 @@ def test_linear_is_one_chain_of_fused_multiply_adds() -> None:
     total = torch.zeros(5)
     for k in range(300):  # a float64 product of float32 values is exact, so one rounding follows
         total = (total.double() + weight[:, k].double() * x[k].double()).float()
-    assert torch.equal(operators.PackedLinear(weight, None, "fp32")(x), total)
+    assert torch.equal(packed(weight)(x), total)
 
 
 def test_linear_keeps_leading_dimensions_and_takes_views() -> None:
-    layer = operators.PackedLinear(torch.randn(6, 8), None, "fp32")
+    layer = packed(torch.randn(6, 8))
     x = torch.randn(3, 8, 4)
     result = layer(x.transpose(1, 2))
     assert result.shape == (3, 4, 6)
@@ -100,7 +100,7 @@ def test_linear_keeps_leading_dimensions_and_takes_views() -> None:
 def test_bf16_products_take_inputs_in_pairs_the_second_first() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(5, 301).bfloat16(), torch.randn(301)
-    layer = operators.PackedLinear(weight, None, "bf16")
+    layer = packed(weight, name="bf16")
     terms = weight.double() * x.bfloat16().double()  # exact in float32 too
     total = torch.zeros(5)
     for first in range(0, 301, 2):
@@ -116,19 +116,19 @@ def test_bf16_inputs_are_rounded_to_nearest_even(value: float) -> None:
     x = torch.tensor([[value, 0.0], [1.0, value]])
     wanted = x.bfloat16().float()
     wanted[wanted.abs() < 2**-126] = 0  # subnormal numbers are taken for 0
-    layer = operators.PackedLinear(torch.eye(2) * 1.0, None, "bf16")
+    layer = packed(torch.eye(2) * 1.0, name="bf16")
     for isa, _ in machines():
         torch.testing.assert_close(layer(x), wanted @ torch.eye(2), rtol=0, atol=0, equal_nan=True, msg=isa)
 
 
 def test_linear_refuses_what_it_cannot_multiply() -> None:
-    layer = operators.PackedLinear(torch.randn(4, 8), None, "fp32")
+    layer = packed(torch.randn(4, 8))
     with pytest.raises(InvalidInput, match=r"float32 \[\.\.\., 8\]"):
         layer(torch.randn(2, 7))
     with pytest.raises(InvalidInput, match="float64"):
         layer(torch.randn(2, 8, dtype=torch.float64))
-    with pytest.raises(InvalidInput, match="int4"):
-        operators.PackedLinear(torch.randn(4, 8), None, cast(Any, "int4"))
+    with pytest.raises(InvalidInput, match="kernel of a weight format is 'int4'"):
+        operators.kernel_id("int4")
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def test_rms_norm() -> None:
 
 def test_threads_of_python_take_turns() -> None:
     operators.set_threads(2)
-    layer = operators.PackedLinear(torch.randn(300, 200), None, "bf16")
+    layer = packed(torch.randn(300, 200), name="bf16")
     inputs = [torch.randn(3, 200) for _ in range(32)]
     expected = [layer(x) for x in inputs]
     with ThreadPoolExecutor(4) as pool:
@@ -305,7 +305,7 @@ def test_threads_of_python_take_turns() -> None:
 
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     operators.set_threads(2)
-    layer = operators.PackedLinear(torch.randn(300, 200), None, "bf16")
+    layer = packed(torch.randn(300, 200), name="bf16")
     x = torch.randn(3, 200)
     expected = layer(x)
     child = os.fork()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from cospec.acceptance.reference import VerifiedDraft, VerifyTask
 from cospec.acceptance.rejection import Rejection
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.types import Draft, DraftBudget, RequestState, ScheduledRequest, VerifyResult
-from cospec.ensemble.blends.build import build_blend
+from cospec.ensemble.blends.registry import build_blend
 from cospec.native import library
 from cospec.native.library import Source
 from cospec.native.verifier import NativeVerifier, supports
@@ -92,6 +92,10 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
         min_p=draw(st.sampled_from([0.0, 0.0, 0.1])),
         presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.7])),
         logit_bias=draw(st.sampled_from([None, None, {1: 2.5}])),
+        min_tokens=draw(st.sampled_from([0, 0, 2])),
+        stop_token_ids=draw(st.sampled_from([(), (0, 3)])),
+        allowed_token_ids=draw(st.sampled_from([None, None, (0, 1, 2, 4)])),
+        bad_words_token_ids=draw(st.sampled_from([(), (), ((1,), (2, 4), (4, 2))])),
         max_tokens=9,
         seed=draw(st.integers(0, 2**64 - 1)),
     )
@@ -215,6 +219,32 @@ def test_a_blend_is_judged_as_its_rows_are(
     assert any(isinstance(verdict, str) for verdict in found)
     assert {len(verdict.path) for verdict in found if isinstance(verdict, VerifyResult)} == {0, 1, 2, 3}
     assert len(queues) == 1 or found != compiled(made, made.tasks, queues[0])
+
+
+@pytest.mark.parametrize("acceptance_method", KNOWN)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_masks_are_applied_to_every_row(acceptance_method: str, temperature: float) -> None:
+    """Excluded tokens that are no numbers do not count, in rows of one model and in blended rows."""
+    made = Round(70, np.random.default_rng(8))
+    masked = SamplingParams(
+        temperature=temperature, max_tokens=9, min_tokens=4, stop_token_ids=(0, 1), bad_words_token_ids=((7,), (8, 9))
+    )
+    for seed in range(80):
+        made.add(replace(masked, seed=seed), acceptance_method, 3, 0.9, seed % 2 == 0, seed % 3 == 0)
+    rows = made.rows.clone()
+    rows[:, 7] = float("nan")
+    for task in made.tasks:
+        rows[task.first : task.verified_rows.start, 7] = 0.0  # rows of the prompt have no mask
+    found = compiled(made, made.tasks, rows)
+    assert found == reference.verify_drafts(made.tasks, made.acceptance_methods, rows)
+    assert {len(verdict.path) for verdict in found if isinstance(verdict, VerifyResult)} == {0, 1, 2, 3}
+    tokens = {verdict.token for verdict in found if isinstance(verdict, VerifyResult)}
+    assert not tokens & {0, 1, 7}
+    blend = build_blend({"method": "weighted", "lambda": 0.3}, 2)
+    queues = [made.rows, made.rows.flip(0)]
+    assert blend.recipe is not None
+    blended = NativeVerifier().verify_by(made.tasks, made.acceptance_method, Source(queues, blend.recipe))
+    assert blended == reference.verify_drafts(made.tasks, made.acceptance_methods, blend.combine(queues))
 
 
 def test_what_the_library_does_not_have_is_left_to_the_rules() -> None:

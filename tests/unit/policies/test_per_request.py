@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cospec.assembly.drafting import build_policy, check_policy
 from cospec.config import SpeculativeConfig, speculative_config
-from cospec.core.policy_builder import build_policy, check_policy
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import (
     BatchState,
@@ -23,8 +23,7 @@ from cospec.core.types import (
 from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.policies.fixed import Fixed
-from cospec.policies.off import Off
+from cospec.policies.fixed import Fixed, Off
 from cospec.policies.per_request import PolicyRouter
 from cospec.sampling_params import SamplingParams
 from harness.execution import sequences

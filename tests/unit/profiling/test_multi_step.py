@@ -14,8 +14,7 @@ from cospec.core.types import DraftContext, ScheduledRequest, SchedulerOutput
 from cospec.drafters.model import ModelDrafter
 from cospec.native import library
 from cospec.native.multi_step import NativeMultiStep
-from cospec.profiling.measure import Grid, measure_multi_steps
-from cospec.profiling.multi_step import ROUNDS, MultiStepTimer
+from cospec.profiling.measure import ROUNDS, Grid, MultiStepTimer, measure_multi_steps
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, load, write_pair
 
@@ -42,7 +41,7 @@ class Noted:
 
     def run(self, entries: Sequence[ScheduledRequest], steps: int) -> object:
         done = self._burst.run(entries, steps)
-        self.found.append((len(entries), entries[0].budget.depth, done[1].rounds))
+        self.found.append((len(entries), entries[0].budget.depth, done[1].steps))
         return done
 
 

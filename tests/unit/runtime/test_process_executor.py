@@ -14,8 +14,8 @@ import pytest
 from cospec.core.types import Request
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.toy import ToyModel
+from cospec.process_utils import others
 from cospec.runtime import process_executor as module
-from cospec.runtime.affinity import others
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams

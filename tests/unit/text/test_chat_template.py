@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cospec.text.chat_template import Names, names_read
+from cospec.text.tokenizer import Names, names_read
 
 
 def test_variables_are_those_that_the_template_does_not_set() -> None:

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.training.corpus import DOMAINS, Corpus, encode, split
+from cospec.training.family import train_tokenizer
 from cospec.training.recipe import (
     Distillation,
     ModelShape,
@@ -18,7 +19,6 @@ from cospec.training.recipe import (
     TrainingSchedule,
     VariantConfig,
 )
-from cospec.training.tokenizer import train_tokenizer
 
 TEXTS = {
     "prose": [

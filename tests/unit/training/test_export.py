@@ -14,9 +14,8 @@ from cospec.errors import ModelError
 from cospec.training import export as exporting
 from cospec.training.distill import train_drafter, train_specialists
 from cospec.training.export import export, measure
-from cospec.training.family import adopt, load_tokenizer, load_trained, train_target
+from cospec.training.family import adopt, load_tokenizer, load_trained, train_target, train_variants
 from cospec.training.recipe import TrainingRecipe
-from cospec.training.variants import train_variants
 
 
 def test_export_writes_what_transformers_loads(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> None:

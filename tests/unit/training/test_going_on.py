@@ -16,9 +16,16 @@ from cospec.errors import ModelError
 from cospec.training import export as exporting
 from cospec.training.distill import train_drafter
 from cospec.training.export import export
-from cospec.training.family import adopt, continue_training, load_tokenizer, load_trained, origin, train_target
+from cospec.training.family import (
+    adopt,
+    continue_training,
+    load_tokenizer,
+    load_trained,
+    origin,
+    train_target,
+    train_variants,
+)
 from cospec.training.recipe import TrainingRecipe
-from cospec.training.variants import train_variants
 
 FULL = 16 * 256  # tokens of a schedule, in whole batches
 

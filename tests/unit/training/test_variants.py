@@ -14,9 +14,8 @@ from cospec.models.loading import LoadOptions, load_model
 from cospec.training.corpus import Corpus
 from cospec.training.evaluate import heldout_loss
 from cospec.training.export import export
-from cospec.training.family import load_adapter, load_trained, train_target
+from cospec.training.family import load_adapter, load_trained, train_target, train_variants
 from cospec.training.recipe import TrainingRecipe
-from cospec.training.variants import train_variants
 
 NAME = "target-prose"
 

@@ -151,7 +151,7 @@ def _stream(context: DraftContext, ahead: int) -> Stream:
 
 
 def _block(context: DraftContext, path: Sequence[int]) -> RowBlock:
-    return RowBlock(context.sampling, History(context.tokens, context.prompt_len, [path]))
+    return RowBlock(context.sampling, History.of_context(context, [path]))
 
 
 def _take(logits: Tensor, rows: Sequence[int]) -> Tensor:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cospec.core.interfaces import Clock, Future
+from cospec.core.interfaces import Clock
 from cospec.core.plugins import Drafter, StepwiseDrafter
+from cospec.core.step import Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
 from cospec.errors import CospecError
 
@@ -97,15 +98,15 @@ class Member:
         scores: dict[str, TokenScores] = self.call({}, self._state.look, contexts) if self.looks else {}
         return scores
 
-    def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future | None:
+    def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future[Any] | None:
         """Request whole drafts asynchronously; None if the drafter is local, or on failure."""
         executor = self.drafter.executor
-        future: Future | None = (
+        future: Future[Any] | None = (
             None if executor is None else self.call(None, executor.submit, "propose", contexts, budgets)
         )
         return future
 
-    def collect(self, future: Future, started: float) -> list[Draft]:
+    def collect(self, future: Future[Any], started: float) -> list[Draft]:
         """Return the result of a request of time ``started``, if the result comes before the deadline."""
         began = self.clock()
         left = None if self.deadline is None else max(0.0, self.deadline - (began - started))

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import compress
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from cospec.core.interfaces import Clock, DrafterBuildContext, Future
+from cospec.core.interfaces import Clock, DrafterBuildContext
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
+from cospec.core.step import Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.pool.combiners.combine import Combiner
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
@@ -246,7 +247,7 @@ class PoolDrafter(Drafter):
                 latest, part = budget, _member_budgets(budget, self.combiner.branches, self.combiner.confident)
             contexts.append(context)
             parts.append(part)
-        started, futures, found = self.setting.clock(), dict[int, Future | None](), dict[int, Sequence[Draft]]()
+        started, futures, found = self.setting.clock(), dict[int, Future[Any] | None](), dict[int, Sequence[Draft]]()
         for number in asked:
             member, own = self.members[number], depths[number]
             taking = list(compress(contexts, own))

@@ -1,4 +1,4 @@
-"""Combine the logits of several models into one target distribution: one blend per file.
+"""Combine the logits of several models into one target distribution: one kind of blend per file.
 
 A blend of several models returns log-probabilities. The request's penalties, bias, temperature and truncation apply to
 these rows as they apply to one model's logits. At temperature 0 the blend's most likely token is taken. A blend that

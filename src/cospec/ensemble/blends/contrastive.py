@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cospec.core.sampling import log_softmax
-from cospec.ensemble.blends.recipes import native_combine
+from cospec.ensemble.blends.weighted import native_combine
 from cospec.errors import InvalidInput, words
 from cospec.native.library import PLAIN, NativeBlend
 from cospec.options import Options

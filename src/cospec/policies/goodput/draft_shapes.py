@@ -45,13 +45,8 @@ class DraftShapes:
         return np.rint(rates * GRID).astype(np.int64)
 
 
-def chain_tokens(alpha: float, length: int) -> float:
-    """Return the expected tokens of a chain, including the next token of the target."""
-    return sum(alpha**j for j in range(length + 1))
-
-
 def tree_tokens(alpha: float, widths: Sequence[int]) -> float:
-    """Return the expected tokens of a level tree, including the next token of the target."""
+    """Return the expected tokens of a level tree, including the next token of the target; a chain has widths of 1."""
     total, reached = 1.0, 1.0
     for width in widths:
         reached *= 1.0 - (1.0 - alpha) ** width

@@ -13,7 +13,7 @@ Step = tuple[StepStats, Sequence[Commit], Mapping[str, DraftBudget]]
 
 def split_steps(stats: StepStats, commits: Sequence[Commit]) -> Iterator[tuple[StepStats, Sequence[Commit]]]:
     """Yield each step with its commits. Time of the call outside models and plan is divided equally."""
-    rounds = stats.times.rounds
+    rounds = stats.times.steps
     if rounds == 1:
         yield stats, commits
         return
@@ -57,7 +57,7 @@ class ObservedSteps:
     def add(self, stats: StepStats, commits: Sequence[Commit], budgets: Mapping[str, DraftBudget]) -> int:
         """Store a call; returns the number of stored calls."""
         self._calls.append((stats, commits, budgets))
-        self._latest = stats.times.rounds
+        self._latest = stats.times.steps
         self.steps += self._latest
         self.seconds += stats.total
         return len(self._calls)

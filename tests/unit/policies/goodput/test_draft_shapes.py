@@ -10,7 +10,6 @@ import pytest
 from cospec.policies.goodput.draft_shapes import (
     GRID,
     DraftShapes,
-    chain_tokens,
     chains,
     nodes,
     tree_tokens,
@@ -22,9 +21,9 @@ from cospec.policies.goodput.draft_shapes import (
 def test_expected_tokens_of_a_chain(alpha: float) -> None:
     chance = np.random.default_rng(0)
     kept = (np.cumprod(chance.random((20_000, 5)) < alpha, axis=1)).sum(axis=1) + 1
-    assert chain_tokens(alpha, 5) == pytest.approx(kept.mean(), abs=0.05)
-    assert chain_tokens(1.0, 5) == 6
-    assert chain_tokens(alpha, 0) == 1
+    assert tree_tokens(alpha, (1,) * 5) == pytest.approx(kept.mean(), abs=0.05)
+    assert tree_tokens(1.0, (1,) * 5) == 6
+    assert tree_tokens(alpha, ()) == 1
 
 
 def test_expected_tokens_of_a_tree() -> None:
@@ -38,7 +37,6 @@ def test_expected_tokens_of_a_tree() -> None:
         total += reached
     assert tree_tokens(0.7, (3, 2, 2)) == pytest.approx(total.mean(), abs=0.02)
     assert nodes((3, 2, 3)) == 3 + 6 + 18
-    assert tree_tokens(0.4, (1, 1, 1)) == pytest.approx(chain_tokens(0.4, 3))
 
 
 @pytest.mark.parametrize("make", [chains, trees])

@@ -30,7 +30,7 @@ def test_each_round_by_itself(length: int) -> None:
     notes = Notes(length)
     World(CPU, steady(0.3, 0.9, 0.6), 3).play(notes, 5)
     stats, commits = as_one(notes.seen)
-    assert stats.times.rounds == 5 and len(commits) == 15
+    assert stats.times.steps == 5 and len(commits) == 15
     found = list(split_steps(stats, commits))
     assert [own for _, own in found] == [own for _, own in notes.seen]
     for (one, _), (before, _) in zip(found, notes.seen, strict=True):

@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cospec.acceptance.methods import AcceptanceMethods
-from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
-from cospec.core.drafter_builder import (
-    EngineHost,
-    build_drafter,
-    executor_of,
-    same_tokens,
-    share_cores,
-)
-from cospec.core.engine import EngineComponents
-from cospec.core.interfaces import Executor, Model, StepContext
-from cospec.core.output_processor import OutputProcessor
+from cospec.assembly.components import TextInfo, Verification, connect
+from cospec.assembly.drafters import EngineHost, build_drafter, same_tokens, share_cores
+from cospec.assembly.drafting import check_policy, drafting_by
+from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
+from cospec.config import EngineConfig, SpeculativeConfig
+from cospec.core.engine import Engine, EngineComponents
+from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
-from cospec.core.policy_builder import build_policy, check_policy
-from cospec.core.scheduler import Scheduler, SchedulerLimits
-from cospec.core.types import DrafterCapabilities
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.options import called
-from cospec.ensemble.assembly import assemble_ensemble, blend_options_of, check_speculation
-from cospec.ensemble.blends.build import build_blend
-from cospec.ensemble.blends.single import Single
+from cospec.ensemble.blends.registry import build_blend
+from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.metrics.summary import drafting, summarize
@@ -49,7 +41,6 @@ from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_n
 from cospec.policies.latency.step import LatencyModels
 from cospec.profiling.start import costs_at_start
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, POLICIES, import_plugins
-from cospec.text.input_processor import InputProcessor
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +59,15 @@ def default_drafter(model: str) -> str | None:
     return "zoo:drafter" if base_folder(resolve(model)) == resolve("zoo") else None
 
 
+def build_engine(config: EngineConfig) -> Engine:
+    """Load the models that ``config`` names, and build an engine around these models.
+
+    Raises:
+        CospecError: a model, option or combination that cannot be served, in one sentence.
+    """
+    return Engine(build_components(config), config)
+
+
 def build_components(config: EngineConfig) -> EngineComponents:
     """Load and connect everything that ``config`` names, and log what it is. Raises ``CospecError`` in one sentence."""
     parts, drafts = _build(config)
@@ -79,7 +79,7 @@ def build_components(config: EngineConfig) -> EngineComponents:
 
 
 def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
-    """The parts, and in words who drafts."""
+    """The components, and a description of what drafts."""
     import_plugins(config.plugins)
     share_cores(config)
     library.use_instruction_set(config.instruction_set)
@@ -104,7 +104,7 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
 
 
 def memory_plan_of(config: EngineConfig) -> tuple[MemoryPlan, str]:
-    """The memory plan of one model with its drafter, and in words who drafts; no weights are loaded.
+    """The memory plan of one model with its drafter, and a description of what drafts; no weights are loaded.
 
     Raises:
         CospecError: the model cannot be served here, in one sentence.
@@ -163,15 +163,6 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     return replace(assemble_ensemble(cast, drafter, chosen, text), model_paths=tuple(paths)), drafts
 
 
-@dataclass(frozen=True, slots=True)
-class TextInfo:
-    """What an engine knows of its model's text: the tokenizer, the folder it came from, the end-of-sequence ids."""
-
-    tokenizer: Any = None
-    path: Path | None = None
-    eos: frozenset[int] = frozenset()
-
-
 def assemble(
     target: Model,
     drafter: Drafter | None,
@@ -180,77 +171,27 @@ def assemble(
     text: TextInfo,
     costs: LatencyModels = LatencyModels(),
 ) -> EngineComponents:
-    """Parts around models that are loaded already; tests and simulations enter here."""
+    """Connect one target and its drafter, both loaded; tests enter here."""
+    clock, native = time.monotonic, config.native == "auto"
     acceptance_methods = AcceptanceMethods()
-    policy = build_policy(speculative, drafter, time.monotonic, costs)
-    max_len = min(config.max_model_len or target.max_len, target.max_len, target.pages.capacity)
-    blend = Single()
-    native = config.native == "auto"
-    verifier = TargetVerifier(target, blend, acceptance_methods, native)
-    chosen = POLICIES.load("off" if drafter is None else speculative.policy_name)
-    why_no_burst = why_not(target) if native else NATIVE_OFF
-    burst = None
-    if why_no_burst is None:
-        burst = NativeMultiStep.of(target, verifier.acceptance_method, drafter, chosen.keeps_drafts)
-    limits = SchedulerLimits(
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-        max_len,
-        acceptance_methods.chains_only,
-        rounds=1 if burst is None else LONGEST,
-        drafts_as_one=burst is not None and burst.drafts,
+    verifier = TargetVerifier(target, Single(), acceptance_methods, native)
+    verification = Verification(
+        target, verifier, target.pages, target.max_len, verifier.blend.name, acceptance_methods, text
     )
-    scheduler = Scheduler(target.pages, policy, limits)
-    backend = getattr(text.tokenizer, "backend_tokenizer", None)
-    executor = executor_of(drafter, speculative.drafter_executor, target.device)
-    order = EXECUTION_MODES.load(speculative.execution_mode if drafter is not None else "sequential")
-    tries_rounds = order.learns and executor is not None and executor.parallel  # by what was accepted
-    return EngineComponents(
-        model=target,
-        scheduler=scheduler,
-        execution_mode=order(
-            StepContext(
-                drafter,
-                verifier,
-                policy,
-                time.monotonic,
-                executor,
-                burst=burst,
-                why_no_burst=why_no_burst or "",
-                native=native,
-            )
-        ),
-        committer=OutputProcessor(backend, blend.name, text.eos, relaxed=acceptance_methods.relaxed),
-        resolver=InputProcessor(
-            target.vocab_size,
-            max_len,
-            text.eos,
-            speculative.acceptance_method,
-            LONGEST_DRAFT,
-            drafter is not None,
-            frozenset(speculative.request_may_choose),
-            stream_kinds=drafter.stream_kinds if drafter else None,
-            drafters=drafter.names if drafter else None,
-            sampled_method="recursive"
-            if speculative.branches(drafter.capabilities if drafter else DrafterCapabilities())
-            else "block",
-            learns=drafter is not None and (drafter.learns or chosen.learns or tries_rounds),
-        ),
-        distribution=blend.name,
-        tokenizer=text.tokenizer,
-        model_path=text.path,
-        weights=drafter.weights if drafter else dict,
-        closers=_closers(executor),
-        burst=burst,
-    )
-
-
-def _closers(executor: Executor | None) -> tuple[Callable[[], None], ...]:
-    return () if executor is None else (executor.close,)
+    limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
+    multi_step = None
+    if reason is None:
+        keeps_drafts = POLICIES.load("off" if drafter is None else speculative.policy_name).keeps_drafts
+        multi_step = NativeMultiStep.of(target, verifier.acceptance_method, drafter, keeps_drafts)
+    if multi_step is not None:
+        limits = replace(limits, max_steps=LONGEST, drafts_as_one=multi_step.drafts)
+    parts = drafting_by(drafter, speculative, target, clock, costs)
+    parts = replace(parts, multi_step=multi_step, why_no_multi_step=reason or "")
+    return connect(verification, parts, speculative, limits, clock)
 
 
 def load_options(config: EngineConfig) -> LoadOptions:
-    """The part of the configuration that says how weights are held and run."""
+    """The options of the configuration for weights, caches and kernels."""
     return LoadOptions(
         device=config.device,
         dtype=config.dtype,
@@ -279,7 +220,7 @@ def resolve_speculation(config: EngineConfig) -> SpeculativeConfig:
 
 
 def _as_drafter(given: SpeculativeConfig) -> SpeculativeConfig:
-    """Who names a model and no method means it as a drafter."""
+    """A model without a method is a draft model."""
     meant = "model" in given.options and "method" not in given.model_fields_set
     return given.model_copy(update={"method": "draft_model"}) if meant else given
 
@@ -321,7 +262,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
     """The models that will draft, each with a KV cache of its own.
 
     Raises:
-        ModelError: one is not there or cannot be read; the sentence says which drafter of a pool wants it.
+        ModelError: one is not there or cannot be read; the sentence names the drafter of a pool.
     """
     found = []
     for where, method, own in _methods(speculative):
@@ -329,7 +270,7 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
         if DRAFTERS.load(method).has_kv_cache and isinstance(name, str):
             try:
                 found.append(str(resolve(name)))
-                cache_budget(found[-1:], options)  # first alone, so that it is known whose an error is
+                cache_budget(found[-1:], options)  # one model at a time, so that an error belongs to one
             except ModelError as error:
                 raise ModelError(f"{where}{error}") from None
     return found

@@ -19,8 +19,8 @@ from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.native import library
 from cospec.options import parse
+from cospec.process_utils import keep_to, others
 from cospec.registry import DRAFTERS, import_plugins
-from cospec.runtime.affinity import keep_to, others
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.executors import ThreadExecutor
 from cospec.runtime.process_executor import ProcessExecutor

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
+from cospec.assembly.build import default_drafter, resolve_speculation
+from cospec.assembly.drafters import check_keys, same_tokens
 from cospec.config import EngineConfig
-from cospec.core.assembly import default_drafter, resolve_speculation
-from cospec.core.drafter_builder import check_keys, same_tokens
 from cospec.core.types import Speculation
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.suffix import SuffixDrafter

@@ -11,8 +11,8 @@ import torch
 from cospec import register_acceptance_method
 from cospec.acceptance.match import Match
 from cospec.acceptance.methods import AcceptanceMethods
+from cospec.assembly.drafters import EngineHost, TargetFacts, build_drafter
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.drafter_builder import EngineHost, TargetFacts, build_drafter
 from cospec.errors import ModelError
 from cospec.models.loading import LoadOptions
 from cospec.registry import ACCEPTANCE_METHODS

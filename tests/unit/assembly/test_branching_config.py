@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
+from cospec.assembly.drafters import EngineHost
 from cospec.config import SpeculativeConfig, speculative_config
-from cospec.core.drafter_builder import EngineHost
 from cospec.core.types import (
     BatchState,
     DraftBudget,

@@ -1,0 +1,141 @@
+"""Connect given parts into the components of an engine: one function for single, ensemble and simulated engines.
+
+``Verification`` is what the output follows, ``Drafting`` is what proposes tokens. The builders of the three kinds of
+engine differ in these parts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from cospec.acceptance.methods import AcceptanceMethods
+from cospec.assembly.drafting import Drafting
+from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
+from cospec.core.engine import EngineComponents
+from cospec.core.interfaces import (
+    BlockManager,
+    Clock,
+    Model,
+    StepContext,
+    Verifier,
+)
+from cospec.core.output_processor import OutputProcessor
+from cospec.core.scheduler import Scheduler, SchedulerLimits
+from cospec.core.types import DrafterCapabilities
+from cospec.text.input_processor import InputProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class TextInfo:
+    """The text side of a model.
+
+    Attributes:
+        tokenizer: a Hugging Face fast tokenizer; None for models without text.
+        path: the folder of the model.
+        eos: end-of-sequence ids.
+    """
+
+    tokenizer: Any = None
+    path: Path | None = None
+    eos: frozenset[int] = frozenset()
+
+    @property
+    def backend(self) -> Tokenizer | None:
+        """The tokenizer that decodes."""
+        return None if self.tokenizer is None else self.tokenizer.backend_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What the output follows.
+
+    Attributes:
+        model: the target, or the first model of an ensemble.
+        pages: the accounting of all caches that verification needs.
+        max_len: tokens of one sequence that every model can read.
+        distribution: the name that responses declare.
+        check_ensemble: checks the ensemble of a request and returns its name; None: requests may not choose.
+    """
+
+    model: Model
+    verifier: Verifier
+    pages: BlockManager
+    max_len: int
+    distribution: str
+    acceptance_methods: AcceptanceMethods
+    text: TextInfo = TextInfo()
+    check_ensemble: Callable[[Mapping[str, Any]], str] | None = None
+
+    def limits(self, config: EngineConfig) -> SchedulerLimits:
+        """The bounds of a step as configured, within what the models and caches can hold."""
+        longest = min(self.max_len, self.pages.capacity)
+        max_len = min(config.max_model_len or longest, longest)
+        chains = self.acceptance_methods.chains_only
+        return SchedulerLimits(
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            max_len,
+            chains,
+            max_in_flight=self.verifier.max_in_flight,
+        )
+
+
+def connect(
+    verification: Verification,
+    drafting: Drafting,
+    speculative: SpeculativeConfig,
+    limits: SchedulerLimits,
+    clock: Clock,
+) -> EngineComponents:
+    """Connect the parts of an engine.
+
+    Raises:
+        InvalidInput: the configured acceptance method cannot verify the drafter's drafts.
+    """
+    drafter, executor, text = drafting.drafter, drafting.executor, verification.text
+    context = StepContext(
+        drafter,
+        verification.verifier,
+        drafting.policy,
+        clock,
+        executor,
+        burst=drafting.multi_step,
+        why_no_burst=drafting.why_no_multi_step,
+    )
+    mode = drafting.execution_mode(context)
+    mode_learns = mode.learns and executor is not None and executor.parallel  # by what was accepted
+    trees = speculative.branches(drafter.capabilities if drafter else DrafterCapabilities())
+    return EngineComponents(
+        model=verification.model,
+        scheduler=Scheduler(verification.pages, drafting.policy, limits),
+        execution_mode=mode,
+        committer=OutputProcessor(
+            text.backend, verification.distribution, text.eos, clock, verification.acceptance_methods.relaxed
+        ),
+        resolver=InputProcessor(
+            verification.model.vocab_size,
+            limits.max_len,
+            text.eos,
+            speculative.acceptance_method,
+            LONGEST_DRAFT,
+            drafting.proposes,
+            frozenset(speculative.request_may_choose) - drafting.fixed_choices,
+            verification.check_ensemble,
+            stream_kinds=drafter.stream_kinds if drafter else None,
+            drafters=drafter.names if drafter else None,
+            sampled_method="recursive" if trees else "block",
+            learns=drafting.learns or mode_learns,
+        ),
+        distribution=verification.distribution,
+        tokenizer=text.tokenizer,
+        model_path=text.path,
+        clock=clock,
+        weights=drafter.weights if drafter else dict,
+        closers=drafting.closers,
+        burst=drafting.multi_step,
+    )

@@ -1,0 +1,142 @@
+"""Build the components of an engine from a configuration of several models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cospec.acceptance.methods import AcceptanceMethods
+from cospec.assembly.components import TextInfo, Verification, connect
+from cospec.assembly.drafting import Drafting, drafting_by
+from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
+from cospec.core.engine import EngineComponents
+from cospec.core.interfaces import Blend
+from cospec.core.plugins import Drafter
+from cospec.ensemble.blends.registry import BlendRegistry
+from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
+from cospec.ensemble.ensemble import (
+    EnsembleDecoder,
+    LoadedModels,
+    ProposingEnsemble,
+    check_vocabularies,
+)
+from cospec.ensemble.proposer_policy import (
+    FixedSchedule,
+    GoodputProposerPolicy,
+    ScheduleOptions,
+    rotations,
+)
+from cospec.ensemble.verifier import EnsembleKVManager, EnsembleVerifier
+from cospec.errors import InvalidInput
+
+
+def assemble_ensemble(
+    loaded: LoadedModels, drafter: Drafter | None, config: EngineConfig, text: TextInfo
+) -> EngineComponents:
+    """Connect the models of an ensemble, which are loaded; tests enter here.
+
+    Args:
+        drafter: a drafter that is no member; it proposes instead of the members.
+
+    Raises:
+        InvalidInput: models, blend and options do not fit each other.
+    """
+    check_vocabularies(loaded)
+    clock, speculative = time.monotonic, config.speculative_config or SpeculativeConfig()
+    blends, acceptance_methods = BlendRegistry(blend_options_of(config), len(loaded.models)), AcceptanceMethods()
+    own = blends.build()
+    decoder = EnsembleDecoder(loaded, blends, acceptance_methods, config.native == "auto")
+    verifier = EnsembleVerifier(decoder)
+    verification = Verification(
+        loaded.models[0],
+        verifier,
+        verifier.pages,
+        min(model.max_len for model in loaded.models),
+        own.name,
+        acceptance_methods,
+        text,
+        (lambda ensemble: blends.build(ensemble).name) if config.collaboration.request_ensembles else None,
+    )
+    if drafter is None:
+        members = _proposing_members(decoder, own, config)
+        pages = EnsembleKVManager([model.pages for model in decoder.models], members.queues.fed, members.queues.drop)
+        verification, drafting = replace(verification, pages=pages), _drafting_by_members(members)
+    else:
+        drafting = replace(
+            drafting_by(drafter, speculative, loaded.models[0], clock), why_no_multi_step=SEVERAL_MODELS, learns=True
+        )
+    return connect(verification, drafting, speculative, verification.limits(config), clock)
+
+
+def _proposing_members(decoder: EnsembleDecoder, own: Blend, config: EngineConfig) -> ProposingEnsemble:
+    """The models that propose to each other, with their policy."""
+    options = config.collaboration
+    policy = build_proposer_policy(options, len(decoder.models), own.members)
+    return ProposingEnsemble(decoder, policy, options.proposal == "parallel", config.native == "auto")
+
+
+def _drafting_by_members(members: ProposingEnsemble) -> Drafting:
+    """Let the members propose to each other; a request cannot choose their policy."""
+    return Drafting(
+        partial(Collaborative, members),
+        members.policy,
+        proposes=members.policy.proposer_schedule.proposes,
+        fixed_choices=frozenset({"policy"}),
+        closers=(members.close,),
+    )
+
+
+def check_speculation(speculative: SpeculativeConfig, options: CollaborationConfig) -> None:
+    """Reject drafter options without a drafter, and options of the members' proposals with a drafter.
+
+    Raises:
+        InvalidInput: an option has no effect in this configuration.
+    """
+    if speculative.method == "off":
+        for key in speculative.model_fields_set - {"method", "acceptance_method", "request_may_choose", "options"}:
+            allowed = "absent without a method; collaboration configures proposals between several models"
+            raise InvalidInput(f"speculative_config.{key}", getattr(speculative, key), allowed)
+        return
+    if speculative.policy == "off":
+        allowed = "another policy; collaboration.proposal 'standard' disables proposals"
+        raise InvalidInput("speculative_config.policy", "off", allowed)
+    for key in options.model_fields_set - {"request_ensembles"}:
+        allowed = "absent where speculative_config.method sets a drafter"
+        raise InvalidInput(f"collaboration.{key}", getattr(options, key), allowed)
+
+
+def blend_options_of(config: EngineConfig) -> Mapping[str, Any]:
+    """Return the options of the engine's own blend; equal weights by default."""
+    return {"method": "weighted"} if config.ensemble is None else config.ensemble
+
+
+def build_proposer_policy(options: CollaborationConfig, count: int, members: Sequence[int]) -> GoodputProposerPolicy:
+    """Build the policy with its initial schedule and its degrees of freedom.
+
+    Raises:
+        InvalidInput: the lengths or the proposer do not match ``count`` models.
+    """
+    if options.proposer is not None and options.proposer >= count:
+        raise InvalidInput("collaboration.proposer", options.proposer, f"a model's index, from 0 to {count - 1}")
+    gammas = _gammas(options.gamma, count)
+    no_proposals = options.proposal in ("standard", "parallel")
+    proposer_schedule = FixedSchedule(
+        gammas=(0,) * count if no_proposals else gammas or (1,) * count,
+        order=rotations(count)[options.proposer or 0],
+        alternate=options.proposal == "alternate",
+    )
+    free = ScheduleOptions(lengths=not no_proposals and gammas is None, proposer=options.proposer is None)
+    return GoodputProposerPolicy(proposer_schedule, members, free)
+
+
+def _gammas(given: str | int | list[int], count: int) -> tuple[int, ...] | None:
+    """Return one length per model; None where the policy chooses."""
+    if isinstance(given, str):
+        return None
+    gammas = (given,) * count if isinstance(given, int) else tuple(given)
+    if len(gammas) != count:
+        raise InvalidInput("collaboration.gamma", list(gammas), f"a list, one for each of the {count} models")
+    return gammas

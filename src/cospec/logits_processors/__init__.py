@@ -1,0 +1,1 @@
+"""The logits processors of cospec. ``core.processors`` keeps their states."""

@@ -1,0 +1,98 @@
+"""Processors that exclude tokens: ``min_tokens``, ``allowed_token_ids`` and ``bad_words_token_ids``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+from cospec.core.bitmask import Bitmask, allow, ban
+from cospec.core.plugins import LogitsProcessor
+from cospec.logits_processors.edits import FieldOptions
+from cospec.sampling_params import SamplingParams
+
+
+class MinTokens(LogitsProcessor):
+    """Bans stop tokens below ``min_tokens``. The state is the length of the output."""
+
+    name: ClassVar[str] = "min_tokens"
+    masks: ClassVar[bool] = True
+    Options: ClassVar[type[FieldOptions]] = FieldOptions
+
+    def __init__(self, min_tokens: int, stops: Collection[int]) -> None:
+        self._min_tokens, self._stops = min_tokens, stops
+
+    @classmethod
+    def build(cls, options: FieldOptions, sampling: SamplingParams) -> MinTokens:
+        """Read the bound and the stop tokens of the request."""
+        return cls(sampling.min_tokens, sampling.stop_token_ids)
+
+    def start(self, prompt: Sequence[int]) -> int:
+        """Return the length of an empty output."""
+        return 0
+
+    def advance(self, state: int, token: int) -> int:
+        """Count one more token."""
+        return state + 1
+
+    def mask(self, state: int, vocab_size: int) -> Bitmask | None:
+        """Ban the stop tokens of a short output."""
+        return ban(self._stops, vocab_size) if state < self._min_tokens and self._stops else None
+
+
+class AllowedTokens(LogitsProcessor):
+    """Allows the tokens of ``allowed_token_ids`` alone."""
+
+    name: ClassVar[str] = "allowed_token_ids"
+    masks: ClassVar[bool] = True
+    Options: ClassVar[type[FieldOptions]] = FieldOptions
+
+    def __init__(self, tokens: Collection[int]) -> None:
+        self._tokens = tokens
+
+    @classmethod
+    def build(cls, options: FieldOptions, sampling: SamplingParams) -> AllowedTokens:
+        """Read the list of the request."""
+        return cls(sampling.allowed_token_ids or ())
+
+    def start(self, prompt: Sequence[int]) -> None:
+        """Return no state: the list depends on no token."""
+
+    def advance(self, state: None, token: int) -> None:
+        """Return no state."""
+
+    def mask(self, state: None, vocab_size: int) -> Bitmask | None:
+        """Allow the tokens of the list."""
+        return allow(self._tokens, vocab_size)
+
+
+class BadWords(LogitsProcessor):
+    """Bans the last token of each sequence after the sequence's other tokens. Only the output counts.
+
+    The state is the end of the output, as long as the longest sequence without its last token.
+    """
+
+    name: ClassVar[str] = "bad_words_token_ids"
+    masks: ClassVar[bool] = True
+    Options: ClassVar[type[FieldOptions]] = FieldOptions
+
+    def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
+        self._sequences = sequences
+        self._longest = max([len(sequence) for sequence in sequences], default=1) - 1
+
+    @classmethod
+    def build(cls, options: FieldOptions, sampling: SamplingParams) -> BadWords:
+        """Read the sequences of the request."""
+        return cls(sampling.bad_words_token_ids)
+
+    def start(self, prompt: Sequence[int]) -> tuple[int, ...]:
+        """Return the end of an empty output."""
+        return ()
+
+    def advance(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        """Append the token, and drop tokens that are too far back."""
+        return (*state, token)[-self._longest :] if self._longest else ()
+
+    def mask(self, state: tuple[int, ...], vocab_size: int) -> Bitmask | None:
+        """Ban the tokens that would complete a sequence."""
+        banned = {last for *before, last in self._sequences if tuple(before) == state[len(state) - len(before) :]}
+        return ban(banned, vocab_size) if banned else None

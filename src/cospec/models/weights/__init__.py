@@ -1,0 +1,1 @@
+"""Formats of weights in memory: one file per format."""

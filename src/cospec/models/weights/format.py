@@ -1,0 +1,152 @@
+"""The base class of weight formats, and weights in a format.
+
+A format reads a floating weight into *parts*: tensors whose first dimension is the outputs. Weights of one input
+therefore join, and rows interleave, part by part in every format. ``product`` is the readable product; the native
+kernels compute the same product from packed parts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cospec.errors import InvalidInput, words
+from cospec.registry import WEIGHT_FORMATS
+
+Rows = Callable[[list[Tensor]], Tensor]
+"""Joins tensors along their first dimension."""
+
+
+class WeightFormat(ABC):
+    """A format of linear weights. An object has no state.
+
+    Attributes:
+        dtype: the option ``dtype`` that selects the format; None if the option ``quantization`` names the format.
+        devices: types of devices that compute with the format.
+        input_dtype: the dtype that products round their inputs to; None leaves the inputs unchanged.
+        table_dtype: of embedding tables, which are looked up instead of multiplied.
+        kernel: the native kernel that reads the tensors of ``pack``, see ``csrc/ops/weight_formats.h``.
+    """
+
+    name: ClassVar[str]
+    dtype: ClassVar[torch.dtype | None] = None
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    input_dtype: ClassVar[torch.dtype | None] = None
+    table_dtype: ClassVar[torch.dtype] = torch.float32
+    kernel: ClassVar[str] = "fp32"
+
+    @abstractmethod
+    def encode(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """Return the parts of a floating weight ``[out, in]``. Parts of zeros are a weight of zeros."""
+
+    @abstractmethod
+    def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the value ``[out, in]`` of parts, in the floating ``dtype``."""
+
+    @abstractmethod
+    def num_bytes(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of all parts of a weight ``[outputs, inputs]``."""
+
+    def pack(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the tensors that ``kernel`` reads; the default widens the weight to float32."""
+        return (self.decode(parts, torch.float32),)
+
+    def read(self, weight: Tensor) -> StoredWeight:
+        """Read a weight ``[out, in]`` of any floating dtype.
+
+        Raises:
+            InvalidInput: the weight has other dimensions, or is empty.
+        """
+        if weight.dim() != 2 or weight.numel() == 0:
+            raise InvalidInput("weight", words(f"of shape {tuple(weight.shape)}"), "[out, in] with neither empty")
+        return StoredWeight(self, self.encode(weight.detach()), weight.shape[1])
+
+    def round_inputs(self, x: Tensor) -> Tensor:
+        """Return inputs rounded as products round them, in the dtype of ``x``."""
+        return x if self.input_dtype is None else x.to(self.input_dtype).to(x.dtype)
+
+    def product(self, x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tensor:
+        """Return ``x @ weight.T + bias``, ``[..., in]`` to ``[..., out]``, in the dtype of ``x``."""
+        return F.linear(self.round_inputs(x), weight.decode(x.dtype), bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredWeight:
+    """A weight ``[outputs, inputs]`` in one format.
+
+    Attributes:
+        parts: the tensors of the format; the first dimension of each is the outputs.
+    """
+
+    format: WeightFormat
+    parts: tuple[Tensor, ...]
+    inputs: int
+
+    @property
+    def outputs(self) -> int:
+        """Rows of the weight."""
+        return self.parts[0].shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.numel() * part.itemsize for part in self.parts)
+
+    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the value ``[outputs, inputs]``."""
+        return self.format.decode(self.parts, dtype)
+
+    def join(self, others: Sequence[StoredWeight], rows: Rows = torch.cat) -> StoredWeight:
+        """Join this weight and others of the same format and inputs: ``rows`` gets each part of all weights."""
+        together = zip(self.parts, *(other.parts for other in others), strict=True)
+        return StoredWeight(self.format, tuple(rows(list(parts)) for parts in together), self.inputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearWeights:
+    """The weight of a linear layer, and its bias ``[outputs]``."""
+
+    weight: StoredWeight
+    bias: Tensor | None
+
+    def join(self, *others: LinearWeights, rows: Rows = torch.cat) -> LinearWeights:
+        """Join layers of the same input into one. Without a bias in each layer the result has none."""
+        biases = [layer.bias for layer in (self, *others) if layer.bias is not None]
+        bias = rows(biases) if len(biases) == 1 + len(others) else None
+        return LinearWeights(self.weight.join([layer.weight for layer in others], rows), bias)
+
+
+def choose_format(quantization: str | None, dtype: torch.dtype, device: torch.device) -> WeightFormat:
+    """Return the format of the options ``quantization`` and ``dtype`` on ``device``.
+
+    A dtype without products on the device is computed as float32.
+
+    Raises:
+        InvalidInput: no quantization has the name, or the device does not compute with the format.
+    """
+    formats = {name: WEIGHT_FORMATS.load(name)() for name in WEIGHT_FORMATS.names}
+    if quantization is None:
+        fitting = [each for each in formats.values() if each.dtype == dtype and device.type in each.devices]
+        return fitting[0] if fitting else formats["fp32"]
+    found = formats.get(quantization)
+    if found is None or found.dtype is not None or device.type not in found.devices:
+        allowed = [
+            f"{name} on {' or '.join(f'a {where.upper()}' for where in each.devices)}"
+            for name, each in formats.items()
+            if each.dtype is None
+        ]
+        raise InvalidInput("quantization", quantization, f"{', '.join(allowed)}, or None")
+    return found
+
+
+def bytes_of(format: WeightFormat, shapes: Sequence[Sequence[int]]) -> int:
+    """Return the bytes of a model's tensors: linear weights in the format, vectors as embedding tables."""
+    tables = sum(prod(shape) for shape in shapes if len(shape) < 2) * format.table_dtype.itemsize
+    return tables + sum(format.num_bytes(prod(shape[:-1]), shape[-1]) for shape in shapes if len(shape) >= 2)
