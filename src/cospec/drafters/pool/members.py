@@ -57,18 +57,18 @@ class Member:
     left_out: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, name: str, drafter: Drafter, clock: Clock, leads: bool, deadline: float | None = None) -> Member:
-        """Create a member; ``leads``: the combiner runs stepwise drafters in lockstep."""
-        stepper = drafter.stepper() if leads else None
+    def of(cls, name: str, drafter: Drafter, clock: Clock, lockstep: bool, deadline: float | None = None) -> Member:
+        """Create a member; ``lockstep``: the combiner runs stepwise drafters in lockstep."""
+        stepper = drafter.stepper() if lockstep else None
         later = stepper is None and drafter.executor is not None
         return cls(name, drafter, clock, drafter.capabilities.free, stepper, deadline, later)
 
-    def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
-        """Return ``verb(*arguments)``; None if it raises, or if the drafter is excluded."""
+    def call(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``verb(*arguments)``; ``failed`` if it raises, or if the drafter is excluded."""
         if self.rest:
-            return None
+            return failed
         started = self.clock()
-        result = self._guarded(verb, *arguments)
+        result = self._guarded(failed, verb, *arguments)
         taken = self.clock() - started
         self.seconds += taken
         if not self.rest:
@@ -85,7 +85,8 @@ class Member:
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return whole drafts; none on failure."""
-        return self.call(self.drafter.propose, contexts, budgets) or []
+        drafts: list[Draft] = self.call([], self.drafter.propose, contexts, budgets)
+        return drafts
 
     @property
     def looks(self) -> bool:
@@ -94,13 +95,14 @@ class Member:
 
     def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """Return scores of the latest known tokens; none on failure, or if the drafter cannot score."""
-        return self.call(self._state.look, contexts) or {} if self.looks else {}
+        scores: dict[str, TokenScores] = self.call({}, self._state.look, contexts) if self.looks else {}
+        return scores
 
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future[Any] | None:
         """Request whole drafts asynchronously; None if the drafter is local, or on failure."""
         executor = self.drafter.executor
         future: Future[Any] | None = (
-            None if executor is None else self.call(executor.submit, "propose", contexts, budgets)
+            None if executor is None else self.call(None, executor.submit, "propose", contexts, budgets)
         )
         return future
 
@@ -111,17 +113,17 @@ class Member:
         if left == 0.0 and not future.done():
             self._exclude("late", f"more than {self.deadline} s")
             return []
-        drafts: list[Draft] = self._guarded(future.result, left) or []
+        drafts: list[Draft] = self._guarded([], future.result, left)
         self.seconds += self.clock() - began
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit also while excluded: the drafter must know which tokens it misses."""
-        self._guarded(self._state.commit, commits)
+        self._guarded(None, self._state.commit, commits)
 
     def forget(self, ids: Sequence[str]) -> None:
         """Forget sequences."""
-        self._guarded(self._state.free, ids)
+        self._guarded(None, self._state.free, ids)
 
     def begin_round(self) -> None:
         """Count one step less of exclusion; a step with work and without failure compensates for one failure."""
@@ -129,7 +131,7 @@ class Member:
             self.failures = max(0, self.failures - 1)
         self.worked, self.rest = False, max(0, self.rest - 1)
 
-    def _guarded(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+    def _guarded(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return verb(*arguments)
         except TimeoutError:
@@ -137,7 +139,7 @@ class Member:
         except FAILURES as error:
             self.lost = True
             self._exclude("error", str(error) or type(error).__name__)
-        return None
+        return failed
 
     def _exclude(self, reason: str, what: str) -> None:
         """Exclude the drafter from this step and more: twice as many after each failure."""

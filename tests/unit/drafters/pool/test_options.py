@@ -138,7 +138,7 @@ def test_at_most_bounds_the_drafters() -> None:
         pool.propose(
             [DraftContext(f"s{count}", [1, 2, 3], 1, GREEDY, 0, StreamKind.TARGET)], [DraftBudget(2, 8, drafters=count)]
         )
-        assert (pool.records[f"s{count}"].standing.idle == 0).sum() == wanted
+        assert pool.records[f"s{count}"].weights.idle.count(0) == wanted
 
 
 def test_the_engine_names_the_drafter_whose_model_cannot_be_read(tmp_path: Path) -> None:
