@@ -154,7 +154,7 @@ class EngineConfig(Options):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, strict=False)
     enable_prefix_caching: bool = True
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
-    attention_backend: Literal["auto", "native", "sdpa"] = "auto"
+    attention_backend: str = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
     instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_bf16"] = "auto"
     native: Literal["auto", "off"] = "auto"
