@@ -91,7 +91,7 @@ def verify_drafts(
             log.exception("request %s could not be verified_rows", id)
             found.append(failure(error))
         else:
-            found.append(verdict if _uses_finite_rows(task, verdict, best) else NOT_FINITE)
+            found.append(verdict if uses_finite_rows(task, verdict, best) else NOT_FINITE)
     return found
 
 
@@ -197,7 +197,7 @@ def _sample(tasks: Sequence[VerifyTask], distributions: Mapping[str, Floats]) ->
     return {id: token for (id, _), token in zip(drawing, tokens, strict=True)}
 
 
-def _uses_finite_rows(task: VerifyTask, verdict: VerifyResult, best: Sequence[int | None]) -> bool:
+def uses_finite_rows(task: VerifyTask, verdict: VerifyResult, best: Sequence[int | None]) -> bool:
     """Return whether all rows of the accepted path are finite.
 
     Rows of rejected nodes do not count: a drafter's tokens must not end a request.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from cospec.acceptance import reference
 from cospec.acceptance.reference import VerifiedDraft, VerifyTask
+from cospec.acceptance.tensor import verify as tensor
 from cospec.core.interfaces import Blend, Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import AcceptanceMethod
@@ -25,8 +27,11 @@ from cospec.core.types import (
 )
 from cospec.errors import failure
 from cospec.native import library
+from cospec.native import verifier as native_verifier
 from cospec.native.library import NativeBlend, Source
-from cospec.native.verifier import NativeVerifier, supports
+from cospec.native.verifier import NativeVerifier
+
+_Verify = Callable[[Sequence[VerifyTask], Tensor], list[VerifiedDraft]]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +41,7 @@ class TargetVerifier:
 
     Args:
         acceptance_methods: by name; a request's ``speculation.acceptance_method`` picks one.
-        native: whether the native library may verify drafts.
+        native: whether the native library, or tensors on another device, may verify drafts.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class TargetVerifier:
     ) -> None:
         self.model, self.blend, self.acceptance_methods = model, blend, acceptance_methods
         self._native = NativeVerifier() if native and library.available() else None
+        self._tensors = native
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
         """The acceptance method that the request resolved to when it was added."""
@@ -77,25 +83,41 @@ class TargetVerifier:
 
     def decide(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[StepOutput]:
         """Verify by logits ``[R, V]`` of the blend: one outcome per task, in order. No model is called."""
-        native = self._native
-        if native is None or not library.reads(logits):
-            verdicts = self._verify_readably(tasks, logits)
-        elif all(whole := [self._supports(task) is None for task in tasks]):
-            verdicts = native.verify(tasks, self.acceptance_method, logits)
-        else:  # each method verifies its own requests
-            groups = [[task for task, each in zip(tasks, whole, strict=True) if each is kind] for kind in (True, False)]
-            fast = iter(native.verify(groups[0], self.acceptance_method, logits))
-            slow = iter(self._verify_readably(groups[1], logits))
-            verdicts = [next(fast if each else slow) for each in whole]
+        verify, supports = self._implementation(logits)
+        fast = [task.draft is None or supports(self.acceptance_method(task.entry.sequence)) is None for task in tasks]
+        if all(fast):
+            verdicts = verify(tasks, logits)
+        else:  # each implementation verifies its own requests
+            groups = [[task for task, each in zip(tasks, fast, strict=True) if each is kind] for kind in (True, False)]
+            found = iter(verify(groups[0], logits)), iter(self._verify_readably(groups[1], logits))
+            verdicts = [next(found[0] if each else found[1]) for each in fast]
         return [self._outcome(task, verdict, logits) for task, verdict in zip(tasks, verdicts, strict=True)]
 
+    def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:
+        """What verifies by these logits, and its reason against drafts of a method; None: no reason."""
+        if self._native is not None and library.reads(logits):
+            return partial(self._verify_natively, self._native), native_verifier.supports
+        if self._tensors and not logits.is_cpu:  # the logits stay on their device
+            return self._verify_by_tensors, tensor.supports
+        return self._verify_readably, _no_reason
+
+    def _verify_natively(
+        self, native: NativeVerifier, tasks: Sequence[VerifyTask], logits: Tensor
+    ) -> list[VerifiedDraft]:
+        return native.verify(tasks, self.acceptance_method, logits)
+
+    def _verify_by_tensors(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
+        return tensor.verify_drafts(tasks, self._methods(tasks), logits)
+
+    def _methods(self, tasks: Sequence[VerifyTask]) -> list[AcceptanceMethod]:
+        return [self.acceptance_method(task.entry.sequence) for task in tasks]
+
     def _verify_readably(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
-        methods = [self.acceptance_method(task.entry.sequence) for task in tasks]
-        return reference.verify_drafts(tasks, methods, logits)
+        return reference.verify_drafts(tasks, self._methods(tasks), logits)
 
     def _supports(self, task: VerifyTask) -> str | None:
         """Why the native library cannot verify the task's draft; None where the library can."""
-        return None if task.draft is None else supports(self.acceptance_method(task.entry.sequence))
+        return None if task.draft is None else native_verifier.supports(self.acceptance_method(task.entry.sequence))
 
     def supports_blend(self, tasks: Sequence[VerifyTask], queues: Sequence[Tensor]) -> bool:
         """Whether ``decide_by_blend`` can verify the tasks; pure."""
@@ -132,12 +154,12 @@ class TargetVerifier:
         if isinstance(verdict, str):
             return StepOutput(task.entry, task.draft, None, error=verdict)
         try:
-            return self._told(task, verdict, logits)
+            return self._with_logprobs(task, verdict, logits)
         except Exception as error:  # the neighbours' outcomes do not depend on this request
             log.exception("the outcome of request %s could not be made", task.entry.sequence.id)
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
-    def _told(self, task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> StepOutput:
+    def _with_logprobs(self, task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> StepOutput:
         """The outcome of a verdict, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
@@ -151,6 +173,10 @@ class TargetVerifier:
                 task.verified_rows.start + 1 + verdict.path[-1] if verdict.path else task.verified_rows.start
             ]
         return StepOutput(entry, draft, verdict, own, prompt, state=state)
+
+
+def _no_reason(acceptance_method: AcceptanceMethod) -> None:
+    return None
 
 
 def can_be_verified(draft: Draft, vocab_size: int) -> bool:
@@ -192,13 +218,13 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
     sequence = task.entry.sequence
     if not _wants_prompt_rows(sequence):
         return ()
-    offset = sequence.computed + 1  # the position that the first row speaks of
+    offset = sequence.computed + 1  # the position that the first row predicts
     first = max(offset, len(sequence.prompt_logprobs) + 1)
-    behind = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
-    if behind <= first:
+    end = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
+    if end <= first:
         return ()
-    rows = logits[task.first + first - offset : task.first + behind - offset]
-    return logprobs(rows, sequence.tokens[first:behind], sequence.request.sampling.prompt_logprobs or 0)
+    rows = logits[task.first + first - offset : task.first + end - offset]
+    return logprobs(rows, sequence.tokens[first:end], sequence.request.sampling.prompt_logprobs or 0)
 
 
 def _logprobs(task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
