@@ -112,7 +112,10 @@ class World:
         EXECUTION_MODES.check(variant.execution_mode)
         components = StepContext(drafter, verifier, policy, clock, executor)
         limits = SchedulerLimits(
-            variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, cache.pages.capacity
+            variant.max_num_seqs or scenario.max_num_seqs,
+            scenario.max_num_batched_tokens,
+            cache.pages.capacity,
+            max_in_flight=verifier.max_in_flight,
         )
         parts = EngineComponents(
             model=cache,
@@ -184,7 +187,7 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
             arrival = next(coming, None)
             continue
         assert earliest is not None, "an engine has work while requests are left"
-        before = earliest.held
+        before, steps = earliest.held, len(earliest.rounds.times)
         began = earliest.clock.now
         for request, stats in earliest.step():
             found.add(stats, request.output)
@@ -192,7 +195,8 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
             if kv_cache is not None:
                 earliest.add(kv_cache)
         last = max(last, earliest.clock.now)
-        assert earliest.clock.now > began or earliest.held != before, "time stands still"
+        moved = earliest.clock.now > began or earliest.held != before or len(earliest.rounds.times) > steps
+        assert moved, "time stands still"
     found.end, found.request_seconds = last, sum(each.request_seconds for each in replicas)
     return found, replicas
 
