@@ -131,7 +131,10 @@ class Scheduler:
         return ended
 
     def plan(self) -> SchedulerOutput:
-        """Share out the step's tokens: running sequences by age, then as many waiting ones as fit."""
+        """Share out the step's tokens: running sequences by age, then as many waiting ones as fit.
+
+        Fewer than ``max_in_flight`` steps are in flight.
+        """
         ready = self.running
         if self._in_flight:
             ready = [sequence for sequence in ready if sequence.request.id not in self._in_flight]
