@@ -63,6 +63,14 @@ class SpeculativeConfig(Options):
             return value
         raise PydanticCustomError("length", "a whole number from 0 to {most}, or 'auto'", {"most": LONGEST_DRAFT})
 
+    @property
+    def reserved_cores(self) -> tuple[int, ...]:
+        """The processors of all drafter processes, those of a pool's drafters included."""
+        members = self.options.get("drafters")
+        entries = [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
+        own = [each.get("cores", ()) for each in entries]
+        return (*self.drafter_cores, *[core for cores in own if isinstance(cores, list) for core in cores])
+
     def branches(self, capabilities: DrafterCapabilities) -> bool:
         """Whether drafts may be trees.
 
