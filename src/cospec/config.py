@@ -69,7 +69,8 @@ class SpeculativeConfig(Options):
         members = self.options.get("drafters")
         entries = [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
         own = [each.get("cores", ()) for each in entries]
-        return (*self.drafter_cores, *[core for cores in own if isinstance(cores, list) for core in cores])
+        cores = [core for each in own if isinstance(each, list) for core in each if isinstance(core, int) and core >= 0]
+        return (*self.drafter_cores, *cores)
 
     def branches(self, capabilities: DrafterCapabilities) -> bool:
         """Whether drafts may be trees.
@@ -139,8 +140,8 @@ class EngineConfig(Options):
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
         enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
-        native: ``off`` runs steps, acceptance methods, rollouts and the drafter pool in Python. Kernels over rows of
-            numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
+        native: ``off`` runs steps, acceptance methods, rollouts and lockstep drafting of pools in Python. Kernels over
+            rows of numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
         measure_at_start: measure for three seconds if the policy needs a latency model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
