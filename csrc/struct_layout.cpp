@@ -63,8 +63,8 @@ const std::vector<Layout>& layouts() {
         LAYOUT(PoolRequest, greedy, shares_stream, depth, max_nodes, temperature, threshold),
         LAYOUT(PoolBatch, num_requests, num_drafters, max_depth, tree_capacity, steps, calibration_bins,
             calibration_prior, min_prob, min_second_prob, requests, streams, calibrations, weights, odds, spans, tokens,
-            parents, raw_confidence, candidates, candidate_probs, q, mix_weights, main_path, path_len, active, num_nodes,
-            out_tokens, out_parents, out_owners, out_confidence),
+            parents, raw_confidence, candidates, candidate_probs, q, mix_weights, main_path, path_len, active,
+            num_nodes, out_tokens, out_parents, out_owners, out_confidence),
         LAYOUT(LockstepDrafter, drafter, model, cache, slices, ids, requests, num_requests),
         LAYOUT(MixBuffers, distributions, mixtures, vocab_size, kept_steps),
     };

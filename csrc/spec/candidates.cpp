@@ -51,8 +51,8 @@ API void cospec_top_candidates(const float* logits, long rows, long vocab_size, 
         for (long r = team.begin(rows); r < team.end(rows); r++) {
             RandomStream stream;
             memcpy(&stream, streams + 6 * r, sizeof stream);
-            top_candidates(logits + r * vocab_size, temperatures[r], stream, min_second_prob, q, tokens + 2 * r,
-                probs + 2 * r);
+            top_candidates(
+                logits + r * vocab_size, temperatures[r], stream, min_second_prob, q, tokens + 2 * r, probs + 2 * r);
         }
     });
 }

@@ -33,9 +33,10 @@ struct PoolBatch {
 
     const PoolRequest* requests;  // [R]
     const uint64_t* streams;      // [R, 6], random streams of the first position, see core/rng.py
-    const double* calibrations;   // [2, 2, M, 2, bins]: sampled or greedy; first or second candidate; drafter; hits, trials
-    const double* weights;        // [R, M], sum to 1 over the drafters that take part; 0 for the others
-    const double* odds;           // [R, M]
+    const double*
+        calibrations;       // [2, 2, M, 2, bins]: sampled or greedy; first or second candidate; drafter; hits, trials
+    const double* weights;  // [R, M], sum to 1 over the drafters that take part; 0 for the others
+    const double* odds;     // [R, M]
 
     const int64_t* spans;             // [R, M, 2], begin and number of nodes of a drafter's complete draft
     const int64_t *tokens, *parents;  // [T] of all complete drafts

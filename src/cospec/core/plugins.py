@@ -158,6 +158,9 @@ class Drafter(ABC):
         """The probability of the latest known tokens, by sequence; called where ``looks`` is True."""
         return {}
 
+    def close(self) -> None:  # noqa: B027 - most drafters started nothing
+        """End the threads and processes that the drafter started."""
+
     def weights(self) -> Mapping[str, float]:
         """The weight of each drafter of a pool, by name; empty for other drafters. Changes nothing."""
         return {}

@@ -102,10 +102,11 @@ def test_one_call_equals_one_call_for_each_position(
 
 
 def test_the_reasons_against_one_call_are_known_in_advance(folders: tuple[Path, Path], calls: list[str]) -> None:
-    for listed, how, reason in (([CUT], {}, "edited logits"), ([GREEDY], {"deadline": 5.0}, "a deadline")):
-        calls.clear()
-        played(folders, "fuse", listed, **how)
-        assert set(calls) == {reason}
+    played(folders, "fuse", [CUT])
+    assert set(calls) == {"edited logits"}
+    calls.clear()
+    played(folders, "fuse", [GREEDY], deadline=5.0)
+    assert set(calls) == {"a deadline"}
 
 
 def test_the_comparison_sees_other_constants(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,4 +114,4 @@ def test_the_comparison_sees_other_constants(folders: tuple[Path, Path], monkeyp
     ours = played(folders, "fuse", [GREEDY], native=False)
     monkeypatch.setattr(pool_lockstep, "PRIOR", 8.1)
     other = played(folders, "fuse", [GREEDY])
-    assert any(not np.array_equal(one.confidence, two.confidence) for one, two in zip(ours[1], other[1], strict=False))
+    assert [str(each.confidence) for each in ours[1]] != [str(each.confidence) for each in other[1]]

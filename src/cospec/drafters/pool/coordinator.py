@@ -87,7 +87,7 @@ def allot(
     return given
 
 
-@dataclass(slots=True)
+@dataclass
 class Coordinator:
     """Chooses the drafters of each sequence, combines their drafts, and learns how right each drafter was."""
 

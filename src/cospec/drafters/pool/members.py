@@ -55,6 +55,7 @@ class Member:
     lost: bool = False
     seconds: float = 0.0
     left_out: Counter[str] = field(default_factory=Counter)
+    notices: list[Future[Any]] = field(default_factory=list)  # commits and frees of an asynchronous drafter
 
     @classmethod
     def of(cls, name: str, drafter: Drafter, clock: Clock, lockstep: bool, deadline: float | None = None) -> Member:
@@ -89,6 +90,12 @@ class Member:
         return drafts
 
     @property
+    def present(self) -> bool:
+        """Whether the drafter can take part: it is not excluded, and its process runs."""
+        executor = self.drafter.executor
+        return not self.rest and (executor is None or executor.present)
+
+    @property
     def looks(self) -> bool:
         """Whether the drafter can score known tokens."""
         return self.stepper is not None or self.drafter.looks
@@ -119,17 +126,29 @@ class Member:
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit also while excluded: the drafter must know which tokens it misses."""
-        self._guarded(None, self._state.commit, commits)
+        self._notify("commit", commits)
 
     def forget(self, ids: Sequence[str]) -> None:
         """Forget sequences."""
-        self._guarded(None, self._state.free, ids)
+        self._notify("free", ids)
 
     def begin_round(self) -> None:
         """Count one step less of exclusion; a step with work and without failure compensates for one failure."""
+        done = [future for future in self.notices if future.done()]
+        self.notices = [future for future in self.notices if future not in done]
+        for future in done:
+            self._guarded(None, future.result, 0)
         if self.worked:
             self.failures = max(0, self.failures - 1)
         self.worked, self.rest = False, max(0, self.rest - 1)
+
+    def _notify(self, method: str, argument: Any) -> None:
+        """Call ``commit`` or ``free``; a failure of an asynchronous drafter shows in a later step."""
+        executor = self.drafter.executor
+        if executor is None or self.stepper is not None:
+            self._guarded(None, self._state.commit if method == "commit" else self._state.free, argument)
+        else:
+            self.notices += self._guarded([], lambda: [executor.submit(method, argument)])
 
     def _guarded(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
         try:

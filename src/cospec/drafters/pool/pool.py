@@ -28,6 +28,7 @@ from cospec.drafters.pool.options import PoolOptions, build_drafters, check_dist
 from cospec.drafters.pool.routing.selection import Routing
 from cospec.drafters.pool.routing.weights import DrafterWeights
 from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
+from cospec.errors import InvalidInput
 from cospec.registry import COMBINERS, ROUTINGS
 
 RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
@@ -111,7 +112,12 @@ class PoolDrafter(Drafter):
         combiner, routing = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)()
         drafters = build_drafters(options, build_context)
         if StreamKind.DRAFT in combiner.stream_kinds:
-            check_distributions(drafters, options.combiner)
+            try:
+                check_distributions(drafters, options.combiner)
+            except InvalidInput:
+                for each in drafters:
+                    each.drafter.close()
+                raise
         clock = time.monotonic
         members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
         vocab_size, native = build_context.target.vocab_size, build_context.native
@@ -176,6 +182,11 @@ class PoolDrafter(Drafter):
         for member in self.members:
             member.forget(ids)
 
+    def close(self) -> None:
+        """End the threads and processes of the drafters."""
+        for member in self.members:
+            member.drafter.close()
+
     def weights(self) -> Mapping[str, float]:
         """Return the mean weight of each drafter over the present requests; a new request's weights if there are
         none."""
@@ -204,7 +215,7 @@ class PoolDrafter(Drafter):
             tuple(self.stream_kinds),
         )
         most = self.setting.at_most
-        present = sum([1 << number for number, member in enumerate(self.members) if not member.rest])
+        present = sum([1 << number for number, member in enumerate(self.members) if member.present])
         for context, budget in zip(contexts, budgets, strict=True):
             able = present if context.drafters is None else present & self._bits(context.drafters)
             if not able or budget.depth < 1 or budget.max_nodes < 1 or context.stream_kind not in stream_kinds:
@@ -229,7 +240,7 @@ class PoolDrafter(Drafter):
 
     def _look(self, due: Sequence[DraftContext]) -> None:
         """Let drafters score known tokens, where they can."""
-        looks = [{} if member.rest else member.look(due) for member in self.members]
+        looks = [{} if not member.present else member.look(due) for member in self.members]
         for context in due:
             self.records[context.id].weights.look([own.get(context.id) for own in looks])
 

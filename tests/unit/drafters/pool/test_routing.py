@@ -50,10 +50,10 @@ def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
 def test_who_was_not_asked_loses_nothing_and_evidence_fades() -> None:
     made = observed((0.8, 0.5, 0.5))
     asked = DrafterWeights(3)
-    asked.saw(0, 32, 40)
+    asked.count(0, 32, 40)
     assert asked.weights(PRIOR)[1:] == pytest.approx(made.weights(PRIOR)[1:])
     before = made.weights(PRIOR)[0]
-    made.fade(200)
+    made.decay(200)
     assert 1 / 3 < made.weights(PRIOR)[0] < before
 
 
@@ -65,7 +65,7 @@ def test_weights_find_the_best_in_hindsight() -> None:
         rates[best] = 0.75
         share = []
         for _ in range(100):
-            made.fade(2)
+            made.decay(2)
             for member, rate in enumerate(rates):
                 made.count(member, float((chance.random(2) < rate).sum()), 2)
             share.append(made.weights(PRIOR)[best])
@@ -131,7 +131,7 @@ def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
     for accepted in (0, 4):
         made = observed((0.5, 0.5, 0.5))
         made.scores[:] = [0.1, 0.9, 0.2]
-        made.went(accepted)
+        made.accepted = accepted
         chosen = [explore.route(made, choice([1 / 3] * 3, count=1, seed=seed)) for seed in range(2000)]
         assert all(len(each) == 1 for each in chosen)
         found[accepted] = np.mean([each == [1] for each in chosen])
