@@ -10,8 +10,6 @@ namespace cospec {
 
 namespace {
 
-constexpr double MIN_SECOND_PROB = 1e-3;  // a less likely token is not worth a place as second choice
-
 double most_likely(const std::vector<double>& q, int64_t* token) {
     long best = 0;
     for (long i = 1; i < (long)q.size(); i++)
@@ -22,8 +20,8 @@ double most_likely(const std::vector<double>& q, int64_t* token) {
 
 }  // namespace
 
-void top_candidates(const float* row, double temperature, const RandomStream& stream, std::vector<double>& q,
-    int64_t* tokens, double* probs) {
+void top_candidates(const float* row, double temperature, const RandomStream& stream, double min_second_prob,
+    std::vector<double>& q, int64_t* tokens, double* probs) {
     const long vocab_size = (long)q.size();
     tokens[0] = kernels().argmax(row, vocab_size);
     tokens[1] = -1;
@@ -34,7 +32,7 @@ void top_candidates(const float* row, double temperature, const RandomStream& st
     probs[0] = q[tokens[0]];
     q[tokens[0]] = 0.0;
     if (temperature > 0.0) {
-        for (double& each : q) each = each < MIN_SECOND_PROB ? 0.0 : each;
+        for (double& each : q) each = each < min_second_prob ? 0.0 : each;
         tokens[1] = exponential_sample(q.data(), vocab_size, stream);
         probs[1] = tokens[1] < 0 ? 0.0 : q[tokens[1]];
     } else {
@@ -44,15 +42,17 @@ void top_candidates(const float* row, double temperature, const RandomStream& st
 
 // Read two candidates from each row of logits [rows, vocab_size]. tokens and probs: [rows, 2].
 // At temperature 0 the candidates are the two most likely tokens, with their probabilities at temperature 1.
-// Otherwise the first is sampled with the row's stream [rows, 6], and the second among the other tokens.
+// Otherwise the first is sampled with the row's stream [rows, 6], and the second among the other tokens with a
+// probability of at least `min_second_prob`.
 API void cospec_top_candidates(const float* logits, long rows, long vocab_size, const double* temperatures,
-    const uint64_t* streams, int64_t* tokens, double* probs) {
+    const uint64_t* streams, double min_second_prob, int64_t* tokens, double* probs) {
     in_parallel(threads_for(rows), [&](const Team& team) {
         std::vector<double> q(vocab_size);
         for (long r = team.begin(rows); r < team.end(rows); r++) {
             RandomStream stream;
             memcpy(&stream, streams + 6 * r, sizeof stream);
-            top_candidates(logits + r * vocab_size, temperatures[r], stream, q, tokens + 2 * r, probs + 2 * r);
+            top_candidates(
+                logits + r * vocab_size, temperatures[r], stream, min_second_prob, q, tokens + 2 * r, probs + 2 * r);
         }
     });
 }

@@ -7,8 +7,9 @@
 namespace cospec {
 
 // Read the candidates from one row of logits. tokens and probs: [2]; a token is -1 where there is none.
-// `q` holds one number per token of the vocabulary and is overwritten.
-void top_candidates(const float* row, double temperature, const RandomStream& stream, std::vector<double>& q,
-    int64_t* tokens, double* probs);
+// A sampled second choice has a probability of at least `min_second_prob`. `q` holds one number per token of the
+// vocabulary and is overwritten.
+void top_candidates(const float* row, double temperature, const RandomStream& stream, double min_second_prob,
+    std::vector<double>& q, int64_t* tokens, double* probs);
 
 }  // namespace cospec

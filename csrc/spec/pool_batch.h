@@ -2,44 +2,46 @@
 #pragma once
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "ops/ops.h"
+#include "ops/sampling.h"
 
 namespace cospec {
 
 // What the pool is asked to draft for one request.
-struct DraftTask {
-    double* stats;  // [6, M] and one more number, see `DrafterStat`
+struct PoolRequest {
     int64_t greedy;
-    uint64_t seed, stream_kind;  // the random stream of sampled tokens
-    double temperature;
-    uint64_t eligible;     // bit m: drafter m may take part
-    int64_t base_len;      // committed tokens
-    int64_t max_drafters;  // one more than the number that may take part; 0: the routing decides
-    int64_t depth;         // tokens of the longest path
-    int64_t max_nodes;     // nodes of the tree
-    double threshold;      // a main path ends where its probability falls below this
+    int64_t shares_stream;  // the drafters sample with the target's random stream
+    int64_t depth;          // tokens of the longest path
+    int64_t max_nodes;      // nodes of the tree
+    double temperature;     // 0 for greedy requests
+    double threshold;       // a main path ends where its probability falls below this
 };
 
 struct PoolBatch {
     int64_t num_requests, num_drafters, max_depth;
     int64_t tree_capacity;  // nodes of the largest tree under construction
-    int64_t steps;          // lockstep positions read so far
+    int64_t steps;          // positions that were read so far
 
-    const DraftTask* tasks;  // [R]
-    const double* prior;     // [2, M]: acceptance rates, odds
-    double* calibrations;    // [2, 2, M, 2, bins]: sampled or greedy; first or second candidate; drafter; hits, trials
-    double* weights;         // [R, M], sum to 1 over the drafters that take part; 0 for the others
-    double* odds;            // [R, M]
+    // Constants of drafters/calibration.py, drafters/pool/state.py and drafters/pool/candidates.py.
+    int64_t calibration_bins;
+    double calibration_prior, min_prob, min_second_prob;
 
-    int64_t* spans;                   // [R, M, 2], begin and number of nodes of a drafter's complete draft
+    const PoolRequest* requests;  // [R]
+    const uint64_t* streams;      // [R, 6], random streams of the first position, see core/rng.py
+    const double*
+        calibrations;       // [2, 2, M, 2, bins]: sampled or greedy; first or second candidate; drafter; hits, trials
+    const double* weights;  // [R, M], sum to 1 over the drafters that take part; 0 for the others
+    const double* odds;     // [R, M]
+
+    const int64_t* spans;             // [R, M, 2], begin and number of nodes of a drafter's complete draft
     const int64_t *tokens, *parents;  // [T] of all complete drafts
-    const double* raw_confidence;     // [T] of all complete drafts, or null
+    const double* raw_confidence;     // [T] of all complete drafts
 
-    // D is 0 without lockstep drafters.
     int64_t* candidates;      // [D, M, R, 2], candidate tokens of lockstep drafters, -1 for none
     double* candidate_probs;  // [D, M, R, 2]
     const double** q;         // [D, M, R], distributions, null for none
@@ -54,48 +56,36 @@ struct PoolBatch {
     double* out_confidence;                          // [R, tree_capacity]
 };
 
-enum DrafterStat { HITS = 0, TRIALS = 1, LIKELIHOOD = 2, SCORED = 3, IDLE = 4, SCORE = 5, ACCEPTED = 6 };
-enum Routing { ALL = 0, HEDGE = 1, EXPLORE = 2 };  // drafters/routing
-
-// As drafters/calibration.py and drafters/pool/state.py.
-constexpr int BINS = 17;
-constexpr double MIN_PROB = 0.01, CALIBRATION_PRIOR = 8.0, MAX_TRIALS = 4096.0, UNKNOWN_CONFIDENCE = 0.5;
-constexpr double NOVELTY_RATE = 0.05;
-
 // One request of a batch.
 struct RequestView {
     const PoolBatch& b;
     const long index, num_drafters = b.num_drafters;
-    const DraftTask& task = b.tasks[index];
+    const PoolRequest& task = b.requests[index];
 
-    double* stat(DrafterStat kind) const { return task.stats + kind * num_drafters; }
-
-    double* bins(long rank, long drafter) const {
-        return b.calibrations + (((task.greedy ? 2 : 0) + rank) * num_drafters + drafter) * 2 * BINS;
+    // The random stream of a position.
+    RandomStream stream(long step) const {
+        RandomStream found;
+        memcpy(&found, b.streams + 6 * index, sizeof found);
+        found.counter[2] += step;
+        return found;
+    }
+    const double* bins(long rank, long drafter) const {
+        return b.calibrations + (((task.greedy ? 2 : 0) + rank) * num_drafters + drafter) * 2 * b.calibration_bins;
     }
     // The probability of acceptance that belongs to a drafter's own confidence.
     double calibrated(long drafter, double confidence, long rank = 0) const {
-        const double* hits = bins(rank, drafter);
-        const int bin = (int)(sqrt(confidence) * (BINS - 1));
-        double prob = (hits[bin] + CALIBRATION_PRIOR * confidence) / (hits[BINS + bin] + CALIBRATION_PRIOR);
-        prob = prob < MIN_PROB ? MIN_PROB : prob > 1.0 - MIN_PROB ? 1.0 - MIN_PROB : prob;
+        const double *hits = bins(rank, drafter), *trials = hits + b.calibration_bins, prior = b.calibration_prior;
+        const int bin = (int)(sqrt(confidence) * (b.calibration_bins - 1));
+        double prob = (hits[bin] + prior * confidence) / (trials[bin] + prior);
+        prob = prob < b.min_prob ? b.min_prob : prob > 1.0 - b.min_prob ? 1.0 - b.min_prob : prob;
         const double scaled = prob * b.odds[index * num_drafters + drafter];
         return scaled / (scaled + 1.0 - prob);
     }
     double weight(long drafter) const { return b.weights[index * num_drafters + drafter]; }
     long draft_begin(long drafter) const { return b.spans[2 * (index * num_drafters + drafter)]; }
     long draft_nodes(long drafter) const { return b.spans[2 * (index * num_drafters + drafter) + 1]; }
-    double raw_confidence(long node) const { return b.raw_confidence ? b.raw_confidence[node] : UNKNOWN_CONFIDENCE; }
     // Index into [D, M, R].
     long offset(long step, long drafter) const { return (step * num_drafters + drafter) * b.num_requests + index; }
-    // Drafters with a complete draft, the largest weight first.
-    std::vector<long> drafters() const {
-        std::vector<long> found;
-        for (long m = 0; m < num_drafters; m++)
-            if (draft_nodes(m)) found.push_back(m);
-        std::stable_sort(found.begin(), found.end(), [&](long a, long c) { return weight(a) > weight(c); });
-        return found;
-    }
 };
 
 // As drafters/pool/tree_builder.py.
@@ -152,20 +142,18 @@ struct DrafterLogits {
 };
 
 // Read candidates at the current step. logits: [count]; requests: the request of each row of logits.
-API void cospec_pool_read_candidates(
-    const PoolBatch* b, const DrafterLogits* logits, long count, const int64_t* requests);
+void pool_read_candidates(const PoolBatch& b, const DrafterLogits* logits, long count, const int64_t* requests);
 // Read distributions at the current step into q [rows, vocab_size]. Greedy requests get a token instead.
 // A token is also sampled where the drafter shares the target's random stream.
 // The confidence is the largest probability, at temperature 1 for greedy requests.
-API void cospec_pool_read_distributions(
-    const PoolBatch* b, const DrafterLogits* logits, long count, const int64_t* requests, double* q);
+void pool_read_distributions(
+    const PoolBatch& b, const DrafterLogits* logits, long count, const int64_t* requests, double* q);
 // Extend each main path by the most trusted candidate. A path that ends writes its tree.
-API void cospec_pool_fuse(const PoolBatch* b);
+void pool_fuse(const PoolBatch& b);
 // Mix the distributions of active requests into mixtures [R, kept_steps, vocab_size].
 // Greedy requests take the token with the most weight.
-API void cospec_pool_mix(const PoolBatch* b, long vocab_size, double* mixtures, long kept_steps);
-// Append a token sampled from each mixture. A given `tokens` [R] replaces the samples.
-API void cospec_pool_sample(
-    const PoolBatch* b, long vocab_size, double* mixtures, long kept_steps, const int64_t* tokens);
+void pool_mix(const PoolBatch& b, long vocab_size, double* mixtures, long kept_steps);
+// Append a token sampled from each mixture.
+void pool_sample(const PoolBatch& b, long vocab_size, double* mixtures, long kept_steps);
 
 }  // namespace cospec

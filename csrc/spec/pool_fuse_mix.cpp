@@ -8,8 +8,6 @@ namespace cospec {
 
 namespace {
 
-constexpr uint64_t TARGET = 0;  // StreamKind in core/rng.py
-
 // One drafter's candidate at a position. `node` belongs to the drafter's complete draft; -1 for a lockstep drafter.
 struct Candidate {
     long drafter;
@@ -40,7 +38,7 @@ struct FuseCombiner {
         for (long m = 0; m < request.num_drafters; m++)
             for (long i = 0; draft_nodes[m] > DIVERGED && i < request.draft_nodes(m); i++) {
                 const long at = request.draft_begin(m) + i;
-                const double raw = request.raw_confidence(at);
+                const double raw = b.raw_confidence[at];
                 if (b.parents[at] == draft_nodes[m])
                     found.push_back({m, b.tokens[at], raw, request.calibrated(m, raw), i});
             }
@@ -95,7 +93,7 @@ struct FuseCombiner {
             for (long n = branches[i].node + 1; n < request.draft_nodes(m); n++) {
                 const long draft_parent = b.parents[begin + n], parent = draft_parent < 0 ? -1 : node_of[draft_parent];
                 if (parent < 0) continue;
-                const double confidence = request.calibrated(m, request.raw_confidence(begin + n));
+                const double confidence = request.calibrated(m, b.raw_confidence[begin + n]);
                 const double score = tree.scores[parent] * confidence;
                 node_of[n] = tree.add_node(parent, b.tokens[begin + n], m, score, confidence);
             }
@@ -117,13 +115,6 @@ void fuse(const RequestView& request) {
     b.path_len[request.index] = combiner.length;
     b.active[request.index] = active;
     if (!active) combiner.finish();
-}
-
-RandomStream random_stream(const RequestView& request, long step) {
-    const DraftTask& task = request.task;
-    const uint64_t base_len = task.base_len;
-    // As core/rng.py: the target's stream does not depend on the step.
-    return {{task.seed, task.stream_kind}, {0, 0, base_len + step, task.stream_kind == TARGET ? 0 : base_len}};
 }
 
 // drafters/pool/combiners/mix.py at the current step. A complete draft contributes while the main path agrees with it.
@@ -167,7 +158,7 @@ struct MixCombiner {
         std::fill(weights, weights + request.num_drafters, 0.0);
         for (long m : drafters) {
             const double raw = in_lockstep(m) ? b.candidate_probs[2 * request.offset(step, m)]
-                                              : request.raw_confidence(request.draft_begin(m) + step);
+                                              : b.raw_confidence[request.draft_begin(m) + step];
             confidences.push_back(request.calibrated(m, raw));
             weights[m] = request.weight(m) * confidences.back();
             total += weights[m];
@@ -225,7 +216,7 @@ struct MixCombiner {
 
 // Call read(offset into [D, M, R], request, logits, row number, scratch [vocab_size]) for all rows of all drafters.
 template <class F>
-void for_each_row(const PoolBatch* b, const DrafterLogits* logits, long count, const int64_t* requests, F&& read) {
+void for_each_row(const PoolBatch& b, const DrafterLogits* logits, long count, const int64_t* requests, F&& read) {
     struct Row {
         int64_t drafter;
         const float* logits;
@@ -239,9 +230,9 @@ void for_each_row(const PoolBatch* b, const DrafterLogits* logits, long count, c
     in_parallel(threads_for(num_rows), [&](const Team& team) {
         std::vector<double> scratch;
         for (long i = team.begin(num_rows); i < team.end(num_rows); i++) {
-            const RequestView request = {*b, requests[i]};
+            const RequestView request = {b, requests[i]};
             scratch.resize(rows[i].vocab_size);
-            read(request.offset(b->steps, rows[i].drafter), request, rows[i].logits, i, scratch);
+            read(request.offset(b.steps, rows[i].drafter), request, rows[i].logits, i, scratch);
         }
     });
 }
@@ -254,58 +245,54 @@ double* mixture_row(const RequestView& request, double* mixtures, long vocab_siz
 
 }  // namespace
 
-API void cospec_pool_read_candidates(
-    const PoolBatch* b, const DrafterLogits* logits, long count, const int64_t* requests) {
+void pool_read_candidates(const PoolBatch& b, const DrafterLogits* logits, long count, const int64_t* requests) {
     auto read = [&](long offset, const RequestView& request, const float* row, long, std::vector<double>& scratch) {
-        int64_t* tokens = b->candidates + 2 * offset;
-        double* probs = b->candidate_probs + 2 * offset;
-        top_candidates(row, request.task.temperature, random_stream(request, b->steps), scratch, tokens, probs);
+        top_candidates(row, request.task.temperature, request.stream(b.steps), b.min_second_prob, scratch,
+            b.candidates + 2 * offset, b.candidate_probs + 2 * offset);
     };
     for_each_row(b, logits, count, requests, read);
 }
 
-API void cospec_pool_read_distributions(
-    const PoolBatch* b, const DrafterLogits* logits, long count, const int64_t* requests, double* q) {
+void pool_read_distributions(
+    const PoolBatch& b, const DrafterLogits* logits, long count, const int64_t* requests, double* q) {
     auto read = [&](long offset, const RequestView& request, const float* row, long n, std::vector<double>& scratch) {
         const long vocab_size = scratch.size(), best = kernels().argmax(row, vocab_size);
         if (best < 0) return;
-        const DraftTask& task = request.task;
+        const PoolRequest& task = request.task;
         double* probs = task.greedy ? scratch.data() : q + n * vocab_size;
-        b->candidate_probs[2 * offset] = softmax(row, vocab_size, task.greedy ? 1.0 : task.temperature, probs);
+        b.candidate_probs[2 * offset] = softmax(row, vocab_size, task.greedy ? 1.0 : task.temperature, probs);
         if (task.greedy)
-            b->candidates[2 * offset] = best;
-        else if (task.stream_kind == TARGET)
-            b->candidates[2 * offset] = exponential_sample(probs, vocab_size, random_stream(request, b->steps));
-        if (!task.greedy) b->q[offset] = probs;
+            b.candidates[2 * offset] = best;
+        else if (task.shares_stream)
+            b.candidates[2 * offset] = exponential_sample(probs, vocab_size, request.stream(b.steps));
+        if (!task.greedy) b.q[offset] = probs;
     };
     for_each_row(b, logits, count, requests, read);
 }
 
-API void cospec_pool_fuse(const PoolBatch* b) {
-    for (long r = 0; r < b->num_requests; r++)
-        if (b->active[r]) fuse({*b, r});
+void pool_fuse(const PoolBatch& b) {
+    for (long r = 0; r < b.num_requests; r++)
+        if (b.active[r]) fuse({b, r});
 }
 
-API void cospec_pool_mix(const PoolBatch* b, long vocab_size, double* mixtures, long kept_steps) {
-    in_parallel(mixtures ? threads_for(b->num_requests) : 1, [&](const Team& team) {
-        for (long r = team.begin(b->num_requests); r < team.end(b->num_requests); r++) {
-            const RequestView request = {*b, r};
+void pool_mix(const PoolBatch& b, long vocab_size, double* mixtures, long kept_steps) {
+    in_parallel(mixtures ? threads_for(b.num_requests) : 1, [&](const Team& team) {
+        for (long r = team.begin(b.num_requests); r < team.end(b.num_requests); r++) {
+            const RequestView request = {b, r};
             double* mixture = mixture_row(request, mixtures, vocab_size, kept_steps);
-            if (b->active[r]) MixCombiner{request, b->steps}.mix(vocab_size, mixture);
+            if (b.active[r]) MixCombiner{request, b.steps}.mix(vocab_size, mixture);
         }
     });
 }
 
-API void cospec_pool_sample(
-    const PoolBatch* b, long vocab_size, double* mixtures, long kept_steps, const int64_t* tokens) {
-    in_parallel(threads_for(b->num_requests), [&](const Team& team) {
-        for (long r = team.begin(b->num_requests); r < team.end(b->num_requests); r++) {
-            const RequestView request = {*b, r};
-            if (!b->active[r] || request.task.greedy) continue;
-            const MixCombiner combiner = {request, b->steps};
+void pool_sample(const PoolBatch& b, long vocab_size, double* mixtures, long kept_steps) {
+    in_parallel(threads_for(b.num_requests), [&](const Team& team) {
+        for (long r = team.begin(b.num_requests); r < team.end(b.num_requests); r++) {
+            const RequestView request = {b, r};
+            if (!b.active[r] || request.task.greedy) continue;
+            const MixCombiner combiner = {request, (long)b.steps};
             const double* mixture = mixture_row(request, mixtures, vocab_size, kept_steps);
-            const long token =
-                tokens ? tokens[r] : exponential_sample(mixture, vocab_size, random_stream(request, b->steps));
+            const long token = exponential_sample(mixture, vocab_size, request.stream(b.steps));
             combiner.append_token(token, combiner.contributors());
         }
     });

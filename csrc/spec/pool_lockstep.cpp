@@ -49,9 +49,9 @@ struct LockstepDecoder {
     void read() {
         const double started = now();
         if (!mix) {
-            cospec_pool_read_candidates(&b, logits.data(), logits.size(), requests.data());
+            pool_read_candidates(b, logits.data(), logits.size(), requests.data());
         } else {
-            cospec_pool_read_distributions(&b, logits.data(), logits.size(), requests.data(), distributions);
+            pool_read_distributions(b, logits.data(), logits.size(), requests.data(), distributions);
             if (mix->kept_steps > 1) distributions += (long)requests.size() * mix->vocab_size;
         }
         seconds[count] += now() - started;
@@ -59,11 +59,11 @@ struct LockstepDecoder {
     void extend_paths() {
         if (!mix) {
             b.steps++;
-            return cospec_pool_fuse(&b);
+            return pool_fuse(b);
         }
-        cospec_pool_mix(&b, mix->vocab_size, mix->mixtures, mix->kept_steps);
+        pool_mix(b, mix->vocab_size, mix->mixtures, mix->kept_steps);
         const double started = now();
-        if (mix->mixtures) cospec_pool_sample(&b, mix->vocab_size, mix->mixtures, mix->kept_steps, nullptr);
+        if (mix->mixtures) pool_sample(b, mix->vocab_size, mix->mixtures, mix->kept_steps);
         seconds[count] += now() - started;
         b.steps++;
     }

@@ -62,6 +62,15 @@ class SpeculativeConfig(Options):
             return value
         raise PydanticCustomError("length", "a whole number from 0 to {most}, or 'auto'", {"most": LONGEST_DRAFT})
 
+    @property
+    def reserved_cores(self) -> tuple[int, ...]:
+        """The processors of all drafter processes, those of a pool's drafters included."""
+        members = self.options.get("drafters")
+        entries = [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
+        own = [each.get("cores", ()) for each in entries]
+        cores = [core for each in own if isinstance(each, list) for core in each if isinstance(core, int) and core >= 0]
+        return (*self.drafter_cores, *cores)
+
     def branches(self, capabilities: DrafterCapabilities) -> bool:
         """Whether drafts may be trees.
 
@@ -130,8 +139,8 @@ class EngineConfig(Options):
         gpu_memory_utilization: share of a GPU's memory for weights and KV caches, 0 to 1.
         enable_prefix_caching: reuse the KV cache of shared prompt prefixes.
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
-        native: ``off`` runs steps, acceptance methods, rollouts and the drafter pool in Python. Kernels over rows of
-            numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
+        native: ``off`` runs steps, acceptance methods, rollouts and lockstep drafting of pools in Python. Kernels over
+            rows of numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
         measure_at_start: measure for three seconds if the policy needs a latency model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
@@ -154,7 +163,7 @@ class EngineConfig(Options):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, strict=False)
     enable_prefix_caching: bool = True
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
-    attention_backend: Literal["auto", "native", "sdpa"] = "auto"
+    attention_backend: str = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
     instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_bf16"] = "auto"
     native: Literal["auto", "off"] = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from cospec.registry import (
     PluginTable,
 )
 from cospec.sampling_params import SamplingParams
+from harness.pools import build_inline
 from harness.toys import toy_engine
 
 V = 5
@@ -77,6 +78,11 @@ class ToyHost:
 
     def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
+
+    def build_drafter(
+        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
+    ) -> Drafter:
+        return build_inline(method, options, self)
 
 
 @pytest.fixture(scope="module")

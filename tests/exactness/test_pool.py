@@ -21,7 +21,6 @@ from cospec.core.sampling import History, target_probs_of
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Request, Speculation
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.native.pool import NativePool
 from cospec.registry import ACCEPTANCE_METHODS, COMBINERS, ROUTINGS
 from cospec.sampling_params import SamplingParams
 from harness.oracle import BranchingRandom, BranchTrace, OutputDistribution, enumerate_runs, total_variation
@@ -98,15 +97,10 @@ def test_every_combiner_under_every_rule(combiner: str, acceptance_method: str, 
     assert error((combiner, "all"), acceptance_method, PARAMS[params], ("first", "copy"), 3) < EXACT
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize(("combiner", "acceptance_method"), [("mix", "block"), ("mix", "rejection"), ("fuse", "match")])
-def test_every_routing_over_several_rounds(
-    combiner: str, acceptance_method: str, routing: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Weights and confidences move between the rounds. In the readable work random routing branches like every draw."""
-    if not compiled:
-        monkeypatch.setattr(NativePool, "can", lambda pool_config: False)
+def test_every_routing_over_several_rounds(combiner: str, acceptance_method: str, routing: str) -> None:
+    """Weights and confidences move between the steps. Random routing branches like every draw."""
     assert error((combiner, routing), acceptance_method, PLAIN, ("first", "second"), 3, k=1) < EXACT
 
 

@@ -11,7 +11,7 @@ from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.interfaces import Clock, Model
+from cospec.core.interfaces import Clock, DrafterBuildContext, Model
 from cospec.core.plugins import Drafter
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
@@ -20,7 +20,8 @@ from cospec.drafters.pool.pool import PoolContext, PoolDrafter
 from cospec.drafters.suffix import SuffixDrafter
 from cospec.drafters.vocab_mapping import MappedVocab
 from cospec.models.toy import ToyModel
-from cospec.registry import COMBINERS, ROUTINGS
+from cospec.options import parse
+from cospec.registry import COMBINERS, DRAFTERS, ROUTINGS
 
 
 class Ticks:
@@ -78,3 +79,10 @@ def pool_engine(
         num_speculative_tokens=k, acceptance_method=acceptance_method, max_nodes=max(k, max_nodes)
     )
     return Engine(assemble(target, drafter, speculative, EngineConfig(**config), TextInfo()))
+
+
+def build_inline(method: str, options: Mapping[str, Any], host: DrafterBuildContext) -> Drafter:
+    """A drafter in this thread, as hosts of tests build it."""
+    cls = DRAFTERS.load(method)
+    built: Drafter = cls.build(parse(cls.Options, options, "speculative_config."), host)
+    return built

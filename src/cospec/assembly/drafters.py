@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,20 @@ class EngineHost:
     default_heads: str | None
     options: LoadOptions
     native: bool = True
+    threads: int | None = None
+    plugins: tuple[str, ...] = ()
+
+    def build_drafter(
+        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
+    ) -> Drafter:
+        """See ``DrafterBuildContext``."""
+        cls = DRAFTERS.load(method)
+        parsed = parse(cls.Options, options, "speculative_config.")
+        if executor == "process":
+            context = RemoteHost.of(self, len(cores) or self.threads)
+            return DrafterProxy(ProcessExecutor(partial(_build_alone, method, dict(options), context), cores))
+        drafter: Drafter = cls.build(parsed, self)
+        return DrafterProxy(thread_of(drafter, self.target.device)) if executor == "thread" else drafter
 
     def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         """A model that shares the target's vocabulary.
@@ -90,44 +105,65 @@ class RemoteHost(EngineHost):
 
     target: TargetFacts
 
+    @classmethod
+    def of(cls, host: EngineHost, threads: int | None) -> RemoteHost:
+        """Describe ``host`` to a process that runs ``threads`` threads; None for all."""
+        target = TargetFacts(host.target.vocab_size, host.target.device)
+        defaults = host.default_drafter, host.default_heads
+        return cls(target, host.target_path, *defaults, host.options, host.native, threads, host.plugins)
+
+    def build_drafter(
+        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
+    ) -> Drafter:
+        """See ``DrafterBuildContext``; a drafter's process starts no other places."""
+        if executor != "inline":
+            raise InvalidInput("executor", executor, "'inline', because the pool has a process of its own")
+        return EngineHost.build_drafter(self, method, options)
+
 
 def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, config: EngineConfig) -> Drafter | None:
     """The configured drafter, where it is configured to work; None where nothing is drafted.
+
+    A drafter in a thread is built inline: ``executor_of`` starts the thread for the modes that overlap.
 
     Raises:
         CospecError: it cannot be built, in one sentence.
     """
     if speculative.method == "off" or speculative.policy == "off":
         return None
-    if speculative.drafter_executor != "process":
-        return _build(speculative, build_context)
-    cores = speculative.drafter_cores
-    target = TargetFacts(build_context.target.vocab_size, build_context.target.device)
-    defaults = build_context.default_drafter, build_context.default_heads
-    elsewhere = RemoteHost(target, build_context.target_path, *defaults, build_context.options)
-    threads = len(cores) or config.threads
-    return DrafterProxy(ProcessExecutor(partial(_build_alone, speculative, elsewhere, threads, config.plugins), cores))
+    cls = DRAFTERS.load(speculative.method)
+    common = {
+        key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
+    }
+    check_keys(speculative, cls)
+    given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
+    executor = "process" if speculative.drafter_executor == "process" else "inline"
+    host = replace(build_context, threads=config.threads, plugins=config.plugins)
+    return host.build_drafter(speculative.method, given, executor, speculative.drafter_cores)
 
 
 def executor_of(drafter: Drafter | None, drafter_executor: str, device: torch.device) -> Executor | None:
-    """The executor that overlapped modes reach the drafter by; None: the engine's own thread.
-
-    Args:
-        device: of the target. On CUDA a thread's work goes into a stream of its own, so that it need not wait for the
-            target's.
-    """
+    """The executor that overlapped modes reach the drafter by; None: the engine's own thread."""
     if drafter is None or drafter_executor == "inline":
         return None
-    if drafter.executor is not None:
-        return drafter.executor
+    return thread_of(drafter, device) if drafter.executor is None else drafter.executor
+
+
+def thread_of(drafter: Drafter, device: torch.device) -> ThreadExecutor:
+    """A thread of the drafter.
+
+    Args:
+        device: of the target. On CUDA the thread's work goes into a stream of its own, so that it need not wait for the
+            target's.
+    """
     if device.type == "cuda":
         return ThreadExecutor(drafter, parallel=True, around=partial(torch.cuda.stream, torch.cuda.Stream(device)))
     return ThreadExecutor(drafter)
 
 
 def share_cores(config: EngineConfig) -> None:
-    """Set the threads of this process, and leave the drafter's processors to it where it has some."""
-    cores = config.speculative_config.drafter_cores if config.speculative_config else ()
+    """Set the threads of this process, and leave their processors to the drafters that have some."""
+    cores = config.speculative_config.reserved_cores if config.speculative_config else ()
     if not cores:
         set_threads(config.threads)
         return
@@ -153,26 +189,12 @@ def same_tokens(first: Path, second: Path) -> bool:
     return bool(vocabularies[0] == vocabularies[1])
 
 
-def _build_alone(
-    speculative: SpeculativeConfig, build_context: RemoteHost, threads: int | None, plugins: tuple[str, ...]
-) -> Drafter:
+def _build_alone(method: str, options: dict[str, Any], build_context: RemoteHost) -> Drafter:
     """In the drafter's own process."""
-    set_threads(threads)
+    set_threads(build_context.threads)
     library.use_instruction_set(build_context.options.instruction_set)
-    import_plugins(plugins)
-    return _build(speculative, build_context)
-
-
-def _build(speculative: SpeculativeConfig, build_context: EngineHost) -> Drafter:
-    cls = DRAFTERS.load(speculative.method)
-    common = {
-        key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
-    }
-    check_keys(speculative, cls)
-    given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
-    options = parse(cls.Options, given, "speculative_config.")
-    drafter: Drafter = cls.build(options, build_context)
-    return drafter
+    import_plugins(build_context.plugins)
+    return build_context.build_drafter(method, options)
 
 
 def check_keys(speculative: SpeculativeConfig, cls: type[Any]) -> None:

@@ -62,7 +62,15 @@ def drafting_by(
         executor,
         proposes=drafter is not None,
         learns=drafter is not None and (drafter.learns or policy.learns),
-        closers=() if executor is None else (executor.close,),
+        closers=_closers(drafter, executor),
+    )
+
+
+def _closers(drafter: Drafter | None, executor: Executor | None) -> tuple[Callable[[], None], ...]:
+    """Return what ends the drafter's own thread or process first, then the threads and processes of its drafters."""
+    return (
+        *([] if executor is None else [executor.close]),
+        *([] if drafter is None else [drafter.close]),
     )
 
 

@@ -28,7 +28,7 @@ SpeculativeConfig = Annotated[
         help="""How to draft and verify, such as '{"method": "ngram", "num_speculative_tokens": 4}'. Keys: method,
         num_speculative_tokens, max_nodes, widths, acceptance_method, policy, policy_options, execution_mode,
         drafter_executor (inline, thread or process), drafter_cores, request_may_choose, and the keys of the method,
-        such as model.""",
+        such as model. Each drafter of a pool has its own executor and cores.""",
         rich_help_panel=ENGINE,
         show_default="the family's drafter, otherwise suffix, under the policy goodput",
     ),

@@ -173,6 +173,20 @@ class DrafterBuildContext(Protocol):
     def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """A model with any vocabulary, and what that is to the target's; ``InvalidInput`` where they share nothing."""
 
+    def build_drafter(
+        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
+    ) -> Drafter:
+        """Build a drafter that runs in this thread (``inline``), in its own ``thread``, or in its own ``process``.
+
+        Args:
+            method: a name in the table of drafters.
+            options: the drafter's own keys.
+            cores: the processors of the process; empty for all.
+
+        Raises:
+            CospecError: the drafter cannot be built, or cannot run there.
+        """
+
 
 class Blend(Protocol):
     """Joins the logits of several models, row by row. Pure. ``cls.build(options, count)`` makes it for ``count``."""

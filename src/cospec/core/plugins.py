@@ -7,7 +7,6 @@ differ. The engine reads these attributes and never asks for a class or a name. 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -32,6 +31,7 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
     from torch import Tensor
 
     from cospec.core.interfaces import Executor, Model
+    from cospec.core.model_io import TokenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,34 +47,24 @@ class Opening:
     logits: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLease:
-    """Access of the native lockstep loop to a drafter: ``LockstepDrafter`` in ``csrc/spec/pool_lockstep.h``.
-
-    Attributes:
-        names: what the library calls the model and its cache.
-        segments, ids: what is to be fed first, as the library lays it out.
-    """
-
-    names: tuple[int, int]
-    segments: array[int]
-    ids: array[int]
-
-
 class StepwiseDrafter(Protocol):
     """Drafts token by token; the caller chooses the tokens."""
 
-    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening | None:
-        """Catch up on the committed tokens and make room for ``depths`` more; None if no sequence has room."""
+    @property
+    def model(self) -> Model:
+        """The drafter's model. A caller with ``model.direct`` may run the model itself, see ``prepare``."""
+
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening:
+        """Catch up on the committed tokens and make room for ``depths`` more; no ids if no sequence has room."""
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
         """Logits ``[len(ids), V]`` after one more token of each of the sequences, which were opened before."""
 
-    def lease(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> CacheLease | None:
-        """Make room as ``open`` does, for a caller that feeds the model itself; None if only this class can feed it."""
+    def prepare(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> TokenBatch:
+        """Make room as ``open`` does, and return the batch that a caller feeds; it has one row of logits a sequence."""
 
-    def release_lease(self, contexts: Sequence[DraftContext], fed: Sequence[Sequence[int]]) -> None:
-        """These tokens of each lent sequence were fed after the known ones."""
+    def extend(self, ids: Sequence[str], paths: Sequence[Sequence[int]]) -> None:
+        """Note the tokens that a caller fed after the batch of ``prepare``, for each sequence."""
 
     def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """The probability of the latest known tokens, by sequence. Sequences without room are left out."""
@@ -168,6 +158,9 @@ class Drafter(ABC):
         """The probability of the latest known tokens, by sequence; called where ``looks`` is True."""
         return {}
 
+    def close(self) -> None:  # noqa: B027 - most drafters started nothing
+        """End the threads and processes that the drafter started."""
+
     def weights(self) -> Mapping[str, float]:
         """The weight of each drafter of a pool, by name; empty for other drafters. Changes nothing."""
         return {}
@@ -225,6 +218,7 @@ class AcceptanceMethod(ABC):
         trees: verifies trees; False: chains only.
         stream_kind: the stream that drafters draw with under the acceptance method.
         native_id: the method's number in ``csrc/spec/verify.cpp``; None: the method runs in Python.
+        tensor_form: ``module:function`` of a ``acceptance.tensor.methods.TensorForm``; None: no such form.
     """
 
     name: ClassVar[str]
@@ -233,10 +227,12 @@ class AcceptanceMethod(ABC):
     trees: ClassVar[bool]
     stream_kind: ClassVar[StreamKind]
     native_id: ClassVar[int | None] = None
+    tensor_form: ClassVar[str | None] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.native_id = vars(cls).get("native_id")  # a subclass may verify differently than its base class
+        cls.tensor_form = vars(cls).get("tensor_form")
 
     @abstractmethod
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:

@@ -81,7 +81,7 @@ def shaped(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
         if block.params.greedy:
             probs[span] = _point_mass(logits[span])
         elif block.params.truncates:
-            probs[span] = _truncate(torch.from_numpy(probs[span]), block.params).numpy()
+            probs[span] = truncate(torch.from_numpy(probs[span]), block.params).numpy()
     return probs
 
 
@@ -155,7 +155,8 @@ def _point_mass(logits: Tensor) -> Floats:
     return mass
 
 
-def _truncate(probs: Tensor, params: SamplingParams) -> Tensor:
+def truncate(probs: Tensor, params: SamplingParams) -> Tensor:
+    """Return the distributions ``[R, V]`` after top-k, top-p and min-p, on their device."""
     vocab = probs.shape[-1]
     if 0 < params.top_k < vocab:
         least = probs.topk(params.top_k, -1).values[:, -1:]

@@ -78,7 +78,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=urgency)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Drop sequences waiting or running, and their cache."""
+        """Drop waiting and running sequences that are not in flight, and their cache."""
         removed = set(ids)
         self.waiting = [sequence for sequence in self.waiting if sequence.id not in removed]
         self.running = [sequence for sequence in self.running if sequence.id not in removed]
@@ -131,7 +131,10 @@ class Scheduler:
         return ended
 
     def plan(self) -> SchedulerOutput:
-        """Share out the step's tokens: running sequences by age, then as many waiting ones as fit."""
+        """Share out the step's tokens: running sequences by age, then as many waiting ones as fit.
+
+        Fewer than ``max_in_flight`` steps are in flight.
+        """
         ready = self.running
         if self._in_flight:
             ready = [sequence for sequence in ready if sequence.request.id not in self._in_flight]
@@ -265,8 +268,8 @@ class Scheduler:
     def _prompt_is_coming(self, sequence: RequestState) -> bool:
         """Whether another output of the same request computes the prompt now, and none has done so yet."""
         parent = sequence.request.parent
-        elders = [other for other in self.running if other.request.parent == parent != ""]
-        return bool(elders) and all(other.computed < other.prompt_len - 1 for other in elders)
+        running = [other for other in self.running if other.request.parent == parent != ""]
+        return bool(running) and all(other.computed < other.prompt_len - 1 for other in running)
 
     def _admit(self, left: int, count: int, failed: bool = False) -> list[ScheduledRequest]:
         """Start waiting sequences in order while tokens, places and cache for all their known tokens are there.

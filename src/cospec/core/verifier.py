@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from cospec.acceptance import reference
 from cospec.acceptance.reference import VerifiedDraft, VerifyTask
+from cospec.acceptance.tensor import verify as tensor
 from cospec.core.interfaces import Blend, Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import AcceptanceMethod
@@ -27,8 +29,11 @@ from cospec.core.types import (
 )
 from cospec.errors import failure
 from cospec.native import library
+from cospec.native import verifier as native_verifier
 from cospec.native.library import NativeBlend, Source
-from cospec.native.verifier import NativeVerifier, supports
+from cospec.native.verifier import NativeVerifier
+
+_Verify = Callable[[Sequence[VerifyTask], Tensor], list[VerifiedDraft]]
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +43,7 @@ class TargetVerifier:
 
     Args:
         acceptance_methods: by name; a request's ``speculation.acceptance_method`` picks one.
-        native: whether the native library may verify drafts.
+        native: whether the native library, or tensors on another device, may verify drafts.
     """
 
     max_in_flight: ClassVar[int] = 1
@@ -48,6 +53,7 @@ class TargetVerifier:
     ) -> None:
         self.model, self.blend, self.acceptance_methods = model, blend, acceptance_methods
         self._native = NativeVerifier() if native and library.available() else None
+        self._tensors = native
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
         """The acceptance method that the request resolved to when it was added."""
@@ -84,25 +90,45 @@ class TargetVerifier:
 
     def decide(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[StepOutput]:
         """Verify by logits ``[R, V]`` of the blend: one outcome per task, in order. No model is called."""
-        native = self._native
-        if native is None or not library.reads(logits):
-            results = self._verify_readably(tasks, logits)
-        elif all(whole := [self._supports(task) is None for task in tasks]):
-            results = native.verify(tasks, self.acceptance_method, logits)
-        else:  # each method verifies its own requests
-            groups = [[task for task, each in zip(tasks, whole, strict=True) if each is kind] for kind in (True, False)]
-            fast = iter(native.verify(groups[0], self.acceptance_method, logits))
-            slow = iter(self._verify_readably(groups[1], logits))
-            results = [next(fast if each else slow) for each in whole]
+        verify, supports = self._implementation(logits)
+        supported = [
+            task.draft is None or supports(self.acceptance_method(task.entry.sequence)) is None for task in tasks
+        ]
+        if all(supported):
+            results = verify(tasks, logits)
+        else:  # each implementation verifies its own requests
+            groups = [
+                [task for task, each in zip(tasks, supported, strict=True) if each is kind] for kind in (True, False)
+            ]
+            found = iter(verify(groups[0], logits)), iter(self._verify_readably(groups[1], logits))
+            results = [next(found[0] if each else found[1]) for each in supported]
         return [self.outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
 
+    def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:
+        """What verifies by these logits, and its reason against drafts of a method; None: no reason."""
+        if self._native is not None and library.reads(logits):
+            return partial(self._verify_natively, self._native), native_verifier.supports
+        if self._tensors and not logits.is_cpu:  # the logits stay on their device
+            return self._verify_by_tensors, tensor.supports
+        return self._verify_readably, _no_reason
+
+    def _verify_natively(
+        self, native: NativeVerifier, tasks: Sequence[VerifyTask], logits: Tensor
+    ) -> list[VerifiedDraft]:
+        return native.verify(tasks, self.acceptance_method, logits)
+
+    def _verify_by_tensors(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
+        return tensor.verify_drafts(tasks, self._methods(tasks), logits)
+
+    def _methods(self, tasks: Sequence[VerifyTask]) -> list[AcceptanceMethod]:
+        return [self.acceptance_method(task.entry.sequence) for task in tasks]
+
     def _verify_readably(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
-        methods = [self.acceptance_method(task.entry.sequence) for task in tasks]
-        return reference.verify_drafts(tasks, methods, logits)
+        return reference.verify_drafts(tasks, self._methods(tasks), logits)
 
     def _supports(self, task: VerifyTask) -> str | None:
         """Why the native library cannot verify the task's draft; None where the library can."""
-        return None if task.draft is None else supports(self.acceptance_method(task.entry.sequence))
+        return None if task.draft is None else native_verifier.supports(self.acceptance_method(task.entry.sequence))
 
     def supports_blend(self, tasks: Sequence[VerifyTask], queues: Sequence[Tensor]) -> bool:
         """Whether ``decide_by_blend`` can verify the tasks; pure."""
@@ -140,13 +166,13 @@ class TargetVerifier:
         if isinstance(result, str):
             return StepOutput(task.entry, task.draft, None, error=result)
         try:
-            return self._make_output(task, result, logits)
+            return self._with_logprobs(task, result, logits)
         except Exception as error:  # the neighbours' outcomes do not depend on this request
             log.exception("the outcome of request %s could not be made", task.entry.sequence.id)
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
-    def _make_output(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
-        """The outcome of a result, with the log-probabilities that the request asks for."""
+    def _with_logprobs(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
+        """The output of a result, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
         prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
@@ -159,6 +185,10 @@ class TargetVerifier:
                 task.verified_rows.start + 1 + result.path[-1] if result.path else task.verified_rows.start
             ]
         return StepOutput(entry, draft, result, own, prompt, state=state)
+
+
+def _no_reason(acceptance_method: AcceptanceMethod) -> None:
+    return None
 
 
 def can_be_verified(draft: Draft, vocab_size: int) -> bool:
@@ -201,7 +231,7 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
     sequence = task.entry.sequence
     if not wants_prompt_rows(sequence):
         return ()
-    offset = sequence.computed + 1  # the position that the first row speaks of
+    offset = sequence.computed + 1  # the position that the first row predicts
     first = max(offset, len(sequence.prompt_logprobs) + 1)
     end = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
     if end <= first:

@@ -43,17 +43,19 @@ class Calibration:
     def read(self, raw: float) -> float:
         """Return the calibrated confidence of a raw confidence, both from 0 to 1."""
         place = int(sqrt(raw) * BINS)
-        return (float(self._hits[place]) + PRIOR * raw) / (float(self._seen[place]) + PRIOR)
+        hits: float = self._hits.item(place)
+        seen: float = self._seen.item(place)
+        return (hits + PRIOR * raw) / (seen + PRIOR)
 
     def __call__(self, raw: Floats) -> Floats:
         """Calibrate an array of any shape, as ``read``."""
         bins = (np.sqrt(raw) * BINS).astype(np.int64)
         return np.asarray((self._hits[bins] + PRIOR * raw) / (self._seen[bins] + PRIOR))
 
-    def learn(self, lessons: Iterable[CalibrationSample]) -> None:
+    def learn(self, samples: Iterable[CalibrationSample]) -> None:
         """Count guesses that the committed tokens have verified."""
         hits, seen = self._hits, self._seen
-        for raw, value in lessons:
+        for raw, value in samples:
             place = int(sqrt(raw) * BINS)
             if seen[place] >= MOST:
                 hits[place] /= 2

@@ -144,15 +144,18 @@ class DraftKVCache:
             context.committed, place.fed, [*context.tokens[context.committed :], *tokens], shifted
         )
 
-    def extend(self, id: str, token: int) -> int:
-        """Record one more fed token of a chain; returns its cache entry."""
+    def extend(self, id: str, tokens: Sequence[int]) -> int:
+        """Record more fed tokens of a chain; returns the cache entry of the first one."""
         place = self._places[id]
         assert place.ahead is not None, "extended before anything was kept"
-        ahead = place.ahead
+        ahead, count = place.ahead, len(place.ahead.tokens)
         place.ahead = UncommittedDraft(
-            ahead.base, ahead.start, [*ahead.tokens, token], [*ahead.parents, len(ahead.tokens) - 1]
+            ahead.base,
+            ahead.start,
+            [*ahead.tokens, *tokens],
+            [*ahead.parents, *range(count - 1, count - 1 + len(tokens))],
         )
-        return ahead.start + len(ahead.tokens)
+        return ahead.start + count
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep fed tokens that were committed; the next proposal overwrites the rest."""

@@ -115,7 +115,7 @@ class DynamicTree:
             np.array([self.confidence[node] for node in kept]),
         )
 
-    def lessons(self, tokens: Sequence[int]) -> list[CalibrationSample]:
+    def samples(self, tokens: Sequence[int]) -> list[CalibrationSample]:
         """Return samples of the nodes whose parent was committed, or was the last token before ``tokens``."""
         found: list[CalibrationSample] = []
         node = -1

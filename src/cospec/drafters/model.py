@@ -114,7 +114,7 @@ class ModelDrafter(Drafter):
         for commit in commits:
             tree = self._drafted.pop(commit.id, None)
             if tree is not None and self._calibration is not None and commit.base_len == tree.base:
-                self._calibration.learn(tree.lessons(commit.tokens))
+                self._calibration.learn(tree.samples(commit.tokens))
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences and release their cache."""

@@ -6,16 +6,16 @@ fed one token after the other, chosen by its caller. ``commit`` compares fed and
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import CacheLease, Opening
+from cospec.core.plugins import Opening
 from cospec.core.types import Commit, DraftBudget, DraftContext, TokenScores
-from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS, DraftKVCache
+from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.prompt_scoring import look
 from cospec.drafters.vocab_mapping import SharedVocab
 
@@ -26,50 +26,37 @@ class ModelStepwiseDrafter:
     def __init__(self, model: Model) -> None:
         self.model = model
         self._kv_cache = DraftKVCache(model, SharedVocab())
-        self._direct = model.direct
 
-    def lease(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> CacheLease | None:
-        """Lease the cache if the whole forward is native; otherwise None."""
-        direct, kv_cache = self._direct, self._kv_cache
-        if direct is None:
-            return None
-        segments, ids = array("q"), array("q")
-        for context, depth in zip(contexts, depths, strict=True):
-            tokens, known = context.tokens, len(context.tokens)
-            fed = None
-            if known + depth <= self.model.max_len and not context.assumed:
-                fed = kv_cache.lease(context.id, tokens, depth - 1)
-            if fed is None or known - fed > CATCH_UP_TOKENS:
-                return None
-            segments.extend((fed, known - fed, 0, known - fed - 1, *direct.pages(context.id)))
-            ids.extend(tokens[fed:])
-        return CacheLease(direct.names, segments, ids)
-
-    def release_lease(self, contexts: Sequence[DraftContext], fed: Sequence[Sequence[int]]) -> None:
-        """End the lease; fed tokens count as draft tokens."""
-        for context, tokens in zip(contexts, fed, strict=True):
-            self._kv_cache.keep(context, tokens, range(-1, len(tokens) - 1))
-
-    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening | None:
-        """Run one forward over new committed tokens of all sequences."""
+    def prepare(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> TokenBatch:
+        """Return the new committed tokens of all sequences with room; they count as fed."""
         fitting = [context for context, depth in zip(contexts, depths, strict=True) if self._fits(context, depth)]
-        if not fitting:
-            return None
-        logits = self.model.forward(self._kv_cache.backlog(fitting))
+        batch = self._kv_cache.backlog(fitting)
         for context in fitting:
             self._kv_cache.keep(context, (), ())
-        return Opening(tuple(context.id for context in fitting), logits)
+        return batch
 
-    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """Return scores of the latest known tokens, see ``drafters.prompt_scoring``."""
-        return look(self.model, self._kv_cache, contexts)
+    def extend(self, ids: Sequence[str], paths: Sequence[Sequence[int]]) -> None:
+        """Note fed tokens, which count as draft tokens."""
+        for id, tokens in zip(ids, paths, strict=True):
+            self._kv_cache.extend(id, tokens)
+
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening:
+        """Run one forward over new committed tokens of all sequences with room."""
+        batch = self.prepare(contexts, depths)
+        if not batch.segments:
+            return Opening((), torch.empty(0, self.model.vocab_size))
+        return Opening(tuple(part.id for part in batch.segments), self.model.forward(batch))
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
         """Run one forward of one token per sequence."""
         pairs = zip(ids, tokens, strict=True)
         return self.model.forward(
-            TokenBatch(tuple(SequenceSlice(id, self._kv_cache.extend(id, token), (token,)) for id, token in pairs))
+            TokenBatch(tuple(SequenceSlice(id, self._kv_cache.extend(id, (token,)), (token,)) for id, token in pairs))
         )
+
+    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        """Return scores of the latest known tokens, see ``drafters.prompt_scoring``."""
+        return look(self.model, self._kv_cache, contexts)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep fed tokens that were committed; the next ``open`` overwrites the rest."""

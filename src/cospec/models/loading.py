@@ -12,7 +12,7 @@ import torch
 
 from cospec.core.interfaces import Model
 from cospec.errors import InvalidInput, ModelError
-from cospec.models.attention.backends import choose_attention
+from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.checkpoint import check_stored, read_config, resolve, stored, weight_files
 from cospec.models.hf_logging import hf_logging_off, weights_progress
@@ -233,12 +233,13 @@ def _assemble(recipe: _Recipe) -> Model:
         return _fused_model(config, recipe)
     model = _weights(config, recipe, recipe.cache_dtype)
     shapes = hf.probe(model)
-    cache, attention, max_len = _cache(config, shapes, recipe)
+    attention = _attention(recipe, shapes)
+    cache, max_len = _cache(config, shapes, attention, recipe)
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.format)
     small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
-    by_head = attention == "sdpa"
-    hf.check_packing(model, KVCache(shapes, small, recipe.cache_dtype, recipe.device, by_head), attention)
+    trial = KVCache(shapes, small, recipe.cache_dtype, recipe.device, attention.by_head)
+    hf.check_packing(model, trial, attention)
     return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
 
 
@@ -251,36 +252,35 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
 
     model = _weights(config, recipe, recipe.dtype)
     shapes = hf.probe(model)
-    fused = FusedLlama.build(read_weights(model, recipe.format), in_place=recipe.device.type == "cpu")
+    attention = _attention(recipe, shapes)
+    fused = FusedLlama.build(read_weights(model, recipe.format), attention, in_place=recipe.device.type == "cpu")
     del model
     if recipe.device.type == "cuda":
         torch.cuda.empty_cache()
-    cache, _, max_len = _cache(config, shapes, recipe)
+    cache, max_len = _cache(config, shapes, attention, recipe)
     forwards = fused.forwards(cache, max_len, recipe.options.keep_states)
     return ModelRunner(recipe.name, forwards, cache, fused.vocab_size, max_len)
 
 
-def _cache(config: Any, shapes: list[LayerShape], recipe: _Recipe) -> tuple[KVCache, str, int]:
-    """Build the KV cache, its attention, and the length limit of a sequence."""
-    options = recipe.options
-    attention = choose_attention(options.attention_backend, recipe.device, shapes, options.page_size)
+def _attention(recipe: _Recipe, shapes: Sequence[LayerShape]) -> AttentionBackend:
+    """Return the attention back end for layers of these shapes."""
+    return choose_attention(recipe.options.attention_backend, recipe.device, shapes, recipe.options.page_size)
+
+
+def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, recipe: _Recipe) -> tuple[KVCache, int]:
+    """Build the KV cache in the layout of the attention, and the length limit of a sequence."""
     length = _limit(config.get_text_config(), recipe)
     if length.cut:
         log.warning("a sequence of %s has at most %d tokens: %s", recipe.name, length.allowed, length.cut)
     pages, max_len = _pages(shapes, recipe.cache_dtype, length.allowed, recipe)
-    cache = KVCache(shapes, pages, recipe.cache_dtype, recipe.device, by_head=attention == "sdpa")
-    return cache, attention, max_len
+    return KVCache(shapes, pages, recipe.cache_dtype, recipe.device, attention.by_head), max_len
 
 
 def _takes_fused(config: Any, recipe: _Recipe) -> bool:
     """Whether the hand-written forward can run the model: on a CPU only if both back ends are native."""
-    options = recipe.options
-    if options.fused == "never" or why_not(config):
+    if recipe.options.fused == "never" or why_not(config):
         return False
-    if recipe.device.type == "cuda":
-        return True
-    attention = choose_attention(options.attention_backend, recipe.device, (), options.page_size)
-    return recipe.linear == attention == "native"
+    return recipe.device.type == "cuda" or (_attention(recipe, ()).native_forward and recipe.linear == "native")
 
 
 def _config(recipe: _Recipe) -> Any:

@@ -12,7 +12,7 @@ import math
 import os
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, c_float, c_int, c_int64, c_long, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int64, c_long, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -51,7 +51,8 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cospec_softmax64": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_blend": ([c_void_p, c_long, c_void_p], None),
     "cospec_exponential_sample": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
-    "cospec_top_candidates": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_void_p], None),
+    "cospec_top_candidates": ([c_void_p, c_long, c_long, c_void_p, c_void_p, c_double, c_void_p, c_void_p], None),
+    "cospec_pool_lockstep": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p, c_void_p], c_int),
     "cospec_token_probs": ([c_void_p, c_long, c_long, c_void_p, c_void_p], None),
     "cospec_verify": ([c_void_p, c_void_p, c_long, c_void_p, c_void_p], None),
     "cospec_llama_new": ([c_void_p], c_void_p),
@@ -291,7 +292,7 @@ def sample_rows(weights: NDArray[np.float64], streams: Sequence[Sequence[int]]) 
 
 
 def candidate_rows(
-    logits: Tensor, temperatures: Sequence[float], streams: Sequence[Sequence[int]]
+    logits: Tensor, temperatures: Sequence[float], streams: Sequence[Sequence[int]], least: float
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Two tokens for each row of float32 ``[R, V]`` on the CPU and their probabilities, both ``[R][2]``.
 
@@ -303,7 +304,7 @@ def candidate_rows(
     heat, keyed = np.array(temperatures, dtype=np.float64), np.array(streams, dtype=np.uint64)
     tokens, chances = np.empty((rows, 2), dtype=np.int64), np.empty((rows, 2))
     cdll().cospec_top_candidates(
-        logits.data_ptr(), rows, width, address(heat), address(keyed), address(tokens), address(chances)
+        logits.data_ptr(), rows, width, address(heat), address(keyed), least, address(tokens), address(chances)
     )
     return tokens.tolist(), chances.tolist()
 

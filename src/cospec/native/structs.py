@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from ctypes import Structure, c_double, c_int64, c_uint64, c_void_p
 from struct import Struct
 from typing import Any
 
@@ -173,61 +172,41 @@ MultiStepTask = declare(
     """,
 )
 
+# csrc/spec/pool_batch.h
+PoolRequest = declare(
+    "PoolRequest",
+    """
+    int64 greedy shares_stream depth max_nodes
+    double temperature threshold
+    """,
+)
+PoolBatch = declare(
+    "PoolBatch",
+    """
+    int64 num_requests num_drafters max_depth tree_capacity steps calibration_bins
+    double calibration_prior min_prob min_second_prob
+    pointer requests streams calibrations weights odds spans tokens parents raw_confidence
+    pointer candidates candidate_probs q mix_weights main_path path_len active
+    pointer num_nodes out_tokens out_parents out_owners out_confidence
+    """,
+)
 
-def _ctypes_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names.split()]
-
-
-# The pool's structs. csrc/spec/pool_batch.h, csrc/spec/pool_lockstep.h
-class DraftTaskStruct(Structure):
-    """``csrc/spec/pool_batch.h``."""
-
-    _fields_ = [
-        ("stats", c_void_p),
-        ("greedy", c_int64),
-        *_ctypes_fields(c_uint64, "seed stream_kind"),
-        ("temperature", c_double),
-        ("eligible", c_uint64),
-        *_ctypes_fields(c_int64, "base_len max_drafters depth max_nodes"),
-        ("threshold", c_double),
-    ]
-
-
-class PoolBatchStruct(Structure):
-    """``csrc/spec/pool_batch.h``."""
-
-    _fields_ = [
-        *_ctypes_fields(c_int64, "num_requests num_drafters max_depth tree_capacity steps"),
-        *_ctypes_fields(c_void_p, "tasks prior calibrations weights odds spans tokens parents raw_confidence"),
-        *_ctypes_fields(c_void_p, "candidates candidate_probs q mix_weights main_path path_len active"),
-        *_ctypes_fields(c_void_p, "num_nodes out_tokens out_parents out_owners out_confidence"),
-    ]
-
-
-class DrafterLogitsStruct(Structure):
-    """``csrc/spec/pool_batch.h``."""
-
-    _fields_ = [("drafter", c_int64), ("logits", c_void_p), *_ctypes_fields(c_int64, "vocab_size num_rows")]
-
-
-class LockstepDrafterStruct(Structure):
-    """``csrc/spec/pool_lockstep.h``."""
-
-    _fields_ = [
-        ("drafter", c_int64),
-        *_ctypes_fields(c_void_p, "model cache slices ids requests"),
-        ("num_requests", c_int64),
-    ]
-
-
-class MixBuffersStruct(Structure):
-    """``csrc/spec/pool_lockstep.h``."""
-
-    _fields_ = [*_ctypes_fields(c_void_p, "distributions mixtures"), *_ctypes_fields(c_int64, "vocab_size kept_steps")]
-
-
-for _struct in (DraftTaskStruct, PoolBatchStruct, DrafterLogitsStruct, LockstepDrafterStruct, MixBuffersStruct):
-    STRUCTS[_struct.__name__.removesuffix("Struct")] = np.dtype(_struct)
+# csrc/spec/pool_lockstep.h
+LockstepDrafter = declare(
+    "LockstepDrafter",
+    """
+    int64 drafter
+    pointer model cache slices ids requests
+    int64 num_requests
+    """,
+)
+MixBuffers = declare(
+    "MixBuffers",
+    """
+    pointer distributions mixtures
+    int64 vocab_size kept_steps
+    """,
+)
 
 
 def mismatch(library: ctypes.CDLL) -> str:
@@ -243,15 +222,14 @@ def mismatch(library: ctypes.CDLL) -> str:
     return ""
 
 
-def packer(struct: Layout | type[Structure], count: int = 1, without: str = "") -> Struct:
+def packer(struct: Layout, count: int = 1, without: str = "") -> Struct:
     """Return what packs the numbers of ``count`` structs, nested structs flattened, in the order of the fields.
 
     Args:
         without: the last field, if other bytes follow in its place.
     """
-    layout: Layout = np.dtype(struct)
-    size = next((offset for name, _, offset in _fields(layout) if name == without), layout.itemsize)
-    made = Struct("=" + _format(layout, size, without) * count)
+    size = next((offset for name, _, offset in _fields(struct) if name == without), struct.itemsize)
+    made = Struct("=" + _format(struct, size, without) * count)
     assert made.size == size * count, "the packed struct has another size than the dtype"
     return made
 
@@ -274,6 +252,6 @@ def _fields(layout: Layout) -> Iterator[tuple[str, Layout, int]]:
             yield name, layout.fields[name][0], layout.fields[name][1]
 
 
-def words(struct: Layout | type[Structure]) -> int:
+def words(struct: Layout) -> int:
     """Return the size of a struct in words of 8 bytes."""
-    return np.dtype(struct).itemsize // 8
+    return struct.itemsize // 8

@@ -53,6 +53,10 @@ class DrafterProxy(Drafter):
         """Send the ids."""
         self.executor.submit("free", ids)
 
+    def close(self) -> None:
+        """End the drafter's thread or process."""
+        self._executor.close()
+
     def weights(self) -> Mapping[str, float]:
         """Of a pool's drafters, as its executor got them last."""
         return self._executor.weights

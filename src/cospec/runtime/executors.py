@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from cospec.core.interfaces import Clock
 from cospec.core.plugins import Drafter
 from cospec.errors import DrafterLost
+from cospec.runtime.messages import DrafterInfo
 
 CLOSED = "The drafter's executor is closed."
 
@@ -49,6 +50,9 @@ class ThreadExecutor:
     Args:
         parallel: overlapping is worth a try, because the drafter works on a device of its own or in a CUDA stream.
         around: entered around every call in the thread, such as a CUDA stream.
+
+    Attributes:
+        info: the declared attributes of the drafter.
     """
 
     def __init__(
@@ -62,6 +66,12 @@ class ThreadExecutor:
         self._drafter, self._clock, self._around = drafter, clock, around
         self._thread = ThreadPoolExecutor(1, "cospec-drafter")
         self._waiting: set[Future[Any]] = set()
+        self.info = DrafterInfo.of(drafter)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The present weights of a pool's drafters; empty for other drafters."""
+        return self._drafter.weights()
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Queue a call; calls are made one at a time in their order."""

@@ -168,7 +168,7 @@ def test_guesses_are_what_numpy_finds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ours.second[1] == pytest.approx(reference.second[1], abs=1e-12)
     assert compiled[1] != compiled[2]
     logits[0, 3] = torch.nan
-    assert library.candidate_rows(logits[:1], [0.0], [(1, 0, 0, 0, 3, 3)])[0][0][0] == -1
+    assert library.candidate_rows(logits[:1], [0.0], [(1, 0, 0, 0, 3, 3)], 0.0)[0][0][0] == -1
 
 
 @built

@@ -1,4 +1,4 @@
-"""Spines that are led by the library as one call against those that are led position by position."""
+"""Lockstep drafting as one native call, against lockstep drafting position by position."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cospec.core.plugins import Drafter
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
-from cospec.drafters.pool.reference import ReferencePool
 from cospec.native import library, pool_lockstep
-from cospec.native.pool import NativePool
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, load, write_pair
 from harness.methods import override
@@ -40,13 +39,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def played(
-    folders: tuple[Path, Path], combiner: str, listed: Sequence[SamplingParams], work: type = NativePool, **how: Any
+    folders: tuple[Path, Path], combiner: str, listed: Sequence[SamplingParams], native: bool = True, **how: Any
 ) -> tuple[Mapping[str, Any], list[Draft], Any]:
-    """What a pool of two Llamas and a look-up wrote, drafted and learned; ``pages`` of one of them, and a deadline."""
+    """Return what a pool of two Llamas and a look-up wrote, drafted and learned; ``how``: pages of one, a deadline."""
     target, near, like = load(folders[0]), load(folders[1]), load(folders[0], pages=how.get("pages", 200))
-    drafters = {"near": ModelDrafter(near), "like": ModelDrafter(like)}
-    pool = pool_of(drafters | {"copy": NgramDrafter(1, 3)}, combiner, "all", VOCAB, deadline=how.get("deadline"))
-    pool.work = work(pool.work.pool_config, pool.pool_stats)
+    drafters: dict[str, Drafter] = {"near": ModelDrafter(near), "like": ModelDrafter(like)}
+    drafters |= {"copy": NgramDrafter(1, 3)}
+    pool = pool_of(drafters, combiner, "all", VOCAB, deadline=how.get("deadline"))
+    pool.setting = replace(pool.setting, native=native)
     said: list[Draft] = []
     propose = pool.propose
 
@@ -73,16 +73,16 @@ def same(one: tuple[Any, ...], two: tuple[Any, ...]) -> None:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the library led, for each time that it was asked to."""
-    found: list[bool] = []
-    lead = pool_lockstep.lead
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The reason of each step that the library did not run; empty for a step that ran natively."""
+    found: list[str] = []
+    why_not = pool_lockstep.why_not
 
-    def noted(*given: Any) -> bool:
-        found.append(lead(*given))
+    def noted(*given: Any) -> str:
+        found.append(why_not(*given))
         return found[-1]
 
-    monkeypatch.setattr(pool_lockstep, "lead", noted)
+    monkeypatch.setattr(pool_lockstep, "why_not", noted)
     return found
 
 
@@ -90,31 +90,28 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     ("combiner", "listed"),
     [("fuse", (GREEDY,)), ("fuse", (GREEDY, SEEDED)), ("mix", (GREEDY,)), ("mix", (GREEDY, SEEDED, DRAWN))],
 )
-def test_one_call_leads_as_position_by_position_does(
-    folders: tuple[Path, Path], combiner: str, listed: Sequence[SamplingParams], calls: list[bool],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    ours = played(folders, combiner, listed)
-    assert calls
-    assert all(calls)
-    same(ours, played(folders, combiner, listed, ReferencePool))
-    monkeypatch.setattr(pool_lockstep, "lead", lambda *_: False)
-    same(ours, played(folders, combiner, listed))
-
-
-@pytest.mark.parametrize("combiner", ["fuse", "mix"])
-def test_where_there_is_no_room_drafters_are_led_position_by_position(
-    folders: tuple[Path, Path], combiner: str, calls: list[bool]
+@pytest.mark.parametrize("pages", [200, 10])
+def test_one_call_equals_one_call_for_each_position(
+    folders: tuple[Path, Path], combiner: str, listed: Sequence[SamplingParams], pages: int, calls: list[str]
 ) -> None:
-    ours = played(folders, combiner, [GREEDY, SEEDED], pages=10)
-    assert True in calls
-    assert False in calls
-    same(ours, played(folders, combiner, [GREEDY, SEEDED], ReferencePool, pages=10))
+    """Also where a drafter has no room for some sequences."""
+    ours = played(folders, combiner, listed, pages=pages)
+    assert calls and not any(calls)
+    same(ours, played(folders, combiner, listed, native=False, pages=pages))
+    assert set(calls) == {"", "native off"}
 
 
-def test_edited_rows_and_drafters_that_may_be_late_are_not_led_by_the_library(
-    folders: tuple[Path, Path], calls: list[bool]
-) -> None:
+def test_the_reasons_against_one_call_are_known_in_advance(folders: tuple[Path, Path], calls: list[str]) -> None:
     played(folders, "fuse", [CUT])
+    assert set(calls) == {"edited logits"}
+    calls.clear()
     played(folders, "fuse", [GREEDY], deadline=5.0)
-    assert True not in calls
+    assert set(calls) == {"a deadline"}
+
+
+def test_the_comparison_sees_other_constants(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: the library calibrates with another constant."""
+    ours = played(folders, "fuse", [GREEDY], native=False)
+    monkeypatch.setattr(pool_lockstep, "PRIOR", 8.1)
+    other = played(folders, "fuse", [GREEDY])
+    assert [str(each.confidence) for each in ours[1]] != [str(each.confidence) for each in other[1]]

@@ -15,7 +15,8 @@ from cospec.drafters.pool.combiners.combine import Candidate
 from cospec.drafters.prompt_scoring import reads_natively
 from cospec.native import library
 
-HOPELESS = 1e-3  # minimum probability of a second guess, as in ``csrc/spec/candidates.cpp``
+_UNUSED: Stream = (0, 0, 0, 0, 0, 0)
+HOPELESS = 1e-3  # minimum probability of a second choice
 
 
 def top_candidates(
@@ -25,8 +26,7 @@ def top_candidates(
 
     Greedy requests take the most probable token, with its probability at temperature 1. Others sample with the random
     stream of their acceptance method; all drafters of a sequence see the same numbers. The second choice is sampled
-    from
-    the other tokens above ``HOPELESS``. One native call runs if no row is edited or truncated.
+    from the other tokens above ``HOPELESS``. One native call runs if no row is edited or truncated.
 
     Args:
         logits: ``[R, V]``.
@@ -40,11 +40,21 @@ def top_candidates(
     temperatures = {key: 0.0 if each.greedy else each.temperature for key, each in params.items()}
     plain = not any([each.edits_logits or (each.truncates and temperatures[key]) for key, each in params.items()])
     if plain and reads_natively(logits):
-        heat = [temperatures[id(context.sampling)] for context in contexts]
-        streams = [_stream(context, len(path)) for context, path in zip(contexts, paths, strict=True)]
-        found = zip(*library.candidate_rows(logits, heat, streams), strict=True)
+        chosen = [temperatures[id(context.sampling)] for context in contexts]
+        found = zip(*library.candidate_rows(logits, chosen, _streams(contexts, paths, chosen), HOPELESS), strict=True)
         return [_candidate(tokens, chances) for tokens, chances in found]
     return _reference_candidates(logits, contexts, paths)
+
+
+def _streams(
+    contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]], temperatures: Sequence[float]
+) -> list[Stream]:
+    """Return the random stream of each row that is sampled; all drafters of a sequence share one."""
+    found: dict[int, Stream] = {}
+    for context, path, temperature in zip(contexts, paths, temperatures, strict=True):
+        if temperature and id(context) not in found:
+            found[id(context)] = _stream(context, len(path))
+    return [found.get(id(context), _UNUSED) for context in contexts]
 
 
 def _candidate(tokens: Sequence[int], chances: Sequence[float]) -> Candidate | None:
@@ -81,10 +91,10 @@ def distributions(
 ) -> list[Candidate | None]:
     """Return the distribution that a drafter would draw from after each row.
 
-    A greedy request's distribution is a point mass on the most probable token. Under ``match`` the guess holds the
-    token
-    that the drafter would draw, which later shows whether the guess was right; otherwise the guess holds no token. The
-    confidence is the largest probability (at temperature 1 for greedy requests), known before any draw.
+    A greedy request's distribution is a point mass on the most probable token. Under ``match`` the candidate holds
+    the token that the drafter would draw, which later shows whether the drafter was right; otherwise the candidate
+    holds no token. The confidence is the largest probability (at temperature 1 for greedy requests), known before any
+    draw.
 
     Args:
         logits: ``[R, V]``.

@@ -26,14 +26,14 @@ Read = Callable[[Tensor, Sequence[DraftContext], Sequence[Sequence[int]]], list[
 
 
 class MemberCandidate(NamedTuple):
-    """One drafter's guess at the current position of a path.
+    """One drafter's candidate at the current position of a path.
 
     Attributes:
         node: the node of the drafter's whole draft, if there is one.
     """
 
     member: int
-    guess: Candidate
+    candidate: Candidate
     node: int | None = None
 
 
@@ -42,55 +42,55 @@ class LockstepPath:
     """One shared path.
 
     Attributes:
-        spine: the tokens of the path.
+        tokens: the tokens of the path.
         chance: estimated probability that the whole path is accepted.
-        candidates: guesses at the current position.
-        slates: guesses of the lockstep drafters so far.
+        candidates: candidates at the current position, drafters in ascending order, lockstep drafters first.
+        found: candidates of the lockstep drafters so far.
         follows: the node of each whole draft at the end of the path, while the path follows the draft.
         depth: maximum length of the path.
     """
 
-    job: CombineTask
-    spine: list[int] = field(default_factory=list)
+    task: CombineTask
+    tokens: list[int] = field(default_factory=list)
     active: bool = True
     chance: float = 1.0
     candidates: list[MemberCandidate] = field(default_factory=list)
-    slates: dict[int, StepCandidates] = field(default_factory=dict)
+    found: dict[int, StepCandidates] = field(default_factory=dict)
     follows: dict[int, int] = field(default_factory=dict)
     depth: int = 0
 
     def __post_init__(self) -> None:
-        self.follows = dict.fromkeys(sorted(self.job.drafts), -1)
-        self.slates = {member: StepCandidates(self.spine) for member in self.job.steppers}
-        self.job.slates.update(self.slates)
-        self.depth = min(self.job.budget.depth, self.job.budget.max_nodes)
+        self.follows = dict.fromkeys(sorted(self.task.drafts), -1)
+        self.found = {member: StepCandidates(self.tokens) for member in self.task.steppers}
+        self.task.candidate_sets.update(self.found)
+        self.depth = min(self.task.budget.depth, self.task.budget.max_nodes)
 
-    def add_candidate(self, member: int, guess: Candidate) -> None:
-        """Add the guess of a lockstep drafter, and store it for feedback."""
-        self.candidates.append(MemberCandidate(member, guess))
-        guesses = self.slates[member].guesses
-        if len(guesses) == len(self.spine):  # otherwise an earlier position had no finite logits
-            guesses.append(guess)
+    def add_candidate(self, member: int, candidate: Candidate) -> None:
+        """Add the candidate of a lockstep drafter, and store the candidate for feedback."""
+        self.candidates.append(MemberCandidate(member, candidate))
+        found = self.found[member].candidates
+        if len(found) == len(self.tokens):  # otherwise an earlier position had no finite logits
+            found.append(candidate)
 
     def add_draft_candidates(self) -> None:
-        """Add the guesses of the whole drafts that the path has followed so far."""
+        """Add the candidates of the whole drafts that the path has followed so far."""
         for member, node in self.follows.items():
-            draft = self.job.drafts[member]
+            draft = self.task.drafts[member]
             for child in children(draft.parents, node):
-                self.candidates.append(
-                    MemberCandidate(member, Candidate(draft.tokens[child], confidence_of(draft, child)), child)
-                )
+                candidate = Candidate(draft.tokens[child], confidence_of(draft, child))
+                self.candidates.append(MemberCandidate(member, candidate, child))
 
     def advance(self, token: int, chance: float) -> None:
         """Extend the path by ``token`` with confidence ``chance``; whole drafts with another token drop out."""
-        self.spine.append(token)
+        self.tokens.append(token)
         self.chance *= chance
-        self.follows = {}
-        for candidate in self.candidates:
-            if candidate.node is not None and candidate.guess.token == token:
-                self.follows.setdefault(candidate.member, candidate.node)
-        self.candidates = []
-        self.active = len(self.spine) < self.depth
+        follows = dict[int, int]()
+        if self.follows:
+            for member, candidate, node in self.candidates:
+                if node is not None and candidate.token == token:
+                    follows.setdefault(member, node)
+        self.follows, self.candidates = follows, []
+        self.active = len(self.tokens) < self.depth
 
 
 class PathBuilder(Protocol):
@@ -114,29 +114,34 @@ def run_lockstep(
 
     Args:
         builders: builders, one per sequence.
-        read: turns logits into guesses.
+        read: turns logits into candidates.
         advance: extends each given path with ``LockstepPath.advance``, or ends the path.
     """
-    shared_paths = [builder.path for builder in builders]
-    jobs = [path.job for path in shared_paths]
-    taking: dict[int, list[int]] = {}
-    for row, job in enumerate(jobs):
-        for member in job.steppers:
-            taking.setdefault(member, []).append(row)
-    session.open([job.context for job in jobs], [path.depth for path in shared_paths], dict(sorted(taking.items())))
+    paths = [builder.path for builder in builders]
+    contexts = [path.task.context for path in paths]
+    session.open(contexts, [path.depth for path in paths], taking([path.task for path in paths]))
     while True:
-        for member, (rows, _, logits) in session.stands.items():
-            contexts, paths = [jobs[row].context for row in rows], [shared_paths[row].spine for row in rows]
-            for row, guess in zip(rows, session.timed(read, logits, contexts, paths), strict=True):
-                if guess is not None:
-                    shared_paths[row].add_candidate(member, guess)
-        for path in shared_paths:
+        for member, (rows, _, logits) in session.logits.items():
+            given = [contexts[row] for row in rows], [paths[row].tokens for row in rows]
+            for row, candidate in zip(rows, session.timed(read, logits, *given), strict=True):
+                if candidate is not None:
+                    paths[row].add_candidate(member, candidate)
+        for path in paths:
             if path.active:
                 if path.follows:
                     path.add_draft_candidates()
                 path.active = bool(path.candidates)
         advance([builder for builder in builders if builder.path.active])
-        fed = {number: path.spine[-1] for number, path in enumerate(shared_paths) if path.active}
+        fed = {row: path.tokens[-1] for row, path in enumerate(paths) if path.active}
         if not fed:
             return
         session.feed(fed)
+
+
+def taking(tasks: Sequence[CombineTask]) -> dict[int, list[int]]:
+    """Return the rows of the sequences that each lockstep drafter takes part in, drafters in ascending order."""
+    found: dict[int, list[int]] = {}
+    for row, task in enumerate(tasks):
+        for member in task.steppers:
+            found.setdefault(member, []).append(row)
+    return dict(sorted(found.items()))

@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from cospec.core.interfaces import Clock
 from cospec.core.plugins import Opening, StepwiseDrafter
+from cospec.core.rng import Floats
 from cospec.core.types import DraftContext
 
 ResultT = TypeVar("ResultT")
+
+_NO_ROWS = torch.empty(0, 0)
 
 
 class LockstepMember(Protocol):
@@ -25,8 +29,8 @@ class LockstepMember(Protocol):
     def spend(self, seconds: float) -> None:
         """Add seconds of work that ran outside ``call``."""
 
-    def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
-        """Return ``verb(*arguments)``, or None if the drafter failed."""
+    def call(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``verb(*arguments)``, or ``failed`` if the drafter failed."""
 
 
 class MemberLogits(NamedTuple):
@@ -38,8 +42,8 @@ class MemberLogits(NamedTuple):
         logits: ``[len(rows), V]``, in the same order.
     """
 
-    rows: list[int]
-    ids: list[str]
+    rows: Sequence[int]
+    ids: Sequence[str]
     logits: Tensor
 
 
@@ -49,18 +53,22 @@ class LockstepSession:
 
     Attributes:
         steppers: stepwise interfaces by drafter.
-        led: guards of the drafters' calls, by drafter.
+        members: the drafters of the pool, by number.
+        calibrations: see ``PoolStats.calibrations``.
+        native: whether the native library may run all positions as one call.
         reading: seconds spent on reading logits, a task that a drafter alone would do as well.
-        stands: current logits by drafter.
+        logits: current logits by drafter.
         opened: number of sequences at the start.
     """
 
     steppers: Mapping[int, StepwiseDrafter]
-    led: Sequence[LockstepMember]
+    members: Sequence[LockstepMember]
     vocab_size: int
     clock: Clock
+    calibrations: Floats
+    native: bool = True
     reading: float = 0.0
-    stands: dict[int, MemberLogits] = field(default_factory=dict)
+    logits: dict[int, MemberLogits] = field(default_factory=dict)
     opened: int = 0
 
     def open(
@@ -69,29 +77,28 @@ class LockstepSession:
         """Start the drafters on the sequences of ``taking``, for ``depths[row]`` tokens each."""
         self.opened = len(contexts)
         for member, rows in taking.items():
-            opening: Opening | None = self.led[member].call(
-                self.steppers[member].open, [contexts[row] for row in rows], [depths[row] for row in rows]
+            opening: Opening = self.members[member].call(
+                Opening((), _NO_ROWS),
+                self.steppers[member].open,
+                [contexts[row] for row in rows],
+                [depths[row] for row in rows],
             )
-            if opening is None:
-                continue
-            ids = list(opening.ids)
-            if len(ids) < len(rows):
+            if opening.ids:
                 number = {contexts[row].id: row for row in rows}
-                rows = [number[id] for id in ids]
-            self.stands[member] = MemberLogits(list(rows), ids, opening.logits)
+                self.logits[member] = MemberLogits([number[id] for id in opening.ids], opening.ids, opening.logits)
 
     def feed(self, tokens: Mapping[int, int]) -> None:
         """Feed the next token of each sequence; sequences without a token are finished."""
-        for member, (rows, ids, _) in list(self.stands.items()):
+        for member, (rows, ids, _) in list(self.logits.items()):
             if len(tokens) < self.opened:  # otherwise all sequences continue
                 pairs = [(row, id) for row, id in zip(rows, ids, strict=True) if row in tokens]
                 rows, ids = [row for row, _ in pairs], [id for _, id in pairs]
             fed = [tokens[row] for row in rows]
-            logits = self.led[member].call(self.steppers[member].feed, ids, fed) if rows else None
-            if logits is None:
-                del self.stands[member]
+            logits = self.members[member].call(_NO_ROWS, self.steppers[member].feed, ids, fed) if rows else _NO_ROWS
+            if len(logits):
+                self.logits[member] = MemberLogits(rows, ids, logits)
             else:
-                self.stands[member] = MemberLogits(rows, ids, logits)
+                del self.logits[member]
 
     def timed(self, read: Callable[..., ResultT], *arguments: Any) -> ResultT:
         """Return ``read(*arguments)`` and add its time to ``reading``."""

@@ -55,20 +55,21 @@ class Member:
     lost: bool = False
     seconds: float = 0.0
     left_out: Counter[str] = field(default_factory=Counter)
+    notices: list[Future[Any]] = field(default_factory=list)  # commits and frees of an asynchronous drafter
 
     @classmethod
-    def of(cls, name: str, drafter: Drafter, clock: Clock, leads: bool, deadline: float | None = None) -> Member:
-        """Create a member; ``leads``: the combiner runs stepwise drafters in lockstep."""
-        stepper = drafter.stepper() if leads else None
+    def of(cls, name: str, drafter: Drafter, clock: Clock, lockstep: bool, deadline: float | None = None) -> Member:
+        """Create a member; ``lockstep``: the combiner runs stepwise drafters in lockstep."""
+        stepper = drafter.stepper() if lockstep else None
         later = stepper is None and drafter.executor is not None
         return cls(name, drafter, clock, drafter.capabilities.free, stepper, deadline, later)
 
-    def call(self, verb: Callable[..., Any], *arguments: Any) -> Any:
-        """Return ``verb(*arguments)``; None if it raises, or if the drafter is excluded."""
+    def call(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
+        """Return ``verb(*arguments)``; ``failed`` if it raises, or if the drafter is excluded."""
         if self.rest:
-            return None
+            return failed
         started = self.clock()
-        result = self._guarded(verb, *arguments)
+        result = self._guarded(failed, verb, *arguments)
         taken = self.clock() - started
         self.seconds += taken
         if not self.rest:
@@ -85,7 +86,14 @@ class Member:
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return whole drafts; none on failure."""
-        return self.call(self.drafter.propose, contexts, budgets) or []
+        drafts: list[Draft] = self.call([], self.drafter.propose, contexts, budgets)
+        return drafts
+
+    @property
+    def present(self) -> bool:
+        """Whether the drafter can take part: it is not excluded, and its process runs."""
+        executor = self.drafter.executor
+        return not self.rest and (executor is None or executor.present)
 
     @property
     def looks(self) -> bool:
@@ -94,13 +102,14 @@ class Member:
 
     def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """Return scores of the latest known tokens; none on failure, or if the drafter cannot score."""
-        return self.call(self._state.look, contexts) or {} if self.looks else {}
+        scores: dict[str, TokenScores] = self.call({}, self._state.look, contexts) if self.looks else {}
+        return scores
 
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future[Any] | None:
         """Request whole drafts asynchronously; None if the drafter is local, or on failure."""
         executor = self.drafter.executor
         future: Future[Any] | None = (
-            None if executor is None else self.call(executor.submit, "propose", contexts, budgets)
+            None if executor is None else self.call(None, executor.submit, "propose", contexts, budgets)
         )
         return future
 
@@ -111,25 +120,37 @@ class Member:
         if left == 0.0 and not future.done():
             self._exclude("late", f"more than {self.deadline} s")
             return []
-        drafts: list[Draft] = self._guarded(future.result, left) or []
+        drafts: list[Draft] = self._guarded([], future.result, left)
         self.seconds += self.clock() - began
         return drafts
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Commit also while excluded: the drafter must know which tokens it misses."""
-        self._guarded(self._state.commit, commits)
+        self._notify("commit", commits)
 
     def forget(self, ids: Sequence[str]) -> None:
         """Forget sequences."""
-        self._guarded(self._state.free, ids)
+        self._notify("free", ids)
 
     def begin_round(self) -> None:
         """Count one step less of exclusion; a step with work and without failure compensates for one failure."""
+        done = [future for future in self.notices if future.done()]
+        self.notices = [future for future in self.notices if future not in done]
+        for future in done:
+            self._guarded(None, future.result, 0)
         if self.worked:
             self.failures = max(0, self.failures - 1)
         self.worked, self.rest = False, max(0, self.rest - 1)
 
-    def _guarded(self, verb: Callable[..., Any], *arguments: Any) -> Any:
+    def _notify(self, method: str, argument: Any) -> None:
+        """Call ``commit`` or ``free``; a failure of an asynchronous drafter shows in a later step."""
+        executor = self.drafter.executor
+        if executor is None or self.stepper is not None:
+            self._guarded(None, self._state.commit if method == "commit" else self._state.free, argument)
+        else:
+            self.notices += self._guarded([], lambda: [executor.submit(method, argument)])
+
+    def _guarded(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return verb(*arguments)
         except TimeoutError:
@@ -137,7 +158,7 @@ class Member:
         except FAILURES as error:
             self.lost = True
             self._exclude("error", str(error) or type(error).__name__)
-        return None
+        return failed
 
     def _exclude(self, reason: str, what: str) -> None:
         """Exclude the drafter from this step and more: twice as many after each failure."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -24,7 +24,8 @@ class PoolOptions(Options):
     Attributes:
         combiner: how drafts are combined.
         routing: how drafters are chosen per request.
-        drafters: each with a ``name``, a ``method`` and the method's own options.
+        drafters: each with a ``name``, a ``method`` and the method's own options; ``executor`` and ``cores`` as in
+            ``DrafterPlace``.
         deadline: seconds that a step waits for a drafter; None waits without limit.
         at_most: drafters per request and step, without the free drafters, unless the policy gives a number; None leaves
             the number to the routing.
@@ -37,6 +38,19 @@ class PoolOptions(Options):
     )
     deadline: float | None = Field(default=None, gt=0, strict=False)
     at_most: int | None = Field(default=None, ge=1)
+
+
+class DrafterPlace(Options):
+    """Where a drafter of a pool runs.
+
+    Attributes:
+        executor: ``inline``, in the pool's thread; in a ``thread`` of its own; or in a ``process`` of its own. Other
+            drafters run meanwhile.
+        cores: processors reserved for the process. An empty list lets all processes share the processors.
+    """
+
+    executor: Literal["inline", "thread", "process"] = "inline"
+    cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +69,17 @@ def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> 
         ModelError: a drafter's model cannot be loaded; the error names the drafter.
     """
     built: list[Named] = []
+    try:
+        _build_each(options, build_context, built)
+    except BaseException:
+        for each in built:
+            each.drafter.close()
+        raise
+    return built
+
+
+def _build_each(options: PoolOptions, build_context: DrafterBuildContext, built: list[Named]) -> None:
+    """Append each drafter of the pool to ``built``."""
     for number, given in enumerate(options.drafters):
         name = given["name"] if "name" in given else _method(given, f"{WHERE}[{number}].method")
         if not isinstance(name, str) or not name.isprintable() or not name.strip():
@@ -67,7 +92,6 @@ def build_drafters(options: PoolOptions, build_context: DrafterBuildContext) -> 
             raise error.within(called(number, name)) from None
         except ModelError as error:
             raise ModelError(f"{called(number, name)}: {error}") from None
-    return built
 
 
 def called(number: int, name: object) -> str:
@@ -83,15 +107,16 @@ def check_distributions(drafters: list[Named], combiner: str) -> None:
     """
     for number, each in enumerate(drafters):
         if each.drafter.samples and each.drafter.stepper() is None:
-            allowed = f"one that can be led token by token or draws nothing, for combiner {combiner!r}"
-            raise InvalidInput(f"{WHERE}[{number}]", words(f"{each.name!r}, which draws its drafts by itself"), allowed)
+            allowed = f"one that drafts token by token inline or draws nothing, for combiner {combiner!r}"
+            raise InvalidInput(f"{WHERE}[{number}]", words(f"{each.name!r}, which draws whole drafts"), allowed)
 
 
 def _build(given: Mapping[str, Any], build_context: DrafterBuildContext) -> Drafter:
-    own = {key: value for key, value in given.items() if key not in ("name", "method")}
-    cls = DRAFTERS.load(_method(given, "method"))
-    drafter: Drafter = cls.build(parse(cls.Options, own), build_context)
-    return drafter
+    own = {key: value for key, value in given.items() if key not in ("name", "method", *DrafterPlace.model_fields)}
+    place = parse(DrafterPlace, {key: given[key] for key in DrafterPlace.model_fields if key in given})
+    if place.cores and place.executor != "process":
+        raise InvalidInput("cores", list(place.cores), "absent unless executor is 'process'")
+    return build_context.build_drafter(_method(given, "method"), own, place.executor, place.cores)
 
 
 def _method(given: Mapping[str, Any], field: str) -> str:

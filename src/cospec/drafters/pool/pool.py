@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import compress
 from typing import Any, ClassVar
 
@@ -21,21 +21,14 @@ from cospec.core.rng import StreamKind
 from cospec.core.step import Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.pool.combiners.combine import Combiner
+from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
-from cospec.drafters.pool.reference import PoolConfig, ReferencePool
 from cospec.drafters.pool.routing.selection import Routing
 from cospec.drafters.pool.routing.weights import DrafterWeights
-from cospec.drafters.pool.state import (
-    DraftTask,
-    Given,
-    PoolImplementation,
-    PoolRequestState,
-    PoolStats,
-)
-from cospec.native.pool import NativePool
-from cospec.native.pool_buffers import straight
+from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
+from cospec.errors import InvalidInput
 from cospec.registry import COMBINERS, ROUTINGS
 
 RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
@@ -48,7 +41,7 @@ class PoolContext:
     Attributes:
         vocab_size: of the target.
         at_most: number of drafters that take part, where the policy gives no number; None leaves it to the routing.
-        native: whether the native library may combine and route.
+        native: whether lockstep drafting may be one native call.
     """
 
     vocab_size: int
@@ -74,8 +67,7 @@ class PoolDrafter(Drafter):
     """Any number of drafters of any kind; each has a name, the source of its tokens.
 
     ``stream_kinds`` declares which acceptance methods may verify its drafts, see ``combiners.combine.Combiner``.
-    Sequences
-    with another method get no draft.
+    Sequences with another method get no draft.
     """
 
     samples = True
@@ -112,9 +104,7 @@ class PoolDrafter(Drafter):
             frozenset(self._steppers),
             combiner.gathers and routing.weighs,
         )
-        self.work: PoolImplementation = (
-            NativePool if setting.native and NativePool.can(pool_config) else ReferencePool
-        )(pool_config, self.pool_stats)
+        self.coordinator = Coordinator(pool_config, self.pool_stats)
 
     @classmethod
     def build(cls, options: PoolOptions, build_context: DrafterBuildContext) -> PoolDrafter:
@@ -122,7 +112,12 @@ class PoolDrafter(Drafter):
         combiner, routing = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)()
         drafters = build_drafters(options, build_context)
         if StreamKind.DRAFT in combiner.stream_kinds:
-            check_distributions(drafters, options.combiner)
+            try:
+                check_distributions(drafters, options.combiner)
+            except InvalidInput:
+                for each in drafters:
+                    each.drafter.close()
+                raise
         clock = time.monotonic
         members = [Member.of(each.name, each.drafter, clock, combiner.steps, options.deadline) for each in drafters]
         vocab_size, native = build_context.target.vocab_size, build_context.native
@@ -139,9 +134,16 @@ class PoolDrafter(Drafter):
         drafts: list[Draft] = []
         reading = 0.0
         if draft_tasks:
-            given = self._ask(draft_tasks, self.work.choose(draft_tasks))
-            session = LockstepSession(self._steppers, self.members, self.setting.vocab_size, self.setting.clock)
-            drafts = self.work.combine(draft_tasks, given, session)
+            given = self._ask(draft_tasks, self.coordinator.choose(draft_tasks))
+            session = LockstepSession(
+                self._steppers,
+                self.members,
+                self.setting.vocab_size,
+                self.setting.clock,
+                self.pool_stats.calibrations,
+                self.setting.native,
+            )
+            drafts = self.coordinator.combine(draft_tasks, given, session)
             reading = session.reading
         self._forget_lost()
         inside = self._drafter_seconds() - before + reading
@@ -160,14 +162,14 @@ class PoolDrafter(Drafter):
             if commit.base_len == record.base and commit.tokens:
                 known_commits.append((record, commit))
             else:
-                record.said = None
+                record.candidate_sets = {}
             record.base = -1
             if commit.finish is not None:
                 finished.append(record)
         if known_commits:
-            self.work.learn(known_commits)
+            self.coordinator.learn(known_commits)
         for record in finished:
-            self.pool_stats.prior.learn(record.standing)
+            self.pool_stats.prior.learn(record.weights)
         self.seconds.own += self.setting.clock() - started
         for member in self.members:
             member.commit(commits)
@@ -180,11 +182,16 @@ class PoolDrafter(Drafter):
         for member in self.members:
             member.forget(ids)
 
+    def close(self) -> None:
+        """End the threads and processes of the drafters."""
+        for member in self.members:
+            member.drafter.close()
+
     def weights(self) -> Mapping[str, float]:
         """Return the mean weight of each drafter over the present requests; a new request's weights if there are
         none."""
-        standings = [record.standing for record in list(self.records.values())] or [DrafterWeights(len(self.members))]
-        mean = np.mean([standing.weights(self.pool_stats.prior) for standing in standings], axis=0)
+        records = [record.weights for record in list(self.records.values())] or [DrafterWeights(len(self.members))]
+        mean = np.mean([weights.weights(self.pool_stats.prior) for weights in records], axis=0)
         return dict(zip(self.names, mean.tolist(), strict=True))
 
     def left_out(self) -> Mapping[str, int]:
@@ -208,19 +215,20 @@ class PoolDrafter(Drafter):
             tuple(self.stream_kinds),
         )
         most = self.setting.at_most
-        present = sum([1 << number for number, member in enumerate(self.members) if not member.rest])
+        present = sum([1 << number for number, member in enumerate(self.members) if member.present])
         for context, budget in zip(contexts, budgets, strict=True):
             able = present if context.drafters is None else present & self._bits(context.drafters)
             if not able or budget.depth < 1 or budget.max_nodes < 1 or context.stream_kind not in stream_kinds:
                 continue
             record = self.records.get(context.id)
             if record is None:
-                record = self.records[context.id] = PoolRequestState.of(context, len(self.members))
-            standing = record.standing
-            if looks and standing.rounds >= standing.look_at:
-                standing.look_at += RESCORE_AFTER + standing.look_at
+                record = PoolRequestState(DrafterWeights(len(self.members)), context.sampling.greedy)
+                self.records[context.id] = record
+            weights = record.weights
+            if looks and weights.rounds >= weights.look_at:
+                weights.look_at += RESCORE_AFTER + weights.look_at
                 due.append(context)
-            standing.rounds += 1
+            weights.rounds += 1
             record.base = len(context.tokens)
             draft_tasks.append(
                 DraftTask(context, budget, record, able, most if budget.drafters is None else budget.drafters)
@@ -232,9 +240,9 @@ class PoolDrafter(Drafter):
 
     def _look(self, due: Sequence[DraftContext]) -> None:
         """Let drafters score known tokens, where they can."""
-        looks = [{} if member.rest else member.look(due) for member in self.members]
+        looks = [{} if not member.present else member.look(due) for member in self.members]
         for context in due:
-            self.records[context.id].standing.look([own.get(context.id) for own in looks])
+            self.records[context.id].weights.look([own.get(context.id) for own in looks])
 
     def _ask(self, draft_tasks: Sequence[DraftTask], depths: Sequence[Sequence[int]]) -> list[Given]:
         """Return whole drafts; each drafter is called once for all of its sequences, ``depths[M][R]`` deep.
@@ -276,7 +284,7 @@ class PoolDrafter(Drafter):
                 row = rows.get(draft.id)
                 if row is None or not draft.tokens or draft.base_len != draft_tasks[row].record.base:
                     continue
-                if branches or draft.parents == straight(len(draft.tokens)):
+                if branches or draft.parents == _chain(len(draft.tokens)):
                     given.append((row, number, draft))
         return given
 
@@ -286,6 +294,12 @@ class PoolDrafter(Drafter):
             if member.lost:
                 member.lost = False
                 member.forget(list(self.records))
+
+
+@cache
+def _chain(nodes: int) -> tuple[int, ...]:
+    """Return the parents of a chain."""
+    return tuple(range(-1, nodes - 1))
 
 
 @lru_cache(1024)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from cospec.core.rng import StreamKind
-from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration, cells
-from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.combiners.combine import CandidateSet
 from cospec.drafters.pool.routing.weights import DrafterWeights, WeightPrior
 
-if TYPE_CHECKING:
-    from cospec.drafters.pool.reference import PoolConfig
-
 NOVELTY_RATE = 0.05  # step size of the moving average, per draft
-_WORD = 2**64
 EDGE = 0.01  # minimum distance of a confidence from 0 and 1
 
 
@@ -27,30 +22,16 @@ class PoolRequestState:
     """One request.
 
     Attributes:
-        words: the constant first words of ``DraftTaskStruct`` in ``csrc/spec/pool_batch.h``.
-        plain: no row of logits is edited or truncated.
-        draws, keeps: tokens are sampled; and the draft keeps their q.
+        weights: how the drafters perform for the request.
+        greedy: tokens are not sampled.
         base: committed tokens when the latest draft was made; -1 after its commit, or without a draft.
-        said: the drafters' guesses, in the form of the ``PoolImplementation``, until the step is committed.
+        candidate_sets: the drafters' candidates, until the step is committed.
     """
 
-    standing: DrafterWeights
-    words: tuple[float, ...]
-    plain: bool
-    draws: bool
-    keeps: bool
+    weights: DrafterWeights
+    greedy: bool
     base: int = -1
-    said: Any = None
-
-    @classmethod
-    def of(cls, context: DraftContext, members: int) -> PoolRequestState:
-        """Return the state of a new request in a pool of ``members`` drafters."""
-        standing, params = DrafterWeights(members), context.sampling
-        draws = not params.greedy
-        heat = params.temperature if draws else 0.0
-        words = (standing.address, int(params.greedy), context.seed % _WORD, int(context.stream_kind), heat)
-        plain = not (params.edits_logits or (params.truncates and draws))
-        return cls(standing, words, plain, draws, draws and context.stream_kind is StreamKind.DRAFT)
+    candidate_sets: Mapping[int, CandidateSet] = field(default_factory=dict)
 
 
 class DraftTask(NamedTuple):
@@ -76,52 +57,24 @@ class PoolStats:
 
     Attributes:
         calibrations: ``[2, 2, M, 2, bins]``: of sampling and greedy requests, whose probabilities differ in meaning; of
-            first and of second guesses; see ``calibration.cells``.
+            first and of second choices; see ``calibration.cells``.
         prior: the rates that a new request starts with.
         novelty: ``[2]``, of sampling and greedy requests: a moving average of the share of distinct drafted tokens.
     """
 
     def __init__(self, members: int) -> None:
-        self.members = members
         self.calibrations = cells(2, 2, members)
-        self.address: int = self.calibrations.ctypes.data
-        self.prior = WeightPrior(members)
+        self._views = [[[Calibration(each) for each in ranked] for ranked in kind] for kind in self.calibrations]
+        self.prior = WeightPrior([0.5] * members)
         self.novelty = np.ones(2)
 
     def calibration(self, greedy: bool, rank: int, member: int) -> Calibration:
         """Return one calibration; it shares the storage."""
-        return Calibration(self.calibrations[int(greedy), rank, member])
-
-
-class PoolImplementation(Protocol):
-    """The pool's own work for all sequences of a step, in Python or native, with the same bits."""
-
-    @property
-    def pool_config(self) -> PoolConfig:
-        """The configuration of the pool."""
-
-    def choose(self, draft_tasks: Sequence[DraftTask]) -> list[list[int]]:
-        """Return the number of tokens that each drafter drafts for each sequence, ``[M][R]``; 0 for no part."""
-
-    def combine(
-        self, draft_tasks: Sequence[DraftTask], given: Sequence[Given], session: LockstepSession
-    ) -> list[Draft]:
-        """Return one draft for each sequence with a guess of any drafter.
-
-        Args:
-            draft_tasks: those of the latest ``choose``.
-            given: whole drafts, grouped by drafter.
-        """
-
-    def learn(self, commits: Sequence[tuple[PoolRequestState, Commit]]) -> None:
-        """Count every drafter's guesses against the committed tokens; guesses that were not verified count too.
-
-        The stored guesses are dropped.
-        """
+        return self._views[greedy][rank][member]
 
 
 @dataclass(slots=True)
-class StatsCalibration:
+class RequestCalibration:
     """Calibrated confidence, adjusted by a drafter's performance for one request relative to its usual performance.
 
     Attributes:
@@ -133,7 +86,7 @@ class StatsCalibration:
     odds: Sequence[float]
 
     def __call__(self, member: int, raw: float, rank: int = 0) -> float:
-        """Return the probability that a token is committed given its parent; ``rank`` 1 is a second guess."""
+        """Return the probability that a token is committed given its parent; ``rank`` 1 is a second choice."""
         chance = self.pool_stats.calibration(self.greedy, rank, member).read(raw)
         if chance < EDGE:
             chance = EDGE

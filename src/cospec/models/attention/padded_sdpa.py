@@ -18,7 +18,7 @@ from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks
 
 if TYPE_CHECKING:
-    from cospec.models.attention.backends import AttentionShape
+    from cospec.models.attention.backend import AttentionShape
 
 # The cost of a separate call per sequence, in products of queries with keys. Gathering an entry costs as much as 4
 # products. Measured on one CPU core with 8 heads of 64; on a GPU the launches cost far more.

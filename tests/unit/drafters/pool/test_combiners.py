@@ -13,6 +13,7 @@ from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.sampling import History, target_probs_of
 from cospec.core.tree import path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.drafters.calibration import cells
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.pool.candidates import distributions
 from cospec.drafters.pool.combiners.combine import (
@@ -51,7 +52,7 @@ def job(drafts: Mapping[int, Draft], weights: list[float], budget: DraftBudget |
 
 
 def combined(name: str, made: CombineTask) -> Draft | None:
-    session = LockstepSession({}, (), 10, Ticks())
+    session = LockstepSession({}, (), 10, Ticks(), cells(2, 2, 3), native=False)
     drafts = COMBINERS.load(name)().combine([made], session, NAMES)
     return drafts[0] if drafts else None
 
@@ -115,7 +116,7 @@ def test_fuse_puts_the_next_best_token_of_whoever_wins_beside_the_spine_and_nobo
     assert draft is not None and draft.confidence is not None
     assert dict(zip(draft.tokens, draft.drafters, strict=True)) == {5: "a", 7: "b", 6: "a"}
     assert draft.confidence.tolist() == pytest.approx([0.6, 0.4, 0.15])  # each next best one has its own calibration
-    assert line.spine == [5]
+    assert line.tokens == [5]
 
 
 def test_fuse_keeps_to_its_nodes_by_path_probability() -> None:
@@ -148,8 +149,8 @@ def test_a_drafter_without_numbers_at_a_place_is_not_compared_behind_it() -> Non
     line.advance(5, 0.5)
     line.advance(6, 0.5)
     line.add_candidate(0, Candidate(7, 0.5))
-    assert [candidate.guess.token for candidate in line.candidates] == [7], "it is heard all the same"
-    assert line.job.slates[0].verify([5, 6, 7]) == Feedback(1.0, 1, 1, [(0.5, 1.0)])
+    assert [each.candidate.token for each in line.candidates] == [7], "it is heard all the same"
+    assert line.task.candidate_sets[0].verify([5, 6, 7]) == Feedback(1.0, 1, 1, [(0.5, 1.0)])
 
 
 def test_a_vote_ends_where_the_last_voter_does() -> None:

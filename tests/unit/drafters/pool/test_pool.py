@@ -19,14 +19,13 @@ from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, Speculation
 from cospec.drafters.model import ModelDrafter
+from cospec.drafters.pool.coordinator import Coordinator
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.pool import PoolDrafter
-from cospec.drafters.pool.reference import ReferencePool
 from cospec.drafters.prompt_scoring import LOOKBACK
 from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
-from cospec.native.pool import NativePool
 from cospec.registry import COMBINERS
 from cospec.runtime.executors import InlineExecutor
 from cospec.sampling_params import SamplingParams
@@ -143,11 +142,11 @@ def test_failing_or_late_drafter_rests_and_returns(combiner: str, late: bool, mo
     member.clock = clock
     resting: list[bool] = []
 
-    def breaks(self: Member, verb: Any, *arguments: Any) -> Any:
+    def breaks(self: Member, failing: Any, verb: Any, *arguments: Any) -> Any:
         if self is member and not self.rest and verb.__name__ in ("propose", "feed") and failed[0] < 3:
             failed[0] += 1
-            return called(self, partial(slow, verb) if late else broken, *arguments)
-        return called(self, verb, *arguments)
+            return called(self, failing, partial(slow, verb) if late else broken, *arguments)
+        return called(self, failing, verb, *arguments)
 
     def slow(verb: Any, *arguments: Any) -> Any:
         clock.now += 2.0
@@ -246,7 +245,7 @@ def test_the_policy_says_how_many_take_part() -> None:
         pool = pool_of(models, combiner, "all", V)
         for count in (1, 2, 4):
             pool.propose([context([1, 2, 3], f"s{count}")], [DraftBudget(2, 8, drafters=count)])
-            assert (pool.records[f"s{count}"].standing.idle == 0).sum() == count, combiner
+            assert pool.records[f"s{count}"].weights.idle.count(0) == count, combiner
 
 
 def weights_of_the_right_one(combiner: str) -> tuple[float, float]:
@@ -273,8 +272,7 @@ def test_weights_follow_the_accepted_drafter(monkeypatch: pytest.MonkeyPatch) ->
         assert within > 0.65, combiner
         assert fresh > 0.525, combiner
     # Weights that do not learn from guesses stay where they were, so what is asked above is not theirs by chance.
-    for work in (NativePool, ReferencePool):
-        monkeypatch.setattr(work, "learn", lambda *_: None)
+    monkeypatch.setattr(Coordinator, "learn", lambda *_: None)
     for combiner in ("fuse", "mix"):
         within, fresh = weights_of_the_right_one(combiner)
         assert within < 0.5, "by what it makes of a prompt of two tokens alone"
@@ -297,7 +295,6 @@ def test_a_drafter_looks_at_known_tokens_and_has_caught_up(led: bool) -> None:
     tokens = tokens[:-45]
     if isinstance(drafter, ModelStepwiseDrafter):
         opening = drafter.open([context(tokens)], [1])
-        assert opening is not None
         assert opening.logits[0].tolist() == model.logits(tokens).tolist()
     else:
         (draft,) = drafter.propose([context(tokens)], [DraftBudget(1, 1)])
@@ -306,14 +303,14 @@ def test_a_drafter_looks_at_known_tokens_and_has_caught_up(led: bool) -> None:
 
 def asked_by(pool: PoolDrafter) -> list[list[int]]:
     """How deep each drafter is asked to draft, sequence by sequence; grows with each proposal."""
-    asked, choose = list[list[int]](), pool.work.choose
+    asked, choose = list[list[int]](), pool.coordinator.choose
 
     def kept(*arguments: Any) -> list[list[int]]:
         depths = choose(*arguments)
         asked.extend([list(own) for own in zip(*depths, strict=True)])
         return depths
 
-    override(pool.work, choose=kept)
+    override(pool.coordinator, choose=kept)
     return asked
 
 
@@ -339,7 +336,6 @@ def test_a_led_model_continues_from_what_it_is_fed() -> None:
     stepper.commit([Commit("s", 3, (4, 0), (0,), 4)])
     tokens += [4, 0]
     opening = stepper.open([context(tokens)], [2])
-    assert opening is not None
     assert opening.logits[0].tolist() == model.logits(tokens).tolist()
     stepper.free(["s"])
     assert model.pages.usage == 0

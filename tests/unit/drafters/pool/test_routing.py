@@ -13,48 +13,47 @@ from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.pool.combiners.union import Union
-from cospec.drafters.pool.reference import PoolConfig, ReferencePool, allot
+from cospec.drafters.pool.coordinator import Coordinator, PoolConfig, allot
 from cospec.drafters.pool.routing.explore import EPSILON, Explore
 from cospec.drafters.pool.routing.hedge import PATIENCE, Hedge
 from cospec.drafters.pool.routing.selection import Feedback, RoutingInput
 from cospec.drafters.pool.routing.weights import DrafterWeights, WeightPrior
-from cospec.drafters.pool.state import EDGE, PoolStats, StatsCalibration
-from cospec.native.pool import NativePool
+from cospec.drafters.pool.state import EDGE, PoolStats, RequestCalibration
 from cospec.registry import ROUTINGS
 from cospec.sampling_params import SamplingParams
 from harness.pools import pool_of
 from harness.toys import ScriptedDrafter
 
-PRIOR = WeightPrior(3)
+PRIOR = WeightPrior([0.5] * 3)
 
 
-def standing(rates: tuple[float, ...], seen: float = 40.0) -> DrafterWeights:
+def observed(rates: tuple[float, ...], seen: float = 40.0) -> DrafterWeights:
     made = DrafterWeights(len(rates))
     made.took_part(range(len(rates)))
     for member, rate in enumerate(rates):
-        made.saw(member, rate * seen, seen)
+        made.count(member, rate * seen, seen)
     return made
 
 
-def choice(weights: list[float], count: int | None = None, seed: int = 0, silent: Sequence[int] = ()) -> RoutingInput:
-    return RoutingInput(tuple(range(len(weights))), count, weights, seed, 7, frozenset(silent))
+def choice(weights: list[float], count: int | None = None, seed: int = 0, unscored: Sequence[int] = ()) -> RoutingInput:
+    return RoutingInput(tuple(range(len(weights))), count, weights, seed, 7, frozenset(unscored))
 
 
 def test_weights_are_equal_at_first_and_follow_what_was_guessed() -> None:
     assert DrafterWeights(3).weights(PRIOR) == pytest.approx([1 / 3] * 3)
-    weights = standing((0.8, 0.5, 0.2)).weights(PRIOR)
+    weights = observed((0.8, 0.5, 0.2)).weights(PRIOR)
     assert weights[0] > 0.9
     assert weights[0] > weights[1] > weights[2] > 0
     assert sum(weights) == pytest.approx(1.0)
 
 
 def test_who_was_not_asked_loses_nothing_and_evidence_fades() -> None:
-    made = standing((0.8, 0.5, 0.5))
+    made = observed((0.8, 0.5, 0.5))
     asked = DrafterWeights(3)
-    asked.saw(0, 32, 40)
+    asked.count(0, 32, 40)
     assert asked.weights(PRIOR)[1:] == pytest.approx(made.weights(PRIOR)[1:])
     before = made.weights(PRIOR)[0]
-    made.fade(200)
+    made.decay(200)
     assert 1 / 3 < made.weights(PRIOR)[0] < before
 
 
@@ -66,47 +65,46 @@ def test_weights_find_the_best_in_hindsight() -> None:
         rates[best] = 0.75
         share = []
         for _ in range(100):
-            made.fade(2)
+            made.decay(2)
             for member, rate in enumerate(rates):
-                made.saw(member, float((chance.random(2) < rate).sum()), 2)
+                made.count(member, float((chance.random(2) < rate).sum()), 2)
             share.append(made.weights(PRIOR)[best])
         assert np.mean(share[50:]) > 0.8
 
 
 def test_a_new_request_starts_with_what_others_taught() -> None:
-    prior = WeightPrior(3)
+    prior = WeightPrior([0.5] * 3)
     for _ in range(20):
-        prior.learn(standing((0.9, 0.3, 0.5)))
+        prior.learn(observed((0.9, 0.3, 0.5)))
     weights = DrafterWeights(3).weights(prior)
     assert weights[0] > weights[2] > weights[1]
-    unseen = WeightPrior(3)
+    unseen = WeightPrior([0.5] * 3)
     unseen.learn(DrafterWeights(3))
     assert unseen.rates == pytest.approx([0.5] * 3)
 
 
 def test_hedge_takes_the_heaviest() -> None:
-    hedge, made = Hedge(), standing((0.8, 0.5, 0.2))
+    hedge, made = Hedge(), observed((0.8, 0.5, 0.2))
     assert hedge.route(made, choice([0.9, 0.07, 0.03])) == [0]
     assert hedge.route(made, choice([0.5, 0.1, 0.4])) == [0, 2]
     assert hedge.route(made, choice([0.4, 0.35, 0.25], count=2)) == [0, 1]
 
 
 def test_hedge_hears_those_that_cannot_look_first_and_again() -> None:
-    hedge, made = Hedge(), standing((0.8, 0.5, 0.2))
-    assert hedge.route(DrafterWeights(3), choice([0.9, 0.07, 0.03], silent=[1, 2])) == [0, 1, 2]
-    assert hedge.route(made, choice([0.9, 0.07, 0.03], silent=[2])) == [0]
+    hedge, made = Hedge(), observed((0.8, 0.5, 0.2))
+    assert hedge.route(DrafterWeights(3), choice([0.9, 0.07, 0.03], unscored=[1, 2])) == [0, 1, 2]
+    assert hedge.route(made, choice([0.9, 0.07, 0.03], unscored=[2])) == [0]
     made.idle[1] = made.idle[2] = PATIENCE
-    assert hedge.route(made, choice([0.9, 0.07, 0.03], silent=[2])) == [0, 2]
-    assert hedge.route(made, choice([0.9, 0.07, 0.03], count=1, silent=[2])) == [2]
+    assert hedge.route(made, choice([0.9, 0.07, 0.03], unscored=[2])) == [0, 2]
+    assert hedge.route(made, choice([0.9, 0.07, 0.03], count=1, unscored=[2])) == [2]
 
 
-@pytest.mark.parametrize("made", [NativePool, ReferencePool])
-def test_who_cannot_look_drafts_in_the_first_round_of_a_request_and_after_some_more(made: type) -> None:
+def test_who_cannot_look_drafts_in_the_first_round_of_a_request_and_after_some_more() -> None:
     """One takes part at a time, and the other one is better by all that is known."""
     pool = pool_of({name: ScriptedDrafter([1, 2, 3]) for name in "ab"}, "vote", "hedge", 5)
-    pool.pool_stats.prior.numbers[0] = 0.95, 0.05
-    pool_config = replace(pool.work.pool_config, free=0, silent=frozenset({1}))
-    pool.work = made(pool_config, pool.pool_stats)
+    pool.pool_stats.prior = WeightPrior([0.95, 0.05])
+    pool_config = replace(pool.coordinator.pool_config, free=0, unscored=frozenset({1}))
+    pool.coordinator = Coordinator(pool_config, pool.pool_stats)
     context = DraftContext("s", [0, 4], 1, SamplingParams(temperature=0), 0, StreamKind.TARGET)
     drafted = [pool.propose([context], [DraftBudget(3, 3, drafters=1)])[0].drafters for _ in range(2 * PATIENCE + 3)]
     assert [place for place, own in enumerate(drafted) if own[0] == "b"] == [0, PATIENCE + 1, 2 * PATIENCE + 2]
@@ -124,16 +122,16 @@ def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
     assert made.weights(PRIOR)[1] > 0.45 > 0.01 > made.weights(PRIOR)[0], "what was found later counts for more"
     late = DrafterWeights(2)
     late.look([(16.0, 32), (8.0, 16)])
-    assert late.weights(WeightPrior(2)) == pytest.approx([0.5, 0.5]), "means are compared"
+    assert late.weights(WeightPrior([0.5] * 2)) == pytest.approx([0.5, 0.5]), "means are compared"
 
 
 def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
     """With probability beta the best after a good round, with alpha after a bad one; alpha < beta."""
     explore, found = Explore(), {}
     for accepted in (0, 4):
-        made = standing((0.5, 0.5, 0.5))
+        made = observed((0.5, 0.5, 0.5))
         made.scores[:] = [0.1, 0.9, 0.2]
-        made.went(accepted)
+        made.accepted = accepted
         chosen = [explore.route(made, choice([1 / 3] * 3, count=1, seed=seed)) for seed in range(2000)]
         assert all(len(each) == 1 for each in chosen)
         found[accepted] = np.mean([each == [1] for each in chosen])
@@ -151,7 +149,7 @@ def test_explore_scores_follow_equation_2_within_its_bounds() -> None:
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_a_routing_chooses_among_the_able_and_never_nobody(name: str) -> None:
-    routing, made = ROUTINGS.load(name)(), standing((0.2, 0.5, 0.6, 0.3))
+    routing, made = ROUTINGS.load(name)(), observed((0.2, 0.5, 0.6, 0.3))
     assert routing.name == name
     for count in (None, 1, 2, 4, 9):
         given = RoutingInput((1, 3), count, [0.25] * 4, 1, 3)
@@ -176,7 +174,7 @@ def test_confidence_becomes_the_observed_acceptance() -> None:
 
 
 def test_trust_is_between_its_bounds_and_moves_with_the_odds() -> None:
-    trust = StatsCalibration(PoolStats(2), True, [1.0, 3.0])
+    trust = RequestCalibration(PoolStats(2), True, [1.0, 3.0])
     assert trust(0, 0.5) == pytest.approx(0.5)
     assert trust(1, 0.5) == pytest.approx(0.75)
     assert trust(0, 1.0) == pytest.approx(1 - EDGE)
@@ -190,7 +188,7 @@ def shares(weights: list[float], nodes: int, novelty: float = 1.0, **pool_config
     names = tuple("abcd"[: len(weights)])
     pool_stats = PoolStats(len(weights))
     pool_stats.novelty[:] = novelty
-    trust = StatsCalibration(pool_stats, True, [1.0] * len(weights))
+    trust = RequestCalibration(pool_stats, True, [1.0] * len(weights))
     return allot(PoolConfig(names, Union(), Hedge(), allots=True, **pool_config), DraftBudget(4, nodes), weights, trust)
 
 
@@ -203,19 +201,17 @@ def test_nodes_go_to_the_tokens_that_are_worth_most() -> None:
     assert shares([0.4, 0.3, 0.3], 40) == [4, 4, 4]
     assert shares([0.9, 0.1], 4, novelty=0.5) == [4, 4], "half of the tokens were others' too, so twice as many"
     assert shares([0.8, 0.1, 0.1], 2, free=0b010) == [2, 2, 0], "who costs nothing is no rival"
-    assert shares([0.9, 0.05, 0.05], 2, silent=frozenset({2})) == [2, 0, 1], "who cannot look is heard of"
+    assert shares([0.9, 0.05, 0.05], 2, unscored=frozenset({2})) == [2, 0, 1], "who cannot look is heard of"
     assert shares([1.0, 0.0], 8) == [4, 0], "who does not take part is not asked"
 
 
 def test_a_pool_learns_how_much_its_drafters_have_in_common() -> None:
     """Two that always say the same, and two that never do; only ``union`` under a routing by weight asks."""
     for second, wanted in (([1, 2, 3], 0.5), ([2, 1, 3], 1.0)):
-        for made in (NativePool, ReferencePool):
-            pool = pool_of({"a": ScriptedDrafter([1, 2, 3]), "b": ScriptedDrafter(second)}, "union", "hedge", 5)
-            pool.work = made(pool.work.pool_config, pool.pool_stats)
-            for member in pool.members:
-                member.free = False
-            for n in range(200):
-                sampling = SamplingParams(temperature=0)
-                pool.propose([DraftContext(f"s{n}", [0, 4], 1, sampling, 0, StreamKind.TARGET)], [DraftBudget(3, 6)])
-            assert pool.pool_stats.novelty.tolist() == pytest.approx([1.0, wanted], abs=0.01)
+        pool = pool_of({"a": ScriptedDrafter([1, 2, 3]), "b": ScriptedDrafter(second)}, "union", "hedge", 5)
+        for member in pool.members:
+            member.free = False
+        for n in range(200):
+            sampling = SamplingParams(temperature=0)
+            pool.propose([DraftContext(f"s{n}", [0, 4], 1, sampling, 0, StreamKind.TARGET)], [DraftBudget(3, 6)])
+        assert pool.pool_stats.novelty.tolist() == pytest.approx([1.0, wanted], abs=0.01)

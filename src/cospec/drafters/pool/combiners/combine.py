@@ -1,4 +1,4 @@
-"""The interface of combiners, and their inputs: a sequence, its drafters, and the drafters' guesses."""
+"""The interface of combiners, and their inputs: a sequence, its drafters, and the drafters' candidates."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ConfidenceCalibration(Protocol):
     """Calibrates a drafter's confidence."""
 
     def __call__(self, member: int, raw: float, rank: int = 0) -> float:
-        """Return the probability that a token is committed given its parent; ``rank`` 1 is a second guess."""
+        """Return the probability that a token is committed given its parent; ``rank`` 1 is a second choice."""
 
 
 class CandidateSet(Protocol):
-    """One drafter's guesses for one sequence in one step, kept until the tokens are known."""
+    """One drafter's candidates for one sequence in one step, kept until the tokens are known."""
 
     def verify(self, committed: Sequence[int]) -> Feedback:
-        """Compare the guesses with the committed tokens."""
+        """Compare the candidates with the committed tokens."""
 
 
 @dataclass(slots=True)
@@ -39,30 +39,32 @@ class CombineTask:
         budget: of the combined draft.
         weights: ``[M]``, of the drafters that take part, with sum 1; 0 for the others.
         steppers: drafters that run in lockstep.
-        trust: calibrated confidence for this request.
+        calibrate: calibrated confidence for this request.
+        odds: ``[M]``, factors of the drafters' odds for this request, which ``calibrate`` applies.
         drafts: whole drafts by drafter; filled by the pool before the combiner is called.
-        slates: guesses by drafter; filled by the pool and the combiner.
+        candidate_sets: candidates by drafter; filled by the pool and the combiner.
     """
 
     context: DraftContext
     budget: DraftBudget
     weights: Sequence[float]
     steppers: tuple[int, ...]
-    trust: ConfidenceCalibration
+    calibrate: ConfidenceCalibration
     drafts: dict[int, Draft] = field(default_factory=dict)
-    slates: dict[int, CandidateSet] = field(default_factory=dict)
+    odds: Sequence[float] = ()
+    candidate_sets: dict[int, CandidateSet] = field(default_factory=dict)
 
     @property
     def base(self) -> int:
         """Number of committed tokens."""
         return len(self.context.tokens)
 
-    def trusts(self, member: int) -> list[float]:
+    def confidences(self, member: int) -> list[float]:
         """Return the calibrated confidences of a whole draft's nodes."""
         draft = self.drafts[member]
         if draft.confidence is None:
-            return [self.trust(member, UNKNOWN)] * len(draft.tokens)
-        return [self.trust(member, raw) for raw in draft.confidence.tolist()]
+            return [self.calibrate(member, UNKNOWN)] * len(draft.tokens)
+        return [self.calibrate(member, raw) for raw in draft.confidence.tolist()]
 
 
 class Combiner(ABC):
@@ -78,15 +80,10 @@ class Combiner(ABC):
     gathers: ClassVar[bool]  # every draft adds to the verified tokens, so a draft's value is its new tokens
     branches: ClassVar[bool]  # accepts and makes drafts that branch
     confident: ClassVar[bool]  # compares confidences of whole drafts, so computing them is worthwhile
-    native_id: ClassVar[int | None] = None  # index in ``native.pool.COMBINERS``; None: the combiner runs in Python
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.native_id = vars(cls).get("native_id")  # a subclass may combine differently than its base class
 
     @abstractmethod
-    def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
-        """Return one draft for each task with guesses."""
+    def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
+        """Return one draft for each task with candidates."""
 
 
 @dataclass(slots=True)
@@ -100,35 +97,35 @@ class DraftCandidates:
         draft, node, hits, seen = self.draft, -1, 0, 0
         if draft.is_chain:
             return self._verify_chain(committed)
-        capabilities_of: dict[int, list[int]] = {}
+        children_of: dict[int, list[int]] = {}
         for child, parent in enumerate(draft.parents):
-            capabilities_of.setdefault(parent, []).append(child)
+            children_of.setdefault(parent, []).append(child)
         raw = self._raw()
-        lessons: list[CalibrationSample] = []
+        samples: list[CalibrationSample] = []
         for token in committed:
-            if node not in capabilities_of:
+            if node not in children_of:
                 break
             seen += 1
             right = None
-            for child in capabilities_of[node]:
+            for child in children_of[node]:
                 same = draft.tokens[child] == token
-                lessons.append((raw[child], float(same)))
+                samples.append((raw[child], float(same)))
                 if same and right is None:
                     right = child
             if right is None:
                 break
             node = right
             hits += 1
-        return Feedback(hits, seen, draft.depth, lessons)
+        return Feedback(hits, seen, draft.depth, samples)
 
     def _verify_chain(self, committed: Sequence[int]) -> Feedback:
-        tokens, lessons = self.draft.tokens, list[CalibrationSample]()
+        tokens, samples = self.draft.tokens, list[CalibrationSample]()
         for confidence, token, right in zip(self._raw(), tokens, committed, strict=False):
             if token != right:
-                lessons.append((confidence, 0.0))
-                return Feedback(len(lessons) - 1, len(lessons), len(tokens), lessons)
-            lessons.append((confidence, 1.0))
-        return Feedback(len(lessons), len(lessons), len(tokens), lessons)
+                samples.append((confidence, 0.0))
+                return Feedback(len(samples) - 1, len(samples), len(tokens), samples)
+            samples.append((confidence, 1.0))
+        return Feedback(len(samples), len(samples), len(tokens), samples)
 
     def _raw(self) -> list[float]:
         draft = self.draft
@@ -161,26 +158,28 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class StepCandidates:
-    """Guesses along a path that all drafters shared.
+    """Candidates along a path that all drafters shared.
 
     Attributes:
-        spine: the shared tokens; grows during drafting.
-        guesses: one per position from the first on; each follows the path up to its position.
+        path: the shared tokens; grows during drafting.
+        candidates: one per position from the first on; each follows the path up to its position.
     """
 
-    spine: Sequence[int]
-    guesses: list[Candidate] = field(default_factory=list)
+    path: Sequence[int]
+    candidates: list[Candidate] = field(default_factory=list)
 
     def verify(self, committed: Sequence[int]) -> Feedback:
-        """Verify the guesses up to the first committed token that differs from the path."""
-        agreed, most = 0, min(len(self.spine), len(committed))
-        while agreed < most and self.spine[agreed] == committed[agreed]:
+        """Verify the candidates up to the first committed token that differs from the path."""
+        agreed, most = 0, min(len(self.path), len(committed))
+        while agreed < most and self.path[agreed] == committed[agreed]:
             agreed += 1
-        known = list(zip(self.guesses[: agreed + 1], committed, strict=False))
-        lessons = [(guess.confidence, guess.value(token)) for guess, token in known]
-        pairs = [(guess.second, token) for guess, token in known if guess.second is not None]
-        seconds = tuple([(second[1], float(second[0] == token)) for second, token in pairs])
-        return Feedback(total(value for _, value in lessons), len(lessons), len(self.guesses), lessons, seconds)
+        known = list(zip(self.candidates[: agreed + 1], committed, strict=False))
+        samples = [(candidate.confidence, candidate.value(token)) for candidate, token in known]
+        pairs = [(candidate.second, token) for candidate, token in known if candidate.second is not None]
+        second_samples = tuple([(second[1], float(second[0] == token)) for second, token in pairs])
+        return Feedback(
+            total(value for _, value in samples), len(samples), len(self.candidates), samples, second_samples
+        )
 
 
 def confidence_of(draft: Draft, node: int) -> float:

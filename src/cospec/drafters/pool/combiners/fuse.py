@@ -19,6 +19,7 @@ from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
 from cospec.drafters.pool.lockstep import LockstepPath, MemberCandidate, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.tree_builder import TreeBuilder
+from cospec.native import pool_lockstep
 
 
 @dataclass(slots=True)
@@ -33,52 +34,50 @@ class Fusion:
 
     def advance(self) -> None:
         """Extend the path by the most confident token; calibration makes confidences comparable."""
-        path, job = self.path, self.path.job
-        calibrated = [
-            (job.trust(candidate.member, candidate.guess.confidence), candidate) for candidate in path.candidates
-        ]
+        path, task = self.path, self.path.task
+        calibrated = [(task.calibrate(each.member, each.candidate.confidence), each) for each in path.candidates]
         chance, best = calibrated[0]
         for rival in calibrated[1:]:
-            if rival[0] > chance or (rival[0] == chance and job.weights[rival[1].member] > job.weights[best.member]):
+            if rival[0] > chance or (rival[0] == chance and task.weights[rival[1].member] > task.weights[best.member]):
                 chance, best = rival
-        if path.chance * chance < job.budget.threshold:
+        if path.chance * chance < task.budget.threshold:
             path.active = False
             return
         parent, before = self.node, path.chance
-        self.node = self.tree.put(parent, best.guess.token, best.member, before * chance, chance)
+        self.node = self.tree.put(parent, best.candidate.token, best.member, before * chance, chance)
         for confidence, candidate in calibrated:
-            if candidate.guess.token != best.guess.token:
+            if candidate.candidate.token != best.candidate.token:
                 # Right only if the path is wrong, so never more probable than a wrong path.
                 self._leaf(parent, candidate, min(confidence, 1.0 - chance), before)
-        if best.guess.second is not None:
-            token, raw = best.guess.second
-            confidence = min(job.trust(best.member, raw, 1), 1.0 - chance)
+        if best.candidate.second is not None:
+            token, raw = best.candidate.second
+            confidence = min(task.calibrate(best.member, raw, 1), 1.0 - chance)
             self.tree.put(parent, token, best.member, before * confidence, confidence)
-        path.advance(best.guess.token, chance)
-        if self.tree.outranked(self.node) >= job.budget.max_nodes:
+        path.advance(best.candidate.token, chance)
+        if self.tree.outranked(self.node) >= task.budget.max_nodes:
             path.active = False  # nodes after a cut node would be cut too
 
     def _leaf(self, parent: int, candidate: MemberCandidate, confidence: float, before: float) -> None:
-        leaf = self.tree.put(parent, candidate.guess.token, candidate.member, before * confidence, confidence)
+        leaf = self.tree.put(parent, candidate.candidate.token, candidate.member, before * confidence, confidence)
         if candidate.node is not None:
             self.tails.append((candidate, leaf))
 
     def finish(self, names: Sequence[str]) -> Draft | None:
         """Return the tree with the tails, cut to the budget."""
-        job = self.path.job
+        task = self.path.task
         for candidate, leaf in self.tails:
             self._tail(candidate, leaf)
-        return self.tree.draft(job.context, self.tree.best(job.budget.max_nodes), names)
+        return self.tree.draft(task.context, self.tree.best(task.budget.max_nodes), names)
 
     def _tail(self, candidate: MemberCandidate, leaf: int) -> None:
-        draft, tree, member = self.path.job.drafts[candidate.member], self.tree, candidate.member
+        draft, tree, member = self.path.task.drafts[candidate.member], self.tree, candidate.member
         assert candidate.node is not None, "only whole drafts have tails"
-        place, trusts = {candidate.node: leaf}, self.path.job.trusts(member)
+        place, confidences = {candidate.node: leaf}, self.path.task.confidences(member)
         for node in range(candidate.node + 1, len(draft)):
             parent = place.get(draft.parents[node])
             if parent is not None:
-                score = tree.scores[parent] * trusts[node]
-                place[node] = tree.put(parent, draft.tokens[node], member, score, trusts[node])
+                score = tree.scores[parent] * confidences[node]
+                place[node] = tree.put(parent, draft.tokens[node], member, score, confidences[node])
 
 
 class Fuse(Combiner):
@@ -89,12 +88,13 @@ class Fuse(Combiner):
     steps: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = True
-    native_id: ClassVar[int | None] = 2
     confident: ClassVar[bool] = True
 
-    def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
+    def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a tree for each task."""
-        fusions = [Fusion(LockstepPath(job)) for job in jobs]
+        if not pool_lockstep.why_not(session, tasks):
+            return pool_lockstep.combine(session, tasks, names, branches=True, mixes=False)
+        fusions = [Fusion(LockstepPath(task)) for task in tasks]
         run_lockstep(fusions, session, top_candidates, _advance)
         drafts = [fusion.finish(names) for fusion in fusions]
         return [draft for draft in drafts if draft is not None]

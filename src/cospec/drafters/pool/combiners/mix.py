@@ -24,6 +24,7 @@ from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
 from cospec.drafters.pool.lockstep import LockstepPath, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.routing.weights import total
+from cospec.native import pool_lockstep
 
 
 @dataclass(slots=True)
@@ -41,40 +42,38 @@ class _Mixture:
 
         A share is weight times calibrated confidence. Both are known before any draw, so the mixture is q.
         """
-        job, candidates = self.path.job, self.path.candidates
-        trusts = [job.trust(candidate.member, candidate.guess.confidence) for candidate in candidates]
-        parts = [job.weights[candidate.member] * trust for candidate, trust in zip(candidates, trusts, strict=True)]
+        task, candidates = self.path.task, self.path.candidates
+        chances = [task.calibrate(member, candidate.confidence) for member, candidate, _ in candidates]
+        parts = [task.weights[each.member] * chance for each, chance in zip(candidates, chances, strict=True)]
         sum_ = total(parts)
         self.shares = [part / sum_ for part in parts]
         mixture[:] = 0.0
-        for share, candidate in zip(self.shares, candidates, strict=True):
-            if candidate.guess.q is None:
-                mixture[candidate.guess.token] += share
+        for share, (_, candidate, _) in zip(self.shares, candidates, strict=True):
+            if candidate.q is None:
+                mixture[candidate.token] += share
             else:
-                mixture += share * candidate.guess.q
-        return total(share * trust for share, trust in zip(self.shares, trusts, strict=True))
+                mixture += share * candidate.q
+        return total(share * chance for share, chance in zip(self.shares, chances, strict=True))
 
     def append(self, token: int, mixture: Floats, confidence: float) -> None:
         """Append a token drawn from the mixture; its source is the drafter with the largest part."""
-        job, candidates = self.path.job, self.path.candidates
-        parts = [
-            share * candidate.guess.chance(token) for share, candidate in zip(self.shares, candidates, strict=True)
-        ]
+        task, candidates = self.path.task, self.path.candidates
+        parts = [share * each.candidate.chance(token) for share, each in zip(self.shares, candidates, strict=True)]
         self.owners.append(candidates[parts.index(max(parts))].member)
         self.confidence.append(confidence)
-        if job.context.stream_kind is StreamKind.DRAFT and not job.context.sampling.greedy:
+        if task.context.stream_kind is StreamKind.DRAFT and not task.context.sampling.greedy:
             self.q.append(mixture)
         self.path.advance(token, confidence)
 
     def finish(self, names: Sequence[str]) -> Draft | None:
         """Return the chain with its q."""
-        context, tokens = self.path.job.context, tuple(self.path.spine)
+        context, tokens = self.path.task.context, tuple(self.path.tokens)
         if not tokens:
             return None
         owners = tuple(names[owner] for owner in self.owners)
         q = np.stack(self.q) if self.q else None
         parents = tuple(range(-1, len(tokens) - 1))
-        return Draft(context.id, self.path.job.base, tokens, parents, owners, q, np.array(self.confidence))
+        return Draft(context.id, self.path.task.base, tokens, parents, owners, q, np.array(self.confidence))
 
 
 class Mix(Combiner):
@@ -85,12 +84,13 @@ class Mix(Combiner):
     steps: ClassVar[bool] = True
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
-    native_id: ClassVar[int | None] = 3
     confident: ClassVar[bool] = True
 
-    def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
+    def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a chain for each task."""
-        mixtures = [_Mixture(LockstepPath(job)) for job in jobs]
+        if not pool_lockstep.why_not(session, tasks):
+            return pool_lockstep.combine(session, tasks, names, branches=False, mixes=True)
+        mixtures = [_Mixture(LockstepPath(task)) for task in tasks]
         run_lockstep(mixtures, session, distributions, partial(_advance, session))
         drafts = [mixture.finish(names) for mixture in mixtures]
         return [draft for draft in drafts if draft is not None]
@@ -104,15 +104,15 @@ def _advance(session: LockstepSession, mixtures: Sequence[_Mixture]) -> None:
     drawing: list[int] = []
     for place, (mixture, confidence) in enumerate(zip(mixtures, confidences, strict=True)):
         path = mixture.path
-        if path.chance * confidence < path.job.budget.threshold:
+        if path.chance * confidence < path.task.budget.threshold:
             path.active = False
-        elif path.job.context.sampling.greedy:
+        elif path.task.context.sampling.greedy:
             chosen[place] = int(rows[place].argmax())
         else:
             drawing.append(place)
     if drawing:
-        contexts = [mixtures[place].path.job.context for place in drawing]
-        ahead = [len(mixtures[place].path.spine) for place in drawing]
+        contexts = [mixtures[place].path.task.context for place in drawing]
+        ahead = [len(mixtures[place].path.tokens) for place in drawing]
         weights = rows if len(drawing) == len(rows) else rows[drawing]
         chosen.update(zip(drawing, session.timed(draw, weights, contexts, ahead), strict=True))
     for place, token in chosen.items():

@@ -20,28 +20,27 @@ class Union(Combiner):
     steps: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
     branches: ClassVar[bool] = True
-    native_id: ClassVar[int | None] = 0
     confident: ClassVar[bool] = False
 
-    def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
+    def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a tree for each task."""
         drafts = []
-        for job in jobs:
-            tree = _merged(job)
-            drafts.append(tree.draft(job.context, tree.best(job.budget.max_nodes), names))
+        for task in tasks:
+            tree = _merged(task)
+            drafts.append(tree.draft(task.context, tree.best(task.budget.max_nodes), names))
         return [draft for draft in drafts if draft is not None]
 
 
-def _merged(job: CombineTask) -> TreeBuilder:
+def _merged(task: CombineTask) -> TreeBuilder:
     """Merge all whole drafts; the heaviest drafter comes first and owns shared nodes.
 
     A node's score is the sum of weight times path confidence over the drafters whose draft contains the node.
     """
     tree = TreeBuilder()
-    for member in sorted(job.drafts, key=lambda each: (-job.weights[each], each)):
-        draft = job.drafts[member]
-        place, share = [-1], [job.weights[member]]  # of the root, then of the draft's nodes
-        for token, parent, confidence in zip(draft.tokens, draft.parents, job.trusts(member), strict=True):
+    for member in sorted(task.drafts, key=lambda each: (-task.weights[each], each)):
+        draft = task.drafts[member]
+        place, share = [-1], [task.weights[member]]  # of the root, then of the draft's nodes
+        for token, parent, confidence in zip(draft.tokens, draft.parents, task.confidences(member), strict=True):
             node = tree.put(place[parent + 1], token, member, 0.0, confidence)
             if confidence > tree.confidence[node]:
                 tree.confidence[node] = confidence

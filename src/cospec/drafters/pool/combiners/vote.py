@@ -17,8 +17,8 @@ class Vote(Combiner):
     """Descends to the heaviest child; only this path is verified, so the target's cost is that of one chain.
 
     No tree is built: only drafts with the chosen token continue after this token. Ties go to the heavier drafter's
-    token.
-    Every drafter's agreement with the committed tokens updates the pool's weights, not only that of the verified path.
+    token. Every drafter's agreement with the committed tokens updates the pool's weights, not only that of the verified
+    path.
     """
 
     name: ClassVar[str] = "vote"
@@ -26,19 +26,18 @@ class Vote(Combiner):
     steps: ClassVar[bool] = False
     gathers: ClassVar[bool] = False
     branches: ClassVar[bool] = False
-    native_id: ClassVar[int | None] = 1
     confident: ClassVar[bool] = False
 
-    def combine(self, jobs: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
+    def combine(self, tasks: Sequence[CombineTask], session: LockstepSession, names: Sequence[str]) -> list[Draft]:
         """Return a chain for each task."""
-        return [_majority_path(job, names) for job in jobs if job.drafts]
+        return [_majority_path(task, names) for task in tasks if task.drafts]
 
 
-def _majority_path(job: CombineTask, names: Sequence[str]) -> Draft:
-    weights, most = job.weights, min(job.budget.max_nodes, job.budget.depth)
-    members = sorted(job.drafts, key=lambda member: (-weights[member], member))
-    texts = {member: job.drafts[member].tokens[:most] for member in members}
-    trusts = {member: job.trusts(member) for member in members}
+def _majority_path(task: CombineTask, names: Sequence[str]) -> Draft:
+    weights, most = task.weights, min(task.budget.max_nodes, task.budget.depth)
+    members = sorted(task.drafts, key=lambda member: (-weights[member], member))
+    texts = {member: task.drafts[member].tokens[:most] for member in members}
+    confidences = {member: task.confidences(member) for member in members}
     tokens: list[int] = []
     owners: list[str] = []
     confidence: list[float] = []
@@ -50,12 +49,12 @@ def _majority_path(job: CombineTask, names: Sequence[str]) -> Draft:
         tokens.append(max(votes, key=votes.__getitem__))
         members = [member for member in members if texts[member][place] == tokens[-1]]
         owners.append(names[members[0]])
-        confidence.append(max([trusts[member][place] for member in members]))
+        confidence.append(max([confidences[member][place] for member in members]))
         members = [member for member in members if len(texts[member]) > place + 1]
     for member in members:  # a single remaining drafter completes the chain
         rest = texts[member][len(tokens) :]
-        confidence += trusts[member][len(tokens) : most]
+        confidence += confidences[member][len(tokens) : most]
         owners += [names[member]] * len(rest)
         tokens += rest
     parents = tuple(range(-1, len(tokens) - 1))
-    return Draft(job.context.id, job.base, tuple(tokens), parents, tuple(owners), confidence=np.array(confidence))
+    return Draft(task.context.id, task.base, tuple(tokens), parents, tuple(owners), confidence=np.array(confidence))

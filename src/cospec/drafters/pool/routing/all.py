@@ -18,11 +18,10 @@ class AllDrafters(Routing):
     looks: ClassVar[bool] = False
     learns: ClassVar[bool] = False
     weighs: ClassVar[bool] = False
-    native_id: ClassVar[int | None] = 0
 
-    def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
+    def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
         """Return as many drafters as the policy allows."""
         return choice.heaviest(inf)
 
-    def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
+    def learn(self, weights: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
         """Do nothing: the routing does not learn."""

@@ -28,29 +28,28 @@ class Explore(Routing):
     looks: ClassVar[bool] = False
     learns: ClassVar[bool] = True
     weighs: ClassVar[bool] = False
-    native_id: ClassVar[int | None] = 2
 
-    def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
+    def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
         """Return the best or random drafters, by random numbers of this step."""
         count = (len(choice.able) + 1) // 2 if choice.most is None else choice.most
         count = min(max(1, count), len(choice.able))
         uniforms = choice.uniforms(1 + count)
-        if uniforms[0] < (BETA if standing.accepted >= TAU else ALPHA):
-            return sorted(choice.able, key=lambda member: -standing.scores[member])[:count]
+        if uniforms[0] < (BETA if weights.accepted >= TAU else ALPHA):
+            return sorted(choice.able, key=lambda member: -weights.scores[member])[:count]
         left, chosen = list(choice.able), []
         for uniform in uniforms[1:]:
             place = next((n for n in range(len(left) - 1) if uniform < (n + 1) / len(left)), len(left) - 1)
             chosen.append(left.pop(place))
         return chosen
 
-    def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
+    def learn(self, weights: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
         """Apply eq. 2, averaged over the positions of a drafter's draft; positions after a mismatch count as wrong."""
         for member, part in parts.items():
-            if part.lessons:
-                wrong = max(0, part.proposed - len(part.lessons)) * _agreement(0.5, 0.0)
-                right = total(_agreement(confidence, value) for confidence, value in part.lessons)
-                mean = (right + wrong) / max(part.proposed, len(part.lessons))
-                standing.scores[member] += RATE * (mean - standing.scores[member])
+            if part.samples:
+                wrong = max(0, part.proposed - len(part.samples)) * _agreement(0.5, 0.0)
+                right = total(_agreement(confidence, value) for confidence, value in part.samples)
+                mean = (right + wrong) / max(part.proposed, len(part.samples))
+                weights.scores[member] += RATE * (mean - weights.scores[member])
 
 
 def _agreement(confidence: float, accuracy: float) -> float:

@@ -26,18 +26,17 @@ class Hedge(Routing):
     looks: ClassVar[bool] = True
     learns: ClassVar[bool] = False
     weighs: ClassVar[bool] = True
-    native_id: ClassVar[int | None] = 1
 
-    def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
+    def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
         """Return the heaviest drafters, and drafters without recent information."""
         chosen = choice.heaviest(SHARE)
-        if not choice.silent:
+        if not choice.unscored:
             return chosen
         most = len(choice.able) if choice.most is None else max(1, choice.most)
         order = sorted(choice.able, key=lambda member: -choice.weights[member])
-        silent = [member for member in order if member in choice.silent and member not in chosen]
-        overdue = [member for member in silent if standing.idle[member] >= PATIENCE]
+        unscored = [member for member in order if member in choice.unscored and member not in chosen]
+        overdue = [member for member in unscored if weights.idle[member] >= PATIENCE]
         return chosen[: max(0, most - len(overdue))] + overdue[:most]
 
-    def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
+    def learn(self, weights: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
         """Do nothing: the weights suffice."""

@@ -18,7 +18,7 @@ class RoutingInput(NamedTuple):
         able: drafters that may take part, by number; never empty, without the free drafters.
         most: maximum number to choose, as the policy says; None leaves the number to the routing.
         weights: ``[M]``, of the request, see ``DrafterWeights.weights``.
-        silent: drafters of ``able`` that cannot score known tokens.
+        unscored: drafters of ``able`` that cannot score known tokens.
         seed, base: the sequence's seed, and its number of committed tokens.
     """
 
@@ -27,7 +27,7 @@ class RoutingInput(NamedTuple):
     weights: Sequence[float]
     seed: int
     base: int
-    silent: frozenset[int] = frozenset()
+    unscored: frozenset[int] = frozenset()
 
     def uniforms(self, count: int) -> Floats:
         """Return ``count`` uniform numbers that only this choice uses."""
@@ -47,20 +47,20 @@ class RoutingInput(NamedTuple):
 
 
 class Feedback(NamedTuple):
-    """One drafter's guesses in a committed step.
+    """One drafter's candidates in a committed step.
 
     Attributes:
-        hits, seen: right guesses, and guesses that could be verified.
-        proposed: positions with a guess.
-        lessons: calibration samples of verified guesses.
-        seconds: calibration samples of second guesses.
+        hits, seen: right candidates, and candidates that could be verified.
+        proposed: positions with a candidate.
+        samples: calibration samples of verified candidates.
+        second_samples: calibration samples of second choices.
     """
 
     hits: float
     seen: int
     proposed: int
-    lessons: Sequence[CalibrationSample]
-    seconds: Sequence[CalibrationSample] = ()
+    samples: Sequence[CalibrationSample]
+    second_samples: Sequence[CalibrationSample] = ()
 
 
 class Routing(ABC):
@@ -70,16 +70,11 @@ class Routing(ABC):
     looks: ClassVar[bool]  # whether drafters score known tokens
     learns: ClassVar[bool]  # whether the routing learns more than the weights do
     weighs: ClassVar[bool]  # whether weights exclude drafters
-    native_id: ClassVar[int | None] = None  # ``Routing`` in ``csrc/spec/pool_batch.h``; None: in Python
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.native_id = vars(cls).get("native_id")  # a subclass may route differently than its base class
 
     @abstractmethod
-    def route(self, standing: DrafterWeights, choice: RoutingInput) -> list[int]:
+    def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
         """Return at least one of ``choice.able``."""
 
     @abstractmethod
-    def learn(self, standing: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
-        """Learn from the guesses of the drafters in the committed step."""
+    def learn(self, weights: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
+        """Learn from the candidates of the drafters in the committed step."""

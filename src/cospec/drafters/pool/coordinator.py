@@ -1,0 +1,170 @@
+"""What a pool does in a step besides drafting: it chooses drafters, combines drafts, and learns from commits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+from cospec.core.types import Commit, Draft, DraftBudget
+from cospec.drafters.pool.combiners.combine import UNKNOWN, Combiner, CombineTask, DraftCandidates
+from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.routing.selection import Routing, RoutingInput
+from cospec.drafters.pool.routing.weights import total
+from cospec.drafters.pool.state import (
+    NOVELTY_RATE,
+    DraftTask,
+    Given,
+    PoolRequestState,
+    PoolStats,
+    RequestCalibration,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The configuration of a pool.
+
+    Attributes:
+        names: ``[M]``, of the drafters.
+        free: drafters without cost, which always take part, as bits.
+        unscored: drafters that cannot score known tokens.
+        lockstep: drafters that run in lockstep, token by token.
+        allots: drafters draft only as deep as the tree has room for their tokens, see ``allot``.
+    """
+
+    names: tuple[str, ...]
+    combiner: Combiner
+    routing: Routing
+    free: int = 0
+    unscored: frozenset[int] = frozenset()
+    lockstep: frozenset[int] = frozenset()
+    allots: bool = False
+
+    def route(self, draft_task: DraftTask, weights: Sequence[float]) -> list[float]:
+        """Return the weights of the drafters that take part for one sequence, ``[M]``, as the routing chooses."""
+        able = [member for member in range(len(weights)) if draft_task.able >> member & 1]
+        chosen = [member for member in able if self.free >> member & 1]
+        priced = tuple([member for member in able if not self.free >> member & 1])
+        record, context = draft_task.record, draft_task.context
+        if priced:
+            choice = RoutingInput(priced, draft_task.most, weights, context.seed, len(context.tokens), self.unscored)
+            chosen += choice.heaviest(inf) if self.allots else self.routing.route(record.weights, choice)
+        record.weights.took_part(chosen)
+        sum_, shares = total([weights[member] for member in chosen]), [0.0] * len(weights)
+        for member in chosen:
+            shares[member] = weights[member] / sum_
+        return shares
+
+
+def allot(
+    pool_config: PoolConfig, budget: DraftBudget, weights: Sequence[float], calibrate: RequestCalibration
+) -> list[int]:
+    """Return the number of tokens that each drafter drafts, ``[M]``, so that the most valuable tokens fill the tree.
+
+    The value of a drafter's ``j``-th token is its weight times its usual confidence to the power ``j``. ``union`` keeps
+    nodes by this value, which is known before drafting. So the budget's nodes are assigned to the most valuable tokens
+    in advance. The best drafters go deep, others add first tokens, and tokens that would be cut are not drafted. A
+    token of several drafters makes one node, so the share of distinct tokens raises the number. Free drafters always
+    draft the full depth; drafters that cannot score known tokens draft at least one token.
+    """
+    depth = min(budget.depth, budget.max_nodes)
+    values: list[tuple[float, int]] = []
+    for member, weight in enumerate(weights):
+        if weight > 0 and not pool_config.free >> member & 1:
+            value, sure = weight, calibrate(member, UNKNOWN)
+            for _ in range(depth):
+                value *= sure
+                values.append((-value, member))
+    given, novelty = [0] * len(weights), float(calibrate.pool_stats.novelty[int(calibrate.greedy)])
+    for _, member in sorted(values)[: ceil(budget.max_nodes / novelty)]:
+        given[member] += 1
+    for member, weight in enumerate(weights):
+        if weight > 0 and pool_config.free >> member & 1:
+            given[member] = depth
+        elif weight > 0 and member in pool_config.unscored:
+            given[member] = max(1, given[member])
+    return given
+
+
+@dataclass
+class Coordinator:
+    """Chooses the drafters of each sequence, combines their drafts, and learns how right each drafter was."""
+
+    pool_config: PoolConfig
+    pool_stats: PoolStats
+    _calibrations: list[RequestCalibration] = field(default_factory=list)  # of the latest ``choose``, as the weights
+    _weights: list[list[float]] = field(default_factory=list)
+
+    def choose(self, draft_tasks: Sequence[DraftTask]) -> list[list[int]]:
+        """Return the number of tokens that each drafter drafts for each sequence, ``[M][R]``; 0 for no part."""
+        self._calibrations, self._weights, depths = [], [], list[list[int]]()
+        for draft_task in draft_tasks:
+            record, budget = draft_task.record, draft_task.budget
+            weights, odds = record.weights.estimate(self.pool_stats.prior)
+            chosen = self.pool_config.route(draft_task, weights)
+            calibrate = RequestCalibration(self.pool_stats, record.greedy, odds)
+            self._weights.append(chosen)
+            self._calibrations.append(calibrate)
+            if self.pool_config.allots:
+                depths.append(allot(self.pool_config, budget, chosen, calibrate))
+            else:
+                depth = min(budget.depth, budget.max_nodes)
+                depths.append([depth if weight > 0 else 0 for weight in chosen])
+        return [list(own) for own in zip(*depths, strict=True)]
+
+    def combine(
+        self, draft_tasks: Sequence[DraftTask], given: Sequence[Given], session: LockstepSession
+    ) -> list[Draft]:
+        """Return one draft for each sequence with a candidate of any drafter.
+
+        Args:
+            draft_tasks: those of the latest ``choose``.
+            given: whole drafts, grouped by drafter.
+        """
+        tasks, found = list[CombineTask](), [dict[int, Draft]() for _ in draft_tasks]
+        for row, member, draft in given:
+            found[row][member] = draft
+        lockstep = sorted(self.pool_config.lockstep)
+        chosen = zip(draft_tasks, found, self._weights, self._calibrations, strict=True)
+        for draft_task, drafts, weights, calibrate in chosen:
+            steppers = tuple([member for member in lockstep if weights[member] > 0])
+            task = CombineTask(
+                draft_task.context, draft_task.budget, weights, steppers, calibrate, drafts, calibrate.odds
+            )
+            task.candidate_sets.update({member: DraftCandidates(draft) for member, draft in drafts.items()})
+            draft_task.record.candidate_sets = task.candidate_sets
+            tasks.append(task)
+            if self.pool_config.allots and drafts:
+                kind, novelty = int(draft_task.record.greedy), self.pool_stats.novelty
+                novelty[kind] += NOVELTY_RATE * (_novelty(drafts.values()) - novelty[kind])
+        return self.pool_config.combiner.combine(tasks, session, self.pool_config.names)
+
+    def learn(self, commits: Sequence[tuple[PoolRequestState, Commit]]) -> None:
+        """Compare every drafter's candidates with the committed tokens; candidates that were not verified count too."""
+        calibration = self.pool_stats.calibration
+        for record, commit in commits:
+            weights, candidate_sets = record.weights, record.candidate_sets
+            record.candidate_sets = {}
+            weights.accepted = len(commit.path)
+            weights.decay(len(commit.tokens))
+            found = {member: candidates.verify(commit.tokens) for member, candidates in candidate_sets.items()}
+            for member, part in found.items():
+                weights.count(member, part.hits, part.seen)
+                calibration(record.greedy, 0, member).learn(part.samples)
+                if part.second_samples:
+                    calibration(record.greedy, 1, member).learn(part.second_samples)
+            if self.pool_config.routing.learns:
+                self.pool_config.routing.learn(weights, found)
+
+
+def _novelty(drafts: Iterable[Draft]) -> float:
+    """Return the share of tokens that no other draft has at the same place."""
+    found, count = set[tuple[int, ...]](), 0
+    for draft in drafts:
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        found.update(paths)
+        count += len(paths)
+    return len(found) / count
