@@ -1,4 +1,4 @@
-"""The engine: plan, draft, verify, commit; each verb is a call of one component."""
+"""The engine: plan, submit, collect, commit; each verb is a call of one component."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineComponents:
-    """What an engine is made of; ``assembly`` builds these components from a configuration."""
+    """The components of an engine; ``assembly`` builds these from a configuration."""
 
     model: Model
     scheduler: Scheduler
@@ -131,7 +131,7 @@ class Engine:
     def abort(self, ids: Iterable[str]) -> None:
         """End outputs now; unknown ids are ignored.
 
-        Their cache is given back now, or when the step that they are in arrives.
+        Their cache pages are freed now, or for requests in flight when the step is collected.
         """
         ended = []
         for id in ids:
@@ -171,8 +171,7 @@ class Engine:
     def _collect(self) -> list[Event]:
         """Wait for the oldest step in flight, and commit its outputs.
 
-        The seconds of a step are those that this thread spent on the step. One thread spends no second twice, so the
-        seconds of overlapping steps add up to the time that passed.
+        The seconds of a step are those of this thread. Overlapping steps never count the same time.
         """
         started, step = self.parts.clock(), self._in_flight[0]
         entries = step.submitted.entries
@@ -207,7 +206,7 @@ class Engine:
     def _retry(self, entries: Sequence[ScheduledRequest], error: Exception) -> list[Event]:
         """Compute the requests of a failed step again from their committed tokens; some may have failed too often.
 
-        All components forget the requests first. The outputs are lost, so no random number serves twice.
+        All components forget the requests first. The outputs are dropped, so no random number is used twice.
         """
         sequences = [entry.sequence for entry in entries if entry.sequence.id in self._sequences]
         log.error("a step of %d requests failed", len(sequences), exc_info=error)
@@ -219,12 +218,12 @@ class Engine:
         return events
 
     def set_wakeup_fd(self, descriptor: int) -> None:
-        """While the file descriptor is readable, a call runs one step only: a request is to be added or aborted."""
+        """A readable descriptor signals pending commands; the call then stops after one step."""
         if self.parts.multi_step is not None:
             self.parts.multi_step.wakeup_fd = descriptor
 
     def on_idle(self) -> None:
-        """Called while no request waits: policies learn now, so that no step has to wait for learning."""
+        """Have policies learn while no request waits, so that no step waits for learning."""
         self.scheduler.policy.learn()
 
     def metrics(self) -> EngineMetrics:
@@ -245,7 +244,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Abort everything and end threads and processes; the engine is of no use afterwards."""
+        """Abort everything and end threads and processes; the engine cannot be used afterwards."""
         self.abort(list(self._sequences))
         while self._in_flight:
             self._collect()
@@ -265,7 +264,7 @@ class Engine:
         scheduler.pages.check_integrity()
 
     def _broadcast(self, commits: list[Commit], sequences: list[RequestState]) -> None:
-        """Report to every component that follows the sequences what they gained."""
+        """Report the commits to target, drafter and scheduler."""
         self.execution_mode.commit(commits)
         self._end(self.scheduler.finish_step(commits, sequences))
 

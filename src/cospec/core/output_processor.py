@@ -1,4 +1,4 @@
-"""The only writer of a ``RequestState``: appends accepted tokens, ends outputs, and trims all at the same token."""
+"""Appends accepted tokens to requests, ends outputs, and trims tokens, cache length and counts at the same token."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class _Update(NamedTuple):
 
 
 class OutputProcessor:
-    """Turns outcomes into commits and events.
+    """Makes commits and events from the outputs of steps.
 
     Args:
         distribution: the name that every response declares.
         eos: end-of-sequence ids; none of these is a stop *reason*.
-        relaxed: names of acceptance methods that are not exact, which a response declares as well.
+        relaxed: names of acceptance methods that are not exact, which responses declare.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class OutputProcessor:
         self._outputs: dict[str, _Output] = {}
 
     def commit(self, outcomes: Sequence[StepOutput]) -> tuple[list[Commit], list[Event]]:
-        """One commit per outcome, in order; and an event for each sequence that streams or ended.
+        """Return one commit per output, in order, and an event for each sequence that streams or ended.
 
-        Outcomes of several steps give one event per sequence.
+        Outputs of several steps give one event per sequence.
         """
         commits, updates = list[Commit](), dict[str, _Update]()
         now = self._clock()

@@ -1,7 +1,7 @@
 """The base classes of drafters, policies, acceptance methods and logits processors: what each declares and does.
 
 A plug-in inherits its base class, declares every attribute that has no default here, and overrides the defaults that
-differ. The engine reads these attributes and never asks for a class or a name. Calls are synchronous and batched.
+differ. The engine reads these attributes, and tests neither class nor name. Calls are synchronous and batched.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Drafter(ABC):
         drafts_ahead: continues contexts whose last tokens are assumed (draft-ahead).
         reads_states: commits have to carry the target's hidden states.
         learns: drafts of one request depend on what other requests wrote.
-        offer: what a policy can ask for, and what a proposal costs.
+        capabilities: what a policy may ask for, and what takes time.
         stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
         names: names of a pool's drafters; None: the drafter is no pool.
         looks: ``look`` scores known tokens.

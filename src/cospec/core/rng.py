@@ -1,14 +1,15 @@
 """The one place that draws random numbers.
 
-Every draw is a function of (seed, purpose, position) and, but for the target's own noise, of step and branch: a
-counter-based generator (Philox) keyed by seed and purpose and set to the position. So a draw does not depend on the
-batch or on which draws were made before it, and the target's does not depend on drafter or speculation length either.
-The other purposes need fresh numbers in every step: an acceptance method may look at all of a draft before it keeps a
-part of it (block verification does), so numbers that rejected a token must not decide about the next token at
-the same position. And they need fresh numbers in every branch, since all nodes of one depth of a tree share a position.
+Every draw is a function of seed, kind and position, and for all kinds except ``TARGET`` also of step and branch. A
+counter-based generator (Philox) has seed and kind as key, and the position as counter. So a draw depends neither on the
+batch nor on earlier draws. Draws of ``TARGET`` do not depend on drafter or draft length either.
+
+The other kinds need fresh numbers in every step. An acceptance method may read all of a draft before a part is
+accepted (block verification). Numbers that rejected a token must not decide on the next token at the same position. The
+other kinds need fresh numbers in every branch too, because all nodes of one depth of a tree share a position.
+
 Tokens are drawn by an exponential race, the Gumbel-max trick without its second logarithm: with ``E_i ~ Exp(1)``,
-``argmin E_i / p_i`` follows ``p``. A drafter that races with the same noise as the target picks the target's token
-whenever their distributions are close.
+``argmin E_i / p_i`` follows ``p``. A drafter that races with the noise of the target often draws the target's token.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BLOCK = 4  # words per count of the generator
 
 
 class StreamKind(IntEnum):
-    """What a random draw is for. Each purpose is an independent stream."""
+    """What a random draw is for. Each kind is an independent stream."""
 
     TARGET = 0  # a token from the target distribution; also the drafter's noise under ``match``. The same in every step
     DRAFT = 1  # a drafter's own token
@@ -73,7 +74,7 @@ def exponential_sample(weights: Floats, streams: Sequence[Stream]) -> list[int]:
 
 
 def exponentials(stream: Stream, count: int) -> Floats:
-    """``[count]`` exponential numbers, one per token: what a race with this stream divides its weights by."""
+    """``[count]`` exponential numbers, one per token; a race divides the weights by these numbers."""
     seed, purpose, low, branch, position, base = stream
     return np.asarray(-np.log(to_unit_interval(random_words(seed, purpose, (low, branch, position, base), count))))
 
@@ -97,7 +98,7 @@ class RandomStreams:
         return to_unit_interval(random_words(self.seed, purpose, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
 
     def stream(self, position: int, purpose: StreamKind, branch: int = 0) -> Stream:
-        """What a token at ``position`` is drawn with."""
+        """Return the key of the random numbers for a token at ``position``."""
         word, base = self._key(purpose, branch)
         return self.seed % _WORD, purpose, 0, word, position, base
 
@@ -113,5 +114,5 @@ class RandomStreams:
         return winner
 
     def _key(self, purpose: StreamKind, branch: int) -> tuple[int, int]:
-        """Branch and step, which the target's own noise knows nothing of."""
+        """Return branch and step; the ``TARGET`` stream uses neither."""
         return (0, 0) if purpose is StreamKind.TARGET else (branch, self.base)

@@ -69,7 +69,7 @@ class StepResult:
     Attributes:
         outputs: one per entry; one per entry and step where one call runs several steps.
         times: seconds of the engine's thread: drafting, and submitting to the target and waiting for the target.
-        readable: requests that no multi-step call ran, by id, each with the reason.
+        readable: requests with a part in Python, by id, each with the reason.
     """
 
     outputs: list[StepOutput]
@@ -82,11 +82,11 @@ class SubmittedStep:
     """A step whose outputs the verifier computes.
 
     Attributes:
-        entries: the requests in flight; an execution mode may leave entries of the plan for a later plan.
+        entries: the requests in flight; an execution mode may leave out entries of the plan.
         future: outputs of the entries that were submitted to the verifier.
         times: seconds so far, see ``StepResult.times``.
         readable: see ``StepResult.readable``.
-        failed: outputs of the entries that could not be drafted for, each with an error.
+        failed: outputs of entries whose drafting raised, each with an error.
     """
 
     entries: Sequence[ScheduledRequest]

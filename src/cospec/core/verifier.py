@@ -72,9 +72,9 @@ class TargetVerifier:
     def lay_out(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> tuple[list[VerifyTask], list[SequenceSlice]]:
-        """What is to be scored, and what of that is verified.
+        """Return one task and one slice of the batch per entry, in order.
 
-        A stale draft, or one of a shape that its request's acceptance method cannot verify, is left out.
+        Stale drafts, and drafts that the request's acceptance method cannot verify, are dropped.
         """
         tasks: list[VerifyTask] = []
         segments: list[SequenceSlice] = []
@@ -89,14 +89,14 @@ class TargetVerifier:
         return tasks, segments
 
     def decide(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[StepOutput]:
-        """Verify by logits ``[R, V]`` of the blend: one outcome per task, in order. No model is called."""
+        """Verify with logits ``[R, V]`` of the blend; return one output per task, in order. Calls no model."""
         verify, supports = self._implementation(logits)
         supported = [
             task.draft is None or supports(self.acceptance_method(task.entry.sequence)) is None for task in tasks
         ]
         if all(supported):
             results = verify(tasks, logits)
-        else:  # each implementation verifies its own requests
+        else:  # each implementation verifies the requests that it supports
             groups = [
                 [task for task, each in zip(tasks, supported, strict=True) if each is kind] for kind in (True, False)
             ]
@@ -138,7 +138,7 @@ class TargetVerifier:
     def decide_by_blend(
         self, tasks: Sequence[VerifyTask], recipe: NativeBlend, queues: Sequence[Tensor]
     ) -> list[StepOutput]:
-        """Verify tasks that ``supports_blend`` by the rows of a blend of ``queues [R, V]`` that the results read."""
+        """Verify tasks of ``supports_blend``; blend ``queues [R, V]`` only in rows that verification reads."""
         assert self._native is not None, "``supports_blend`` was not asked"
         results = self._native.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
         return [self.outcome(task, result, queues[0]) for task, result in zip(tasks, results, strict=True)]
@@ -154,7 +154,7 @@ class TargetVerifier:
         self.model.free(ids)
 
     def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:
-        """The draft, if it continues the sequence as it stands and the request's acceptance method can verify it."""
+        """Return the draft if its base is the known tokens and the acceptance method verifies its shape, else None."""
         if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
             return None
         if not can_be_verified(draft, self.model.vocab_size):
@@ -167,8 +167,8 @@ class TargetVerifier:
             return StepOutput(task.entry, task.draft, None, error=result)
         try:
             return self._with_logprobs(task, result, logits)
-        except Exception as error:  # the neighbours' outcomes do not depend on this request
-            log.exception("the outcome of request %s could not be made", task.entry.sequence.id)
+        except Exception as error:  # outputs of other requests do not depend on this request
+            log.exception("the output of request %s could not be made", task.entry.sequence.id)
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
     def _with_logprobs(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
@@ -199,14 +199,14 @@ def can_be_verified(draft: Draft, vocab_size: int) -> bool:
 
 
 def _only_verified(task: VerifyTask) -> bool:
-    """Whether the request needs the logits for verification alone, after masks at most."""
+    """Whether only verification reads the request's logits, and only masks change the logits."""
     sequence = task.entry.sequence
     needs_rows = sequence.request.sampling.logprobs is not None or wants_prompt_rows(sequence)
     return sequence.processors.only_masks and not needs_rows
 
 
 def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
-    """What is computed of a sequence, and how many rows at the end are verified by."""
+    """Return the slice of a sequence to compute, and the number of its last rows that verification reads."""
     sequence, n = entry.sequence, entry.tokens
     start, known = sequence.computed, sequence.tokens
     ends = start + n == len(known)
@@ -227,7 +227,7 @@ def wants_prompt_rows(sequence: RequestState) -> bool:
 
 
 def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Of the prompt tokens that follow the positions computed in this step and have none yet."""
+    """Return log-probabilities of the prompt tokens after the positions that this step computes."""
     sequence = task.entry.sequence
     if not wants_prompt_rows(sequence):
         return ()
@@ -241,7 +241,7 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
 
 
 def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Of the accepted tokens and the one after them, where the request asks for them."""
+    """Return log-probabilities of the accepted tokens and of the next token, if the request asks for these."""
     wanted = task.entry.sequence.request.sampling.logprobs
     if wanted is None:
         return ()
