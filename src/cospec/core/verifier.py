@@ -209,5 +209,10 @@ def _logprobs(task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> tuple[
         return ()
     tokens = [task.draft.tokens[node] for node in verdict.path] if task.draft else []
     tokens += [] if verdict.token is None else [verdict.token]
-    rows = torch.tensor([0, *(node + 1 for node in verdict.path)][: len(tokens)], device=logits.device)
-    return logprobs(logits[rows + task.verified_rows.start], tokens, wanted)
+    if not tokens:
+        return ()
+    first = task.verified_rows.start
+    rows = [first, *(first + 1 + node for node in verdict.path)][: len(tokens)]
+    return logprobs(
+        torch.stack([logits[row] for row in rows]), tokens, wanted
+    )  # an index tensor starts torch's threads
