@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from cospec.core.sampling import log_softmax
-from cospec.ensemble.blends.recipes import native_combine
+from cospec.ensemble.blends.recipes import native_combine, native_reads
 from cospec.ensemble.blends.weights import WeightOptions, display_name
 from cospec.native.library import PLAIN, NativeBlend
 
@@ -40,8 +40,8 @@ class Realign:
         """Return log-probabilities of ``softmax(sum_i w_i l_i)``, ``[R, V]`` in double precision."""
         if self._weights == (1.0,):
             return logits[0]
-        if (found := native_combine(logits, self.recipe)) is not None:
-            return found
+        if native_reads(logits):
+            return native_combine(logits, self.recipe)
         total = self._weights[0] * logits[0].double()
         for weight, rows in zip(self._weights[1:], logits[1:], strict=True):
             total += weight * rows.double()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.sampling import softmax
-from cospec.ensemble.blends.recipes import native_combine
+from cospec.ensemble.blends.recipes import native_combine, native_reads
 from cospec.ensemble.blends.weights import WeightOptions, display_name
 from cospec.native.library import PLAIN, NativeBlend
 
@@ -45,8 +45,8 @@ class Weighted:
         """
         if len(self.members) == 1:
             return logits[0]
-        if (found := native_combine(logits, self.recipe)) is not None:
-            return found
+        if native_reads(logits):
+            return native_combine(logits, self.recipe)
         ones = [1.0] * len(logits[0])
         mixed = sum(weight * softmax(rows, ones) for weight, rows in zip(self._weights, logits, strict=True))
         with np.errstate(divide="ignore"):
