@@ -247,5 +247,8 @@ def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor) -> tuple[T
         return ()
     tokens = [task.draft.tokens[node] for node in result.path] if task.draft else []
     tokens += [] if result.token is None else [result.token]
-    rows = torch.tensor([0, *(node + 1 for node in result.path)][: len(tokens)], device=logits.device)
-    return logprobs(logits[rows + task.verified_rows.start], tokens, wanted)
+    if not tokens:
+        return ()
+    first = task.verified_rows.start
+    rows = [first, *(first + 1 + node for node in result.path)][: len(tokens)]
+    return logprobs(torch.stack([logits[row] for row in rows]), tokens, wanted)  # an index would start torch's threads
