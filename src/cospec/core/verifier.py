@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class TargetVerifier:
-    """The target distribution of the output is ``blend`` of the target's logits, after each request's processors.
+    """Verifies by the target distribution, which is ``blend`` of the target's logits, after each request's processors.
 
     Args:
         acceptance_methods: by name; a request's ``speculation.acceptance_method`` picks one.
@@ -56,7 +56,7 @@ class TargetVerifier:
         self._tensors = native
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The acceptance method that the request resolved to when it was added."""
+        """Return the acceptance method that the request resolved to when it was added."""
         name = sequence.request.speculation.acceptance_method
         assert name is not None, "requests are resolved before they are scheduled"
         return self.acceptance_methods[name]
@@ -64,7 +64,7 @@ class TargetVerifier:
     def submit(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> FinishedFuture[list[StepOutput]]:
-        """Call the target, then verify; the result is there at once."""
+        """Call the target, then verify the drafts; the result is there at once."""
         tasks, segments = self.lay_out(entries, drafts)
         logits = self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))])
         return FinishedFuture(self.decide(tasks, logits))
@@ -72,9 +72,9 @@ class TargetVerifier:
     def lay_out(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> tuple[list[VerifyTask], list[SequenceSlice]]:
-        """What is to be scored, and what of that is verified.
+        """Return the rows to verify for each request, and the tokens to compute.
 
-        A stale draft, or one of a shape that its request's acceptance method cannot verify, is left out.
+        Stale drafts, and drafts of a shape that the acceptance method cannot verify, are left out.
         """
         tasks: list[VerifyTask] = []
         segments: list[SequenceSlice] = []
@@ -105,7 +105,7 @@ class TargetVerifier:
         return [self.outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
 
     def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:
-        """What verifies by these logits, and its reason against drafts of a method; None: no reason."""
+        """Return the function that verifies by these logits, and the function that gives reasons against a method."""
         if self._native is not None and library.reads(logits):
             return partial(self._verify_natively, self._native), native_verifier.supports
         if self._tensors and not logits.is_cpu:  # the logits stay on their device
@@ -154,7 +154,7 @@ class TargetVerifier:
         self.model.free(ids)
 
     def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:
-        """The draft, if it continues the sequence as it stands and the request's acceptance method can verify it."""
+        """Return a draft that continues the known tokens and that the request's acceptance method can verify."""
         if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
             return None
         if not can_be_verified(draft, self.model.vocab_size):
@@ -172,7 +172,7 @@ class TargetVerifier:
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
     def _with_logprobs(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
-        """The output of a result, with the log-probabilities that the request asks for."""
+        """Return the output of a result, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
         prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
@@ -206,7 +206,7 @@ def _only_verified(task: VerifyTask) -> bool:
 
 
 def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
-    """What is computed of a sequence, and how many rows at the end are verified by."""
+    """Return the tokens to compute of a sequence, and the number of verified rows at the end."""
     sequence, n = entry.sequence, entry.tokens
     start, known = sequence.computed, sequence.tokens
     ends = start + n == len(known)
@@ -227,7 +227,7 @@ def wants_prompt_rows(sequence: RequestState) -> bool:
 
 
 def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Of the prompt tokens that follow the positions computed in this step and have none yet."""
+    """Return log-probabilities of the prompt tokens that follow positions of this step and have none yet."""
     sequence = task.entry.sequence
     if not wants_prompt_rows(sequence):
         return ()
@@ -241,7 +241,7 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
 
 
 def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Of the accepted tokens and the one after them, where the request asks for them."""
+    """Return log-probabilities of the accepted tokens and the next token; empty if the request wants none."""
     wanted = task.entry.sequence.request.sampling.logprobs
     if wanted is None:
         return ()
