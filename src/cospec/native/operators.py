@@ -41,7 +41,7 @@ class PackedLinear(nn.Module):
     """``x @ weight.T + bias`` with the weight packed for the kernels, a copy of its own.
 
     Args:
-        weight: ``[out, in]``, any floating dtype; rounded to what ``kind`` holds.
+        weight: ``[out, in]``, any floating dtype; rounded to the format ``kind``.
         bias: ``[out]`` or None.
         kind: how the weight is held. ``int8`` is symmetric with one scale per output, rounded to nearest even. With
             ``bf16`` inputs are rounded to bf16 too; sums are float32 with every kind.
