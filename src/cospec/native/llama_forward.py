@@ -77,14 +77,14 @@ class NativeLlama:
         return *map(self._tensor, norms), *map(self._linear, linears), layer.window or 0
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
-        """See ``FusedLlama.logits``."""
+        """Return float32 logits ``[R, V]`` of the batch, and write its keys and values."""
         logits = torch.empty(batch.logit_rows.shape[0], self._vocab_size)
         keys, values = page_addresses(layers)
         self._forward(self._handle, _packed(batch, keys, values), logits.data_ptr())
         return logits
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
-        """See ``FusedLlama.states``."""
+        """Return logits ``[R, V]`` and the states ``[R, hidden]`` after the last norm."""
         rows = batch.logit_rows.shape[0]
         logits, states = torch.empty(rows, self._vocab_size), torch.empty(rows, self._hidden)
         keys, values = page_addresses(layers)
@@ -92,7 +92,7 @@ class NativeLlama:
         return logits, states
 
     def on(self, cache: KVCache, max_len: int) -> CacheBoundForward:
-        """The forward on one cache, laid out in native code."""
+        """Return the forward on one cache."""
         return CacheBoundForward(self, cache, max_len)
 
     @property

@@ -12,7 +12,7 @@ import torch
 def one_torch_thread(native: bool = True) -> Iterator[None]:
     """Limit torch to one thread; nothing changes unless ``native``.
 
-    Torch handles only a few rows of logits beside native forwards. Torch's workers spin for milliseconds after each
+    Torch handles only a few rows of logits between native forwards. Torch's workers spin for milliseconds after each
     large operation, on the processors that the kernels need. Rows are computed bit by bit alike on every number of
     threads.
 
