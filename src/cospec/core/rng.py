@@ -85,7 +85,7 @@ class RandomStreams:
     Attributes:
         base: committed tokens when the step began, which no two steps of a sequence share.
 
-    ``branch`` distinguishes draws of one purpose at one position.
+    ``branch`` tells draws of one purpose at one position apart.
     """
 
     seed: int

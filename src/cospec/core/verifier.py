@@ -58,7 +58,7 @@ class TargetVerifier:
         return self.acceptance_methods[name]
 
     def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """Call the target, then verify the drafts."""
+        """Call the target, then verify."""
         tasks, segments = self.lay_out(entries, drafts)
         return self.decide(tasks, self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))]))
 
@@ -160,7 +160,7 @@ class TargetVerifier:
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
     def _with_logprobs(self, task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> StepOutput:
-        """Return the outcome of a verdict, with the log-probabilities that the request asks for."""
+        """The outcome of a verdict, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
         prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
@@ -228,7 +228,7 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
 
 
 def _logprobs(task: VerifyTask, verdict: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Return log-probabilities of the accepted tokens and the next token; empty if the request wants none."""
+    """Of the accepted tokens and the one after them, where the request asks for them."""
     wanted = task.entry.sequence.request.sampling.logprobs
     if wanted is None:
         return ()
