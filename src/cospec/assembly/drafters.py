@@ -55,10 +55,18 @@ class EngineHost:
         cls = DRAFTERS.load(method)
         parsed = parse(cls.Options, options, "speculative_config.")
         if executor == "process":
-            context = RemoteHost.of(self, len(cores) or self.threads)
-            return DrafterProxy(ProcessExecutor(partial(_build_alone, method, dict(options), context), cores))
+            return DrafterProxy(
+                ProcessExecutor(partial(_build_alone, method, dict(options), self.remote(cores)), cores)
+            )
         drafter: Drafter = cls.build(parsed, self)
         return DrafterProxy(thread_of(drafter, self.target.device)) if executor == "thread" else drafter
+
+    def remote(self, cores: Sequence[int]) -> RemoteHost:
+        """Describe this host to a drafter's process on ``cores``; empty for all."""
+        target = TargetFacts(self.target.vocab_size, self.target.device)
+        defaults = self.default_drafter, self.default_heads
+        threads = len(cores) or self.threads
+        return RemoteHost(target, self.target_path, *defaults, self.options, self.native, threads, self.plugins)
 
     def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         """A model that shares the target's vocabulary.
@@ -105,13 +113,6 @@ class RemoteHost(EngineHost):
 
     target: TargetFacts
 
-    @classmethod
-    def of(cls, host: EngineHost, threads: int | None) -> RemoteHost:
-        """Describe ``host`` to a process that runs ``threads`` threads; None for all."""
-        target = TargetFacts(host.target.vocab_size, host.target.device)
-        defaults = host.default_drafter, host.default_heads
-        return cls(target, host.target_path, *defaults, host.options, host.native, threads, host.plugins)
-
     def build_drafter(
         self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
     ) -> Drafter:
@@ -131,15 +132,11 @@ def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, con
     """
     if speculative.method == "off" or speculative.policy == "off":
         return None
-    cls = DRAFTERS.load(speculative.method)
-    common = {
-        key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
-    }
-    check_keys(speculative, cls)
-    given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
-    executor = "process" if speculative.drafter_executor == "process" else "inline"
     host = replace(build_context, threads=config.threads, plugins=config.plugins)
-    return host.build_drafter(speculative.method, given, executor, speculative.drafter_cores)
+    if speculative.drafter_executor != "process":
+        return _build_configured(speculative, host)
+    cores = speculative.drafter_cores
+    return DrafterProxy(ProcessExecutor(partial(_build_configured_alone, speculative, host.remote(cores)), cores))
 
 
 def executor_of(drafter: Drafter | None, drafter_executor: str, device: torch.device) -> Executor | None:
@@ -189,12 +186,34 @@ def same_tokens(first: Path, second: Path) -> bool:
     return bool(vocabularies[0] == vocabularies[1])
 
 
-def _build_alone(method: str, options: dict[str, Any], build_context: RemoteHost) -> Drafter:
-    """In the drafter's own process."""
-    set_threads(build_context.threads)
-    library.use_instruction_set(build_context.options.instruction_set)
-    import_plugins(build_context.plugins)
-    return build_context.build_drafter(method, options)
+def _build_configured(speculative: SpeculativeConfig, host: EngineHost) -> Drafter:
+    """Build the configured drafter in this thread."""
+    cls = DRAFTERS.load(speculative.method)
+    common = {
+        key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
+    }
+    check_keys(speculative, cls)
+    given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
+    return host.build_drafter(speculative.method, given)
+
+
+def _build_configured_alone(speculative: SpeculativeConfig, host: RemoteHost) -> Drafter:
+    """The same in the drafter's own process."""
+    _prepare(host)
+    return _build_configured(speculative, host)
+
+
+def _build_alone(method: str, options: dict[str, Any], host: RemoteHost) -> Drafter:
+    """Build a drafter of a pool in the drafter's own process."""
+    _prepare(host)
+    return host.build_drafter(method, options)
+
+
+def _prepare(host: RemoteHost) -> None:
+    """Set up the drafter's process."""
+    set_threads(host.threads)
+    library.use_instruction_set(host.options.instruction_set)
+    import_plugins(host.plugins)
 
 
 def check_keys(speculative: SpeculativeConfig, cls: type[Any]) -> None:

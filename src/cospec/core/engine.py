@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cospec.config import EngineConfig
 from cospec.core.interfaces import Clock, ExecutionMode, Model, MultiStepRunner
@@ -52,8 +52,7 @@ class EngineComponents:
     multi_step: MultiStepRunner | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _StepInFlight:
+class _StepInFlight(NamedTuple):
     """A submitted step, and the seconds of the engine's thread so far; those of ``planning`` are part of them."""
 
     plan: SchedulerOutput
@@ -331,4 +330,4 @@ def _without(ids: Container[str], result: StepResult) -> StepResult:
     """The result without the outputs of some requests."""
     outputs = [output for output in result.outputs if output.entry.sequence.id not in ids]
     readable = {id: reason for id, reason in result.readable.items() if id not in ids}
-    return replace(result, outputs=outputs, readable=readable)
+    return result._replace(outputs=outputs, readable=readable)

@@ -63,7 +63,7 @@ class BlockManager(Protocol):
 
 
 class NativeForward(Protocol):
-    """A forward in native code that lays its batches out itself, on the cache that it was built for.
+    """A forward in native code on one cache, without packed batches.
 
     Attributes:
         names: addresses of the model and of its cache in the native library.
@@ -74,13 +74,13 @@ class NativeForward(Protocol):
     vocab_size: int
 
     def pages(self, id: str) -> tuple[int, int]:
-        """The address of a sequence's page table, and the number of pages."""
+        """Return the address of a sequence's page table, and the number of pages."""
 
-    def score(self, batch: TokenBatch) -> Tensor | None:
-        """Float32 logits ``[R, V]``; None for an invalid batch, which changes nothing."""
+    def score(self, batch: TokenBatch) -> Tensor:
+        """Return float32 logits ``[R, V]``; raises as ``Model.forward``, with nothing done."""
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
-        """Choose and feed tokens of each slice, see ``Model.rollout``; None for an invalid batch."""
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+        """Choose and feed tokens of each slice, see ``Model.rollout``; raises as above."""
 
 
 class Model(Protocol):

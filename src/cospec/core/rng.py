@@ -1,4 +1,4 @@
-"""The one place that draws random numbers.
+"""The one place that draws random numbers; ``acceptance/tensor/random.py`` makes the same draws in tensor operations.
 
 Every draw is a function of seed, kind and position, and for all kinds except ``TARGET`` also of step and branch. A
 counter-based generator (Philox) has seed and kind as key, and the position as counter. So a draw depends neither on the
@@ -93,7 +93,7 @@ class RandomStreams:
     base: int
 
     def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> Floats:
-        """``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
+        """Return ``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
         word, base = self._key(purpose, branch)
         return to_unit_interval(random_words(self.seed, purpose, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
 
@@ -103,7 +103,7 @@ class RandomStreams:
         return self.seed % _WORD, purpose, 0, word, position, base
 
     def token(self, weights: Floats, position: int, purpose: StreamKind, branch: int = 0) -> int:
-        """A token id drawn with probability proportional to ``weights [V]``, which need not sum to one.
+        """Return a token id drawn with probability proportional to ``weights [V]``, which need not sum to one.
 
         Raises:
             ValueError: no weight is positive.

@@ -66,7 +66,7 @@ class RowBlock:
 
 
 def target_probs(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
-    """The distribution of the next token for each row: ``[R, V]`` logits, block after block, to probabilities."""
+    """Return the distribution of the next token after each row, ``[R, V]``; the rows of a block are consecutive."""
     if any(block.params.edits_logits for block in blocks):
         spans = zip(blocks, _spans(blocks), strict=True)
         logits = torch.cat([edit(logits[span], block.params, block.history) for block, span in spans])
@@ -86,12 +86,12 @@ def shaped(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
 
 
 def target_probs_of(logits: Tensor, params: SamplingParams, history: History) -> Floats:
-    """``target_probs`` of a single block."""
+    """Return ``target_probs`` of a single block."""
     return target_probs(logits, [RowBlock(params, history)])
 
 
 def softmax(logits: Tensor, temperatures: Sequence[float]) -> Floats:
-    """``[R, V]`` probabilities in double precision, each row at its own temperature."""
+    """Return ``[R, V]`` probabilities in double precision, each row at its own temperature."""
     if _native(logits):
         return library.softmax_rows(logits, np.array(temperatures, dtype=np.float64))
     scale = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
@@ -99,7 +99,7 @@ def softmax(logits: Tensor, temperatures: Sequence[float]) -> Floats:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities ``[R, V]`` in double precision."""
+    """Return log-probabilities ``[R, V]`` in double precision."""
     if not _native(logits):
         return torch.log_softmax(logits.double(), -1)
     wide = logits.double()

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class TargetVerifier:
-    """The target distribution of the output is ``blend`` of the target's logits, after each request's processors.
+    """Verifies by the target distribution, which is ``blend`` of the target's logits, after each request's processors.
 
     Args:
         acceptance_methods: by name; a request's ``speculation.acceptance_method`` picks one.
@@ -56,7 +56,7 @@ class TargetVerifier:
         self._tensors = native
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The acceptance method that the request resolved to when it was added."""
+        """Return the acceptance method that the request resolved to when it was added."""
         name = sequence.request.speculation.acceptance_method
         assert name is not None, "requests are resolved before they are scheduled"
         return self.acceptance_methods[name]
@@ -64,7 +64,7 @@ class TargetVerifier:
     def submit(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> FinishedFuture[list[StepOutput]]:
-        """Call the target, then verify; the result is there at once."""
+        """Call the target, then verify the drafts; the result is there at once."""
         tasks, segments = self.lay_out(entries, drafts)
         logits = self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))])
         return FinishedFuture(self.decide(tasks, logits))
@@ -105,7 +105,7 @@ class TargetVerifier:
         return [self.outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
 
     def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:
-        """What verifies by these logits, and its reason against drafts of a method; None: no reason."""
+        """Return the function that verifies by these logits, and the function that gives reasons against a method."""
         if self._native is not None and library.reads(logits):
             return partial(self._verify_natively, self._native), native_verifier.supports
         if self._tensors and not logits.is_cpu:  # the logits stay on their device
@@ -172,7 +172,7 @@ class TargetVerifier:
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
     def _with_logprobs(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
-        """The output of a result, with the log-probabilities that the request asks for."""
+        """Return the output of a result, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
         prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
@@ -247,5 +247,8 @@ def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor) -> tuple[T
         return ()
     tokens = [task.draft.tokens[node] for node in result.path] if task.draft else []
     tokens += [] if result.token is None else [result.token]
-    rows = torch.tensor([0, *(node + 1 for node in result.path)][: len(tokens)], device=logits.device)
-    return logprobs(logits[rows + task.verified_rows.start], tokens, wanted)
+    if not tokens:
+        return ()
+    first = task.verified_rows.start
+    rows = [first, *(first + 1 + node for node in result.path)][: len(tokens)]
+    return logprobs(torch.stack([logits[row] for row in rows]), tokens, wanted)  # an index would start torch's threads

@@ -85,7 +85,7 @@ class Sequential:
         budgets, failures = [entry.budget for entry in drafting], dict[str, str]()
         try:
             proposed = drafter.propose(contexts, budgets)
-        except Exception:  # which request raised is not known yet
+        except Exception:  # the request that raised is not known yet
 
             def call(method: str, *args: Any) -> Any:
                 return getattr(drafter, method)(*args)
@@ -117,7 +117,7 @@ class Sequential:
 
 
 def context_of(entry: ScheduledRequest, acceptance_method: AcceptanceMethod) -> DraftContext:
-    """What a drafter sees of a planned sequence."""
+    """Return what a drafter reads of a planned sequence."""
     sequence = entry.sequence
     request = sequence.request
     stream_kind: StreamKind = acceptance_method.stream_kind

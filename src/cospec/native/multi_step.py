@@ -42,6 +42,7 @@ from cospec.native.native_request import (
     NativeRequest,
     native_drafter,
 )
+from cospec.native.torch_threads import one_torch_thread
 
 LONGEST = 8  # steps of one call
 SECONDS = 0.02  # no further step begins that would end later, because a caller may wait
@@ -192,7 +193,8 @@ class NativeMultiStep:
         tasks, segments = self._verifier.lay_out([entries[place] for place in order], given)
         for place, task, segment in zip(order, tasks, segments, strict=True):
             self._add(call, task, segment, depths[place], steps * (longest + 1))
-        return self._execute(call, 1 if drafts or call.defers else steps)
+        with one_torch_thread():
+            return self._execute(call, 1 if drafts or call.defers else steps)
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget requests. Unknown ids are ignored."""

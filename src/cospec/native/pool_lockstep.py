@@ -133,8 +133,8 @@ class _Step:
         words, streams = list[float](), list[tuple[int, ...]]()
         for context, budget in [(task.context, task.budget) for task in tasks]:
             greedy, shares = context.sampling.greedy, context.stream_kind is StreamKind.TARGET
-            heat = 0.0 if greedy else context.sampling.temperature
-            words += (greedy, shares, budget.depth, budget.max_nodes, heat, budget.threshold)
+            temperature = 0.0 if greedy else context.sampling.temperature
+            words += (greedy, shares, budget.depth, budget.max_nodes, temperature, budget.threshold)
             base = len(context.tokens)
             streams.append(RandomStreams(context.seed, base).stream(base, context.stream_kind))
         self._requests = array("B", structs.packer(structs.PoolRequest, rows).pack(*words))

@@ -1,4 +1,4 @@
-"""Several steps in flight: shares, limits over all steps, pages that stay, and failed steps. No model at all."""
+"""Several steps in flight: shares, limits of all steps together, pages, and failed steps. No model at all."""
 
 from __future__ import annotations
 

@@ -146,9 +146,12 @@ class Member:
         """Call ``commit`` or ``free``; a failure of an asynchronous drafter shows in a later step."""
         executor = self.drafter.executor
         if executor is None or self.stepper is not None:
-            self._guarded(None, self._state.commit if method == "commit" else self._state.free, argument)
+            state = self._state
+            self._guarded(None, state.commit if method == "commit" else state.free, argument)
         else:
-            self.notices += self._guarded([], lambda: [executor.submit(method, argument)])
+            future: Future[Any] | None = self._guarded(None, executor.submit, method, argument)
+            if future is not None:
+                self.notices.append(future)
 
     def _guarded(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
         try:

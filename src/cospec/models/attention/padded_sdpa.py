@@ -153,9 +153,9 @@ class Padded:
         if not self._frame.trees:
             return entry[None]
         batch, first = self._batch, self._starts[:-1, None]
-        behind = entry - batch.write_at.long()[first]  # 0 is the first entry of this batch
-        row = torch.minimum(first + behind.clamp(min=0), self._starts[1:, None] - 1)
-        return torch.where(behind < 0, entry, batch.positions[row])
+        offset = entry - batch.write_at.long()[first]  # 0 is the first entry of this batch
+        row = torch.minimum(first + offset.clamp(min=0), self._starts[1:, None] - 1)
+        return torch.where(offset < 0, entry, batch.positions[row])
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionShape) -> Tensor:
