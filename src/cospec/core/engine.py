@@ -15,7 +15,7 @@ from cospec.core.interfaces import Clock, ExecutionMode, Model, MultiStepRunner
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.scheduler import Scheduler
 from cospec.core.stats import StepStats
-from cospec.core.step import FailedFuture, StepResult, SubmittedStep
+from cospec.core.submitted_step import FailedFuture, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Event,
@@ -40,8 +40,8 @@ class EngineComponents:
     model: Model
     scheduler: Scheduler
     execution_mode: ExecutionMode
-    committer: OutputProcessor
-    resolver: InputProcessor
+    output_processor: OutputProcessor
+    input_processor: InputProcessor
     distribution: str
     tokenizer: Any = None  # a Hugging Face fast tokenizer; None for models without text
     model_path: Path | None = None
@@ -66,7 +66,8 @@ class Engine:
 
     def __init__(self, parts: EngineComponents, config: EngineConfig | None = None) -> None:
         self.parts, self.config = parts, config or EngineConfig()
-        self.scheduler, self.execution_mode, self.committer = parts.scheduler, parts.execution_mode, parts.committer
+        self.scheduler, self.execution_mode = parts.scheduler, parts.execution_mode
+        self.output_processor = parts.output_processor
         self.counters = Counters()
         self._sequences: dict[str, RequestState] = {}
         self._added = 0  # requests so far
@@ -102,12 +103,12 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        return self.parts.resolver.max_len
+        return self.parts.input_processor.max_len
 
     @property
     def acceptance_methods(self) -> tuple[str, str]:
         """See ``InputProcessor.acceptance_methods``."""
-        return self.parts.resolver.acceptance_methods
+        return self.parts.input_processor.acceptance_methods
 
     @property
     def has_work(self) -> bool:
@@ -121,9 +122,9 @@ class Engine:
         """
         if request.id in self._sequences:
             raise InvalidInput("request id", request.id, "one that no unfinished request has")
-        resolved = self.parts.resolver.resolve(request, self._added)
+        resolved = self.parts.input_processor.resolve(request, self._added)
         self._added += 1
-        sequence = RequestState(resolved, [*resolved.prompt, *resolved.committed])
+        sequence = RequestState(resolved, [*resolved.prompt, *resolved.resumed_output])
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
 
@@ -139,7 +140,7 @@ class Engine:
                 continue
             sequence.finish = FinishReason.ABORT
             self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, FinishReason.ABORT)
-            self.committer.forget(id)
+            self.output_processor.forget(id)
             if self.scheduler.is_in_flight(id):
                 self._aborted.add(id)
             else:
@@ -184,7 +185,7 @@ class Engine:
             result = _without(aborted, result)
         sequences = [output.entry.sequence for output in result.outputs]
         contexts = sum([sequence.computed for sequence in sequences])
-        commits, events = self.committer.commit(result.outputs)
+        commits, events = self.output_processor.commit(result.outputs)
         self._broadcast(commits, sequences)
         if commits:
             seconds = step.seconds + self.parts.clock() - started
@@ -194,7 +195,7 @@ class Engine:
     def _end_oldest(self, entries: Sequence[ScheduledRequest]) -> set[str]:
         """The oldest step is no longer in flight; forgets its aborted requests, and returns their ids."""
         self._in_flight.popleft()
-        self.scheduler.end_step(entries)
+        self.scheduler.clear_in_flight(entries)
         if not self._aborted:
             return self._aborted
         aborted = self._aborted.intersection([entry.sequence.id for entry in entries])
@@ -212,7 +213,8 @@ class Engine:
         self.execution_mode.free([sequence.id for sequence in sequences])
         given_up = {sequence.id for sequence in self.scheduler.retry(sequences)}
         ended = [entry for entry in entries if entry.sequence.id in given_up]
-        _, events = self.committer.commit([StepOutput(entry, None, None, error=failure(error)) for entry in ended])
+        outputs = [StepOutput(entry, None, None, error=failure(error)) for entry in ended]
+        _, events = self.output_processor.commit(outputs)
         self._end([entry.sequence for entry in ended])
         return events
 
@@ -265,7 +267,7 @@ class Engine:
     def _broadcast(self, commits: list[Commit], sequences: list[RequestState]) -> None:
         """Report the commits to target, drafter and scheduler."""
         self.execution_mode.commit(commits)
-        self._end(self.scheduler.finish_step(commits, sequences))
+        self._end(self.scheduler.apply_commits(commits, sequences))
 
     def _end(self, sequences: Iterable[RequestState]) -> None:
         """Count and forget sequences that ended."""
@@ -313,21 +315,21 @@ class Engine:
         )
         self.scheduler.policy.observe(stats, commits)
         self.counters.observe(result.outputs, commits, stats)
-        self._count_paths(len(commits), result.readable)
+        self._count_paths(len(commits), result.python_path)
 
-    def _count_paths(self, ran: int, readable: Mapping[str, str]) -> None:
+    def _count_paths(self, ran: int, python_path: Mapping[str, str]) -> None:
         """Count the requests of a step by how they ran, and log each reason once per request."""
-        self.counters.ran(ran, readable)
-        if readable and log.isEnabledFor(logging.DEBUG):
-            for id, reason in readable.items():
+        self.counters.ran(ran, python_path)
+        if python_path and log.isEnabledFor(logging.DEBUG):
+            for id, reason in python_path.items():
                 logged = self._logged.setdefault(id, set()) if id in self._sequences else {reason}
                 if reason not in logged:
                     logged.add(reason)
-                    log.debug("request %s runs the readable way: %s", id, reason)
+                    log.debug("request %s uses the Python path: %s", id, reason)
 
 
 def _without(ids: Container[str], result: StepResult) -> StepResult:
     """The result without the outputs of some requests."""
     outputs = [output for output in result.outputs if output.entry.sequence.id not in ids]
-    readable = {id: reason for id, reason in result.readable.items() if id not in ids}
-    return result._replace(outputs=outputs, readable=readable)
+    python_path = {id: reason for id, reason in result.python_path.items() if id not in ids}
+    return result._replace(outputs=outputs, python_path=python_path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
 from cospec.core.stats import ExecutionInfo, StepTimes
-from cospec.core.step import Future, StepResult, SubmittedStep
+from cospec.core.submitted_step import Future, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -66,11 +66,11 @@ class NativeForward(Protocol):
     """A forward in native code on one cache, without packed batches.
 
     Attributes:
-        names: addresses of the model and of its cache in the native library.
+        handles: addresses of the model and of its cache in the native library.
         vocab_size: columns of the logits.
     """
 
-    names: tuple[int, int]
+    handles: tuple[int, int]
     vocab_size: int
 
     def pages(self, id: str) -> tuple[int, int]:
@@ -79,7 +79,7 @@ class NativeForward(Protocol):
     def score(self, batch: TokenBatch) -> Tensor:
         """Return float32 logits ``[R, V]``; raises as ``Model.forward``, with nothing done."""
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
         """Choose and feed tokens of each slice, see ``Model.rollout``; raises as above."""
 
 
@@ -97,7 +97,7 @@ class Model(Protocol):
     def pages(self) -> BlockManager: ...
 
     @property
-    def direct(self) -> NativeForward | None:
+    def native_forward(self) -> NativeForward | None:
         """The whole forward in native code; None where the model has none, or where the states are read."""
 
     @property
@@ -109,7 +109,7 @@ class Model(Protocol):
         Overwrites cache entries from ``start`` on. The caller reserves room through ``pages`` first.
         """
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
         """Score the batch, then choose and feed tokens of each slice one by one; the last chosen token is not fed.
 
         Slices with the largest depth come first. Every slice asks for its last row, and the cache has room for the
@@ -176,7 +176,7 @@ class DrafterBuildContext(Protocol):
     def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
 
-    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """Load a model with any vocabulary, and map the vocabularies; ``InvalidInput`` if these share no token."""
 
     def build_drafter(

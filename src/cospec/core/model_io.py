@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cospec.core.rng import Floats, Stream
+from cospec.core.rng import Floats, StreamKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SequenceSlice:
 class TokenBatch:
     """A packed, ragged batch for one forward pass. Logits are concatenated in the order of the slices."""
 
-    segments: tuple[SequenceSlice, ...]
+    slices: tuple[SequenceSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class RolloutParams:
     """
 
     temperature: float
-    stream: Stream
+    stream: StreamKey
     depth: int
     confident: bool = False
     logits: bool = False

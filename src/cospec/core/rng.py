@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from cospec.native import library
 
 Floats = NDArray[np.float64]
-Stream = tuple[int, int, int, int, int, int]  # the generator's key (two words) and counter (four)
+StreamKey = tuple[int, int, int, int, int, int]  # the generator's key (two words) and counter (four)
 
 _TO_UNIT = 2.0**-52
 _HALF_STEP = 2.0**-53
@@ -59,7 +59,7 @@ def derive_seed(seed: int, index: int) -> int:
     return seed % _WORD if index == 0 else int(random_words(seed, _WORD - 1, (0, 0, index, 0), 1)[0])
 
 
-def exponential_sample(weights: Floats, streams: Sequence[Stream]) -> list[int]:
+def exponential_sample(weights: Floats, streams: Sequence[StreamKey]) -> list[int]:
     """The winner of each row's exponential race, -1 where no weight is positive.
 
     Args:
@@ -73,10 +73,10 @@ def exponential_sample(weights: Floats, streams: Sequence[Stream]) -> list[int]:
     return winners
 
 
-def exponentials(stream: Stream, count: int) -> Floats:
+def exponentials(stream: StreamKey, count: int) -> Floats:
     """``[count]`` exponential numbers, one per token; a race divides the weights by these numbers."""
-    seed, purpose, low, branch, position, base = stream
-    return np.asarray(-np.log(to_unit_interval(random_words(seed, purpose, (low, branch, position, base), count))))
+    seed, kind, low, branch, position, base = stream
+    return np.asarray(-np.log(to_unit_interval(random_words(seed, kind, (low, branch, position, base), count))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,27 +92,27 @@ class RandomStreams:
     seed: int
     base: int
 
-    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> Floats:
+    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> Floats:
         """Return ``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
-        word, base = self._key(purpose, branch)
-        return to_unit_interval(random_words(self.seed, purpose, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
+        word, base = self._key(kind, branch)
+        return to_unit_interval(random_words(self.seed, kind, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
 
-    def stream(self, position: int, purpose: StreamKind, branch: int = 0) -> Stream:
+    def stream(self, position: int, kind: StreamKind, branch: int = 0) -> StreamKey:
         """Return the key of the random numbers for a token at ``position``."""
-        word, base = self._key(purpose, branch)
-        return self.seed % _WORD, purpose, 0, word, position, base
+        word, base = self._key(kind, branch)
+        return self.seed % _WORD, kind, 0, word, position, base
 
-    def token(self, weights: Floats, position: int, purpose: StreamKind, branch: int = 0) -> int:
+    def token(self, weights: Floats, position: int, kind: StreamKind, branch: int = 0) -> int:
         """Return a token id drawn with probability proportional to ``weights [V]``, which need not sum to one.
 
         Raises:
             ValueError: no weight is positive.
         """
-        (winner,) = exponential_sample(weights[None], [self.stream(position, purpose, branch)])
+        (winner,) = exponential_sample(weights[None], [self.stream(position, kind, branch)])
         if winner < 0:
             raise ValueError("no token has a positive weight, so none can be drawn")
         return winner
 
-    def _key(self, purpose: StreamKind, branch: int) -> tuple[int, int]:
+    def _key(self, kind: StreamKind, branch: int) -> tuple[int, int]:
         """Return branch and step; the ``TARGET`` stream uses neither."""
-        return (0, 0) if purpose is StreamKind.TARGET else (branch, self.base)
+        return (0, 0) if kind is StreamKind.TARGET else (branch, self.base)

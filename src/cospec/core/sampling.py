@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.bitmask import unpack
-from cospec.core.processors import ProcessorStates, RequestProcessors
+from cospec.core.processor_states import ProcessorStates, RequestProcessors
 from cospec.core.rng import Floats
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import DraftContext

@@ -41,7 +41,7 @@ class SchedulerLimits:
     Attributes:
         chain_methods: names of the acceptance methods for chains only; their requests get no trees.
         max_steps: steps that one native call may run, at most.
-        drafts_as_one: whether such a call may include drafts.
+        multi_step_drafts: whether such a call may include drafts.
         max_in_flight: steps that the verifier takes at a time.
     """
 
@@ -50,11 +50,11 @@ class SchedulerLimits:
     max_len: int
     chain_methods: Container[str] = frozenset()
     max_steps: int = 1
-    drafts_as_one: bool = True
+    multi_step_drafts: bool = True
     max_in_flight: int = 1
 
 
-def urgency(sequence: RequestState) -> tuple[float, str, int]:
+def queue_key(sequence: RequestState) -> tuple[float, str, int]:
     """Return the sort key, smallest first: arrival plus priority; outputs of one request stay together in order."""
     request = sequence.request
     return request.arrival + request.priority * AGEING_SECONDS, request.parent, request.index
@@ -75,7 +75,7 @@ class Scheduler:
 
     def add(self, sequence: RequestState) -> None:
         """Queue a new sequence."""
-        insort(self.waiting, sequence, key=urgency)
+        insort(self.waiting, sequence, key=queue_key)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Drop waiting and running sequences that are not in flight, and their cache."""
@@ -92,7 +92,7 @@ class Scheduler:
         for entry in entries:
             self._in_flight[entry.sequence.request.id] = entry.tokens + entry.budget.max_nodes
 
-    def end_step(self, entries: Sequence[ScheduledRequest]) -> None:
+    def clear_in_flight(self, entries: Sequence[ScheduledRequest]) -> None:
         """Mark the sequences of a step as no longer in flight: the outputs arrived, or the step failed."""
         self._steps_in_flight -= 1
         for entry in entries:
@@ -116,7 +116,7 @@ class Scheduler:
                 given_up.append(sequence)
         return given_up
 
-    def finish_step(self, commits: Sequence[Commit], sequences: Sequence[RequestState]) -> list[RequestState]:
+    def apply_commits(self, commits: Sequence[Commit], sequences: Sequence[RequestState]) -> list[RequestState]:
         """Offer computed prefixes for reuse after a step; mark and return the sequences that ended."""
         ended = []
         for commit, sequence in zip(commits, sequences, strict=True):
@@ -227,7 +227,7 @@ class Scheduler:
         for entry in entries:
             if entry.tokens > 1 or entry.sequence.request.sampling.stop:
                 return 1
-            if entry.budget.depth and not self.limits.drafts_as_one:
+            if entry.budget.depth and not self.limits.multi_step_drafts:
                 return 1
         return steps if all([self._has_room(entry, steps) for entry in entries]) else 1
 
@@ -263,7 +263,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.pages.free(sequence.id)
         sequence.status, sequence.computed = RequestStatus.WAITING, 0
-        insort(self.waiting, sequence, key=urgency)
+        insort(self.waiting, sequence, key=queue_key)
 
     def _prompt_is_coming(self, sequence: RequestState) -> bool:
         """Whether another output of the same request is computing the prompt, and no output has computed the prompt."""
@@ -288,7 +288,7 @@ class Scheduler:
                 self.pages.free(sequence.id)
                 break
             self.waiting.pop(0)
-            insort(self.running, sequence, key=urgency)
+            insort(self.running, sequence, key=queue_key)
             sequence.status, sequence.computed = RequestStatus.RUNNING, computed
             cached = min(computed, sequence.prompt_len)
             sequence.stats.cached_prompt_tokens = max(sequence.stats.cached_prompt_tokens, cached)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
-from cospec.core.processors import RequestProcessors
+from cospec.core.processor_states import RequestProcessors
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.tree import depths, is_chain
@@ -63,7 +63,7 @@ class Request:
     ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
     distribution: str = ""  # what its events declare; filled when the request is resolved
     streams: bool = True  # an event for every step with new tokens; False: one event at the end
-    committed: tuple[int, ...] = ()  # output that an earlier engine process delivered
+    resumed_output: tuple[int, ...] = ()  # output that an earlier engine process delivered
 
 
 class RequestStatus(Enum):
@@ -128,7 +128,7 @@ class DraftContext:
     processors: RequestProcessors | None = field(default=None, compare=False, repr=False)  # None: made where needed
 
     @property
-    def committed(self) -> int:
+    def committed_len(self) -> int:
         """Number of tokens before the assumed tokens; a drafter may learn from these only."""
         return len(self.tokens) - self.assumed
 
@@ -166,18 +166,18 @@ class DrafterCapabilities:
     """What a drafter can do, and what takes time; policies plan with these data.
 
     Attributes:
-        free: a proposal of any length takes almost no time: look-ups.
+        costless: a proposal of any length takes almost no time: look-ups.
         single_pass: one pass gives all levels of a draft: heads.
         trees: follows ``DraftBudget.widths``.
         chains: always has one node per level.
-        members: drafters of a pool that may take part.
+        num_drafters: drafters of a pool that may take part.
     """
 
-    free: bool = False
+    costless: bool = False
     single_pass: bool = False
     trees: bool = False
     chains: bool = False
-    members: int = 1
+    num_drafters: int = 1
 
 
 class TokenScores(NamedTuple):
@@ -193,17 +193,17 @@ class BatchState:
 
     Attributes:
         ready: sequences that sample a token in this step and may have a draft, most urgent first.
-        catching_up: prefill tokens of other running or admissible sequences that this step may compute.
+        other_prefill_tokens: prefill tokens of other running or admissible sequences that this step may compute.
         waiting: requests that have not started.
         tokens: most tokens that the step may compute in all.
-        room: free tokens of the target's cache.
+        free_cache_tokens: free tokens of the target's cache.
     """
 
     ready: Sequence[RequestState]
-    catching_up: int = 0
+    other_prefill_tokens: int = 0
     waiting: int = 0
     tokens: int = 2048
-    room: int = 1 << 30
+    free_cache_tokens: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

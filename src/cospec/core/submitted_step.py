@@ -68,12 +68,12 @@ class StepResult(NamedTuple):
     Attributes:
         outputs: one per entry; one per entry and step where one call runs several steps.
         times: seconds of the engine's thread: drafting, and submitting to the target and waiting for the target.
-        readable: requests with a part in Python, by id, each with the reason.
+        python_path: requests with a part in Python, by id, each with the reason.
     """
 
     outputs: list[StepOutput]
     times: StepTimes
-    readable: Mapping[str, str]
+    python_path: Mapping[str, str]
 
 
 class SubmittedStep(NamedTuple):
@@ -83,14 +83,14 @@ class SubmittedStep(NamedTuple):
         entries: the requests in flight; an execution mode may leave out entries of the plan.
         future: outputs of the entries that were submitted to the verifier.
         times: seconds so far, see ``StepResult.times``.
-        readable: see ``StepResult.readable``.
+        python_path: see ``StepResult.python_path``.
         failed: outputs of entries whose drafting raised, each with an error.
     """
 
     entries: Sequence[ScheduledRequest]
     future: Future[list[StepOutput]]
     times: StepTimes = StepTimes()
-    readable: Mapping[str, str] = {}
+    python_path: Mapping[str, str] = {}
     failed: Sequence[StepOutput] = ()
 
     def collect(self, clock: Clock) -> StepResult:
@@ -101,4 +101,4 @@ class SubmittedStep(NamedTuple):
             started = clock()
             outputs = self.future.result()
             times = replace(self.times, target=self.times.target + clock() - started)
-        return StepResult([*outputs, *self.failed] if self.failed else outputs, times, self.readable)
+        return StepResult([*outputs, *self.failed] if self.failed else outputs, times, self.python_path)
