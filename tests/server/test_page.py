@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from server.conftest import Running
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
-PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(FOLDER.glob("*.md")))
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(FOLDER.glob("*.md")) if page.stem != "modules")
 COMMANDS = re.findall(r"```console\n\$ (.*?)```(?:\n\n```json\n(.*?)```)?", PAGE, flags=re.S)
 
 

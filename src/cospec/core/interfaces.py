@@ -153,7 +153,7 @@ class VocabMapping(Protocol):
 
 
 class TargetInfo(Protocol):
-    """What drafters know of the target; the same in every process. A ``Model`` implements the protocol."""
+    """Data of the target for drafters in any process. A ``Model`` implements the protocol."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -228,7 +228,7 @@ class Verifier(Protocol):
         """The acceptance method that this sequence's request is verified by."""
 
     def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
-        """Score and verify; the result has one output per entry, in order, with or without a draft.
+        """Score and verify; the result has one output per entry, in order.
 
         A sequence is in one submission at a time, and does not change before the result is collected. After an error
         the engine calls ``free`` for the submission's sequences, and computes them again.

@@ -39,7 +39,7 @@ class StartLogits:
     """Logits after the committed tokens, from a stepwise drafter.
 
     Attributes:
-        ids: the sequences that it has room for, in the order they were given.
+        ids: the sequences with room in the drafter's KV cache, in the given order.
         logits: ``[len(ids), V]``.
     """
 
@@ -58,19 +58,19 @@ class StepwiseDrafter(Protocol):
         """Catch up on the committed tokens and make room for ``depths`` more; no ids if no sequence has room."""
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
-        """Logits ``[len(ids), V]`` after one more token of each of the sequences, which were opened before."""
+        """Return logits ``[len(ids), V]`` after one more token of each opened sequence."""
 
     def prepare(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> TokenBatch:
-        """Make room as ``open`` does, and return the batch that a caller feeds; it has one row of logits a sequence."""
+        """Make room as ``open`` does; return the batch that the caller feeds, with one row of logits per sequence."""
 
     def extend(self, ids: Sequence[str], paths: Sequence[Sequence[int]]) -> None:
-        """Note the tokens that a caller fed after the batch of ``prepare``, for each sequence."""
+        """Report the tokens that the caller wrote to the drafter's KV cache after the batch of ``prepare``."""
 
     def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """The probability of the latest known tokens, by sequence. Sequences without room are left out."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep of what was fed the part that was committed. Unknown ids are ignored."""
+        """Keep the committed part of the fed tokens. Unknown ids are ignored."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
@@ -83,16 +83,16 @@ class DraftCache(Protocol):
     def model(self) -> Model: ...
 
     def backlog_len(self, id: str, known: int) -> int:
-        """How many of ``known`` tokens are not in the cache, at most; changes nothing."""
+        """Return the largest number of ``known`` tokens that are not in the cache; changes nothing."""
 
     def reserve(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
         """Make room for ``ahead`` tokens after the known ones.
 
-        Returns how many known tokens the cache holds, all but the last at most; None where there is no room.
+        Returns the number of cached known tokens, at most all but the last; None without room.
         """
 
     def report_written(self, id: str, fed: int) -> None:
-        """So many known tokens are in the cache by now, those that came to be since among them."""
+        """Report that the caller wrote the first ``fed`` known tokens to the drafter's KV cache."""
 
 
 class Drafter(ABC):
@@ -194,7 +194,7 @@ class Policy(ABC):
 
     @abstractmethod
     def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """The part of the drafts that is worth verifying, by what was known before the cut tokens were drawn."""
+        """Shorten drafts, only with information available before the removed tokens were sampled."""
 
     @abstractmethod
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:

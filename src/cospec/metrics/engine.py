@@ -16,7 +16,7 @@ class EngineMetrics:
 
     requests_running: int = 0
     requests_waiting: int = 0
-    steps_in_flight: int = 0  # that the verifier has not answered
+    steps_in_flight: int = 0  # submitted and not collected
     kv_cache_usage: float = 0.0
     num_preemptions: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked up
@@ -27,7 +27,7 @@ class EngineMetrics:
     draft_tokens: dict[str, int] = field(default_factory=dict)
     accepted_tokens: dict[str, int] = field(default_factory=dict)
     accepted_per_pos: dict[str, list[int]] = field(default_factory=dict)
-    target_calls: int = 0
+    target_calls: int = 0  # forwards, each for a whole batch
     rounds: int = 0
     step_seconds: float = 0.0
     draft_seconds: float = 0.0
@@ -35,7 +35,7 @@ class EngineMetrics:
     native_requests: int = 0  # requests of each step that ran natively in all parts
     python_path_requests: dict[str, int] = field(default_factory=dict)  # the others, by reason
     requests_finished: dict[str, int] = field(default_factory=dict)
-    execution_mode_info: dict[str, str] = field(default_factory=dict)  # the round at work, and the reason
+    execution_mode_info: dict[str, str] = field(default_factory=dict)  # the execution mode in use, and the reason
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
 
