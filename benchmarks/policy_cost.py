@@ -20,9 +20,9 @@ from rich.table import Table
 from benchmarks.common import write
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, DraftBudget, Request, RequestState
-from cospec.policies.context import PolicyContext
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
+from cospec.policies.policy_context import PolicyContext
 from cospec.registry import POLICIES
 from cospec.sampling_params import SamplingParams
 

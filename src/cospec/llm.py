@@ -24,7 +24,7 @@ from cospec.errors import EngineStopped, InvalidInput, words
 from cospec.outputs import OutputBuilder, RequestOutput
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from cospec.text.inputs import Message, Prompt, conversations, each, read, text
+from cospec.text.prompt_inputs import Message, Prompt, conversations, each, read, text
 from cospec.text.tokenizer import TextTokenizer
 from cospec.vllm_options import without_vllm_options
 

@@ -119,7 +119,7 @@ def test_a_captured_batch_takes_its_contents_from_tensors(backend: AttentionBack
     if not backend.capture_entries:
         assert shape is None
         return
-    assert shape is not None and shape.segments == len(STEPS)
+    assert shape is not None and shape.slices == len(STEPS)
     static = blank(shape, 16, CPU)
     for case in (attention_case(STEPS[::-1]), attention_case(STEPS)):
         fill(static, case.batch)

@@ -53,7 +53,7 @@ REQUIRED = {  # what an interface gives no default for, and a value of another t
     "attention_backends": ("by_head", None),
 }
 OVERRIDDEN = {  # what an interface gives a default for, and a value of another type
-    "drafters": ("capabilities", {"free": True}),
+    "drafters": ("capabilities", {"costless": True}),
     "acceptance_methods": ("native_id", "match"),
     "policies": ("keeps_drafts", "always"),
     "weight_formats": ("kernel", 1),
@@ -88,7 +88,8 @@ def test_a_missing_declaration_is_found(kind: str) -> None:
 
 
 def test_native_code_runs_no_class_that_only_inherits_from_one_that_it_knows() -> None:
-    native = [method for name in ACCEPTANCE_METHODS if (method := ACCEPTANCE_METHODS.load(name)).native_id is not None]
+    table: PluginTable[Any] = ACCEPTANCE_METHODS
+    native = [table.load(name) for name in table if table.load(name).native_id is not None]
     assert len({each.native_id for each in native}) == len(native) >= 3
     for each in native:
         changed: Any = type("Changed", (each,), {})

@@ -260,13 +260,13 @@ def play(model: ModelRunner, name: str) -> None:
     nodes = tokens_of(9, len(TREE))
     chain = SequenceSlice(ids[1], 23, texts[1][23:28], parents=(-1, 0, 1, 2))
     tree = SequenceSlice(ids[3], 14, (*texts[3][14:15], *nodes), parents=TREE)
-    segments = (
+    slices = (
         SequenceSlice(ids[0], 5, texts[0][5:6]),
         chain,
         SequenceSlice(ids[2], 17, texts[2][17:33], logits_from=15),
         tree,
     )
-    logits = model.forward(TokenBatch(segments))
+    logits = model.forward(TokenBatch(slices))
     assert_close(logits[0:1], plain_logits(name, texts[0][:6])[5:])
     assert_close(logits[1:6], plain_logits(name, texts[1][:28])[23:])
     assert_close(logits[6:7], plain_logits(name, texts[2][:33])[32:])
@@ -304,14 +304,14 @@ def test_freed_pages_leave_no_trace(linear: str, attention: str) -> None:
             texts[id] = tokens_of(step, int(torch.randint(4, 24, (1,), generator=generator)))
             done[id] = 0
             assert model.pages.allocate(id, len(texts[id]))
-        segments = []
+        slices = []
         for id, text in texts.items():
             count = min(int(torch.randint(1, 7, (1,), generator=generator)), len(text) - done[id])
-            segments.append(SequenceSlice(id, done[id], text[done[id] : done[id] + count], logits_from=count - 1))
-        logits = model.forward(TokenBatch(tuple(segments)))
-        for row, segment in enumerate(segments):
-            done[segment.id] += len(segment.tokens)
-            wanted = plain_logits("mistral-window", texts[segment.id][: done[segment.id]])[-1]
+            slices.append(SequenceSlice(id, done[id], text[done[id] : done[id] + count], logits_from=count - 1))
+        logits = model.forward(TokenBatch(tuple(slices)))
+        for row, part in enumerate(slices):
+            done[part.id] += len(part.tokens)
+            wanted = plain_logits("mistral-window", texts[part.id][: done[part.id]])[-1]
             assert_close(logits[row], wanted)
         for id in [id for id in texts if done[id] == len(texts[id])]:
             freed = list(model.cache.pages.table(id))

@@ -34,7 +34,7 @@ from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
 from cospec.options import LIKE_TARGET, WeightOptions
-from cospec.policies.context import PolicyContext
+from cospec.policies.policy_context import PolicyContext
 from cospec.registry import (
     ACCEPTANCE_METHODS,
     BLENDS,
@@ -76,7 +76,7 @@ class ToyHost:
     def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         return ToyModel(V, seed=2)
 
-    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
     def build_drafter(
@@ -119,7 +119,7 @@ def test_a_drafter_says_what_it_is(name: str, host: ToyHost) -> None:
     made = drafter(name, host)
     assert made.name
     DRAFTERS.declares.check(name, made)  # what instances set, too
-    assert made.stepper() is None or made.look([]) == {}
+    assert made.stepper() is None or made.score_known_tokens([]) == {}
     assert dict(made.weights()).keys() == set(made.names or ())
 
 

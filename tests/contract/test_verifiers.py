@@ -77,7 +77,7 @@ def test_a_submission_has_one_output_per_entry(name: str) -> None:
         assert future.done() and future.result() == outputs
         assert [output.entry for output in outputs] == list(plan.entries)
         assert all(output.result is not None and output.error is None for output in outputs)
-        engine.scheduler.end_step(plan.entries)
+        engine.scheduler.clear_in_flight(plan.entries)
     planned = [entry.sequence.id for plan in plans for entry in plan.entries]
     assert sorted(planned) == [request.id for request in requests()]
     verifier.commit([])

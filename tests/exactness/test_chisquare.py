@@ -86,7 +86,7 @@ def test_noise_that_serves_two_rounds_is_seen() -> None:
 class OneStream(RandomStreams):
     """Tests a token with the very numbers that drew it."""
 
-    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> Floats:
+    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> Floats:
         places = range(position, position + count)
         return np.array(
             [
@@ -111,21 +111,19 @@ def test_drafting_and_accepting_with_one_stream_is_seen(draws: type[RandomStream
     assert p_value > LIKELY if right else p_value < IMPOSSIBLE
 
 
-@pytest.mark.parametrize("purpose", list(StreamKind))
-def test_the_race_follows_its_weights(purpose: StreamKind) -> None:
+@pytest.mark.parametrize("kind", list(StreamKind))
+def test_the_race_follows_its_weights(kind: StreamKind) -> None:
     weights = np.array([0.1, 0.0, 2.0, 0.4, 1.5])
-    found = [
-        RandomStreams(seed, 9).token(weights, position, purpose) for seed in range(20) for position in range(1, 101)
-    ]
+    found = [RandomStreams(seed, 9).token(weights, position, kind) for seed in range(20) for position in range(1, 101)]
     probs = {token: float(w / weights.sum()) for token, w in enumerate(weights) if w > 0}
     assert fit(found, probs) > LIKELY
     probs[0], probs[2] = probs[2], probs[0]
     assert fit(found, probs) < IMPOSSIBLE
 
 
-@pytest.mark.parametrize("purpose", list(StreamKind))
-def test_uniforms_are_uniform(purpose: StreamKind) -> None:
-    drawn = np.concatenate([RandomStreams(seed, 4).uniforms(4, 64, purpose) for seed in range(40)])
+@pytest.mark.parametrize("kind", list(StreamKind))
+def test_uniforms_are_uniform(kind: StreamKind) -> None:
+    drawn = np.concatenate([RandomStreams(seed, 4).uniforms(4, 64, kind) for seed in range(40)])
     assert ((drawn > 0) & (drawn < 1)).all()
     assert kstest(drawn, "uniform").pvalue > LIKELY
 
@@ -138,8 +136,8 @@ def cells(draw: Callable[[int], float], other: Callable[[int], float], count: in
     return float(chi2_contingency(table).pvalue)
 
 
-def uniform(position: int, base: int, purpose: StreamKind, shift: int = 0) -> Callable[[int], float]:
-    return lambda seed: float(RandomStreams(seed + shift, base).uniforms(position, 1, purpose)[0])
+def uniform(position: int, base: int, kind: StreamKind, shift: int = 0) -> Callable[[int], float]:
+    return lambda seed: float(RandomStreams(seed + shift, base).uniforms(position, 1, kind)[0])
 
 
 FIRST = uniform(5, 5, StreamKind.ACCEPT)

@@ -15,7 +15,7 @@ from torch import Tensor
 from cospec.acceptance.rejection import Rejection
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.types import Draft, Request, RequestState, Speculation, TargetProbs, VerifyResult
-from cospec.ensemble.proposal_queue import Proposal, ProposalQueue
+from cospec.ensemble.proposal_chain import Proposal, ProposalChain
 from cospec.ensemble.proposer import Proposer, draw_proposals
 from cospec.ensemble.speedup_model import ProposalProcess
 from cospec.models.toy import ToyModel
@@ -59,7 +59,7 @@ def test_a_committed_bonus_is_seen() -> None:
 
 def test_the_q_of_the_wrong_author_is_seen() -> None:
     def others(
-        proposer: Proposer, logits: Tensor, lines: Sequence[tuple[RequestState, ProposalQueue, StreamKind]]
+        proposer: Proposer, logits: Tensor, lines: Sequence[tuple[RequestState, ProposalChain, StreamKind]]
     ) -> list[Proposal | None]:
         """The proposer's draw, with the other model's distribution as its q."""
         other = toys(2, 2)[1 - proposer.model]
@@ -108,21 +108,21 @@ def calls(engine_law: Mapping[str, object], gammas: list[int], sixteen: bool) ->
 def test_a_line_cleared_by_anothers_rejection_is_seen(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody's calls depend on the company; what is cleared in the middle of a turn is missed there."""
     assert calls(LAW, [2, 2], True) == calls(LAW, [2, 2], False)
-    overall: list[ProposalQueue] = []
-    begin, cut = ProposalQueue.__init__, ProposalQueue.replace
+    overall: list[ProposalChain] = []
+    begin, cut = ProposalChain.__init__, ProposalChain.replace
 
-    def remembered(self: ProposalQueue, *args: Any, **kwargs: Any) -> None:
+    def remembered(self: ProposalChain, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
         overall.append(self)
 
-    def all_cut(self: ProposalQueue) -> None:
+    def all_cut(self: ProposalChain) -> None:
         cut(self)
         for line in overall:
             line.fed = [min(fed, line.frontier - 1) for fed in line.fed]
             line.rows = [None] * len(line.rows)
             line.pending.clear()
 
-    with patch.object(ProposalQueue, "__init__", remembered), patch.object(ProposalQueue, "replace", all_cut):
+    with patch.object(ProposalChain, "__init__", remembered), patch.object(ProposalChain, "replace", all_cut):
         engine = ensemble_engine(toys(2, 4), LAW, gamma=[2, 2])
         for request in sixteen_requests():
             engine.add(request)

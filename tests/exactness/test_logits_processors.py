@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from cospec.core.plugins import Drafter
-from cospec.core.processors import ProcessorStates, RequestProcessors
+from cospec.core.processor_states import ProcessorStates, RequestProcessors
 from cospec.drafters.model import ModelDrafter
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
@@ -100,6 +100,6 @@ def test_preemption_and_resumption_leave_the_states_right(name: str, drafter: Ca
     crowded = toy_engine(with_pool(target(), num_pages=14), drafter(), "match", 3, max_nodes=5)
     assert tokens_of(run_all(crowded, requests)) == wanted
     assert crowded.metrics().num_preemptions > 0
-    cut = [replace(each, committed=wanted[each.id][:17]) for each in requests]
+    cut = [replace(each, resumed_output=wanted[each.id][:17]) for each in requests]
     rest = tokens_of(run_all(toy_engine(target(), drafter(), "match", 3, max_nodes=5), cut))
     assert rest == {id: tokens[17:] for id, tokens in wanted.items()}

@@ -59,13 +59,13 @@ def test_neighbours(folders: tuple[Path, Path], acceptance_method: str, k: int, 
     found = written(engine, asked)
     assert found == written(steps, asked)
     assert without_odd(found) == written(readable(folders, acceptance_method, k), plain)
-    assert steps.metrics().native_requests == 0 and set(steps.metrics().readable_requests) == {"native off"}
+    assert steps.metrics().native_requests == 0 and set(steps.metrics().python_path_requests) == {"native off"}
     if acceptance_method != "recursive" or not k:
         counted = engine.metrics()
-        own = counted.readable_requests
+        own = counted.python_path_requests
         alone = engine_of(folders, acceptance_method, k)
         written(alone, asked[:1])
-        assert counted.native_requests > 1 and own == alone.metrics().readable_requests
+        assert counted.native_requests > 1 and own == alone.metrics().python_path_requests
         assert bool(own) == (kind not in NATIVE and not (kind == "truncated sampling" and (not k or shape == "greedy")))
 
 
@@ -82,7 +82,7 @@ def test_all_kinds_at_once(folders: tuple[Path, Path]) -> None:
     engine, steps = engine_of(folders, "block", 3, pages=900), readable(folders, "block", 3, pages=900)
     found = written(engine, asked)
     assert found == written(steps, asked) and len(found) == len(asked)
-    assert {EDITED, PROMPT_LOGPROBS, "truncated sampling"} <= set(engine.metrics().readable_requests)
+    assert {EDITED, PROMPT_LOGPROBS, "truncated sampling"} <= set(engine.metrics().python_path_requests)
 
 
 @pytest.mark.parametrize("kind", [None, EDITED, "logprobs"])
@@ -96,7 +96,7 @@ def test_trees(folders: tuple[Path, Path], acceptance_method: str, kind: str | N
         for native in ("auto", "off")
     )
     assert written(engine, asked) == written(steps, asked)
-    assert engine.metrics().readable_requests[TREE if acceptance_method == "match" else NO_METHOD] > 1
+    assert engine.metrics().python_path_requests[TREE if acceptance_method == "match" else NO_METHOD] > 1
 
 
 def test_steps_with_log_probabilities_run_as_one(folders: tuple[Path, Path]) -> None:
@@ -105,7 +105,7 @@ def test_steps_with_log_probabilities_run_as_one(folders: tuple[Path, Path]) -> 
     noted = calls(engine)
     found = written(engine, asked)
     assert found == written(readable(folders, "block", 3), asked)
-    assert max(rounds for _, rounds in noted) > 1 and not engine.metrics().readable_requests
+    assert max(rounds for _, rounds in noted) > 1 and not engine.metrics().python_path_requests
     assert all(len(row[-1][0]) == len(row[0]) for row in found.values())
 
 
@@ -134,7 +134,7 @@ def test_prompts_are_computed_beside_native_drafts(folders: tuple[Path, Path]) -
             events += engine.step()
         ways.append({event.id: event.tokens for event in events})
         if native == "auto":
-            assert not engine.metrics().readable_requests
+            assert not engine.metrics().python_path_requests
     assert ways[0] == ways[1] and len(ways[0]) == 3
 
 
@@ -146,9 +146,9 @@ def test_other_rows_are_seen(folders: tuple[Path, Path], monkeypatch: pytest.Mon
     plain = requests(SHAPES["sampled"], streams=False)
     asked = [odd(plain[0], kind), *plain]
     expected = written(readable(folders, "block", 3), asked)
-    outcome, decide = TargetVerifier.outcome, TargetVerifier.decide
+    outcome, decide = TargetVerifier.output_of, TargetVerifier.decide
     monkeypatch.setattr(
-        TargetVerifier, "outcome", lambda s, task, result, rows: outcome(s, task, result, rows.roll(1, 0))
+        TargetVerifier, "output_of", lambda s, task, result, rows: outcome(s, task, result, rows.roll(1, 0))
     )
     monkeypatch.setattr(TargetVerifier, "decide", lambda s, tasks, rows: decide(s, tasks, rows.roll(1, 0)))
     found = written(engine_of(folders, "block", 3), asked)

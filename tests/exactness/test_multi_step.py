@@ -173,7 +173,7 @@ def test_a_target_without_a_native_forward(folders: tuple[Path, Path]) -> None:
 def test_native_steps_with_other_draws_are_seen(
     folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
-    """The comparison of both ways can fail: here the library is given other seeds than the readable way has."""
+    """The comparison of both ways can fail: here the library is given other seeds than the Python path has."""
     asked = requests(SHAPES[shape], streams=False)
     monkeypatch.setattr(
         "cospec.native.native_request.words_of",

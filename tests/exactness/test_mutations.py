@@ -215,8 +215,8 @@ class DoesNotMove(ToyModel):
 class SeesSiblings(ToyModel):
     """Attends to every node before it instead of its ancestors."""
 
-    def context(self, segment: SequenceSlice, row: int) -> list[int]:
-        return [self.read(segment.id, place) for place in range(segment.start + row + 1)]
+    def context(self, part: SequenceSlice, row: int) -> list[int]:
+        return [self.read(part.id, place) for place in range(part.start + row + 1)]
 
 
 @pytest.mark.parametrize("acceptance_method", ["match", "rejection", "block"])
@@ -282,10 +282,10 @@ def test_a_drafter_with_a_stale_cache_is_seen_by_its_acceptance(
 class Never:
     """Draws whose every uniform number is zero, which no real stream gives."""
 
-    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> Floats:
+    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> Floats:
         return np.zeros(count)
 
-    def token(self, weights: Floats, position: int, purpose: StreamKind, branch: int = 0) -> int:
+    def token(self, weights: Floats, position: int, kind: StreamKind, branch: int = 0) -> int:
         return int(weights.argmax())
 
 

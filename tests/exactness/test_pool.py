@@ -53,10 +53,10 @@ def target(vocab_size: int = 2) -> ToyModel:
 class OwnNoise(BranchingRandom):
     """A drafter's draws with the target's noise, branching by themselves: whatever it draws, the law must hold."""
 
-    def token(self, weights: np.ndarray, position: int, purpose: StreamKind, branch: int = 0) -> int:
-        if purpose is StreamKind.TARGET:
+    def token(self, weights: np.ndarray, position: int, kind: StreamKind, branch: int = 0) -> int:
+        if kind is StreamKind.TARGET:
             return self.trace.choose(list(weights / weights.sum()))
-        return super().token(weights, position, purpose, branch)
+        return super().token(weights, position, kind, branch)
 
 
 def error(
@@ -139,9 +139,13 @@ def test_a_comparison_of_drawn_tokens_is_not_judged_by_its_q(combiner: str, acce
 @pytest.mark.parametrize("combiner", ["union", "vote", "fuse"])
 def test_auto_keeps_to_rules_that_may_judge(combiner: str) -> None:
     engine = pool_engine(target(3), pool_of(toy_drafters(), combiner))
-    assert engine.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.acceptance_method == "match"
+    assert (
+        engine.parts.input_processor.resolve(make_request("r", PROMPT, PLAIN)).speculation.acceptance_method == "match"
+    )
     mixing = pool_engine(target(3), pool_of(toy_drafters(), "mix"))
-    assert mixing.parts.resolver.resolve(make_request("r", PROMPT, PLAIN)).speculation.acceptance_method != "match"
+    assert (
+        mixing.parts.input_processor.resolve(make_request("r", PROMPT, PLAIN)).speculation.acceptance_method != "match"
+    )
 
 
 class MoreConfident(Drafter):

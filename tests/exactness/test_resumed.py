@@ -65,7 +65,7 @@ def test_any_cut_ends_alike(text: TextInfo, data: st.DataObject, params: Samplin
     cuts = [data.draw(st.integers(0, len(events) - 1)) for events in whole]
     before = [events[:cut] for events, cut in zip(whole, cuts, strict=True)]
     committed = [tuple(token for event in events for token in event.tokens) for events in before]
-    resumed = [replace(request, committed=tokens) for request, tokens in zip(requests, committed, strict=True)]
+    resumed = [replace(request, resumed_output=tokens) for request, tokens in zip(requests, committed, strict=True)]
     after = written(text, resumed, not ngram)
     for request, first, head, tail in zip(requests, whole, before, after, strict=True):
         joined = [*head, *tail]
@@ -87,5 +87,5 @@ def test_several_models_as_one_go_on_alike() -> None:
     first = run_all(ensemble_engine(toys(2), ensemble), [request])["r"]
     tokens = [token for event in first for token in event.tokens]
     for cut in range(1, len(tokens)):
-        rest = run_all(ensemble_engine(toys(2), ensemble), [replace(request, committed=tuple(tokens[:cut]))])["r"]
+        rest = run_all(ensemble_engine(toys(2), ensemble), [replace(request, resumed_output=tuple(tokens[:cut]))])["r"]
         assert [token for event in rest for token in event.tokens] == tokens[cut:]

@@ -51,23 +51,23 @@ class RememberedDraws:
     seed: int
     base: int
 
-    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> list[Uniform]:
-        return [self._number(place, purpose, branch, 0) for place in range(position, position + count)]
+    def uniforms(self, position: int, count: int, stream_kind: StreamKind, branch: int = 0) -> list[Uniform]:
+        return [self._number(place, stream_kind, branch, 0) for place in range(position, position + count)]
 
-    def token(self, weights: np.ndarray, position: int, purpose: StreamKind, branch: int = 0) -> int:
-        number = self._number(position, purpose, branch, 1)
+    def token(self, weights: np.ndarray, position: int, stream_kind: StreamKind, branch: int = 0) -> int:
+        number = self._number(position, stream_kind, branch, 1)
         bounds = np.cumsum(weights / weights.sum())
         below = (token for token, bound in enumerate(bounds[:-1]) if weights[token] > 0 and number < bound)
         return next(below, int(np.flatnonzero(weights)[-1]))
 
     def stream(
-        self, position: int, purpose: StreamKind, branch: int = 0
+        self, position: int, stream_kind: StreamKind, branch: int = 0
     ) -> tuple[RememberedDraws, int, StreamKind, int]:
-        return self, position, purpose, branch
+        return self, position, stream_kind, branch
 
-    def _number(self, position: int, purpose: StreamKind, branch: int, kind: int) -> Uniform:
-        once = (0, 0) if purpose is StreamKind.TARGET else (branch, self.base)
-        key = (self.seed, purpose, position, *once, kind)
+    def _number(self, position: int, stream_kind: StreamKind, branch: int, kind: int) -> Uniform:
+        once = (0, 0) if stream_kind is StreamKind.TARGET else (branch, self.base)
+        key = (self.seed, stream_kind, position, *once, kind)
         return self.numbers.known.setdefault(key, Uniform(self.numbers.trace))
 
 
@@ -174,7 +174,7 @@ def test_a_request_that_is_made_again_alone_writes_the_same(acceptance_method: s
 
 def test_which_requests_have_numbers_of_their_own() -> None:
     """Those that are drafted for under a rule that tests drawn drafts; the others' text is that of their seed."""
-    resolve = toy_engine(ToyModel(3, order=2, seed=1), SuffixDrafter()).parts.resolver.resolve
+    resolve = toy_engine(ToyModel(3, order=2, seed=1), SuffixDrafter()).parts.input_processor.resolve
 
     def seed(request: Request, **chosen: Any) -> int:
         return resolve(replace(request, speculation=Speculation(**chosen))).seed

@@ -167,7 +167,7 @@ def test_one_request_is_never_in_two_steps() -> None:
     def ended(self: Scheduler, entries: Sequence[ScheduledRequest]) -> None:
         pass
 
-    with patch.object(Scheduler, "start_step", unmarked), patch.object(Scheduler, "end_step", ended):
+    with patch.object(Scheduler, "start_step", unmarked), patch.object(Scheduler, "clear_in_flight", ended):
         engine = with_steps_in_flight(toy_engine(target(), None), 2)
         with pytest.raises(AssertionError, match="step"):
             run_all(engine, requests(PARAMS["greedy"]))

@@ -152,9 +152,7 @@ def test_children_that_share_their_numbers_are_seen() -> None:
     """Draws of one position apart by their branch alone."""
     stream = BranchingRandom.stream
     with (
-        patch.object(
-            BranchingRandom, "stream", lambda self, position, purpose, branch=0: stream(self, position, purpose)
-        ),
+        patch.object(BranchingRandom, "stream", lambda self, position, kind, branch=0: stream(self, position, kind)),
         pytest.raises(Unsound, match="was used twice"),
     ):
         error(ModelDrafter(other()), "two", length=2)

@@ -18,7 +18,7 @@ SCALE = 0.2
 class AttentionCase:
     """A batch whose sequences have earlier entries in the cache, with the batch's queries, keys and values."""
 
-    segments: tuple[SequenceSlice, ...]
+    slices: tuple[SequenceSlice, ...]
     batch: InputBatch
     heads: tuple[int, int]
     q: Tensor
@@ -52,38 +52,36 @@ def history(name: str, start: int, shape: tuple[int, int]) -> tuple[Tensor, Tens
 
 
 def attention_case(
-    segments: tuple[SequenceSlice, ...], dim: int = 32, heads: tuple[int, int] = (4, 2), page_size: int = 16
+    slices: tuple[SequenceSlice, ...], dim: int = 32, heads: tuple[int, int] = (4, 2), page_size: int = 16
 ) -> AttentionCase:
     """Pages in shuffled order; entries that no sequence wrote are NaN, so that one read of such an entry shows."""
-    torch.manual_seed(len(segments) + page_size)
+    torch.manual_seed(len(slices) + page_size)
     total = 32
     order = torch.randperm(total * 16 // page_size).tolist()
     k_pages, v_pages = torch.full((2, len(order), heads[1], page_size, dim), float("nan"))
     tables, new_k, new_v, queries = {}, [], [], []
-    for segment in segments:
-        start, count = segment.start, len(segment.tokens)
+    for part in slices:
+        start, count = part.start, len(part.tokens)
         table = [order.pop() for _ in range(-(-(start + count) // page_size))]
-        keys, values = history(segment.id, start, (heads[1], dim))
+        keys, values = history(part.id, start, (heads[1], dim))
         for entry in range(start):
             k_pages[table[entry // page_size], :, entry % page_size] = keys[entry]
             v_pages[table[entry // page_size], :, entry % page_size] = values[entry]
-        tables[segment.id] = table
+        tables[part.id] = table
         new_k.append(keys[start : start + count])
         new_v.append(values[start : start + count])
         generator = torch.Generator().manual_seed(start)
         queries.append(torch.randn(count, heads[0], dim, generator=generator))
-    batch = pack(TokenBatch(segments), tables, page_size, torch.device("cpu"))
-    return AttentionCase(
-        segments, batch, heads, torch.cat(queries), torch.cat(new_k), torch.cat(new_v), k_pages, v_pages
-    )
+    batch = pack(TokenBatch(slices), tables, page_size, torch.device("cpu"))
+    return AttentionCase(slices, batch, heads, torch.cat(queries), torch.cat(new_k), torch.cat(new_v), k_pages, v_pages)
 
 
 def dense_attention(case: AttentionCase, window: int | None = None, softcap: float | None = None) -> Tensor:
     """The same attention in float64, row by row over whole sequences."""
     batch, result = case.batch, torch.empty_like(case.q, dtype=torch.float64)
-    for span, segment in zip(batch.spans, case.segments, strict=True):
+    for span, part in zip(batch.spans, case.slices, strict=True):
         rows = range(span.first, span.first + span.rows)
-        keys, values = (x.double() for x in history(segment.id, segment.start, (case.heads[1], case.q.shape[2])))
+        keys, values = (x.double() for x in history(part.id, part.start, (case.heads[1], case.q.shape[2])))
         position = torch.arange(span.length)
         position[span.start :] = batch.positions[rows.start : rows.stop]
         entries = torch.arange(span.length)

@@ -43,14 +43,14 @@ def runner_of(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
 
 def prompts(kv: KVCache) -> InputBatch:
     """All prompts but for their logits."""
-    segments = [SequenceSlice(f"s{n}", 0, tokens(length, n), logits_from=length) for n, length in enumerate(LENGTHS)]
-    return kv.pack(TokenBatch(tuple(segments)))
+    slices = [SequenceSlice(f"s{n}", 0, tokens(length, n), logits_from=length) for n, length in enumerate(LENGTHS)]
+    return kv.pack(TokenBatch(tuple(slices)))
 
 
 def decode(kv: KVCache, step: int, *numbers: int, logits_from: int = 0) -> InputBatch:
     """The next token of each of the sequences."""
-    segments = [SequenceSlice(f"s{n}", LENGTHS[n] + step, tokens(1, 50 + step + n), (), logits_from) for n in numbers]
-    return kv.pack(TokenBatch(tuple(segments)))
+    slices = [SequenceSlice(f"s{n}", LENGTHS[n] + step, tokens(1, 50 + step + n), (), logits_from) for n in numbers]
+    return kv.pack(TokenBatch(tuple(slices)))
 
 
 def play(runner: Forward, kv: KVCache) -> list[Tensor]:

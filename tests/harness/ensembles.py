@@ -44,23 +44,23 @@ def toys(count: int, vocab: int = 3, order: int = 2, sharpness: float = 1.0) -> 
 def rolling(model: ToyModel) -> ToyModel:
     """The model with a loop of its own, as native ones have; its draws are the enumeration's too."""
 
-    def rollout(batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
-        segments, tokens, depth = list(batch.segments), [list[int]() for _ in picks], picks[0].depth
-        rows, q = [], np.zeros((len(picks), depth, model.vocab_size))
+    def rollout(batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
+        slices, tokens, depth = list(batch.slices), [list[int]() for _ in params], params[0].depth
+        rows, q = [], np.zeros((len(params), depth, model.vocab_size))
         for step in range(depth):
-            rows.append(model.forward(TokenBatch(tuple(segments))).numpy())
-            for place, pick in enumerate(picks):
+            rows.append(model.forward(TokenBatch(tuple(slices))).numpy())
+            for place, own in enumerate(params):
                 token = int(rows[-1][place].argmax())
-                if pick.temperature:
-                    ensemble = torch.softmax(torch.from_numpy(rows[-1][place]) / pick.temperature, -1)
+                if own.temperature:
+                    ensemble = torch.softmax(torch.from_numpy(rows[-1][place]) / own.temperature, -1)
                     q[place, step] = ensemble.numpy()
                     (token,) = cast(Any, proposer).exponential_sample(
-                        q[place, step : step + 1], [_ahead(pick.stream, step)]
+                        q[place, step : step + 1], [_ahead(own.stream, step)]
                     )
                 tokens[place].append(token)
-                end = segments[place].start + len(segments[place].tokens)
-                segments[place] = SequenceSlice(segments[place].id, end, (token,))
-        return RolloutOutput(tokens, q if any(pick.temperature for pick in picks) else None, None, np.stack(rows))
+                end = slices[place].start + len(slices[place].tokens)
+                slices[place] = SequenceSlice(slices[place].id, end, (token,))
+        return RolloutOutput(tokens, q if any(own.temperature for own in params) else None, None, np.stack(rows))
 
     override(model, rollout=rollout, has_rollout=True)
     return model

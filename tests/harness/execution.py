@@ -47,7 +47,7 @@ class World:
     count: int
     seed: int = 0
     stream_kind: float = 0.0  # standard deviation of the log of measured times
-    catching_up: int = 0
+    other_prefill_tokens: int = 0
     capabilities: DrafterCapabilities = DrafterCapabilities()
     burst: int = 1  # rounds that may be run as one, as far as a plan lasts
     beside: float = 0.0  # seconds for each sequence of a round with drafts, in none of its parts
@@ -66,7 +66,7 @@ class World:
         self.lengths = []
         step = first
         while step < first + rounds:
-            budgets = policy.plan(BatchState(ready, self.catching_up))
+            budgets = policy.plan(BatchState(ready, self.other_prefill_tokens))
             assert len(budgets) == len(ready)
             seen = []
             for _ in range(min(self.burst, policy.horizon, first + rounds - step)):
@@ -101,7 +101,7 @@ class World:
     ) -> StepStats:
         n, proposed = len(budgets), sum(budget.max_nodes for budget in budgets)
         context, depth = 199 * n, max(budget.depth for budget in budgets)
-        tokens = n + proposed + self.catching_up
+        tokens = n + proposed + self.other_prefill_tokens
         assert self.costs.target is not None and self.costs.draft is not None
         target = self.costs.target.seconds(context, tokens, n) * np.exp(self.stream_kind * chance.standard_normal())
         draft = 0.0
@@ -110,7 +110,7 @@ class World:
             drafts = sum(budget.depth > 0 for budget in budgets)
             passes, width = (1, proposed) if self.capabilities.single_pass else (depth, width)
             draft = self.costs.draft.seconds(context / n * width, width, drafts, passes)
-            draft *= not self.capabilities.free
+            draft *= not self.capabilities.costless
             draft *= np.exp(self.stream_kind * chance.standard_normal())
         committed = sum(len(commit.tokens) for commit in commits)
         accepted = sum(len(commit.path) for commit in commits)

@@ -121,7 +121,7 @@ def enumerated_law(
                 seed = len(traces)
                 traces[seed] = BranchTrace(waiting.pop())
                 outputs[str(seed)] = ()
-                acceptance_method = engine.parts.resolver.acceptance_method
+                acceptance_method = engine.parts.input_processor.acceptance_method
                 chosen = Speculation(acceptance_method=acceptance_method if acceptance_method != "auto" else "block")
                 engine.add(Request(str(seed), tuple(prompt), params, seed, parent=str(seed), speculation=chosen))
             for event in engine.step():

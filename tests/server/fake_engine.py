@@ -93,7 +93,7 @@ class FakeEngine:
         if "STUMBLE" in text:
             raise KeyError("stumbled")
         self._requests[request.id] = request
-        self._written[request.id] = len(request.committed)
+        self._written[request.id] = len(request.resumed_output)
 
     def abort(self, ids: Iterable[str]) -> None:
         for id in ids:
@@ -155,7 +155,7 @@ class FakeEngine:
             accepted_per_pos={"fake": [3, 2]},
             rounds=self._rounds,
             native_requests=7,
-            readable_requests={"logprobs": 2},
+            python_path_requests={"logprobs": 2},
             requests_finished=dict(self._finished),
         )
 

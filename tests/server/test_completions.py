@@ -11,7 +11,7 @@ import pytest
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Event
 from cospec.sampling_params import SamplingParams
-from cospec.server.answers import CompletionShape
+from cospec.server.responses import CompletionShape
 from cospec.server.schemas import CompletionBody
 from cospec.server.service import Output
 from cospec.text.input_processor import make_requests

@@ -103,7 +103,7 @@ def test_metrics_tell_how_requests_ran(server: Running) -> None:
     families = text_string_to_metric_families(server.http.get("/metrics").text)
     found = {(s.name, s.labels.get("reason")): s.value for family in families for s in family.samples}
     assert found["cospec:native_requests_total", None] == 7.0
-    assert found["cospec:readable_requests_total", "logprobs"] == 2.0
+    assert found["cospec:python_path_requests_total", "logprobs"] == 2.0
 
 
 @pytest.mark.parametrize(("stream", "later"), [(False, 5), (True, 4)])  # of six tokens; of a stream's two come first

@@ -20,7 +20,7 @@ from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.metrics.engine import EngineMetrics
 from cospec.registry import DRAFTERS, POLICIES, PluginTable
 from cospec.runtime.async_engine import EngineStatus
-from cospec.server import answers
+from cospec.server import responses
 from cospec.server.app import create_app
 from cospec.server.fields import BOOKKEEPING, REFUSED
 from cospec.server.metrics import POLICY, ServerMetrics
@@ -69,7 +69,7 @@ def test_keys_of_other_servers() -> None:
 
 
 def test_statistics_of_usage() -> None:
-    assert said(answers.speculation([]))
+    assert said(responses.speculation([]))
 
 
 @pytest.mark.parametrize("options", [ServerSettings, EngineConfig, CollaborationConfig, SpeculativeConfig])

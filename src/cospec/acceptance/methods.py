@@ -14,13 +14,13 @@ class AcceptanceMethods(Mapping[str, AcceptanceMethod]):
 
     Attributes:
         chains_only: names of methods that verify chains only.
-        relaxed: names of methods that do not follow the target distribution exactly.
+        inexact_methods: names of methods that do not follow the target distribution exactly.
     """
 
     def __init__(self) -> None:
         self._made: dict[str, AcceptanceMethod] = {}
         self.chains_only: Container[str] = _MethodNames(self, lambda acceptance_method: not acceptance_method.trees)
-        self.relaxed: Container[str] = _MethodNames(self, lambda acceptance_method: not acceptance_method.exact)
+        self.inexact_methods: Container[str] = _MethodNames(self, lambda acceptance_method: not acceptance_method.exact)
 
     def __getitem__(self, name: str) -> AcceptanceMethod:
         found = self._made.get(name)

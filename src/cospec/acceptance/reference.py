@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cospec.core.bitmask import Bitmask
 from cospec.core.plugins import AcceptanceMethod
-from cospec.core.processors import ProcessorStates
+from cospec.core.processor_states import ProcessorStates
 from cospec.core.rng import Floats, RandomStreams, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, shaped
 from cospec.core.tree import path_to

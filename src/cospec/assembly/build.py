@@ -24,7 +24,7 @@ from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
 from cospec.errors import InvalidInput, ModelError, words
-from cospec.metrics.summary import drafting, summarize
+from cospec.metrics.engine_summary import drafting, summarize
 from cospec.models.checkpoint import in_zoo, read_object
 from cospec.models.loading import (
     LoadOptions,
@@ -73,7 +73,7 @@ def build_components(config: EngineConfig) -> EngineComponents:
     """Load and connect everything that ``config`` names, and log what it is. Raises ``CospecError`` in one sentence."""
     parts, drafts = _build(config)
     paths = parts.model_paths or (() if parts.model_path is None else (parts.model_path,))
-    tokens = (parts.scheduler.pages.capacity, parts.resolver.max_len)
+    tokens = (parts.scheduler.pages.capacity, parts.input_processor.max_len)
     for line in summarize(config, paths, parts.model.device, drafts, tokens).lines():
         log.info("%s", line)
     return parts
@@ -127,9 +127,9 @@ def _costs(
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
     multi_step = None
-    if config.native != "off" and target.direct is not None:
+    if config.native != "off" and target.native_forward is not None:
         verifier = TargetVerifier(target, Single(), {"match": ACCEPTANCE_METHODS.load("match")()})
-        multi_step = NativeMultiStep.of(target.direct, verifier, drafter, policy.keeps_drafts)
+        multi_step = NativeMultiStep.of(target.native_forward, verifier, drafter, policy.keeps_drafts)
     whole = multi_step if multi_step is not None and multi_step.drafts else None
     return costs_at_start(target, drafter, base_folder(path), how, drafts, whole)
 
@@ -180,10 +180,10 @@ def assemble(
     )
     limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
     multi_step = None
-    if reason is None and target.direct is not None:
+    if reason is None and target.native_forward is not None:
         keeps_drafts = POLICIES.load("off" if drafter is None else speculative.policy_name).keeps_drafts
-        multi_step = NativeMultiStep.of(target.direct, verifier, drafter, keeps_drafts)
-        limits = replace(limits, max_steps=LONGEST, drafts_as_one=multi_step.drafts)
+        multi_step = NativeMultiStep.of(target.native_forward, verifier, drafter, keeps_drafts)
+        limits = replace(limits, max_steps=LONGEST, multi_step_drafts=multi_step.drafts)
     parts = drafting_by(drafter, speculative, target, clock, costs)
     parts = replace(parts, multi_step=multi_step, why_no_multi_step=reason or "")
     return connect(verification, parts, speculative, limits, clock)

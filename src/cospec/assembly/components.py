@@ -114,10 +114,10 @@ def connect(
         model=verification.model,
         scheduler=Scheduler(verification.pages, drafting.policy, limits),
         execution_mode=mode,
-        committer=OutputProcessor(
-            text.backend, verification.distribution, text.eos, clock, verification.acceptance_methods.relaxed
+        output_processor=OutputProcessor(
+            text.backend, verification.distribution, text.eos, clock, verification.acceptance_methods.inexact_methods
         ),
-        resolver=InputProcessor(
+        input_processor=InputProcessor(
             verification.model.vocab_size,
             limits.max_len,
             text.eos,

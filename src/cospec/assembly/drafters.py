@@ -81,7 +81,7 @@ class EngineHost:
             raise InvalidInput("speculative_config.model", given, allowed)
         return model
 
-    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """A model with any vocabulary, and what that is to the target's.
 
         Raises:

@@ -12,9 +12,9 @@ from cospec.core.interfaces import Clock, ExecutionMode, Executor, Model, MultiS
 from cospec.core.plugins import Drafter, Policy
 from cospec.core.types import DrafterCapabilities
 from cospec.options import parse
-from cospec.policies.context import PolicyContext
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.per_request import PolicyRouter
+from cospec.policies.policy_context import PolicyContext
+from cospec.policies.policy_router import PolicyRouter
 from cospec.registry import EXECUTION_MODES, POLICIES
 
 

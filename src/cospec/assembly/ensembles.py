@@ -62,7 +62,7 @@ def assemble_ensemble(
     )
     if drafter is None:
         members = _proposing_members(decoder, own, config)
-        pages = EnsembleKVManager([model.pages for model in decoder.models], members.queues.fed, members.queues.drop)
+        pages = EnsembleKVManager([model.pages for model in decoder.models], members.chains.fed, members.chains.drop)
         verification, drafting = replace(verification, pages=pages), _drafting_by_members(members)
     else:
         drafting = replace(

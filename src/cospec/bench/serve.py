@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from cospec.bench.client import Endpoint, StreamClock, complete, probe
-from cospec.bench.load import Generator, Recording
+from cospec.bench.load_generator import Generator, Recording
 from cospec.bench.metrics import Selection
 from cospec.bench.results import by_load, detailed, figures
 from cospec.bench.saturation import detect

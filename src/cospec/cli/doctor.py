@@ -107,7 +107,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
-    from cospec.metrics.summary import count
+    from cospec.metrics.engine_summary import count
 
     weights = " + ".join(f"{_mib(each['bytes'])} {each['format']}" for each in plan["weights"])
     cache = plan["kv_cache_tokens"] * plan["kv_cache_bytes_per_token"]

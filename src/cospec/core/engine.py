@@ -1,4 +1,4 @@
-"""The engine: plan, draft, verify, commit; each verb is a call of one component."""
+"""The engine: plan, submit, collect, commit; each verb is a call of one component."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cospec.core.interfaces import Clock, ExecutionMode, Model, MultiStepRunner
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.scheduler import Scheduler
 from cospec.core.stats import StepStats
-from cospec.core.step import FailedFuture, StepResult, SubmittedStep
+from cospec.core.submitted_step import FailedFuture, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Event,
@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineComponents:
-    """What an engine is made of; ``assembly`` builds these components from a configuration."""
+    """The components of an engine; ``assembly`` builds these from a configuration."""
 
     model: Model
     scheduler: Scheduler
     execution_mode: ExecutionMode
-    committer: OutputProcessor
-    resolver: InputProcessor
+    output_processor: OutputProcessor
+    input_processor: InputProcessor
     distribution: str
     tokenizer: Any = None  # a Hugging Face fast tokenizer; None for models without text
     model_path: Path | None = None
@@ -66,7 +66,8 @@ class Engine:
 
     def __init__(self, parts: EngineComponents, config: EngineConfig | None = None) -> None:
         self.parts, self.config = parts, config or EngineConfig()
-        self.scheduler, self.execution_mode, self.committer = parts.scheduler, parts.execution_mode, parts.committer
+        self.scheduler, self.execution_mode = parts.scheduler, parts.execution_mode
+        self.output_processor = parts.output_processor
         self.counters = Counters()
         self._sequences: dict[str, RequestState] = {}
         self._added = 0  # requests so far
@@ -102,12 +103,12 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        return self.parts.resolver.max_len
+        return self.parts.input_processor.max_len
 
     @property
     def acceptance_methods(self) -> tuple[str, str]:
         """See ``InputProcessor.acceptance_methods``."""
-        return self.parts.resolver.acceptance_methods
+        return self.parts.input_processor.acceptance_methods
 
     @property
     def has_work(self) -> bool:
@@ -121,16 +122,16 @@ class Engine:
         """
         if request.id in self._sequences:
             raise InvalidInput("request id", request.id, "one that no unfinished request has")
-        resolved = self.parts.resolver.resolve(request, self._added)
+        resolved = self.parts.input_processor.resolve(request, self._added)
         self._added += 1
-        sequence = RequestState(resolved, [*resolved.prompt, *resolved.committed])
+        sequence = RequestState(resolved, [*resolved.prompt, *resolved.resumed_output])
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
 
     def abort(self, ids: Iterable[str]) -> None:
         """End outputs now; unknown ids are ignored.
 
-        Their cache is given back now, or when the step that they are in arrives.
+        Their cache pages are freed now, or for requests in flight when the step is collected.
         """
         ended = []
         for id in ids:
@@ -139,7 +140,7 @@ class Engine:
                 continue
             sequence.finish = FinishReason.ABORT
             self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, FinishReason.ABORT)
-            self.committer.forget(id)
+            self.output_processor.forget(id)
             if self.scheduler.is_in_flight(id):
                 self._aborted.add(id)
             else:
@@ -170,8 +171,7 @@ class Engine:
     def _collect(self) -> list[Event]:
         """Wait for the oldest step in flight, and commit its outputs.
 
-        The seconds of a step are those that this thread spent on the step. One thread spends no second twice, so the
-        seconds of overlapping steps add up to the time that passed.
+        The seconds of a step are those of this thread. Overlapping steps never count the same time.
         """
         started, step = self.parts.clock(), self._in_flight[0]
         entries = step.submitted.entries
@@ -185,7 +185,7 @@ class Engine:
             result = _without(aborted, result)
         sequences = [output.entry.sequence for output in result.outputs]
         contexts = sum([sequence.computed for sequence in sequences])
-        commits, events = self.committer.commit(result.outputs)
+        commits, events = self.output_processor.commit(result.outputs)
         self._broadcast(commits, sequences)
         if commits:
             seconds = step.seconds + self.parts.clock() - started
@@ -195,7 +195,7 @@ class Engine:
     def _end_oldest(self, entries: Sequence[ScheduledRequest]) -> set[str]:
         """The oldest step is no longer in flight; forgets its aborted requests, and returns their ids."""
         self._in_flight.popleft()
-        self.scheduler.end_step(entries)
+        self.scheduler.clear_in_flight(entries)
         if not self._aborted:
             return self._aborted
         aborted = self._aborted.intersection([entry.sequence.id for entry in entries])
@@ -206,24 +206,25 @@ class Engine:
     def _retry(self, entries: Sequence[ScheduledRequest], error: Exception) -> list[Event]:
         """Compute the requests of a failed step again from their committed tokens; some may have failed too often.
 
-        All components forget the requests first. The outputs are lost, so no random number serves twice.
+        All components forget the requests first. The outputs are dropped, so no random number is used twice.
         """
         sequences = [entry.sequence for entry in entries if entry.sequence.id in self._sequences]
         log.error("a step of %d requests failed", len(sequences), exc_info=error)
         self.execution_mode.free([sequence.id for sequence in sequences])
         given_up = {sequence.id for sequence in self.scheduler.retry(sequences)}
         ended = [entry for entry in entries if entry.sequence.id in given_up]
-        _, events = self.committer.commit([StepOutput(entry, None, None, error=failure(error)) for entry in ended])
+        outputs = [StepOutput(entry, None, None, error=failure(error)) for entry in ended]
+        _, events = self.output_processor.commit(outputs)
         self._end([entry.sequence for entry in ended])
         return events
 
     def set_wakeup_fd(self, descriptor: int) -> None:
-        """While the file descriptor is readable, a call runs one step only: a request is to be added or aborted."""
+        """A readable descriptor signals pending commands; the call then stops after one step."""
         if self.parts.multi_step is not None:
             self.parts.multi_step.wakeup_fd = descriptor
 
     def on_idle(self) -> None:
-        """Called while no request waits: policies learn now, so that no step has to wait for learning."""
+        """Have policies learn while no request waits, so that no step waits for learning."""
         self.scheduler.policy.learn()
 
     def metrics(self) -> EngineMetrics:
@@ -244,7 +245,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Abort everything and end threads and processes; the engine is of no use afterwards."""
+        """Abort everything and end threads and processes; the engine cannot be used afterwards."""
         self.abort(list(self._sequences))
         while self._in_flight:
             self._collect()
@@ -264,9 +265,9 @@ class Engine:
         scheduler.pages.check_integrity()
 
     def _broadcast(self, commits: list[Commit], sequences: list[RequestState]) -> None:
-        """Report to every component that follows the sequences what they gained."""
+        """Report the commits to target, drafter and scheduler."""
         self.execution_mode.commit(commits)
-        self._end(self.scheduler.finish_step(commits, sequences))
+        self._end(self.scheduler.apply_commits(commits, sequences))
 
     def _end(self, sequences: Iterable[RequestState]) -> None:
         """Count and forget sequences that ended."""
@@ -314,21 +315,21 @@ class Engine:
         )
         self.scheduler.policy.observe(stats, commits)
         self.counters.observe(result.outputs, commits, stats)
-        self._count_paths(len(commits), result.readable)
+        self._count_paths(len(commits), result.python_path)
 
-    def _count_paths(self, ran: int, readable: Mapping[str, str]) -> None:
+    def _count_paths(self, ran: int, python_path: Mapping[str, str]) -> None:
         """Count the requests of a step by how they ran, and log each reason once per request."""
-        self.counters.ran(ran, readable)
-        if readable and log.isEnabledFor(logging.DEBUG):
-            for id, reason in readable.items():
+        self.counters.ran(ran, python_path)
+        if python_path and log.isEnabledFor(logging.DEBUG):
+            for id, reason in python_path.items():
                 logged = self._logged.setdefault(id, set()) if id in self._sequences else {reason}
                 if reason not in logged:
                     logged.add(reason)
-                    log.debug("request %s runs the readable way: %s", id, reason)
+                    log.debug("request %s uses the Python path: %s", id, reason)
 
 
 def _without(ids: Container[str], result: StepResult) -> StepResult:
     """The result without the outputs of some requests."""
     outputs = [output for output in result.outputs if output.entry.sequence.id not in ids]
-    readable = {id: reason for id, reason in result.readable.items() if id not in ids}
-    return result._replace(outputs=outputs, readable=readable)
+    python_path = {id: reason for id, reason in result.python_path.items() if id not in ids}
+    return result._replace(outputs=outputs, python_path=python_path)

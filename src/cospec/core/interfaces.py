@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter, Policy
 from cospec.core.stats import ExecutionInfo, StepTimes
-from cospec.core.step import Future, StepResult, SubmittedStep
+from cospec.core.submitted_step import Future, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -26,6 +23,10 @@ from cospec.core.types import (
 from cospec.native.library import NativeBlend
 from cospec.options import LIKE_TARGET, WeightOptions
 from cospec.options import Options as PluginOptions
+
+if TYPE_CHECKING:  # the scheduler imports no torch
+    import torch
+    from torch import Tensor
 
 Clock = Callable[[], float]
 """Seconds from an arbitrary start, never backwards: the machine's own clock, or a simulation's."""
@@ -65,11 +66,11 @@ class NativeForward(Protocol):
     """A forward in native code on one cache, without packed batches.
 
     Attributes:
-        names: the native library's handles of the model and the cache.
+        handles: addresses of the model and of its cache in the native library.
         vocab_size: columns of the logits.
     """
 
-    names: tuple[int, int]
+    handles: tuple[int, int]
     vocab_size: int
 
     def pages(self, id: str) -> tuple[int, int]:
@@ -78,8 +79,8 @@ class NativeForward(Protocol):
     def score(self, batch: TokenBatch) -> Tensor:
         """Return float32 logits ``[R, V]``; raises as ``Model.forward``, with nothing done."""
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
-        """Choose and feed tokens of each segment, see ``Model.rollout``; raises as above."""
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
+        """Choose and feed tokens of each slice, see ``Model.rollout``; raises as above."""
 
 
 class Model(Protocol):
@@ -96,22 +97,24 @@ class Model(Protocol):
     def pages(self) -> BlockManager: ...
 
     @property
-    def direct(self) -> NativeForward | None:
+    def native_forward(self) -> NativeForward | None:
         """The whole forward in native code; None where the model has none, or where the states are read."""
 
     @property
     def has_rollout(self) -> bool: ...
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        """Logits ``[R, V]`` for the rows that the segments ask for, in order; writes the cache after ``start``.
+        """Return logits ``[R, V]`` of the rows that the slices ask for, in order.
 
-        Room must have been reserved through ``pages``. Entries after ``start`` are overwritten."""
+        Overwrites cache entries from ``start`` on. The caller reserves room through ``pages`` first.
+        """
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
-        """Score the batch, then choose and feed tokens of each segment one by one, the last one unfed.
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
+        """Score the batch, then choose and feed tokens of each slice one by one; the last chosen token is not fed.
 
-        The picks say how many; the longest come first. Every segment asks for its last row and has room for all that
-        the first one feeds. Only with ``has_rollout``."""
+        Slices with the largest depth come first. Every slice asks for its last row, and the cache has room for the
+        depth of the first slice. Requires ``has_rollout``.
+        """
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes: moves their cache entries together when a path is not a prefix of its tree."""
@@ -121,33 +124,36 @@ class Model(Protocol):
 
 
 class VocabMapping(Protocol):
-    """What a drafter's tokens are to the target's."""
+    """Maps tokens and logits between the vocabularies of a drafter and of the target."""
 
-    same: bool  # ids and rows are the target's own
-    rows: int  # number of last rows of logits that ``map_logits`` needs of a sequence; a short sequence has fewer
+    same: bool  # both vocabularies are equal
+    rows: int  # rows of logits that ``map_logits`` needs, at most, at the end of a sequence
 
     def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
-        """Return the sequence in the drafter's ids, and the length of the prefix unchanged since the last call: the ids
-        of that call, followed by what ``to_own`` makes of the tokens since. None: it cannot be read at this token."""
+        """Return the sequence in the drafter's ids, and the length of the unchanged prefix.
+
+        The prefix is compared with the ids of the last call and ``to_own`` of the tokens since.
+        None: the text cannot be encoded at this token.
+        """
 
     def stable_len(self, context: DraftContext) -> int:
-        """How many leading tokens of a sequence that was read will never be read otherwise."""
+        """Return the number of leading tokens whose ids will not change."""
 
     def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-        """Rows ``[S, V]`` over the target's ids after ``texts [S]``, from the last rows of each, text after text."""
+        """Return rows ``[S, V]`` over the target's ids after ``texts [S]``, from the last rows of each text."""
 
     def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Draft tokens in the drafter's ids."""
+        """Return draft tokens in the drafter's ids."""
 
     def to_target(self, logits: Tensor) -> Tensor:
-        """Rows over the drafter's ids to rows ``[R, V]`` over the target's, minus infinity where it has no token."""
+        """Map rows over the drafter's ids to rows ``[R, V]`` over the target's; minus infinity for missing tokens."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
 
 
 class TargetInfo(Protocol):
-    """What drafters know of the target, wherever they run. A ``Model`` implements it."""
+    """What drafters know of the target; the same in every process. A ``Model`` implements the protocol."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -170,8 +176,8 @@ class DrafterBuildContext(Protocol):
     def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
 
-    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
-        """A model with any vocabulary, and what that is to the target's; ``InvalidInput`` where they share nothing."""
+    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+        """Load a model with any vocabulary, and map the vocabularies; ``InvalidInput`` if these share no token."""
 
     def build_drafter(
         self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
@@ -193,7 +199,7 @@ class Blend(Protocol):
 
     name: str  # as responses declare it
     members: tuple[int, ...]  # the models whose logits the blend reads
-    recipe: NativeBlend | None  # the same for the native library, bit by bit; None: it has no such blend
+    recipe: NativeBlend | None  # the blend in the native library, with equal bits; None: not in the library
 
     def combine(self, logits: Sequence[Tensor]) -> Tensor:
         """``[R, V]`` per member, in their order, to ``[R, V]``; only differences within a row count."""
@@ -229,51 +235,48 @@ class Verifier(Protocol):
         """
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep what was accepted in the caches of the models that verify; other sequences may be in flight."""
+        """Keep accepted nodes in the caches of the target's models; other sequences may be in flight."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences, none of which is in flight. Unknown ids are ignored."""
 
 
 class Executor(Protocol):
-    """A drafter that works somewhere: in this thread, another one, another process or another machine.
+    """Runs a drafter in this thread, in another thread, process or machine. Calls run in the order of submission.
 
-    What is submitted is done in the order of submission.
+    If ``present`` is false, submitted calls fail at once.
     """
 
-    parallel: bool  # whether overlapping is worth a try: the target's own threads and locks are not in its way
-    busy: float  # seconds of work so far, as far as known here
+    parallel: bool  # the drafter does not wait for the threads and locks of the target
+    busy: float  # seconds of the drafter's calls so far
 
     @property
     def present(self) -> bool:
-        """Whether it can be asked now; what is asked of one that cannot is lost at once."""
+        """Whether the drafter can be called now."""
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
-        """Have ``propose``, ``commit`` or ``free`` called."""
+        """Submit a call of ``propose``, ``commit`` or ``free``."""
 
     def close(self) -> None:
-        """End the thread or process that it works in; it is asked for nothing any more."""
+        """End the drafter's thread or process. No call follows."""
 
 
 class MultiStepRunner(Protocol):
-    """Drafts, scores and verifies as one call, for several steps if no request ends."""
+    """Runs one or several steps as one native call: draft, score, verify."""
 
-    wakeup_fd: int  # a file descriptor; no further step begins while the descriptor is readable. Negative: none
+    wakeup_fd: int  # a readable descriptor signals pending commands; the call then stops after one step. Negative: none
 
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
-        """Return why a part of a request's step runs the readable way, by id; empty where no part does.
-
-        The call cannot draft for these requests, or the verifier verifies their drafts. Pure: reserves nothing.
-        """
+        """Return the reasons why Python drafts or verifies for requests of the plan, by id. Pure: reserves nothing."""
 
     def run(
         self, entries: Sequence[ScheduledRequest], steps: int, drafts: Mapping[str, Draft | None]
     ) -> tuple[list[StepOutput], StepTimes]:
-        """Return the outputs of up to ``steps`` steps, until a request may have ended.
+        """Return the outputs of up to ``steps`` steps. No further step begins after a request may have ended.
 
         Args:
-            drafts: by id, of the requests that the call does not draft for; None for a request without a draft. The
-                call then runs one step.
+            drafts: by id, the drafts that Python made; None for a request without a draft. With any entry, the call
+                runs one step.
         """
 
     def free(self, ids: Sequence[str]) -> None:
@@ -299,16 +302,16 @@ class StepContext:
 
 
 class ExecutionMode(Protocol):
-    """The only place that orders drafting against verification; built from a ``StepContext``."""
+    """Orders drafting and verification; built from a ``StepContext``."""
 
     components: StepContext
-    learns: ClassVar[bool]  # whether the order follows what earlier drafts gained, where drafter and target can overlap
+    learns: ClassVar[bool]  # the order depends on the acceptance of earlier drafts
     info: ExecutionInfo
 
     def __init__(self, components: StepContext) -> None: ...
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
-        """Draft, and submit drafts to the verifier. Entries that are left out come again with a later plan."""
+        """Draft, and submit drafts to the verifier. A later plan has the entries that are left out."""
 
     def collect(self, step: SubmittedStep) -> StepResult:
         """Wait for a submitted step; steps are collected in the order of submission. Raises the verifier's error."""

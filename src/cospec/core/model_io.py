@@ -1,4 +1,4 @@
-"""What a model is asked to compute: packed, ragged batches of tokens, and drafts as one call."""
+"""Input and output of models: packed, ragged batches of tokens, and rollouts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cospec.core.rng import Floats, Stream
+from cospec.core.rng import Floats, StreamKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class SequenceSlice:
     """The tokens of one sequence in a packed batch: known tokens first, then the nodes of a draft.
 
     Attributes:
-        start: tokens of the sequence already in the model's cache; the segment is written after them.
+        start: tokens of the sequence already in the model's cache; the tokens are written after these.
         tokens: ``[n]``.
         parents: ``[N]`` of the draft nodes, the last ``N`` of ``tokens``; empty for none.
         logits_from: rows ``logits_from .. n-1`` get logits.
@@ -29,15 +29,15 @@ class SequenceSlice:
 
     @property
     def known(self) -> int:
-        """How many of ``tokens`` are not draft nodes."""
+        """Number of ``tokens`` that are not draft nodes."""
         return len(self.tokens) - len(self.parents)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """A packed, ragged batch for one forward pass. Logits come back concatenated in segment order."""
+    """A packed, ragged batch for one forward pass. Logits are concatenated in the order of the slices."""
 
-    segments: tuple[SequenceSlice, ...]
+    slices: tuple[SequenceSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class RolloutParams:
 
     Attributes:
         temperature: 0 takes the likeliest token.
-        stream: what the first token is drawn with; the position in it goes up by one with each token.
+        stream: key of the first token's random numbers; the position rises by one with each token.
         depth: tokens to choose.
-        confident: whether the confidences are wanted; where tokens are not drawn they cost a look at all logits.
+        confident: whether the caller reads the confidences; for greedy tokens these need all logits.
         logits: whether the caller needs the logits, besides the chosen tokens.
     """
 
     temperature: float
-    stream: Stream
+    stream: StreamKey
     depth: int
     confident: bool = False
     logits: bool = False
@@ -64,12 +64,11 @@ class RolloutOutput:
     """What a rollout chose.
 
     Attributes:
-        tokens: ``[S][depth]`` of the longest; -1 where the logits were no numbers or nothing was wanted any more, and
-            nothing after it counts.
-        q: ``[S, depth, V]``, what they were drawn from, rows of drawn tokens only; None when none was drawn.
-        confidence: ``[S, depth]``, the largest probability at each step, at temperature 1 where the likeliest token is
-            taken; None when no pick asks for it.
-        logits: float32 ``[depth, S, V]``, what each token was chosen by; None when no pick asks for them.
+        tokens: ``[S][depth]`` of the longest; -1 marks NaN logits or the end of a draft. Ignore tokens after -1.
+        q: ``[S, depth, V]``, the distributions of drawn tokens; None if no token was drawn.
+        confidence: ``[S, depth]``, the largest probability at each step, at temperature 1 for greedy tokens; None if no
+            parameters ask for confidences.
+        logits: float32 ``[depth, S, V]``, from which each token was chosen; None if no parameters ask for logits.
     """
 
     tokens: list[list[int]]

@@ -1,4 +1,4 @@
-"""The only writer of a ``RequestState``: appends accepted tokens, ends outputs, and trims all at the same token."""
+"""Appends accepted tokens to requests, ends outputs, and trims tokens, cache length and counts at the same token."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class _Update(NamedTuple):
 
 
 class OutputProcessor:
-    """Turns outcomes into commits and events.
+    """Makes commits and events from the outputs of steps.
 
     Args:
         distribution: the name that every response declares.
         eos: end-of-sequence ids; none of these is a stop *reason*.
-        relaxed: names of acceptance methods that are not exact, which a response declares as well.
+        inexact_methods: names of acceptance methods that are not exact, which responses declare.
     """
 
     def __init__(
@@ -71,24 +71,24 @@ class OutputProcessor:
         distribution: str,
         eos: frozenset[int] = frozenset(),
         clock: Clock = time.monotonic,
-        relaxed: Container[str] = frozenset(),
+        inexact_methods: Container[str] = frozenset(),
     ) -> None:
-        self._tokenizer, self._ensemble, self._eos, self._clock = tokenizer, distribution, eos, clock
-        self._relaxed = relaxed
+        self._tokenizer, self._distribution, self._eos, self._clock = tokenizer, distribution, eos, clock
+        self._inexact_methods = inexact_methods
         self._outputs: dict[str, _Output] = {}
 
-    def commit(self, outcomes: Sequence[StepOutput]) -> tuple[list[Commit], list[Event]]:
-        """One commit per outcome, in order; and an event for each sequence that streams or ended.
+    def commit(self, step_outputs: Sequence[StepOutput]) -> tuple[list[Commit], list[Event]]:
+        """Return one commit per output, in order, and an event for each sequence that streams or ended.
 
-        Outcomes of several steps give one event per sequence.
+        Outputs of several steps give one event per sequence.
         """
         commits, updates = list[Commit](), dict[str, _Update]()
         now = self._clock()
-        for outcome in outcomes:
+        for step_output in step_outputs:
             try:
-                commit, update = self._commit(outcome, now)
+                commit, update = self._commit(step_output, now)
             except Exception as error:  # a text that cannot be written ends its own request
-                commit, update = self._break(outcome.entry.sequence, error, now)
+                commit, update = self._break(step_output.entry.sequence, error, now)
             commits.append(commit)
             if update is not None:
                 updates[commit.id] = update
@@ -110,19 +110,19 @@ class OutputProcessor:
         """Forget a sequence that ended or was aborted."""
         self._outputs.pop(id, None)
 
-    def _commit(self, outcome: StepOutput, now: float) -> tuple[Commit, _Update | None]:
-        entry, draft, result = outcome.entry, outcome.draft, outcome.result
+    def _commit(self, step_output: StepOutput, now: float) -> tuple[Commit, _Update | None]:
+        entry, draft, result = step_output.entry, step_output.draft, step_output.result
         sequence = entry.sequence
         if sequence.finish is not None:  # an earlier step of the same call has ended it
             return Commit(sequence.id, len(sequence.tokens), (), (), sequence.computed), None
         request, stats, tokens = sequence.request, sequence.stats, sequence.tokens
         stats.target_calls += 1
-        if outcome.model_calls:
-            _add(stats.model_calls, outcome.model_calls)
-        if outcome.prompt_logprobs:
-            sequence.prompt_logprobs.extend(outcome.prompt_logprobs)
-        if outcome.error is not None:
-            return self._fail(sequence, outcome.error, now)
+        if step_output.model_calls:
+            _add(stats.model_calls, step_output.model_calls)
+        if step_output.prompt_logprobs:
+            sequence.prompt_logprobs.extend(step_output.prompt_logprobs)
+        if step_output.error is not None:
+            return self._fail(sequence, step_output.error, now)
         base = len(tokens)
         if result is None:
             sequence.computed += entry.tokens
@@ -137,21 +137,29 @@ class OutputProcessor:
             new, path, sequence.finish = new[: ending.count], path[: ending.count], ending.finish
         tokens += new
         sequence.computed = base + min(len(path), len(new) - 1)
-        if outcome.logprobs:
-            sequence.logprobs.extend(outcome.logprobs[: len(new)])
-        nodes, rejected = 0, False
+        if step_output.logprobs:
+            sequence.logprobs.extend(step_output.logprobs[: len(new)])
+        nodes, committed_rejection = 0, False
         if draft is not None:
             nodes = len(draft.tokens)
-            failed = not result.bonus and len(path) == len(result.path)
-            rejected = failed and len(path) < len(new)
-            _count(stats, nodes, len(path), failed)
+            rejection = not result.bonus and len(path) == len(result.path)
+            committed_rejection = rejection and len(path) < len(new)
+            _count(stats, nodes, len(path), rejection)
             output.sources += [draft.drafters[node] for node in path]
         if len(path) < len(new):
             output.sources.append("bonus" if result.bonus else "target")
         if stats.ttft is None or ending is not None:
             _note_times(sequence, now)
         commit = Commit(
-            request.id, base, tuple(new), path, sequence.computed, nodes, sequence.finish, rejected, outcome.state
+            request.id,
+            base,
+            tuple(new),
+            path,
+            sequence.computed,
+            nodes,
+            sequence.finish,
+            committed_rejection,
+            step_output.state,
         )
         if not request.streams and ending is None:
             return commit, None
@@ -160,7 +168,7 @@ class OutputProcessor:
     def _open(self, sequence: RequestState) -> _Output:
         params, prompt = sequence.request.sampling, sequence.request.prompt
         most = float("inf") if params.max_tokens is None else len(prompt) + params.max_tokens
-        text, committed = IncrementalDetokenizer(self._tokenizer, params, prompt), sequence.request.committed
+        text, committed = IncrementalDetokenizer(self._tokenizer, params, prompt), sequence.request.resumed_output
         text.resume(committed, params.min_tokens)
         output = _Output(text, frozenset(params.stop_token_ids), most, len(prompt) + len(committed))
         self._outputs[sequence.request.id] = output
@@ -190,7 +198,7 @@ class OutputProcessor:
         request, finish, start = sequence.request, sequence.finish, output.delivered
         written = start - len(request.prompt)
         wants_prompt = request.sampling.prompt_logprobs is not None and not written and error is None
-        fresh = written - len(request.committed)  # an earlier process delivered the log-probabilities before
+        fresh = written - len(request.resumed_output)  # an earlier process delivered the log-probabilities before
         text = output.text.release(finish is not None)  # first, because a tokenizer may raise
         sources, stats = tuple(output.sources), sequence.stats
         for name in sources:
@@ -217,10 +225,10 @@ class OutputProcessor:
 
     def _distribution_of(self, request: Request) -> str:
         """The name of the request's distribution, inside the name of an acceptance method that is not exact."""
-        distribution, chosen = request.distribution or self._ensemble, request.speculation
+        distribution, chosen = request.distribution or self._distribution, request.speculation
         return (
             f"{chosen.acceptance_method}({distribution})"
-            if chosen.enabled and chosen.acceptance_method in self._relaxed
+            if chosen.enabled and chosen.acceptance_method in self._inexact_methods
             else distribution
         )
 

@@ -1,7 +1,7 @@
 """The base classes of drafters, policies, acceptance methods and logits processors: what each declares and does.
 
 A plug-in inherits its base class, declares every attribute that has no default here, and overrides the defaults that
-differ. The engine reads these attributes and never asks for a class or a name. Calls are synchronous and batched.
+differ. The engine reads these attributes, and tests neither class nor name. Calls are synchronous and batched.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # policies and acceptance methods import no torch
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class StartLogits:
     """Logits after the committed tokens, from a stepwise drafter.
 
     Attributes:
@@ -52,9 +52,9 @@ class StepwiseDrafter(Protocol):
 
     @property
     def model(self) -> Model:
-        """The drafter's model. A caller with ``model.direct`` may run the model itself, see ``prepare``."""
+        """The drafter's model. A caller with ``model.native_forward`` may run the model itself, see ``prepare``."""
 
-    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening:
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> StartLogits:
         """Catch up on the committed tokens and make room for ``depths`` more; no ids if no sequence has room."""
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
@@ -66,7 +66,7 @@ class StepwiseDrafter(Protocol):
     def extend(self, ids: Sequence[str], paths: Sequence[Sequence[int]]) -> None:
         """Note the tokens that a caller fed after the batch of ``prepare``, for each sequence."""
 
-    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """The probability of the latest known tokens, by sequence. Sequences without room are left out."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
@@ -85,13 +85,13 @@ class DraftCache(Protocol):
     def backlog_len(self, id: str, known: int) -> int:
         """How many of ``known`` tokens are not in the cache, at most; changes nothing."""
 
-    def lease(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
+    def reserve(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
         """Make room for ``ahead`` tokens after the known ones.
 
         Returns how many known tokens the cache holds, all but the last at most; None where there is no room.
         """
 
-    def release_lease(self, id: str, fed: int) -> None:
+    def report_written(self, id: str, fed: int) -> None:
         """So many known tokens are in the cache by now, those that came to be since among them."""
 
 
@@ -106,10 +106,10 @@ class Drafter(ABC):
         drafts_ahead: continues contexts whose last tokens are assumed (draft-ahead).
         reads_states: commits have to carry the target's hidden states.
         learns: drafts of one request depend on what other requests wrote.
-        offer: what a policy can ask for, and what a proposal costs.
+        capabilities: what a policy may ask for, and what takes time.
         stream_kinds: streams of the acceptance methods that may verify the drafts; None: of every method.
         names: names of a pool's drafters; None: the drafter is no pool.
-        looks: ``look`` scores known tokens.
+        scores_known_tokens: ``score_known_tokens`` scores known tokens.
         has_kv_cache: loads a model with a KV cache, so the start-up budget leaves room for the cache.
         is_pool: consists of other drafters; a pool takes no pool as a member.
     """
@@ -124,7 +124,7 @@ class Drafter(ABC):
     capabilities: DrafterCapabilities = DrafterCapabilities()
     stream_kinds: frozenset[StreamKind] | None = None
     names: tuple[str, ...] | None = None
-    looks: bool = False
+    scores_known_tokens: bool = False
     has_kv_cache: bool = False
     is_pool: bool = False
 
@@ -154,8 +154,8 @@ class Drafter(ABC):
         """A new stepper that drafts token by token instead of ``propose``; None: the drafter has no such stepper."""
         return None
 
-    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """The probability of the latest known tokens, by sequence; called where ``looks`` is True."""
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+        """The probability of the latest known tokens, by sequence; called where ``scores_known_tokens`` is True."""
         return {}
 
     def close(self) -> None:  # noqa: B027 - most drafters started nothing
@@ -171,7 +171,7 @@ class Policy(ABC):
 
     Attributes:
         Options: keys of ``speculative_config.policy_options``.
-        build: ``build(options, context)`` makes a policy, see ``policies.context``.
+        build: ``build(options, context)`` makes a policy, see ``policies.policy_context``.
         needs_latency: decides by latency models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.

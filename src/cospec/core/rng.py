@@ -1,14 +1,15 @@
 """The one place that draws random numbers; ``acceptance/tensor/random.py`` makes the same draws in tensor operations.
 
-Every draw is a function of (seed, purpose, position) and, but for the target's own noise, of step and branch: a
-counter-based generator (Philox) keyed by seed and purpose and set to the position. So a draw does not depend on the
-batch or on which draws were made before it, and the target's does not depend on drafter or speculation length either.
-The other purposes need fresh numbers in every step: an acceptance method may look at all of a draft before it keeps a
-part of it (block verification does), so numbers that rejected a token must not decide about the next token at
-the same position. And they need fresh numbers in every branch, since all nodes of one depth of a tree share a position.
+Every draw is a function of seed, kind and position, and for all kinds except ``TARGET`` also of step and branch. A
+counter-based generator (Philox) has seed and kind as key, and the position as counter. So a draw depends neither on the
+batch nor on earlier draws. Draws of ``TARGET`` do not depend on drafter or draft length either.
+
+The other kinds need fresh numbers in every step. An acceptance method may read all of a draft before a part is
+accepted (block verification). Numbers that rejected a token must not decide on the next token at the same position. The
+other kinds need fresh numbers in every branch too, because all nodes of one depth of a tree share a position.
+
 Tokens are drawn by an exponential race, the Gumbel-max trick without its second logarithm: with ``E_i ~ Exp(1)``,
-``argmin E_i / p_i`` follows ``p``. A drafter that races with the same noise as the target picks the target's token
-whenever their distributions are close.
+``argmin E_i / p_i`` follows ``p``. A drafter that races with the noise of the target often draws the target's token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from cospec.native import library
 
 Floats = NDArray[np.float64]
-Stream = tuple[int, int, int, int, int, int]  # the generator's key (two words) and counter (four)
+StreamKey = tuple[int, int, int, int, int, int]  # the generator's key (two words) and counter (four)
 
 _TO_UNIT = 2.0**-52
 _HALF_STEP = 2.0**-53
@@ -32,7 +33,7 @@ _BLOCK = 4  # words per count of the generator
 
 
 class StreamKind(IntEnum):
-    """What a random draw is for. Each purpose is an independent stream."""
+    """What a random draw is for. Each kind is an independent stream."""
 
     TARGET = 0  # a token from the target distribution; also the drafter's noise under ``match``. The same in every step
     DRAFT = 1  # a drafter's own token
@@ -58,7 +59,7 @@ def derive_seed(seed: int, index: int) -> int:
     return seed % _WORD if index == 0 else int(random_words(seed, _WORD - 1, (0, 0, index, 0), 1)[0])
 
 
-def exponential_sample(weights: Floats, streams: Sequence[Stream]) -> list[int]:
+def exponential_sample(weights: Floats, streams: Sequence[StreamKey]) -> list[int]:
     """The winner of each row's exponential race, -1 where no weight is positive.
 
     Args:
@@ -72,10 +73,10 @@ def exponential_sample(weights: Floats, streams: Sequence[Stream]) -> list[int]:
     return winners
 
 
-def exponentials(stream: Stream, count: int) -> Floats:
-    """``[count]`` exponential numbers, one per token: what a race with this stream divides its weights by."""
-    seed, purpose, low, branch, position, base = stream
-    return np.asarray(-np.log(to_unit_interval(random_words(seed, purpose, (low, branch, position, base), count))))
+def exponentials(stream: StreamKey, count: int) -> Floats:
+    """``[count]`` exponential numbers, one per token; a race divides the weights by these numbers."""
+    seed, kind, low, branch, position, base = stream
+    return np.asarray(-np.log(to_unit_interval(random_words(seed, kind, (low, branch, position, base), count))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +92,27 @@ class RandomStreams:
     seed: int
     base: int
 
-    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> Floats:
+    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> Floats:
         """Return ``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
-        word, base = self._key(purpose, branch)
-        return to_unit_interval(random_words(self.seed, purpose, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
+        word, base = self._key(kind, branch)
+        return to_unit_interval(random_words(self.seed, kind, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
 
-    def stream(self, position: int, purpose: StreamKind, branch: int = 0) -> Stream:
-        """Return the stream of the token at ``position``."""
-        word, base = self._key(purpose, branch)
-        return self.seed % _WORD, purpose, 0, word, position, base
+    def stream(self, position: int, kind: StreamKind, branch: int = 0) -> StreamKey:
+        """Return the key of the random numbers for a token at ``position``."""
+        word, base = self._key(kind, branch)
+        return self.seed % _WORD, kind, 0, word, position, base
 
-    def token(self, weights: Floats, position: int, purpose: StreamKind, branch: int = 0) -> int:
+    def token(self, weights: Floats, position: int, kind: StreamKind, branch: int = 0) -> int:
         """Return a token id drawn with probability proportional to ``weights [V]``, which need not sum to one.
 
         Raises:
             ValueError: no weight is positive.
         """
-        (winner,) = exponential_sample(weights[None], [self.stream(position, purpose, branch)])
+        (winner,) = exponential_sample(weights[None], [self.stream(position, kind, branch)])
         if winner < 0:
             raise ValueError("no token has a positive weight, so none can be drawn")
         return winner
 
-    def _key(self, purpose: StreamKind, branch: int) -> tuple[int, int]:
-        """Return branch and step; the target's own noise depends on neither."""
-        return (0, 0) if purpose is StreamKind.TARGET else (branch, self.base)
+    def _key(self, kind: StreamKind, branch: int) -> tuple[int, int]:
+        """Return branch and step; the ``TARGET`` stream uses neither."""
+        return (0, 0) if kind is StreamKind.TARGET else (branch, self.base)

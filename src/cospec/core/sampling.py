@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.bitmask import unpack
-from cospec.core.processors import ProcessorStates, RequestProcessors
+from cospec.core.processor_states import ProcessorStates, RequestProcessors
 from cospec.core.rng import Floats
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import DraftContext
@@ -74,7 +74,7 @@ def target_probs(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
 
 
 def shaped(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
-    """Return ``target_probs`` of edited logits: temperature and truncation. A row that is not finite stays so."""
+    """Apply temperature and truncation to edited logits. Rows with NaN stay NaN."""
     temperatures = [block.params.temperature or 1.0 for block in blocks for _ in range(block.rows)]
     probs = softmax(logits, temperatures)
     for block, span in zip(blocks, _spans(blocks), strict=True):
@@ -103,7 +103,7 @@ def log_softmax(logits: Tensor) -> Tensor:
     if not _native(logits):
         return torch.log_softmax(logits.double(), -1)
     wide = logits.double()
-    with np.errstate(divide="ignore"):  # a row that is not finite gives minus infinity
+    with np.errstate(divide="ignore"):  # log(0) gives minus infinity
         most = np.log(softmax(wide, [1.0] * len(wide)).max(-1))
     return wide - (wide.amax(-1) - torch.from_numpy(most))[:, None]
 
@@ -120,7 +120,7 @@ def _spans(blocks: Sequence[RowBlock]) -> Iterator[slice]:
 
 
 def likeliest(logits: Tensor) -> list[int | None]:
-    """Return the first of the largest logits of each row; None for a row that is not finite."""
+    """The first of the largest logits of each row; None for a row with NaN or infinity."""
     if not len(logits):
         return []
     if _native(logits) and logits.dtype == torch.float32:
@@ -169,7 +169,7 @@ def truncate(probs: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _least_of_nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """The smallest probability that top-p keeps, ``[R, 1]``; equal ones are all kept, so no order of ties matters."""
+    """The smallest probability that top-p keeps, ``[R, 1]``; tied tokens are all kept."""
     vocab = probs.shape[-1]
     for size in (min(NUCLEUS_GUESS, vocab), vocab):
         ordered = probs.topk(size, -1).values

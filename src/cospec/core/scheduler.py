@@ -1,9 +1,9 @@
-"""How many tokens each request computes in the next step. No I/O, no torch.
+"""Plans how many tokens each request computes in the next step. No I/O, no tensors.
 
 First come, first served, over one queue ordered by age: a priority class is worth ``AGEING_SECONDS`` of waiting, so
-every request becomes the most urgent one in time. Known tokens are computed in pieces that fit the step's token
-budget (chunked prefill). When the KV cache is full, the youngest running sequence gives its pages back and waits; its
-tokens stay known and are computed again later (preemption by recomputation).
+every request becomes the most urgent request in time. Known tokens are computed in pieces that fit the step's token
+budget (chunked prefill). When the KV cache is full, the least urgent running sequence gives its pages back and waits.
+Its tokens stay known and are computed again later (preemption by recomputation).
 
 Where the verifier takes several steps at a time, each plan is a microbatch of sequences that are not in flight. All
 limits hold for the steps in flight together. A microbatch gets an equal share of the sequences, so that every stage of
@@ -41,7 +41,7 @@ class SchedulerLimits:
     Attributes:
         chain_methods: names of the acceptance methods for chains only; their requests get no trees.
         max_steps: steps that one native call may run, at most.
-        drafts_as_one: whether such a call may include drafts.
+        multi_step_drafts: whether such a call may include drafts.
         max_in_flight: steps that the verifier takes at a time.
     """
 
@@ -50,18 +50,18 @@ class SchedulerLimits:
     max_len: int
     chain_methods: Container[str] = frozenset()
     max_steps: int = 1
-    drafts_as_one: bool = True
+    multi_step_drafts: bool = True
     max_in_flight: int = 1
 
 
-def urgency(sequence: RequestState) -> tuple[float, str, int]:
-    """Sort key: arrival, set back by priority; outputs of one request stay together in their order."""
+def queue_key(sequence: RequestState) -> tuple[float, str, int]:
+    """Return the sort key, smallest first: arrival plus priority; outputs of one request stay together in order."""
     request = sequence.request
     return request.arrival + request.priority * AGEING_SECONDS, request.parent, request.index
 
 
 class Scheduler:
-    """Holds every unfinished sequence; the only one that admits, preempts and reserves target cache."""
+    """Holds every unfinished sequence. Only the scheduler admits, preempts and reserves pages of the target's cache."""
 
     def __init__(self, pages: BlockManager, policy: Policy, limits: SchedulerLimits) -> None:
         self.pages, self.policy, self.limits = pages, policy, limits
@@ -75,7 +75,7 @@ class Scheduler:
 
     def add(self, sequence: RequestState) -> None:
         """Queue a new sequence."""
-        insort(self.waiting, sequence, key=urgency)
+        insort(self.waiting, sequence, key=queue_key)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Drop waiting and running sequences that are not in flight, and their cache."""
@@ -92,8 +92,8 @@ class Scheduler:
         for entry in entries:
             self._in_flight[entry.sequence.request.id] = entry.tokens + entry.budget.max_nodes
 
-    def end_step(self, entries: Sequence[ScheduledRequest]) -> None:
-        """The outputs of a submitted step arrived, or never will."""
+    def clear_in_flight(self, entries: Sequence[ScheduledRequest]) -> None:
+        """Mark the sequences of a step as no longer in flight: the outputs arrived, or the step failed."""
         self._steps_in_flight -= 1
         for entry in entries:
             del self._in_flight[entry.sequence.request.id]
@@ -116,8 +116,8 @@ class Scheduler:
                 given_up.append(sequence)
         return given_up
 
-    def finish_step(self, commits: Sequence[Commit], sequences: Sequence[RequestState]) -> list[RequestState]:
-        """After a step: offer computed prefixes for reuse; those that ended are marked, and returned."""
+    def apply_commits(self, commits: Sequence[Commit], sequences: Sequence[RequestState]) -> list[RequestState]:
+        """Offer computed prefixes for reuse after a step; mark and return the sequences that ended."""
         ended = []
         for commit, sequence in zip(commits, sequences, strict=True):
             self.pages.cache_blocks(commit.id, sequence.tokens, sequence.computed)
@@ -131,7 +131,7 @@ class Scheduler:
         return ended
 
     def plan(self) -> SchedulerOutput:
-        """Share out the step's tokens: running sequences by age, then as many waiting ones as fit.
+        """Divide the token budget: running sequences by urgency first, then waiting sequences.
 
         Fewer than ``max_in_flight`` steps are in flight.
         """
@@ -150,7 +150,7 @@ class Scheduler:
         )
 
     def _share(self) -> tuple[int, int]:
-        """Sequences and tokens of one microbatch: equal parts, so that every microbatch has work and none too much."""
+        """Return the sequences and tokens of one microbatch: equal parts of the limits."""
         limits = self.limits
         if limits.max_in_flight == 1:
             return limits.max_num_seqs, limits.max_num_batched_tokens
@@ -161,7 +161,7 @@ class Scheduler:
         return count, _divided(left, free)
 
     def _plan_retry(self, ready: Sequence[RequestState], tokens: int) -> list[ScheduledRequest]:
-        """A sequence whose latest step failed, alone: a sequence that fails every step fails no other sequence."""
+        """Plan one sequence whose latest step failed, alone, so that the sequence cannot fail others."""
         failed = [sequence for sequence in ready if sequence.id in self._failures]
         if failed:
             return self._plan_batch(failed[:1], tokens, 1)
@@ -180,7 +180,7 @@ class Scheduler:
                 else:
                     entries.append(entry)
                     left -= entry.tokens + entry.budget.max_nodes
-        full = full or preempted != self.preempted  # what was just taken from one sequence must not go to another
+        full = full or preempted != self.preempted  # do not admit requests after a preemption
         if self.waiting and not full:
             entries += self._admit(left, count - len(entries))
         return entries
@@ -205,7 +205,7 @@ class Scheduler:
             asked = sequence.request.speculation.length
             if asked is not None:
                 budget = _as_asked(budget, asked)
-            room = _room(sequence, self.limits.max_len) - 1  # the step's own token takes the last place
+            room = _room(sequence, self.limits.max_len) - 1  # the sampled token uses the last slot
             depth = min(budget.depth, room)
             if depth > 0:
                 chain = budget.is_chain or sequence.request.speculation.acceptance_method in self.limits.chain_methods
@@ -227,7 +227,7 @@ class Scheduler:
         for entry in entries:
             if entry.tokens > 1 or entry.sequence.request.sampling.stop:
                 return 1
-            if entry.budget.depth and not self.limits.drafts_as_one:
+            if entry.budget.depth and not self.limits.multi_step_drafts:
                 return 1
         return steps if all([self._has_room(entry, steps) for entry in entries]) else 1
 
@@ -238,15 +238,15 @@ class Scheduler:
         return self.pages.allocate(sequence.id, len(sequence.tokens) + more)
 
     def _fit(self, sequence: RequestState, left: int, budget: DraftBudget) -> ScheduledRequest | None:
-        """This sequence's share, after making room for it; None when it gives way, or waits for one in flight."""
+        """Return the sequence's share after reserving pages; None if the sequence is preempted or must wait."""
         tokens = min(len(sequence.tokens) - sequence.computed, left)
         end = sequence.computed + tokens
         if budget.max_nodes <= left - tokens and self.pages.allocate(sequence.id, end + budget.max_nodes):
             return ScheduledRequest(sequence, tokens, budget)
         while not self.pages.allocate(sequence.id, end):
-            youngest = next(other for other in reversed(self.running) if other.id not in self._in_flight)
-            if youngest is not sequence:
-                self._preempt(youngest)
+            least = next(other for other in reversed(self.running) if other.id not in self._in_flight)
+            if least is not sequence:
+                self._preempt(least)
                 continue
             if sequence is self.running[-1]:
                 self._preempt(sequence)
@@ -259,20 +259,20 @@ class Scheduler:
         self._requeue(sequence)
 
     def _requeue(self, sequence: RequestState) -> None:
-        """Have a running sequence wait, without a cache."""
+        """Move a running sequence to the waiting queue, and free its pages."""
         self.running.remove(sequence)
         self.pages.free(sequence.id)
         sequence.status, sequence.computed = RequestStatus.WAITING, 0
-        insort(self.waiting, sequence, key=urgency)
+        insort(self.waiting, sequence, key=queue_key)
 
     def _prompt_is_coming(self, sequence: RequestState) -> bool:
-        """Whether another output of the same request computes the prompt now, and none has done so yet."""
+        """Whether another output of the same request is computing the prompt, and no output has computed the prompt."""
         parent = sequence.request.parent
         running = [other for other in self.running if other.request.parent == parent != ""]
         return bool(running) and all(other.computed < other.prompt_len - 1 for other in running)
 
     def _admit(self, left: int, count: int, failed: bool = False) -> list[ScheduledRequest]:
-        """Start waiting sequences in order while tokens, places and cache for all their known tokens are there.
+        """Start waiting sequences in order while token budget, batch and cache have room for the known tokens.
 
         Args:
             failed: start sequences whose latest step failed, and no others.
@@ -288,7 +288,7 @@ class Scheduler:
                 self.pages.free(sequence.id)
                 break
             self.waiting.pop(0)
-            insort(self.running, sequence, key=urgency)
+            insort(self.running, sequence, key=queue_key)
             sequence.status, sequence.computed = RequestStatus.RUNNING, computed
             cached = min(computed, sequence.prompt_len)
             sequence.stats.cached_prompt_tokens = max(sequence.stats.cached_prompt_tokens, cached)

@@ -1,4 +1,4 @@
-"""What is counted: of a token, of a request, of a step."""
+"""Counts and times of a token, of a request, of a step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class RequestStats:
-    """Counters of one request; written by the committer, copied into the last event."""
+    """Counters of one request; the output processor writes them, and the last event holds a copy."""
 
-    target_calls: int = 0
+    target_calls: int = 0  # forwards of the target that the request took part in
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -35,7 +35,7 @@ class RequestStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / drafts: the mean tokens that a verified draft gave, its recovered or bonus token included."""
+        """1 + accepted / drafts: mean tokens per verified draft, with the recovered or bonus token."""
         return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
 
 
@@ -56,8 +56,10 @@ def total(parts: Sequence[RequestStats]) -> RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One call of a model: a pass over ``rows`` tokens of ``sequences``, and as many more over one token of each as
-    make ``passes``."""
+    """One call of a model.
+
+    The first pass computes ``rows`` tokens of ``sequences`` requests. Each further pass computes one token per request.
+    """
 
     rows: int
     sequences: int
@@ -66,10 +68,10 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds that a step, or several that were run as one, spent proposing and verifying.
+    """Seconds of drafting and of verification, of one step or of several steps in one call.
 
     Attributes:
-        each: the same for each of several steps, in their order; empty for one step.
+        each: the same for each of several steps, in order; empty for one step.
     """
 
     draft: float = 0.0
@@ -78,20 +80,20 @@ class StepTimes:
 
     @classmethod
     def of(cls, each: tuple[tuple[float, float], ...]) -> StepTimes:
-        """Of steps that were run as one."""
+        """Return the times of several steps of one call."""
         if len(each) == 1:
             return cls(*each[0])
         return cls(sum([draft for draft, _ in each]), sum([target for _, target in each]), each)
 
     @property
     def steps(self) -> int:
-        """How many were run as one."""
+        """Number of steps of the call."""
         return max(1, len(self.each))
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionInfo:
-    """Which order of drafting and verification is at work, and why."""
+    """The execution mode in use, and the reason of the choice."""
 
     name: str
     reason: str = "as configured"
@@ -99,13 +101,13 @@ class ExecutionInfo:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one step did and took, or several that were run as one; times in seconds, sums over all of them.
+    """Counts and seconds of one step, or their sums over several steps of one call.
 
     Attributes:
         batched_tokens: tokens that the target computed, drafts included.
-        context_tokens: tokens that stood in the target's cache for the step's sequences before it.
-        depth: the longest draft, in tokens: how often the drafter stepped.
-        drafts: how many sequences had one.
+        context_tokens: tokens in the target's cache for the sequences of the step, before the step.
+        depth: tokens of the longest draft.
+        drafts: sequences with a draft.
         planning: seconds before any model was called.
     """
 

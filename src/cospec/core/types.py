@@ -2,7 +2,7 @@
 
 Words: a *target* is the model (or ensemble) whose distribution the output follows; a *drafter* proposes a *draft*, a
 token tree for one sequence; a *step* proposes, scores, verifies and commits for a batch. A *known* token is committed;
-a *computed* token has its keys and values in the target's KV cache. Computed tokens chase known tokens: there is no
+a *computed* token has its keys and values in the target's KV cache. Each step computes known tokens: there is no
 prefill mode and no decode mode.
 
 Life of one step::
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
-from cospec.core.processors import RequestProcessors
+from cospec.core.processor_states import RequestProcessors
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.tree import depths, is_chain
@@ -63,7 +63,7 @@ class Request:
     ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
     distribution: str = ""  # what its events declare; filled when the request is resolved
     streams: bool = True  # an event for every step with new tokens; False: one event at the end
-    committed: tuple[int, ...] = ()  # output that an engine process wrote and delivered before it ended
+    resumed_output: tuple[int, ...] = ()  # output that an earlier engine process delivered
 
 
 class RequestStatus(Enum):
@@ -76,8 +76,10 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One request in the engine. Mutable: ``tokens``, ``computed``, ``stats``, ``finish`` and ``logprobs`` are written
-    by the output processor alone, ``status`` and ``computed`` on admission and preemption by the scheduler.
+    """One request in the engine. Mutable.
+
+    The output processor writes ``tokens``, ``computed``, ``stats``, ``finish`` and ``logprobs``. The scheduler writes
+    ``status``, and ``computed`` on admission and preemption. ``Engine.abort`` writes ``finish``.
 
     Invariant between steps: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
     """
@@ -110,7 +112,10 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """All that a drafter sees of a sequence. ``tokens`` is the live list: read it, never keep or write it."""
+    """What a drafter sees of a sequence. A drafter may keep no reference to ``tokens``, and may not write the list.
+
+    In the mode ``sequential`` the list is the live list of the request; the other execution modes pass a copy.
+    """
 
     id: str
     tokens: Sequence[int]
@@ -118,19 +123,19 @@ class DraftContext:
     sampling: SamplingParams
     seed: int
     stream_kind: StreamKind  # of the draws; the acceptance method's
-    assumed: int = 0  # last tokens that are a draft under verification and may be rejected
+    assumed: int = 0  # number of last tokens that belong to a draft under verification
     drafters: tuple[str, ...] | None = None  # which of a pool may take part; None is all
     processors: RequestProcessors | None = field(default=None, compare=False, repr=False)  # None: made where needed
 
     @property
-    def committed(self) -> int:
-        """Tokens before the assumed ones; only these may be learned from or offered for reuse."""
+    def committed_len(self) -> int:
+        """Number of tokens before the assumed tokens; a drafter may learn from these only."""
         return len(self.tokens) - self.assumed
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """The draft that one sequence may have in one step. ``depth`` 0 means no draft, and costs nothing.
+    """The draft that one sequence may have in one step. ``depth`` 0 means no draft.
 
     Attributes:
         depth: tokens of the longest path.
@@ -138,7 +143,7 @@ class DraftBudget:
         widths: children per node at each level; empty leaves the shape of a tree to the drafter.
         drafters: how many members of a pool take part; None: the pool decides.
         threshold: drafting stops where the product of the confidences is less; 0 never stops.
-        confident: the draft has ``confidence``, which takes some time.
+        confident: the draft must have ``confidence``.
         release: the drafter forgets the sequence, so that other sequences get the cache (prefill disabling).
     """
 
@@ -158,21 +163,21 @@ class DraftBudget:
 
 @dataclass(frozen=True, slots=True)
 class DrafterCapabilities:
-    """What a drafter can do, and at what cost; policies plan with these data.
+    """What a drafter can do, and what takes time; policies plan with these data.
 
     Attributes:
-        free: a proposal of any length costs almost nothing: look-ups.
+        costless: a proposal of any length takes almost no time: look-ups.
         single_pass: one pass gives all levels of a draft: heads.
         trees: follows ``DraftBudget.widths``.
         chains: always has one node per level.
-        members: drafters of a pool that may take part.
+        num_drafters: drafters of a pool that may take part.
     """
 
-    free: bool = False
+    costless: bool = False
     single_pass: bool = False
     trees: bool = False
     chains: bool = False
-    members: int = 1
+    num_drafters: int = 1
 
 
 class TokenScores(NamedTuple):
@@ -184,21 +189,21 @@ class TokenScores(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchState:
-    """What a policy plans by.
+    """The batch for which a policy plans.
 
     Attributes:
-        ready: sequences that write in this step and may be drafted for, oldest first.
-        catching_up: known tokens of other running or admissible sequences that this step may compute.
+        ready: sequences that sample a token in this step and may have a draft, most urgent first.
+        other_prefill_tokens: prefill tokens of other running or admissible sequences that this step may compute.
         waiting: requests that have not started.
         tokens: most tokens that the step may compute in all.
-        room: tokens that still fit the target's cache.
+        free_cache_tokens: free tokens of the target's cache.
     """
 
     ready: Sequence[RequestState]
-    catching_up: int = 0
+    other_prefill_tokens: int = 0
     waiting: int = 0
     tokens: int = 2048
-    room: int = 1 << 30
+    free_cache_tokens: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +216,7 @@ class ScheduledRequest:
 
     @property
     def reaches_end(self) -> bool:
-        """Whether all known tokens are computed by this step, so that it yields a new token."""
+        """Whether the step computes the last known token, so that the request samples a token."""
         return self.sequence.computed + self.tokens == len(self.sequence.tokens)
 
 
@@ -314,7 +319,7 @@ class StepOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions after those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
     state: object = (
-        None  # ``Tensor [H]``: the hidden state that the result's token was read from, for models with ``states``
+        None  # ``Tensor [H]``: the hidden state from which the result's token was sampled; see ``Model.states``
     )
     model_calls: Mapping[str, int] = field(default_factory=dict)  # of each model, where several models form an ensemble
 

@@ -18,7 +18,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.sampling import logprobs
 from cospec.core.stats import TokenLogprobs
-from cospec.core.step import FinishedFuture
+from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import (
     Commit,
     Draft,
@@ -65,44 +65,44 @@ class TargetVerifier:
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> FinishedFuture[list[StepOutput]]:
         """Call the target, then verify the drafts; the result is there at once."""
-        tasks, segments = self.lay_out(entries, drafts)
-        logits = self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))])
+        tasks, slices = self.lay_out(entries, drafts)
+        logits = self.blend.combine([self.model.forward(TokenBatch(tuple(slices)))])
         return FinishedFuture(self.decide(tasks, logits))
 
     def lay_out(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> tuple[list[VerifyTask], list[SequenceSlice]]:
-        """Return the rows to verify for each request, and the tokens to compute.
+        """Return one task and one slice of the batch per entry, in order.
 
-        Stale drafts, and drafts of a shape that the acceptance method cannot verify, are left out.
+        Stale drafts, and drafts that the request's acceptance method cannot verify, are dropped.
         """
         tasks: list[VerifyTask] = []
-        segments: list[SequenceSlice] = []
+        slices: list[SequenceSlice] = []
         row = 0
         for entry in entries:
             draft = self._usable(entry, drafts.get(entry.sequence.request.id)) if drafts else None
-            segment, count = _segment(entry, draft)
-            segments.append(segment)
-            last = row + len(segment.tokens) - segment.logits_from
+            part, count = _slice_of(entry, draft)
+            slices.append(part)
+            last = row + len(part.tokens) - part.logits_from
             tasks.append(VerifyTask(entry, draft, row, last, count))
             row = last
-        return tasks, segments
+        return tasks, slices
 
     def decide(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[StepOutput]:
-        """Verify by logits ``[R, V]`` of the blend: one outcome per task, in order. No model is called."""
+        """Verify with logits ``[R, V]`` of the blend; return one output per task, in order. Calls no model."""
         verify, supports = self._implementation(logits)
         supported = [
             task.draft is None or supports(self.acceptance_method(task.entry.sequence)) is None for task in tasks
         ]
         if all(supported):
             results = verify(tasks, logits)
-        else:  # each implementation verifies its own requests
+        else:  # each implementation verifies the requests that it supports
             groups = [
                 [task for task, each in zip(tasks, supported, strict=True) if each is kind] for kind in (True, False)
             ]
-            found = iter(verify(groups[0], logits)), iter(self._verify_readably(groups[1], logits))
+            found = iter(verify(groups[0], logits)), iter(self._verify_in_python(groups[1], logits))
             results = [next(found[0] if each else found[1]) for each in supported]
-        return [self.outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
+        return [self.output_of(task, result, logits) for task, result in zip(tasks, results, strict=True)]
 
     def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:
         """Return the function that verifies by these logits, and the function that gives reasons against a method."""
@@ -110,7 +110,7 @@ class TargetVerifier:
             return partial(self._verify_natively, self._native), native_verifier.supports
         if self._tensors and not logits.is_cpu:  # the logits stay on their device
             return self._verify_by_tensors, tensor.supports
-        return self._verify_readably, _no_reason
+        return self._verify_in_python, _no_reason
 
     def _verify_natively(
         self, native: NativeVerifier, tasks: Sequence[VerifyTask], logits: Tensor
@@ -123,25 +123,25 @@ class TargetVerifier:
     def _methods(self, tasks: Sequence[VerifyTask]) -> list[AcceptanceMethod]:
         return [self.acceptance_method(task.entry.sequence) for task in tasks]
 
-    def _verify_readably(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
+    def _verify_in_python(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
         return reference.verify_drafts(tasks, self._methods(tasks), logits)
 
     def _supports(self, task: VerifyTask) -> str | None:
         """Why the native library cannot verify the task's draft; None where the library can."""
         return None if task.draft is None else native_verifier.supports(self.acceptance_method(task.entry.sequence))
 
-    def supports_blend(self, tasks: Sequence[VerifyTask], queues: Sequence[Tensor]) -> bool:
+    def supports_blend(self, tasks: Sequence[VerifyTask], member_logits: Sequence[Tensor]) -> bool:
         """Whether ``decide_by_blend`` can verify the tasks; pure."""
-        reads = self._native is not None and all(map(library.reads, queues))
+        reads = self._native is not None and all(map(library.reads, member_logits))
         return reads and all([_only_verified(task) and self._supports(task) is None for task in tasks])
 
     def decide_by_blend(
-        self, tasks: Sequence[VerifyTask], recipe: NativeBlend, queues: Sequence[Tensor]
+        self, tasks: Sequence[VerifyTask], recipe: NativeBlend, member_logits: Sequence[Tensor]
     ) -> list[StepOutput]:
-        """Verify tasks that ``supports_blend`` by the rows of a blend of ``queues [R, V]`` that the results read."""
+        """Verify tasks of ``supports_blend``; blend ``member_logits [R, V]`` only in rows that verification reads."""
         assert self._native is not None, "``supports_blend`` was not asked"
-        results = self._native.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
-        return [self.outcome(task, result, queues[0]) for task, result in zip(tasks, results, strict=True)]
+        results = self._native.verify_by(tasks, self.acceptance_method, Source(member_logits, recipe))
+        return [self.output_of(task, result, member_logits[0]) for task, result in zip(tasks, results, strict=True)]
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the target's cache."""
@@ -154,21 +154,21 @@ class TargetVerifier:
         self.model.free(ids)
 
     def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:
-        """Return a draft that continues the known tokens and that the request's acceptance method can verify."""
+        """Return the draft if its base is the known tokens and the acceptance method verifies its shape, else None."""
         if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
             return None
         if not can_be_verified(draft, self.model.vocab_size):
             return None
         return draft if self.acceptance_method(entry.sequence).trees or draft.is_chain else None
 
-    def outcome(self, task: VerifyTask, result: VerifiedDraft, logits: Tensor) -> StepOutput:
+    def output_of(self, task: VerifyTask, result: VerifiedDraft, logits: Tensor) -> StepOutput:
         """Return the output of a verified task, with the log-probabilities that the request asks for."""
         if isinstance(result, str):
             return StepOutput(task.entry, task.draft, None, error=result)
         try:
             return self._with_logprobs(task, result, logits)
-        except Exception as error:  # the neighbours' outcomes do not depend on this request
-            log.exception("the outcome of request %s could not be made", task.entry.sequence.id)
+        except Exception as error:  # outputs of other requests do not depend on this request
+            log.exception("the output of request %s could not be made", task.entry.sequence.id)
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
     def _with_logprobs(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
@@ -199,14 +199,14 @@ def can_be_verified(draft: Draft, vocab_size: int) -> bool:
 
 
 def _only_verified(task: VerifyTask) -> bool:
-    """Whether the request needs the logits for verification alone, after masks at most."""
+    """Whether only verification reads the request's logits, and only masks change the logits."""
     sequence = task.entry.sequence
     needs_rows = sequence.request.sampling.logprobs is not None or wants_prompt_rows(sequence)
     return sequence.processors.only_masks and not needs_rows
 
 
-def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
-    """Return the tokens to compute of a sequence, and the number of verified rows at the end."""
+def _slice_of(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
+    """Return the slice of a sequence to compute, and the number of its last rows that verification reads."""
     sequence, n = entry.sequence, entry.tokens
     start, known = sequence.computed, sequence.tokens
     ends = start + n == len(known)
@@ -227,7 +227,7 @@ def wants_prompt_rows(sequence: RequestState) -> bool:
 
 
 def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Return log-probabilities of the prompt tokens that follow positions of this step and have none yet."""
+    """Return log-probabilities of the prompt tokens after the positions that this step computes."""
     sequence = task.entry.sequence
     if not wants_prompt_rows(sequence):
         return ()
@@ -241,7 +241,7 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
 
 
 def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Return log-probabilities of the accepted tokens and the next token; empty if the request wants none."""
+    """Return log-probabilities of the accepted tokens and of the next token, if the request asks for these."""
     wanted = task.entry.sequence.request.sampling.logprobs
     if wanted is None:
         return ()

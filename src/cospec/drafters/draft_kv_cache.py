@@ -86,7 +86,7 @@ class DraftKVCache:
         place = self._places.get(id)
         return known - (0 if place is None else min(place.fed, known - 1))
 
-    def lease(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
+    def reserve(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
         """Reserve room for ``ahead`` tokens after the known tokens, for a caller that runs the model directly.
 
         Returns the number of cached tokens, at most all but the last; None without room.
@@ -101,8 +101,8 @@ class DraftKVCache:
         pages.cache_blocks(id, tokens, place.fed)
         return place.fed
 
-    def release_lease(self, id: str, fed: int) -> None:
-        """Record the number of cached known tokens, including tokens committed during the lease."""
+    def report_written(self, id: str, fed: int) -> None:
+        """Record the number of cached known tokens, including tokens committed meanwhile."""
         self._places[id].fed = fed
 
     def stretch(self, id: str, nodes: int) -> bool:
@@ -121,7 +121,7 @@ class DraftKVCache:
 
     def backlog(self, contexts: Sequence[DraftContext]) -> TokenBatch:
         """Return all known tokens that are not cached as one batch, with the rows that ``behind`` needs."""
-        segments: list[SequenceSlice] = []
+        slices: list[SequenceSlice] = []
         for context in contexts:
             place = self._places[context.id]
             rows, known = min(self.vocabulary.rows, len(place.own)), len(place.own)
@@ -131,8 +131,8 @@ class DraftKVCache:
                 self.model.forward(TokenBatch((SequenceSlice(context.id, start, piece, logits_from=len(piece)),)))
                 start += CATCH_UP_TOKENS
             tokens = tuple(place.own[start:known])
-            segments.append(SequenceSlice(context.id, start, tokens, logits_from=len(tokens) - rows))
-        return TokenBatch(tuple(segments))
+            slices.append(SequenceSlice(context.id, start, tokens, logits_from=len(tokens) - rows))
+        return TokenBatch(tuple(slices))
 
     def keep(self, context: DraftContext, tokens: Sequence[int], parents: Sequence[int]) -> None:
         """Record that the backlog and these nodes were fed; assumed tokens count as draft tokens before the nodes."""
@@ -141,7 +141,7 @@ class DraftKVCache:
         self.model.pages.cache_blocks(context.id, place.own, min(place.fed, self.vocabulary.stable_len(context)))
         shifted = [*range(-1, assumed - 1), *(parent + assumed for parent in parents)]
         place.ahead = UncommittedDraft(
-            context.committed, place.fed, [*context.tokens[context.committed :], *tokens], shifted
+            context.committed_len, place.fed, [*context.tokens[context.committed_len :], *tokens], shifted
         )
 
     def extend(self, id: str, tokens: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from cospec.core.rng import Floats, RandomStreams, Stream, StreamKind, exponential_sample
+from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, likeliest, target_probs
 from cospec.core.tree import MAX_NODES, children, depths, path_to
 from cospec.core.types import Draft, DraftBudget, DraftContext
@@ -190,7 +190,7 @@ class _Candidate:
     ranked: Floats
     shares: Floats
 
-    def stream(self, place: int) -> Stream:
+    def stream(self, place: int) -> StreamKey:
         """Return the random stream of the ``place``-th child; nodes share no random numbers, except the target's
         own."""
         context, tree = self.tree.context, self.tree

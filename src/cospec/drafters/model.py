@@ -17,13 +17,13 @@ from torch import Tensor
 from cospec.core.interfaces import DrafterBuildContext, Model, VocabMapping
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
-from cospec.core.rng import Floats, RandomStreams, Stream, StreamKind, exponential_sample
+from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.dynamic_tree import DynamicTree, branches, grow
-from cospec.drafters.prompt_scoring import look
+from cospec.drafters.prompt_scoring import score_known_tokens
 from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
@@ -62,7 +62,7 @@ class ModelDrafter(Drafter):
     reads_states = False
     drafts_ahead = True
     learns = True  # widths of trees; an instance without a calibration learns nothing
-    looks = True
+    scores_known_tokens = True
     has_kv_cache = True
     Options: ClassVar[type[ModelDrafterOptions]] = ModelDrafterOptions
 
@@ -93,7 +93,7 @@ class ModelDrafter(Drafter):
         path = options.model or build_context.default_drafter
         if path is None:
             raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
-        model, vocabulary = build_context.load_translated(path, options)
+        model, vocabulary = build_context.load_mapped(path, options)
         return cls(model, vocabulary=vocabulary, calibration=Calibration(), native=build_context.native)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
@@ -133,9 +133,9 @@ class ModelDrafter(Drafter):
         """Return the stepwise interface in the target's ids; None if the vocabularies differ."""
         return ModelStepwiseDrafter(self.model) if self._vocabulary.same else None
 
-    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """Return scores of the latest known tokens, see ``drafters.prompt_scoring``."""
-        return look(self.model, self._kv_cache, contexts) if self._vocabulary.same else {}
+        return score_known_tokens(self.model, self._kv_cache, contexts) if self._vocabulary.same else {}
 
     def _score(self, batch: TokenBatch) -> Tensor:
         """Return rows over the target's ids."""
@@ -160,13 +160,13 @@ class ModelDrafter(Drafter):
 
         Fed nodes are computed again: a slice holds its whole tree, and a few more rows cost a drafter little.
         """
-        segments = []
+        slices = []
         for tree in trees:
             id = tree.context.id
             tokens = self._vocabulary.to_own([tree.tokens[node] for node in tree.fed])
             before = len(tokens) - len(tree.frontier)
-            segments.append(SequenceSlice(id, self._kv_cache.known(id), tokens, tuple(tree.fed_parents), before))
-        return TokenBatch(tuple(segments))
+            slices.append(SequenceSlice(id, self._kv_cache.known(id), tokens, tuple(tree.fed_parents), before))
+        return TokenBatch(tuple(slices))
 
     def _propose_chains(self, chains: Sequence[_Chain]) -> list[Draft]:
         if not chains:
@@ -190,13 +190,15 @@ class ModelDrafter(Drafter):
     def _rollout(self, chains: Sequence[_Chain]) -> None:
         """All steps as one call; the longest chain comes first."""
         params = [chain.context.sampling for chain in chains]
-        picks = [
+        rollouts = [
             RolloutParams(
                 0.0 if p.greedy else p.temperature, _stream(chain), chain.depth, chain.confident or _drawn(chain)
             )
             for p, chain in zip(params, chains, strict=True)
         ]
-        _apply_rollout(chains, self.model.rollout(self._kv_cache.backlog([chain.context for chain in chains]), picks))
+        _apply_rollout(
+            chains, self.model.rollout(self._kv_cache.backlog([chain.context for chain in chains]), rollouts)
+        )
 
     def _step(self, chains: Sequence[_Chain], logits: Tensor) -> None:
         """Extend chains one token at a time; ``logits [len(chains), V]`` follow the committed tokens."""
@@ -291,7 +293,7 @@ def _plainly_drawn(chain: _Chain) -> bool:
     return not params.edits_logits and (params.greedy or not params.truncates)
 
 
-def _stream(chain: _Chain) -> Stream:
+def _stream(chain: _Chain) -> StreamKey:
     """Return the random stream of the chain's next token, as the acceptance method requires."""
     context = chain.context
     base = len(context.tokens)

@@ -61,7 +61,7 @@ class NgramDrafter(Drafter):
 
     samples = False
     reads_states = False
-    capabilities = DrafterCapabilities(free=True, chains=True)
+    capabilities = DrafterCapabilities(costless=True, chains=True)
     drafts_ahead = True
     learns = False
     Options: ClassVar[type[NgramOptions]] = NgramOptions
@@ -90,7 +90,7 @@ class NgramDrafter(Drafter):
         for context, budget in zip(contexts, budgets, strict=True):
             depth = min(budget.depth, budget.max_nodes)
             index = self._indices.setdefault(context.id, _Index(*self._bounds))
-            start = index.find(context.tokens, context.committed)
+            start = index.find(context.tokens, context.committed_len)
             if start is None or depth < 1:
                 continue
             tokens = _copy_periodic(context.tokens, start, depth)

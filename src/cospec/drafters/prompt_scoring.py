@@ -23,25 +23,27 @@ from cospec.native import library
 LOOKBACK = 32  # maximum number of known tokens to score
 
 
-def look(model: Model, kv_cache: DraftKVCache, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+def score_known_tokens(
+    model: Model, kv_cache: DraftKVCache, contexts: Sequence[DraftContext]
+) -> dict[str, TokenScores]:
     """Feed the backlog and score the latest known tokens; the ids are the target's."""
     fitting = [context for context in contexts if kv_cache.open(context, DraftBudget(1, 1)) is not None]
     if not fitting:
         return {}
-    segments: list[SequenceSlice] = []
-    for context, fed in zip(fitting, kv_cache.backlog(fitting).segments, strict=True):
+    slices: list[SequenceSlice] = []
+    for context, fed in zip(fitting, kv_cache.backlog(fitting).slices, strict=True):
         known = len(context.tokens)
         first = max(0, known - 1 - LOOKBACK)
         start = min(fed.start, first)
-        segments.append(SequenceSlice(context.id, start, tuple(context.tokens[start:]), logits_from=first - start))
-    logits = model.forward(TokenBatch(tuple(segments)))
+        slices.append(SequenceSlice(context.id, start, tuple(context.tokens[start:]), logits_from=first - start))
+    logits = model.forward(TokenBatch(tuple(slices)))
     for context in fitting:
         kv_cache.keep(context, (), ())
     # A token's row is the row before it; the last row has no token yet, and scores token 0.
-    asked = [token for part in segments for token in (*part.tokens[part.logits_from + 1 :], 0)]
+    asked = [token for part in slices for token in (*part.tokens[part.logits_from + 1 :], 0)]
     found, row = {}, 0
     values = token_probabilities(logits, asked)
-    for part in segments:
+    for part in slices:
         count = len(part.tokens) - part.logits_from - 1
         found[part.id] = TokenScores(float(values[row : row + count].sum()), count)
         row += count + 1

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.core.plugins import Opening
+from cospec.core.plugins import StartLogits
 from cospec.core.types import Commit, DraftBudget, DraftContext, TokenScores
 from cospec.drafters.draft_kv_cache import DraftKVCache
-from cospec.drafters.prompt_scoring import look
+from cospec.drafters.prompt_scoring import score_known_tokens
 from cospec.drafters.vocab_mapping import SharedVocab
 
 
@@ -40,12 +40,12 @@ class ModelStepwiseDrafter:
         for id, tokens in zip(ids, paths, strict=True):
             self._kv_cache.extend(id, tokens)
 
-    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> Opening:
+    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> StartLogits:
         """Run one forward over new committed tokens of all sequences with room."""
         batch = self.prepare(contexts, depths)
-        if not batch.segments:
-            return Opening((), torch.empty(0, self.model.vocab_size))
-        return Opening(tuple(part.id for part in batch.segments), self.model.forward(batch))
+        if not batch.slices:
+            return StartLogits((), torch.empty(0, self.model.vocab_size))
+        return StartLogits(tuple(part.id for part in batch.slices), self.model.forward(batch))
 
     def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
         """Run one forward of one token per sequence."""
@@ -54,9 +54,9 @@ class ModelStepwiseDrafter:
             TokenBatch(tuple(SequenceSlice(id, self._kv_cache.extend(id, (token,)), (token,)) for id, token in pairs))
         )
 
-    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """Return scores of the latest known tokens, see ``drafters.prompt_scoring``."""
-        return look(self.model, self._kv_cache, contexts)
+        return score_known_tokens(self.model, self._kv_cache, contexts)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep fed tokens that were committed; the next ``open`` overwrites the rest."""

@@ -186,7 +186,7 @@ class SuffixDrafter(Drafter):
     reads_states = False
     drafts_ahead = False
     learns = True
-    capabilities = DrafterCapabilities(free=True, trees=True)
+    capabilities = DrafterCapabilities(costless=True, trees=True)
     Options: ClassVar[type[SuffixOptions]] = SuffixOptions
 
     def __init__(self, memory: int = 65536, shortest: int = 1, name: str = "suffix") -> None:

@@ -67,7 +67,7 @@ class SyntheticDrafter(Drafter):
     """Replays stored outputs with mistakes; exact under every acceptance method, like any drafter."""
 
     samples = False
-    capabilities = DrafterCapabilities(free=True, chains=True)
+    capabilities = DrafterCapabilities(costless=True, chains=True)
     reads_states = False
     drafts_ahead = False
     learns = True

@@ -26,7 +26,7 @@ from torch import Tensor
 from cospec.core.interfaces import Blend, StepContext
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.stats import ExecutionInfo, ModelCall, StepTimes
-from cospec.core.step import FinishedFuture, StepResult, SubmittedStep
+from cospec.core.submitted_step import FinishedFuture, StepResult, SubmittedStep
 from cospec.core.types import Commit, SchedulerOutput, StepOutput
 from cospec.ensemble.ensemble import ProposingEnsemble
 from cospec.ensemble.proposer import Proposer, draw_proposals, read_rollout, rollout_params, supports_rollout
@@ -49,7 +49,7 @@ class Collaborative:
         self._rows = self._passes = 0  # of the current turn
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
-        """Run one step, with one outcome per entry, in order; the result is there at once."""
+        """Run one step, with one output per entry, in order; the result is there at once."""
         with self.members.limit_torch_threads():
             return self._run(plan)
 
@@ -62,29 +62,29 @@ class Collaborative:
         self._proposing, self._turning, self._turns = 0.0, 0.0, 0
         members = self.members
         states = [
-            CollaborativeState(entry, members.proposal_queue(entry.sequence), members.blend(entry.sequence))
+            CollaborativeState(entry, members.proposal_chain(entry.sequence), members.blend(entry.sequence))
             for entry in plan.entries
         ]
         self._compute_prompts([state for state in states if not state.entry.reaches_end or state.wants_prompt_rows])
-        waiting = [state for state in states if state.outcome is None]
+        waiting = [state for state in states if state.output is None]
         members.score_in_parallel(
             lambda model: self._feed(model, [state for state in waiting if model in state.blend.members])
         )
         while waiting:
             for model in members.policy.proposer_schedule.order:
-                group = [state for state in waiting if state.outcome is None and self._next_model(state) == model]
+                group = [state for state in waiting if state.output is None and self._next_model(state) == model]
                 if group:
                     self._turn(model, group)
-            waiting = [state for state in waiting if state.outcome is None and not state.accepted]
-        outcomes = [state.finish() for state in states]
-        readable = dict.fromkeys([outcome.entry.sequence.id for outcome in outcomes], SEVERAL_MODELS)
+            waiting = [state for state in waiting if state.output is None and not state.accepted]
+        outputs = [state.finish() for state in states]
+        python_path = dict.fromkeys([output.entry.sequence.id for output in outputs], SEVERAL_MODELS)
         seconds = self.components.clock() - started
         members.policy.observe_step(self._turns, seconds - self._turning)
         times = StepTimes(self._proposing, seconds - self._proposing)
-        return SubmittedStep(plan.entries, FinishedFuture(outcomes), times, readable)
+        return SubmittedStep(plan.entries, FinishedFuture(outputs), times, python_path)
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Do nothing: verification wrote the queues, and chains leave no cache entries to move."""
+        """Do nothing: verification wrote the proposals, and a chain leaves no cache entries to move."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences in all members. Unknown ids are ignored."""
@@ -97,21 +97,21 @@ class Collaborative:
 
     def _next_model(self, state: CollaborativeState) -> int | None:
         """Return the model that has the next turn with a sequence; None if the sequence waits for the next step."""
-        queue, proposer_schedule = state.queue, self.members.policy.proposer_schedule
-        if not queue.pending and state.accepted:
+        chain, proposer_schedule = state.chain, self.members.policy.proposer_schedule
+        if not chain.pending and state.accepted:
             return None
-        if not queue.pending and state.room > 0 and proposer_schedule.proposes:
+        if not chain.pending and state.room > 0 and proposer_schedule.proposes:
             return proposer_schedule.order[0]
         turns = [model for model in proposer_schedule.order if model in state.blend.members]
-        return min(turns, key=queue.scored)
+        return min(turns, key=chain.scored)
 
     def _should_propose(self, state: CollaborativeState, model: int) -> bool:
         """Return whether the model proposes in this turn."""
         proposer_schedule = self.members.policy.proposer_schedule
-        if state.outcome is not None or state.room <= 0 or not proposer_schedule.gammas[model]:
+        if state.output is not None or state.room <= 0 or not proposer_schedule.gammas[model]:
             return False
         return proposer_schedule.alternate or (
-            model == proposer_schedule.order[0] and not state.queue.pending and not state.accepted
+            model == proposer_schedule.order[0] and not state.chain.pending and not state.accepted
         )
 
     # ---- one turn
@@ -138,91 +138,91 @@ class Collaborative:
     def _feed(self, model: int, group: Sequence[CollaborativeState]) -> None:
         """Feed the model the tokens it has not seen; extends its logits up to the last fed token."""
         alternate = self.members.policy.proposer_schedule.alternate
-        segments, fed = [], []
+        slices, fed = [], []
         for state in group:
-            queue, end = state.queue, state.queue.frontier + len(state.queue.pending)
-            if queue.pending and not alternate and queue.pending[-1].proposer in state.blend.members:
+            chain, end = state.chain, state.chain.frontier + len(state.chain.pending)
+            if chain.pending and not alternate and chain.pending[-1].proposer in state.blend.members:
                 end -= 1  # no model reads the row after the last proposal: its proposer has not scored it
-            start = queue.fed[model]
+            start = chain.fed[model]
             if start < end:
                 tokens = state.tokens(start, end)
-                segments.append(SequenceSlice(state.id, start, tokens, logits_from=max(0, queue.frontier - start - 1)))
+                slices.append(SequenceSlice(state.id, start, tokens, logits_from=max(0, chain.frontier - start - 1)))
                 fed.append(state)
-        if segments:
-            self._advance(model, fed, segments)
+        if slices:
+            self._advance(model, fed, slices)
 
-    def _advance(self, model: int, states: Sequence[CollaborativeState], segments: Sequence[SequenceSlice]) -> None:
-        """Score slices with the model and append the logits to the queues."""
-        logits = self._forward(model, segments)
+    def _advance(self, model: int, states: Sequence[CollaborativeState], slices: Sequence[SequenceSlice]) -> None:
+        """Score slices with the model and append the logits to the chains."""
+        logits = self._forward(model, slices)
         first = 0
-        for state, segment in zip(states, segments, strict=True):
-            last = first + len(segment.tokens) - segment.logits_from
-            state.queue.advance(model, segment.start + len(segment.tokens), logits[first:last])
+        for state, part in zip(states, slices, strict=True):
+            last = first + len(part.tokens) - part.logits_from
+            state.chain.advance(model, part.start + len(part.tokens), logits[first:last])
             state.count_calls(self.members.names[model])
             first = last
 
-    def _forward(self, model: int, segments: Sequence[SequenceSlice]) -> Tensor:
+    def _forward(self, model: int, slices: Sequence[SequenceSlice]) -> Tensor:
         members = self.members
         started = self.components.clock()
-        logits = members.models[model].forward(TokenBatch(tuple(segments)))
-        self._record_call(model, segments, 1, started)
+        logits = members.models[model].forward(TokenBatch(tuple(slices)))
+        self._record_call(model, slices, 1, started)
         return logits
 
-    def _record_call(self, model: int, segments: Sequence[SequenceSlice], passes: int, started: float) -> None:
+    def _record_call(self, model: int, slices: Sequence[SequenceSlice], passes: int, started: float) -> None:
         name, seconds = self.members.names[model], self.components.clock() - started
         self.calls[name] = self.calls.get(name, 0) + passes
-        call = ModelCall(sum(len(segment.tokens) for segment in segments), len(segments), passes)
-        self._rows, self._passes = self._rows + call.rows + (passes - 1) * len(segments), self._passes + passes
+        call = ModelCall(sum(len(part.tokens) for part in slices), len(slices), passes)
+        self._rows, self._passes = self._rows + call.rows + (passes - 1) * len(slices), self._passes + passes
         self.members.policy.observe_call(model, call, seconds)
 
     # ---- proposals
 
     def _can_draft_only(self, state: CollaborativeState, model: int) -> bool:
         """Return whether the model has nothing to verify in this turn, so that its whole proposal is one call."""
-        queue, others = state.queue, [member for member in state.blend.members if member != model]
-        known = all(queue.scored(other) for other in others)  # then a distribution to draw from exists at the frontier
+        chain, others = state.chain, [member for member in state.blend.members if member != model]
+        known = all(chain.scored(other) for other in others)  # then a distribution to draw from exists at the frontier
         return (
-            not queue.pending and not known and queue.fed[model] < queue.frontier and self._should_propose(state, model)
+            not chain.pending and not known and chain.fed[model] < chain.frontier and self._should_propose(state, model)
         )
 
     def _feed_and_propose(self, model: int, group: Sequence[CollaborativeState]) -> set[str]:
         """Feed the model its unseen tokens and draft after them; returns the ids of the sequences that were drafted."""
-        segments = {}
+        slices = {}
         for state in group:
-            tokens = state.tokens(state.queue.fed[model], state.queue.frontier)
-            segments[state.id] = SequenceSlice(state.id, state.queue.fed[model], tokens, logits_from=len(tokens) - 1)
+            tokens = state.tokens(state.chain.fed[model], state.chain.frontier)
+            slices[state.id] = SequenceSlice(state.id, state.chain.fed[model], tokens, logits_from=len(tokens) - 1)
         gamma = self.members.policy.proposer_schedule.gammas[model]
-        return self._rollout(model, group, segments, {state.id: min(gamma, state.room) for state in group})
+        return self._rollout(model, group, slices, {state.id: min(gamma, state.room) for state in group})
 
     def _propose(self, model: int, group: Sequence[CollaborativeState]) -> None:
-        """Extend each queue by the model's proposal; the first token needs no further call."""
+        """Extend each chain by the model's proposal; the first token needs no further call."""
         members = self.members
         proposer, gamma = Proposer(model, members.names[model]), members.policy.proposer_schedule.gammas[model]
         left = {state.id: min(gamma, state.room) for state in group}
         while group:
-            queues = [(state.extended, state.queue, state.stream_kind(members.acceptance_method)) for state in group]
-            chosen = draw_proposals(proposer, torch.stack([state.queue.last(model) for state in group]), queues)
-            segments = {}
+            chains = [(state.extended, state.chain, state.stream_kind(members.acceptance_method)) for state in group]
+            chosen = draw_proposals(proposer, torch.stack([state.chain.last(model) for state in group]), chains)
+            slices = {}
             for state, proposal in zip(group, chosen, strict=True):
                 if proposal is None:
                     state.stopped = True  # the blend's own rows decide whether this is an error
                     continue
-                state.queue.pending.append(proposal)
+                state.chain.pending.append(proposal)
                 left[state.id] -= 1
                 if left[state.id] > 0:
-                    end = state.queue.frontier + len(state.queue.pending)
-                    segments[state.id] = SequenceSlice(state.id, end - 1, (proposal.token,))
-            group = [state for state in group if state.id in segments]
-            rollout = self._rollout(model, group, segments, left)
+                    end = state.chain.frontier + len(state.chain.pending)
+                    slices[state.id] = SequenceSlice(state.id, end - 1, (proposal.token,))
+            group = [state for state in group if state.id in slices]
+            rollout = self._rollout(model, group, slices, left)
             group = [state for state in group if state.id not in rollout]
             if group:
-                self._advance(model, group, [segments[state.id] for state in group])
+                self._advance(model, group, [slices[state.id] for state in group])
 
     def _rollout(
         self,
         model: int,
         group: Sequence[CollaborativeState],
-        segments: Mapping[str, SequenceSlice],
+        slices: Mapping[str, SequenceSlice],
         depths: Mapping[str, int],
     ) -> set[str]:
         """Feed slices and let the model's native loop draft, one call per depth; returns the ids that were drafted."""
@@ -233,18 +233,18 @@ class Collaborative:
         for depth in {depths[state.id] for state in able}:
             states = [state for state in able if depths[state.id] == depth]
             params = [
-                rollout_params(state.extended, state.queue, state.stream_kind(members.acceptance_method), depth)
+                rollout_params(state.extended, state.chain, state.stream_kind(members.acceptance_method), depth)
                 for state in states
             ]
-            fed, started = [segments[state.id] for state in states], self.components.clock()
+            fed, started = [slices[state.id] for state in states], self.components.clock()
             rollout = members.models[model].rollout(TokenBatch(tuple(fed)), params)
             self._record_call(model, fed, depth, started)
-            for place, (state, segment) in enumerate(zip(states, fed, strict=True)):
+            for place, (state, part) in enumerate(zip(states, fed, strict=True)):
                 proposals, rows = read_rollout(
                     proposer, rollout, place, (state.extended, state.stream_kind(members.acceptance_method))
                 )
-                state.queue.advance(model, segment.start + len(segment.tokens) + len(rows) - 1, rows)
-                state.queue.pending += proposals
+                state.chain.advance(model, part.start + len(part.tokens) + len(rows) - 1, rows)
+                state.chain.pending += proposals
                 state.stopped = state.stopped or len(proposals) < depth
                 state.count_calls(proposer.name, depth)
                 done.add(state.id)
@@ -262,14 +262,14 @@ class Collaborative:
         members = self.members
         cases = [state.draft_to_verify() for state in states]
         counts = [_rows(state, len(draft) if draft else 0) for state, (_, draft) in zip(states, cases, strict=True)]
-        queues = [
-            torch.cat([state.queue.logits(member, count) for state, count in zip(states, counts, strict=True)])
+        member_logits = [
+            torch.cat([state.chain.logits(member, count) for state, count in zip(states, counts, strict=True)])
             for member in blend.members
         ]
-        for state, outcome in zip(states, members.decide(blend, cases, counts, queues), strict=True):
-            proposed = state.queue.pending[: len(outcome.draft) if outcome.draft else 0]
-            accepted = state.apply_result(outcome)
-            for place, proposal in enumerate(proposed[: accepted + 1] if outcome.result else ()):
+        for state, output in zip(states, members.decide(blend, cases, counts, member_logits), strict=True):
+            proposed = state.chain.pending[: len(output.draft) if output.draft else 0]
+            accepted = state.apply_result(output)
+            for place, proposal in enumerate(proposed[: accepted + 1] if output.result else ()):
                 members.policy.observe_acceptance(proposal.proposer, place < accepted)
 
     # ---- known tokens
@@ -282,26 +282,26 @@ class Collaborative:
         members = self.members
         rows: dict[str, list[Tensor]] = {state.id: [] for state in states}
         for model in range(len(members.models)):
-            lagging = [state for state in states if state.queue.fed[model] < _computed_end(state)]
-            segments = []
+            lagging = [state for state in states if state.chain.fed[model] < _computed_end(state)]
+            slices = []
             for state in lagging:
-                tokens = state.tokens(state.queue.fed[model], _computed_end(state))
+                tokens = state.tokens(state.chain.fed[model], _computed_end(state))
                 first = 0 if state.wants_prompt_rows else len(tokens)
-                segments.append(SequenceSlice(state.id, state.queue.fed[model], tokens, logits_from=first))
-                state.queue.fed[model], state.queue.rows[model] = _computed_end(state), None
+                slices.append(SequenceSlice(state.id, state.chain.fed[model], tokens, logits_from=first))
+                state.chain.fed[model], state.chain.rows[model] = _computed_end(state), None
                 state.count_calls(members.names[model])
-            if not segments:
+            if not slices:
                 continue
-            groups = self._forward(model, segments).split([len(s.tokens) - s.logits_from for s in segments])
+            groups = self._forward(model, slices).split([len(s.tokens) - s.logits_from for s in slices])
             for state, group in zip(lagging, groups, strict=True):
                 if model in state.blend.members:
                     rows[state.id].append(group)
         for state in states:
             count = int(state.entry.reaches_end)
-            outcome = StepOutput(state.entry, None, None)
+            output = StepOutput(state.entry, None, None)
             if state.wants_prompt_rows:
-                (outcome,) = members.decide(state.blend, [(state.entry, None)], [count], rows[state.id])
-            state.apply_result(outcome)
+                (output,) = members.decide(state.blend, [(state.entry, None)], [count], rows[state.id])
+            state.apply_result(output)
 
 
 def _rows(state: CollaborativeState, proposals: int) -> int:

@@ -17,7 +17,7 @@ from cospec.core.types import RequestState, StepOutput
 from cospec.core.verifier import TargetVerifier
 from cospec.ensemble.blends.registry import BlendRegistry
 from cospec.ensemble.blends.weighted import Single
-from cospec.ensemble.proposal_queue import ProposalQueue, ProposalQueues
+from cospec.ensemble.proposal_chain import ProposalChain, ProposalChains
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
 from cospec.ensemble.state import DraftToVerify
 from cospec.errors import InvalidInput, words
@@ -44,20 +44,20 @@ class EnsembleDecoder:
     ) -> None:
         self.models, self.names, self.blends = loaded.models, loaded.names, blends
         self.verifier = TargetVerifier(loaded.models[0], Single(), acceptance_methods, native)
-        self._native = all(model.direct is not None for model in loaded.models)
+        self._native = all(model.native_forward is not None for model in loaded.models)
 
     def verify(self, blend: Blend, tasks: Sequence[VerifyTask], member_logits: Sequence[Tensor]) -> list[StepOutput]:
-        """Return one outcome per task, from the logits ``[R, V]`` of every member of the blend."""
+        """Return one output per task, from the logits ``[R, V]`` of every member of the blend."""
         if blend.recipe is not None and self.verifier.supports_blend(tasks, member_logits):
-            outcomes = self.verifier.decide_by_blend(tasks, blend.recipe, member_logits)
+            outputs = self.verifier.decide_by_blend(tasks, blend.recipe, member_logits)
         else:
             try:
                 with torch.no_grad():
                     logits = blend.combine(member_logits)
             except InvalidInput as error:
                 return [StepOutput(task.entry, None, None, error=str(error)) for task in tasks]
-            outcomes = self.verifier.decide(tasks, logits)
-        return [_named(outcome, blend) if outcome.error == NOT_FINITE else outcome for outcome in outcomes]
+            outputs = self.verifier.decide(tasks, logits)
+        return [_named(output, blend) if output.error == NOT_FINITE else output for output in outputs]
 
     def limit_torch_threads(self) -> AbstractContextManager[None]:
         """Limit torch to one thread while all forwards are native."""
@@ -83,16 +83,16 @@ class ProposingEnsemble:
         self, decoder: EnsembleDecoder, policy: GoodputProposerPolicy, threads: bool, rollouts: bool = True
     ) -> None:
         self.models, self.names, self.policy, self.rollouts = decoder.models, decoder.names, policy, rollouts
-        self.queues = ProposalQueues(len(decoder.models))
+        self.chains = ProposalChains(len(decoder.models))
         self.limit_torch_threads = decoder.limit_torch_threads
         self._decoder = decoder
         self._threads = ThreadPoolExecutor(len(decoder.models)) if threads else None
 
-    def proposal_queue(self, sequence: RequestState) -> ProposalQueue:
-        """Return the proposal queue of a sequence; a new queue after each admission."""
-        queue = self.queues.open(sequence.id, len(sequence.tokens), sequence.computed)
-        assert queue.frontier == len(sequence.tokens), "the queue does not end at the last committed token"
-        return queue
+    def proposal_chain(self, sequence: RequestState) -> ProposalChain:
+        """Return the proposal chain of a sequence; a new chain after each admission."""
+        chain = self.chains.open(sequence.id, len(sequence.tokens), sequence.computed)
+        assert chain.frontier == len(sequence.tokens), "the chain does not end at the last committed token"
+        return chain
 
     def blend(self, sequence: RequestState) -> Blend:
         """Return the blend of the sequence's request."""
@@ -105,10 +105,10 @@ class ProposingEnsemble:
     def decide(
         self, blend: Blend, cases: Sequence[DraftToVerify], counts: Sequence[int], member_logits: Sequence[Tensor]
     ) -> list[StepOutput]:
-        """Return one outcome per case, by ``member_logits [R, V]`` of every member of the blend.
+        """Return one output per case, by ``member_logits [R, V]`` of every member of the blend.
 
         The last ``counts[i]`` rows of a case verify its draft; only a single case has other rows. A blend that cannot
-        be computed gives outcomes with an error.
+        be computed gives outputs with an error.
         """
         tasks, first = [], 0
         for (entry, draft), count in zip(cases, counts, strict=True):
@@ -124,7 +124,7 @@ class ProposingEnsemble:
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
-        self.queues.drop(ids)
+        self.chains.drop(ids)
         self._decoder.free(ids)
 
     def close(self) -> None:
@@ -133,11 +133,11 @@ class ProposingEnsemble:
             self._threads.shutdown()
 
 
-def _named(outcome: StepOutput, blend: Blend) -> StepOutput:
-    """Return the outcome of a sequence whose blend gives no distribution; the error names the blend."""
+def _named(output: StepOutput, blend: Blend) -> StepOutput:
+    """Return the output of a sequence whose blend gives no distribution; the error names the blend."""
     allowed = "finite logits, or minus infinity for an excluded token"
     return replace(
-        outcome, error=str(InvalidInput(f"ensemble {blend.name}", words("not numbers at this prompt"), allowed))
+        output, error=str(InvalidInput(f"ensemble {blend.name}", words("not numbers at this prompt"), allowed))
     )
 
 

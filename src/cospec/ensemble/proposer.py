@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import RolloutOutput, RolloutParams
-from cospec.core.rng import RandomStreams, Stream, StreamKind, exponential_sample
+from cospec.core.rng import RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, likeliest, target_probs
 from cospec.core.types import RequestState
-from cospec.ensemble.proposal_queue import Proposal, ProposalQueue
+from cospec.ensemble.proposal_chain import Proposal, ProposalChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Proposer:
 
 
 def draw_proposals(
-    proposer: Proposer, logits: Tensor, queues: Sequence[tuple[RequestState, ProposalQueue, StreamKind]]
+    proposer: Proposer, logits: Tensor, chains: Sequence[tuple[RequestState, ProposalChain, StreamKind]]
 ) -> list[Proposal | None]:
-    """Draw one more token for each queue from its row of ``logits [S, V]``; None where the row is not numbers.
+    """Draw one more token for each chain from its row of ``logits [S, V]``; None where the row is not numbers.
 
     The acceptance method of the request selects the random stream: the draft stream, for which q is kept, or the
     target's. The frontier at the time of the draw is the key. No later draw for the same position shares this key,
@@ -34,15 +34,15 @@ def draw_proposals(
     """
     best = likeliest(logits)
     made = [None if token is None else Proposal(token, proposer.model, proposer.name) for token in best]
-    drawing = [row for row, (sequence, _, _) in enumerate(queues) if best[row] is not None and not _plain(sequence)]
+    drawing = [row for row, (sequence, _, _) in enumerate(chains) if best[row] is not None and not _plain(sequence)]
     if drawing:
-        q = target_probs(logits[drawing], [_block(*queues[row][:2]) for row in drawing])
-        streams = [_stream(*queues[row]) for row in drawing]
+        q = target_probs(logits[drawing], [_block(*chains[row][:2]) for row in drawing])
+        streams = [_stream(*chains[row]) for row in drawing]
         for place, (row, token) in enumerate(zip(drawing, exponential_sample(q, streams), strict=True)):
             if token < 0:  # the request's parameters exclude every token
                 made[row] = None
                 continue
-            kept = q[place] if queues[row][2] is StreamKind.DRAFT else None
+            kept = q[place] if chains[row][2] is StreamKind.DRAFT else None
             made[row] = Proposal(token, proposer.model, proposer.name, kept)
     return made
 
@@ -53,22 +53,22 @@ def supports_rollout(sequence: RequestState) -> bool:
     return not params.edits_logits and (params.greedy or not params.truncates)
 
 
-def rollout_params(sequence: RequestState, queue: ProposalQueue, stream_kind: StreamKind, depth: int) -> RolloutParams:
+def rollout_params(sequence: RequestState, chain: ProposalChain, stream_kind: StreamKind, depth: int) -> RolloutParams:
     """Return parameters for a native loop that draws the tokens of ``draw_proposals``, and returns its logits."""
     params = sequence.request.sampling
     return RolloutParams(
-        0.0 if params.greedy else params.temperature, _stream(sequence, queue, stream_kind), depth, logits=True
+        0.0 if params.greedy else params.temperature, _stream(sequence, chain, stream_kind), depth, logits=True
     )
 
 
 def read_rollout(
-    proposer: Proposer, rollout: RolloutOutput, place: int, queue: tuple[RequestState, StreamKind]
+    proposer: Proposer, rollout: RolloutOutput, place: int, chain: tuple[RequestState, StreamKind]
 ) -> tuple[list[Proposal], Tensor]:
     """Return the proposals of a native loop for the sequence at ``place``, and their logits.
 
     Both end where the logits are not numbers.
     """
-    (sequence, stream_kind), tokens = queue, rollout.tokens[place]
+    (sequence, stream_kind), tokens = chain, rollout.tokens[place]
     count = tokens.index(-1) if -1 in tokens else len(tokens)
     kept = rollout.q if stream_kind is StreamKind.DRAFT and not sequence.request.sampling.greedy else None
     proposals = [
@@ -79,9 +79,9 @@ def read_rollout(
     return proposals, torch.from_numpy(rollout.logits[: count + 1, place])
 
 
-def _stream(sequence: RequestState, queue: ProposalQueue, stream_kind: StreamKind) -> Stream:
-    """Return the random stream of the queue's next proposal."""
-    return RandomStreams(sequence.request.seed, queue.frontier).stream(queue.frontier + len(queue.pending), stream_kind)
+def _stream(sequence: RequestState, chain: ProposalChain, stream_kind: StreamKind) -> StreamKey:
+    """Return the random stream of the chain's next proposal."""
+    return RandomStreams(sequence.request.seed, chain.frontier).stream(chain.frontier + len(chain.pending), stream_kind)
 
 
 def _plain(sequence: RequestState) -> bool:
@@ -90,7 +90,7 @@ def _plain(sequence: RequestState) -> bool:
     return params.greedy and not params.edits_logits
 
 
-def _block(sequence: RequestState, queue: ProposalQueue) -> RowBlock:
-    ahead = [proposal.token for proposal in queue.pending]
+def _block(sequence: RequestState, chain: ProposalChain) -> RowBlock:
+    ahead = [proposal.token for proposal in chain.pending]
     history = History(sequence.tokens, sequence.prompt_len, [ahead], sequence.processors)
     return RowBlock(sequence.request.sampling, history)

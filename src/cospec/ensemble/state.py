@@ -12,27 +12,27 @@ from cospec.core.plugins import AcceptanceMethod
 from cospec.core.rng import StreamKind
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import Draft, RequestState, ScheduledRequest, StepOutput, VerifyResult
-from cospec.ensemble.proposal_queue import Proposal, ProposalQueue
+from cospec.ensemble.proposal_chain import Proposal, ProposalChain
 
 DraftToVerify = tuple[ScheduledRequest, Draft | None]
 
 
 @dataclass(slots=True)
 class CollaborativeState:
-    """Begins as an entry of the plan, ends as its outcome.
+    """Begins as an entry of the plan, ends as the output of the entry.
 
     Attributes:
         accepted: proposals that were accepted in this step.
         stopped: no model proposes any more, because logits were not numbers.
-        outcome: set when the sequence gains no more tokens in this step.
+        output: set when the sequence gains no more tokens in this step.
     """
 
     entry: ScheduledRequest
-    queue: ProposalQueue
+    chain: ProposalChain
     blend: Blend
     accepted: list[Proposal] = field(default_factory=list)
     stopped: bool = False
-    outcome: StepOutput | None = None
+    output: StepOutput | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     calls: dict[str, int] = field(default_factory=dict)
 
@@ -43,7 +43,7 @@ class CollaborativeState:
     @property
     def room(self) -> int:
         """Number of tokens that may still be proposed."""
-        used = self.queue.frontier + len(self.queue.pending) - len(self.entry.sequence.tokens)
+        used = self.chain.frontier + len(self.chain.pending) - len(self.entry.sequence.tokens)
         return 0 if self.stopped else self.entry.budget.depth - used
 
     @property
@@ -55,12 +55,12 @@ class CollaborativeState:
     @property
     def known_rows(self) -> int:
         """Number of positions from the frontier on that every member of the blend has scored."""
-        return min(self.queue.scored(member) for member in self.blend.members)
+        return min(self.chain.scored(member) for member in self.blend.members)
 
     @property
     def verifiable(self) -> bool:
         """Whether a proposal can be verified, or a token can be drawn without proposals."""
-        return self.known_rows > 0 and bool(self.queue.pending or not self.accepted)
+        return self.known_rows > 0 and bool(self.chain.pending or not self.accepted)
 
     @property
     def extended(self) -> RequestState:
@@ -76,7 +76,7 @@ class CollaborativeState:
         known = self.entry.sequence.tokens
         found = known[start:end]
         if end > len(known):
-            ahead = [*self.accepted, *self.queue.pending]
+            ahead = [*self.accepted, *self.chain.pending]
             found += [proposal.token for proposal in ahead[max(0, start - len(known)) : end - len(known)]]
         return tuple(found)
 
@@ -91,40 +91,40 @@ class CollaborativeState:
 
     def draft_to_verify(self) -> DraftToVerify:
         """Return the current entry and the proposals that all members have scored."""
-        entry, base = self.entry, self.queue.frontier
+        entry, base = self.entry, self.chain.frontier
         if self.accepted:
             entry = ScheduledRequest(self.extended, 1, entry.budget)
-        return entry, draft_of(self.id, base, self.queue.pending[: self.known_rows])
+        return entry, draft_of(self.id, base, self.chain.pending[: self.known_rows])
 
     def apply_result(self, verified: StepOutput) -> int:
-        """Apply a verification result to the first proposals of the queue; returns the number of accepted proposals."""
+        """Apply a verification result to the first proposals of the chain; returns the number of accepted proposals."""
         if verified.error is not None or verified.result is None:
-            self.outcome = replace(verified, entry=self.entry, draft=None, model_calls=self.calls)
+            self.output = replace(verified, entry=self.entry, draft=None, model_calls=self.calls)
             return 0
-        result, queue = verified.result, self.queue
+        result, chain = verified.result, self.chain
         accepted = len(result.path)
-        seen = queue.pending[: len(verified.draft) if verified.draft else 0]
+        seen = chain.pending[: len(verified.draft) if verified.draft else 0]
         self.accepted += seen[:accepted]
         self.logprobs += verified.logprobs
-        queue.accept(accepted)
+        chain.accept(accepted)
         if result.token is not None:
-            queue.replace()
-            self._set_outcome(verified, [*self.accepted, *seen[accepted:]], result)
+            chain.replace()
+            self._set_output(verified, [*self.accepted, *seen[accepted:]], result)
         return accepted
 
     def finish(self) -> StepOutput:
-        """Return the outcome; without a further token it holds the accepted proposals alone."""
-        if self.outcome is None:
+        """Return the output; without a further token it holds the accepted proposals alone."""
+        if self.output is None:
             path = tuple(range(len(self.accepted)))
             verified = StepOutput(self.entry, None, None)
-            self._set_outcome(verified, self.accepted, VerifyResult(path, None, bonus=True))
-        assert self.outcome is not None
-        return self.outcome
+            self._set_output(verified, self.accepted, VerifyResult(path, None, bonus=True))
+        assert self.output is not None
+        return self.output
 
-    def _set_outcome(self, verified: StepOutput, proposals: list[Proposal], result: VerifyResult) -> None:
+    def _set_output(self, verified: StepOutput, proposals: list[Proposal], result: VerifyResult) -> None:
         draft = draft_of(self.id, len(self.entry.sequence.tokens), proposals)
         whole = VerifyResult(tuple(range(len(self.accepted))), result.token, result.bonus)
-        self.outcome = StepOutput(
+        self.output = StepOutput(
             self.entry, draft, whole, self.logprobs, verified.prompt_logprobs, model_calls=self.calls
         )
 

@@ -13,7 +13,7 @@ from cospec.acceptance.reference import VerifyTask
 from cospec.core.interfaces import Blend, BlockManager
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import AcceptanceMethod
-from cospec.core.step import FinishedFuture
+from cospec.core.submitted_step import FinishedFuture
 from cospec.core.types import Commit, Draft, RequestState, ScheduledRequest, StepOutput
 from cospec.ensemble.ensemble import EnsembleDecoder
 
@@ -78,12 +78,12 @@ class EnsembleKVManager:
 
 @dataclass(slots=True)
 class _BlendGroup:
-    """The sequences of one blend in one step; ``queues`` holds the logits ``[R, V]`` of each member."""
+    """The sequences of one blend in one step; ``member_logits`` holds the logits ``[R, V]`` of each member."""
 
     blend: Blend
     tasks: Sequence[VerifyTask]
-    segments: Sequence[SequenceSlice]
-    queues: list[Tensor] = field(default_factory=list)
+    slices: Sequence[SequenceSlice]
+    member_logits: list[Tensor] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -109,7 +109,7 @@ class EnsembleVerifier:
     def submit(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> FinishedFuture[list[StepOutput]]:
-        """Return one outcome per entry, in order; the result is there at once.
+        """Return one output per entry, in order; the result is there at once.
 
         Each model runs once for all sequences whose blend includes it. The sequences of one blend are verified
         together.
@@ -119,11 +119,11 @@ class EnsembleVerifier:
             for place, model in enumerate(self._decoder.models):
                 reading = [group for group in groups if place in group.blend.members]
                 if reading:
-                    segments = tuple(segment for group in reading for segment in group.segments)
-                    rows = model.forward(TokenBatch(segments)).split([group.rows for group in reading])
+                    slices = tuple(part for group in reading for part in group.slices)
+                    rows = model.forward(TokenBatch(slices)).split([group.rows for group in reading])
                     for group, own in zip(reading, rows, strict=True):
-                        group.queues.append(own)
-            found = {outcome.entry.sequence.id: outcome for group in groups for outcome in self._verify(group)}
+                        group.member_logits.append(own)
+            found = {output.entry.sequence.id: output for group in groups for output in self._verify(group)}
         return FinishedFuture([found[entry.sequence.id] for entry in entries])
 
     def commit(self, commits: Sequence[Commit]) -> None:
@@ -152,8 +152,8 @@ class EnsembleVerifier:
     def _verify(self, group: _BlendGroup) -> list[StepOutput]:
         """Verify one group; without rows the step only computes known tokens, and there is nothing to blend."""
         if group.rows:
-            outcomes = self._decoder.verify(group.blend, group.tasks, group.queues)
+            outputs = self._decoder.verify(group.blend, group.tasks, group.member_logits)
         else:
-            outcomes = [StepOutput(task.entry, None, None) for task in group.tasks]
+            outputs = [StepOutput(task.entry, None, None) for task in group.tasks]
         calls = {self._decoder.names[member]: 1 for member in group.blend.members}
-        return [replace(outcome, model_calls=calls) for outcome in outcomes]
+        return [replace(output, model_calls=calls) for output in outputs]

@@ -19,7 +19,7 @@ import numpy as np
 from cospec.core.interfaces import ExecutionMode, StepContext
 from cospec.core.rng import Floats
 from cospec.core.stats import ExecutionInfo
-from cospec.core.step import StepResult, SubmittedStep
+from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, SchedulerOutput
 from cospec.execution.draft_ahead import DraftAhead
 from cospec.execution.pipelined import Pipelined

@@ -38,7 +38,7 @@ class DraftRequest:
         A sequence is verified at most once in the meantime. So it gained nothing, or the assumed tokens and at most one
         more.
         """
-        context, sure = self.context, self.context.committed
+        context, sure = self.context, self.context.committed_len
         gained = len(tokens) - sure
         if gained == 0 or context.assumed == 0:
             return gained == 0

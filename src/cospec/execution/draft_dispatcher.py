@@ -10,7 +10,7 @@ from typing import Any
 from cospec.core.interfaces import Executor, StepContext
 from cospec.core.rng import StreamKind, derive_seed
 from cospec.core.stats import StepTimes
-from cospec.core.step import FinishedFuture, Future, SubmittedStep
+from cospec.core.submitted_step import FinishedFuture, Future, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -108,8 +108,8 @@ class DraftDispatcher:
         """Return whether the sequence needs a draft that was not requested yet."""
         return self.waits_for_draft(entry) and entry.sequence.id not in self.buffer.pending
 
-    def submit(self, batch: Sequence[ScheduledRequest], drafts: Mapping[str, Draft], readable: str) -> SubmittedStep:
-        """Submit a batch to the verifier; ``readable`` is the reason why no multi-step call runs the batch."""
+    def submit(self, batch: Sequence[ScheduledRequest], drafts: Mapping[str, Draft], python_path: str) -> SubmittedStep:
+        """Submit a batch to the verifier; ``python_path`` is the reason for the Python path."""
         started = self.components.clock()
         ids = [entry.sequence.id for entry in batch]
         failures = {id: self._failures.pop(id) for id in ids if id in self._failures}
@@ -120,7 +120,7 @@ class DraftDispatcher:
         busy = self.executor.busy if self.executor else 0.0
         times = StepTimes(busy - self._busy, self.components.clock() - started)
         self._busy = busy
-        return SubmittedStep(batch, future, times, dict.fromkeys(ids, readable), failed_outputs(batch, failures))
+        return SubmittedStep(batch, future, times, dict.fromkeys(ids, python_path), failed_outputs(batch, failures))
 
     def drafts_of(self, batch: Sequence[ScheduledRequest]) -> dict[str, Draft]:
         """Return the finished drafts of a batch, trimmed by the policy."""

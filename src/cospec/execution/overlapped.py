@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from cospec.core.interfaces import StepContext
 from cospec.core.stats import ExecutionInfo
-from cospec.core.step import StepResult, SubmittedStep
+from cospec.core.submitted_step import StepResult, SubmittedStep
 from cospec.core.types import Commit, Draft, ScheduledRequest, SchedulerOutput
 from cospec.execution.draft_dispatcher import DRAFT_TIMEOUT, DraftDispatcher
 

@@ -11,7 +11,7 @@ from cospec.core.interfaces import StepContext
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.rng import StreamKind
 from cospec.core.stats import ExecutionInfo, StepTimes
-from cospec.core.step import FinishedFuture, Future, StepResult, SubmittedStep
+from cospec.core.submitted_step import FinishedFuture, Future, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
@@ -47,9 +47,9 @@ class Sequential:
         if components.verifier.max_in_flight > 1:  # the target does not run in this thread
             runner, reason = None, IN_FLIGHT
         ids = [entry.sequence.id for entry in plan.entries]
-        readable = dict.fromkeys(ids, reason) if runner is None else runner.supports(plan)
+        python_path = dict.fromkeys(ids, reason) if runner is None else runner.supports(plan)
         self._release(plan.entries)
-        asked = [entry for entry in plan.entries if entry.budget.depth and entry.sequence.id in readable]
+        asked = [entry for entry in plan.entries if entry.budget.depth and entry.sequence.id in python_path]
         drafts, failures = self._draft(asked)
         sound = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
         drafted = components.clock()
@@ -63,7 +63,7 @@ class Sequential:
             future = components.verifier.submit(sound, drafts) if sound else future
             times = StepTimes(drafting, components.clock() - drafted)
         return SubmittedStep(
-            plan.entries, future, times, readable, failed_outputs(plan.entries, failures) if failures else ()
+            plan.entries, future, times, python_path, failed_outputs(plan.entries, failures) if failures else ()
         )
 
     def collect(self, step: SubmittedStep) -> StepResult:

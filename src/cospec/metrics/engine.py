@@ -33,7 +33,7 @@ class EngineMetrics:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     native_requests: int = 0  # requests of each step that ran natively in all parts
-    readable_requests: dict[str, int] = field(default_factory=dict)  # the others, by reason
+    python_path_requests: dict[str, int] = field(default_factory=dict)  # the others, by reason
     requests_finished: dict[str, int] = field(default_factory=dict)
     execution_mode_info: dict[str, str] = field(default_factory=dict)  # the round at work, and the reason
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
@@ -49,12 +49,12 @@ class Counters:
         self.accepted: Counter[str] = Counter()
         self.per_position: dict[str, Counter[int]] = defaultdict(Counter)
         self.finished: Counter[str] = Counter()
-        self.readable: Counter[str] = Counter()
+        self.python_path: Counter[str] = Counter()
         self.native = 0
         self.prompt_tokens = self.prefix_hits = self.generated = self.rounds = 0
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
 
-    def observe(self, outcomes: Sequence[StepOutput], commits: Sequence[Commit], stats: StepStats) -> None:
+    def observe(self, outputs: Sequence[StepOutput], commits: Sequence[Commit], stats: StepStats) -> None:
         """Add one round."""
         self.rounds += stats.times.steps
         self.seconds += stats.total
@@ -62,15 +62,15 @@ class Counters:
         self.target_seconds += stats.times.target
         self.generated += stats.committed
         if stats.drafts:
-            for outcome, commit in zip(outcomes, commits, strict=True):
-                if outcome.draft is not None:
-                    self._judged(outcome.draft.drafters, commit.path)
+            for output, commit in zip(outputs, commits, strict=True):
+                if output.draft is not None:
+                    self._judged(output.draft.drafters, commit.path)
 
-    def ran(self, requests: int, readable: Mapping[str, str]) -> None:
-        """Count ``requests`` of a step; ``readable`` gives the reason for each that was not native."""
-        self.native += requests - len(readable)
-        if readable:
-            self.readable.update(readable.values())
+    def ran(self, requests: int, python_path: Mapping[str, str]) -> None:
+        """Count ``requests`` of a step; ``python_path`` gives the reason for each that was not native."""
+        self.native += requests - len(python_path)
+        if python_path:
+            self.python_path.update(python_path.values())
 
     def _judged(self, names: Sequence[str], path: Sequence[int]) -> None:
         for name in set(names):
@@ -110,6 +110,6 @@ class Counters:
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,
             native_requests=self.native,
-            readable_requests=dict(self.readable),
+            python_path_requests=dict(self.python_path),
             requests_finished=dict(self.finished),
         )

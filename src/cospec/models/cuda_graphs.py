@@ -51,7 +51,7 @@ Record = Callable[[Step], Step]
 class GraphShape:
     """The size of a captured batch: number of sequences, and pages of each."""
 
-    segments: int
+    slices: int
     pages: int
 
 
@@ -66,7 +66,7 @@ def graph_shape_of(batch: InputBatch, most_entries: int) -> GraphShape | None:
         return None
     fewest = -(-MIN_ENTRIES // batch.page_size)
     bucket = GraphShape(_power_of_two(count), _power_of_two(max(batch.tables.shape[1], fewest)))
-    return bucket if bucket.segments * bucket.pages * batch.page_size <= most_entries else None
+    return bucket if bucket.slices * bucket.pages * batch.page_size <= most_entries else None
 
 
 def _power_of_two(least: int) -> int:
@@ -75,7 +75,7 @@ def _power_of_two(least: int) -> int:
 
 def blank(bucket: GraphShape, page_size: int, device: torch.device) -> InputBatch:
     """Build an empty batch of fixed size. The batch has no spans, because the host does not know its contents."""
-    count = bucket.segments
+    count = bucket.slices
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -89,22 +89,22 @@ class _Rows:
         self.logit_rows: list[int] = []
         self.spans: list[SequenceSpan] = []
 
-    def add(self, segment: SequenceSlice, pages: tuple[int, ...]) -> None:
-        first, start, count = len(self.ids), segment.start, len(segment.tokens)
-        tree = not is_chain(segment.parents)
-        causal = segment.known if tree else count
-        self.ids += segment.tokens
+    def add(self, part: SequenceSlice, pages: tuple[int, ...]) -> None:
+        first, start, count = len(self.ids), part.start, len(part.tokens)
+        tree = not is_chain(part.parents)
+        causal = part.known if tree else count
+        self.ids += part.tokens
         self.positions += range(start, start + causal)
         self.visible += range(start + 1, start + causal + 1)
         self.mask += [0] * causal
         if tree:
             known = start + causal
-            self.positions += [known - 1 + depth for depth in depths(segment.parents)]
+            self.positions += [known - 1 + depth for depth in depths(part.parents)]
             self.visible += [known] * (count - causal)
-            self.mask += ancestor_bits(segment.parents)
+            self.mask += ancestor_bits(part.parents)
         self.write_at += range(start, start + count)
         self.row_segment += [len(self.spans)] * count
-        self.logit_rows += range(first + segment.logits_from, first + count)
+        self.logit_rows += range(first + part.logits_from, first + count)
         self.spans.append(SequenceSpan(first, count, start, pages, tree))
 
 
@@ -113,19 +113,19 @@ def pack(batch: TokenBatch, tables: Tables, page_size: int, device: torch.device
 
     Args:
         tables: returns the pages of a sequence by id.
-        ahead: tokens after each segment that the page tables must cover too.
+        ahead: tokens after each slice that the page tables must cover too.
 
     Raises:
         ValueError: a sequence has too few reserved pages, or a parent list is no tree.
     """
     lookup = tables if callable(tables) else tables.__getitem__
     rows = _Rows()
-    for segment in batch.segments:
-        needed = -(-(segment.start + len(segment.tokens) + ahead) // page_size)
-        pages = tuple(lookup(segment.id)[:needed])
+    for part in batch.slices:
+        needed = -(-(part.start + len(part.tokens) + ahead) // page_size)
+        pages = tuple(lookup(part.id)[:needed])
         if len(pages) < needed:
-            raise ValueError(f"sequence {segment.id} needs {needed} pages and has {len(pages)} reserved")
-        rows.add(segment, pages)
+            raise ValueError(f"sequence {part.id} needs {needed} pages and has {len(pages)} reserved")
+        rows.add(part, pages)
     spans = rows.spans
     table = np.zeros((len(spans), max(len(span.pages) for span in spans)), dtype=np.int32)
     for number, span in enumerate(spans):
@@ -154,17 +154,17 @@ def check(batch: TokenBatch, vocab_size: int, max_len: int) -> None:
 
     Raises:
         InvalidInput: a token id is outside the vocabulary, or a sequence is too long for the model.
-        ValueError: a batch or a segment is empty, an error of the caller.
+        ValueError: a batch or a part is empty, an error of the caller.
     """
-    if not batch.segments:
-        raise ValueError("a batch needs at least one segment")
-    for segment in batch.segments:
-        tokens = segment.tokens
-        if not tokens or not 0 <= segment.logits_from <= len(tokens) or segment.known < 0 or segment.start < 0:
-            raise ValueError(f"segment of sequence {segment.id} is empty or inconsistent: {segment}")
+    if not batch.slices:
+        raise ValueError("a batch needs at least one part")
+    for part in batch.slices:
+        tokens = part.tokens
+        if not tokens or not 0 <= part.logits_from <= len(tokens) or part.known < 0 or part.start < 0:
+            raise ValueError(f"part of sequence {part.id} is empty or inconsistent: {part}")
         low, high = min(tokens), max(tokens)
         if low < 0 or high >= vocab_size:
             raise InvalidInput("token id", low if low < 0 else high, f"0 to {vocab_size - 1}")
-        length = segment.start + segment.known + max(depths(segment.parents), default=0)
+        length = part.start + part.known + max(depths(part.parents), default=0)
         if length > max_len:
             raise InvalidInput("sequence length", length, f"at most {max_len} tokens, drafts included")

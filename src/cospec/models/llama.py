@@ -203,7 +203,7 @@ class FusedLlama:
         return Forwards(
             score=lambda batch: self.logits(batch, cache.layers),
             read=(lambda batch: self.states(batch, cache.layers)) if keep_states else None,
-            direct=self.runner.on(cache, max_len),
+            native_forward=self.runner.on(cache, max_len),
         )
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:

@@ -26,12 +26,12 @@ class Forwards:
 
     Attributes:
         read: set if some component needs the hidden states of every pass.
-        direct: the native forward, if one exists.
+        native_forward: the native forward, if one exists.
     """
 
     score: Score
     read: Read | None = None
-    direct: NativeForward | None = None
+    native_forward: NativeForward | None = None
 
 
 class ModelRunner:
@@ -54,9 +54,9 @@ class ModelRunner:
         self._forwards = forwards
 
     @property
-    def direct(self) -> NativeForward | None:
+    def native_forward(self) -> NativeForward | None:
         """The native forward; None if missing, or if a component reads the states."""
-        return self._forwards.direct if self._forwards.read is None else None
+        return self._forwards.native_forward if self._forwards.read is None else None
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """Return logits ``[R, V]``, float32, see ``Model.forward``.
@@ -65,8 +65,8 @@ class ModelRunner:
             InvalidInput: a token id or a length is out of the model's range.
             ValueError: no pages were reserved.
         """
-        direct = self.direct
-        return self._scored(batch) if direct is None else direct.score(batch)
+        native_forward = self.native_forward
+        return self._scored(batch) if native_forward is None else native_forward.score(batch)
 
     @torch.no_grad()
     def _scored(self, batch: TokenBatch) -> Tensor:
@@ -81,13 +81,13 @@ class ModelRunner:
     @property
     def has_rollout(self) -> bool:
         """Whether the forward is native, see ``Model.has_rollout``."""
-        return self._forwards.direct is not None
+        return self._forwards.native_forward is not None
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
-        """Choose and feed tokens of each segment, see ``Model.rollout``."""
-        direct = self._forwards.direct
-        assert direct is not None, "``has_rollout`` was not asked"
-        return direct.rollout(batch, picks)
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
+        """Choose and feed tokens of each slice, see ``Model.rollout``."""
+        native_forward = self._forwards.native_forward
+        assert native_forward is not None, "``has_rollout`` was not asked"
+        return native_forward.rollout(batch, params)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes, see ``KVCache.commit``."""

@@ -43,7 +43,7 @@ class ToyModel:
         self.cells = [[EMPTY] * self.pages.page_size for _ in range(self.pages.num_pages)]
         self.calls = self.rows = 0  # number of forwards, and number of tokens in them
         self.states: Tensor | None = None
-        self.direct: NativeForward | None = None
+        self.native_forward: NativeForward | None = None
         self.has_rollout = False
         self.device = torch.device("cpu")
 
@@ -55,15 +55,15 @@ class ToyModel:
     def forward(self, batch: TokenBatch) -> Tensor:
         """Write the tokens after ``start``, then read each row's context from the cache."""
         self.calls += 1
-        self.rows += sum(len(segment.tokens) for segment in batch.segments)
+        self.rows += sum(len(part.tokens) for part in batch.slices)
         rows = []
-        for segment in batch.segments:
-            for offset, token in enumerate(segment.tokens):
-                self.write(segment.id, segment.start + offset, token)
-            rows += [self.logits(self.context(segment, row)) for row in self._rows(segment)]
+        for part in batch.slices:
+            for offset, token in enumerate(part.tokens):
+                self.write(part.id, part.start + offset, token)
+            rows += [self.logits(self.context(part, row)) for row in self._rows(part)]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=self.dtype)
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
         """Never called: a table gains nothing from a native loop."""
         raise NotImplementedError
 
@@ -80,18 +80,18 @@ class ToyModel:
             self.pages.free(id)
 
     @staticmethod
-    def _rows(segment: SequenceSlice) -> range:
-        return range(segment.logits_from, len(segment.tokens))
+    def _rows(part: SequenceSlice) -> range:
+        return range(part.logits_from, len(part.tokens))
 
-    def context(self, segment: SequenceSlice, row: int) -> list[int]:
-        """Read the tokens that a row of a segment attends from the cache."""
-        known = segment.start + segment.known
-        if segment.start + row < known:
-            places = list(range(segment.start + row + 1))
+    def context(self, part: SequenceSlice, row: int) -> list[int]:
+        """Read the tokens that a row of a slice attends from the cache."""
+        known = part.start + part.known
+        if part.start + row < known:
+            places = list(range(part.start + row + 1))
         else:
-            node = segment.start + row - known
-            places = list(range(known)) + [known + above for above in path_to(segment.parents, node)]
-        return [self.read(segment.id, place) for place in places]
+            node = part.start + row - known
+            places = list(range(known)) + [known + above for above in path_to(part.parents, node)]
+        return [self.read(part.id, place) for place in places]
 
     def write(self, id: str, place: int, token: int) -> None:
         """Write the cache entry of a position."""

@@ -120,7 +120,7 @@ class CacheBoundForward:
         self._cache_view = array("B", _CACHE.pack(*view))
         library = operators.cdll()
         self._score, self._rollout = library.cospec_llama_score, library.cospec_llama_rollout
-        self.names = (runner.handle, start(self._cache_view))
+        self.handles = (runner.handle, start(self._cache_view))
 
     def pages(self, id: str) -> tuple[int, int]:
         """Return the address of a sequence's page table, and the number of pages."""
@@ -130,29 +130,29 @@ class CacheBoundForward:
         """See ``interfaces.NativeForward``."""
         given = self._pack(batch)
         logits = torch.empty(max(given.rows, 0), self.vocab_size)
-        if not self._score(*self.names, given.packed, logits.data_ptr()):
+        if not self._score(*self.handles, given.packed, logits.data_ptr()):
             self._refuse(batch, 0)
         return logits
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
         """See ``interfaces.NativeForward``."""
-        count, depth = len(picks), picks[0].depth
-        depths = array("q", [pick.depth for pick in picks])
-        temperatures = array("d", [pick.temperature for pick in picks])
-        streams = array("Q", [word for pick in picks for word in pick.stream])
+        count, depth = len(params), params[0].depth
+        depths = array("q", [own.depth for own in params])
+        temperatures = array("d", [own.temperature for own in params])
+        streams = array("Q", [word for own in params for word in own.stream])
         tokens = array("q", [-1]) * (count * depth)
         shape = (count, depth, self.vocab_size)
         q = np.empty(shape) if any(temperatures) else None
-        confidence = np.empty((count, depth)) if any([pick.confident for pick in picks]) else None
+        confidence = np.empty((count, depth)) if any([own.confident for own in params]) else None
         logits = None
-        if any([pick.logits for pick in picks]):
+        if any([own.logits for own in params]):
             logits = np.empty((depth, count, self.vocab_size), dtype=np.float32)
         given = self._pack(batch)
         job = _ROLLOUT.pack(
             start(temperatures), start(streams), start(depths), depth, _address(logits),
             0 if logits is None else logits[0].size, _address(q), start(tokens), _address(confidence),
         )  # fmt: skip
-        if not self._rollout(*self.names, given.packed, job):
+        if not self._rollout(*self.handles, given.packed, job):
             self._refuse(batch, depth - 1)
         chosen = [tokens[place : place + depth].tolist() for place in range(0, count * depth, depth)]
         return RolloutOutput(chosen, q, confidence, logits)
@@ -164,17 +164,17 @@ class CacheBoundForward:
         raise ValueError("the native library refuses a batch that has no error")
 
     def _pack(self, batch: TokenBatch) -> _Batch:
-        segments, ids, parents, rows = array("q"), array("q"), array("q"), 0
-        for segment in batch.segments:
-            tokens, table = segment.tokens, self._tables(segment.id)
+        slices, ids, parents, rows = array("q"), array("q"), array("q"), 0
+        for part in batch.slices:
+            tokens, table = part.tokens, self._tables(part.id)
             ids.extend(tokens)
-            if segment.parents:
-                parents.extend(segment.parents)
+            if part.parents:
+                parents.extend(part.parents)
             at, pages = table.buffer_info()
-            segments.extend((segment.start, len(tokens), len(segment.parents), segment.logits_from, at, pages))
-            rows += len(tokens) - segment.logits_from
-        packed = _BATCH.pack(start(segments), start(ids), start(parents), len(batch.segments))
-        return _Batch(packed, (segments, ids, parents), rows)
+            slices.extend((part.start, len(tokens), len(part.parents), part.logits_from, at, pages))
+            rows += len(tokens) - part.logits_from
+        packed = _BATCH.pack(start(slices), start(ids), start(parents), len(batch.slices))
+        return _Batch(packed, (slices, ids, parents), rows)
 
 
 def page_addresses(layers: Sequence[LayerBlocks]) -> tuple[array[int], array[int]]:

@@ -165,7 +165,7 @@ class NativeMultiStep:
         return reasons
 
     def _reason(self, entry: ScheduledRequest, ahead: int) -> str | None:
-        """Return why a part of the entry's step runs the readable way, apart from the drafter's free pages."""
+        """Return why a part of the entry's step uses the Python path, apart from the drafter's free pages."""
         native = self._request(entry.sequence)
         if native.edits:
             return EDITED
@@ -190,9 +190,9 @@ class NativeMultiStep:
         longest = depths[order[0]]
         call = _Call(len(depths) - depths.count(0), longest)
         given = {id: draft for id, draft in drafts.items() if draft is not None}
-        tasks, segments = self._verifier.lay_out([entries[place] for place in order], given)
-        for place, task, segment in zip(order, tasks, segments, strict=True):
-            self._add(call, task, segment, depths[place], steps * (longest + 1))
+        tasks, slices = self._verifier.lay_out([entries[place] for place in order], given)
+        for place, task, part in zip(order, tasks, slices, strict=True):
+            self._add(call, task, part, depths[place], steps * (longest + 1))
         with one_torch_thread():
             return self._execute(call, 1 if drafts or call.defers else steps)
 
@@ -201,16 +201,16 @@ class NativeMultiStep:
         for id in ids:
             self._requests.pop(id, None)
 
-    def _add(self, call: _Call, task: VerifyTask, segment: SequenceSlice, depth: int, ahead: int) -> None:
+    def _add(self, call: _Call, task: VerifyTask, part: SequenceSlice, depth: int, ahead: int) -> None:
         """Add a request to a call; ``depth`` is the length of the draft that the library makes."""
         entry, draft = task.entry, task.draft
         sequence, native = entry.sequence, self._request(entry.sequence)
         known, computed, end = sequence.tokens, sequence.computed, sequence.computed + entry.tokens
         fed, own = computed, (0, 0)
         if depth and self._drafter is not None:
-            leased = self._drafter.kv_cache.lease(sequence.id, known, ahead)
-            assert leased is not None, "``supports`` found room"
-            fed, own = leased, self._drafter.forward.pages(sequence.id)
+            cached = self._drafter.kv_cache.reserve(sequence.id, known, ahead)
+            assert cached is not None, "``supports`` found room"
+            fed, own = cached, self._drafter.forward.pages(sequence.id)
         verified = task.count > 0
         odd = draft is not None and not (native.verifies and draft.is_chain)
         deferred = wants_prompt_rows(sequence) or (verified and (native.edits or odd))
@@ -220,7 +220,7 @@ class NativeMultiStep:
         call.slots.append(_Slot(entry, draft, known_rows, task.count, deferred, reads))
         call.tokens.extend(known[fed:end])
         words = _SLOT.pack(
-            depth or nodes, end, computed, fed, native.max_len - end, segment.logits_from, deferred,
+            depth or nodes, end, computed, fed, native.max_len - end, part.logits_from, deferred,
             *self._target.pages(sequence.id), *own, *native.stops.buffer_info(), native.stream_kind,
             *call.draft_addresses(draft),
         )  # fmt: skip
@@ -236,9 +236,9 @@ class NativeMultiStep:
             logits = self._room(steps * rows)
         output, fed = array("q", bytes(8 * steps * count * width)), array("q", bytes(8 * count))
         seconds = array("d", bytes(24 * steps))
-        own = (0, 0) if self._drafter is None else self._drafter.forward.names
+        own = (0, 0) if self._drafter is None else self._drafter.forward.handles
         task = _TASK.pack(
-            *self._target.names, *own, start(call.packed), start(call.tokens), count, call.num_drafting,
+            *self._target.handles, *own, start(call.packed), start(call.tokens), count, call.num_drafting,
             call.draft_len, steps, SECONDS, self.wakeup_fd, start(output), start(fed), start(seconds),
             0 if logits is None else logits.data_ptr(),
         )  # fmt: skip
@@ -249,7 +249,7 @@ class NativeMultiStep:
         self.working += sum(draft) + sum(score)
         if self._drafter is not None:
             for slot, kept in zip(call.slots[: call.num_drafting], fed, strict=False):
-                self._drafter.kv_cache.release_lease(slot.entry.sequence.id, kept)
+                self._drafter.kv_cache.report_written(slot.entry.sequence.id, kept)
         each = tuple(zip(draft, map(add, score, verify), strict=True))
         return self._outputs(call, output[: steps * count * width], logits), StepTimes.of(each)
 
@@ -280,7 +280,7 @@ class NativeMultiStep:
                 lengths[number % count] += accepted + 1
                 if slot.reads_rows and logits is not None:
                     task = VerifyTask(entry, draft, first, row, 1 + drafted)
-                    outputs.append(self._verifier.outcome(task, result, logits))
+                    outputs.append(self._verifier.output_of(task, result, logits))
                 else:
                     outputs.append(StepOutput(entry, draft, result))
         if deferred and logits is not None:
@@ -309,4 +309,4 @@ def why_not(target: Model) -> str | None:
     """Return why no step of the target runs as one native call; None where steps can."""
     if not library.available():
         return "the library is not built"
-    return "the target has no native forward" if target.direct is None else None
+    return "the target has no native forward" if target.native_forward is None else None

@@ -1,4 +1,4 @@
-"""What the native library reads of a request in every step, and why a request takes the readable way in a step."""
+"""What the native library reads of a request in every step, and why a part of a request's step runs in Python."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ def native_drafter(drafter: Drafter | None, whole: bool) -> NativeDrafter | str:
     if not whole:
         return "the policy cuts drafts"
     own = drafter.draft_kv_cache
-    forward = None if own is None else own.model.direct
+    forward = None if own is None else own.model.native_forward
     return NO_FORWARD if own is None or forward is None else NativeDrafter(own, forward, drafter.name)

@@ -39,8 +39,8 @@ def why_not(session: LockstepSession, tasks: Sequence[CombineTask]) -> str:
         if params.edits_logits or (params.truncates and not params.greedy):
             return "edited logits"
     for member in taking(tasks):
-        direct = session.steppers[member].model.direct
-        if direct is None or direct.vocab_size != session.vocab_size:
+        native_forward = session.steppers[member].model.native_forward
+        if native_forward is None or native_forward.vocab_size != session.vocab_size:
             return "a drafter without a native forward"
         if session.members[member].deadline is not None:
             return "a deadline"
@@ -113,17 +113,18 @@ class _Step:
             contexts = [self.tasks[row].context for row in rows]
             depths = [min(self.tasks[row].budget.depth, self.tasks[row].budget.max_nodes) for row in rows]
             batch: TokenBatch = guard.call(TokenBatch(()), stepper.prepare, contexts, depths)
-            direct = stepper.model.direct
-            if direct is None or not batch.segments:
+            native_forward = stepper.model.native_forward
+            if native_forward is None or not batch.slices:
                 continue
             number = {context.id: row for context, row in zip(contexts, rows, strict=True)}
             slices, ids, found = array("q"), array("q"), array("q")
-            for part in batch.segments:
-                slices.extend((part.start, len(part.tokens), 0, part.logits_from, *direct.pages(part.id)))
+            for part in batch.slices:
+                slices.extend((part.start, len(part.tokens), 0, part.logits_from, *native_forward.pages(part.id)))
                 ids.extend(part.tokens)
                 found.append(number[part.id])
             at = (start(slices), start(ids), start(found), len(found))
-            drafters.append(_Drafter(member, found, _DRAFTER.pack(member, *direct.names, *at), (slices, ids, found)))
+            packed = _DRAFTER.pack(member, *native_forward.handles, *at)
+            drafters.append(_Drafter(member, found, packed, (slices, ids, found)))
             self.rows += len(found)
         return drafters
 

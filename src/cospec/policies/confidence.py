@@ -20,8 +20,8 @@ from cospec.core.plugins import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.policies.context import PolicyContext
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
+from cospec.policies.policy_context import PolicyContext
 
 
 class ConfidenceOptions(Options):
@@ -52,7 +52,7 @@ class Confidence(Policy):
         """Return the full depth with a threshold for each request whose draft is expected to pay."""
         self._load = load
         planned, found = self._goodput.plan(load), []
-        room = load.tokens - load.catching_up - len(load.ready) - sum(budget.max_nodes for budget in planned)
+        room = load.tokens - load.other_prefill_tokens - len(load.ready) - sum(budget.max_nodes for budget in planned)
         for budget in planned:
             more = min(self._budget.depth - budget.depth, room)
             if budget.depth > 0 and not budget.widths and more >= 0:

@@ -19,9 +19,9 @@ from cospec.core.plugins import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.policies.context import PolicyContext
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.length_optimizer import DraftLevels, LengthChoice, StepLimits
+from cospec.policies.policy_context import PolicyContext
 
 CLOSE = 1e-9
 

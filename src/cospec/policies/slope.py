@@ -18,7 +18,7 @@ from cospec.core.plugins import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.policies.context import PolicyContext
+from cospec.policies.policy_context import PolicyContext
 
 
 class SlopeOptions(Options):

@@ -38,13 +38,13 @@ class MultiStepTimer:
         entries = tuple(ScheduledRequest(sequence, 1, budget) for sequence in sequences)
         if self._runner.supports(SchedulerOutput(0, entries, ROUNDS)):
             return []
-        outcomes, times = self._runner.run(entries, ROUNDS, {})
+        outputs, times = self._runner.run(entries, ROUNDS, {})
         known = sum(sequence.computed for sequence in sequences)
         found = []
         for place, (draft, target) in enumerate(times.each or ((times.draft, times.target),)):
             found.append((float(known), draft, target))
-            for outcome in outcomes[place * len(entries) : (place + 1) * len(entries)]:
-                known += 1 + (len(outcome.result.path) if outcome.result is not None else 0)
+            for output in outputs[place * len(entries) : (place + 1) * len(entries)]:
+                known += 1 + (len(output.result.path) if output.result is not None else 0)
         return found[1:] or found
 
     def _sequence(self, context: DraftContext) -> RequestState:

@@ -42,7 +42,8 @@ def costs_at_start(
         multi_step: runs whole steps of target and drafter, if available.
     """
     began = time.perf_counter()
-    alone = drafter.capabilities.free or drafter.capabilities.single_pass  # lookups and heads have no passes to measure
+    # Look-ups and heads have no passes to measure.
+    alone = drafter.capabilities.costless or drafter.capabilities.single_pass
     key = {**weights(folder), **machine(str(how.get("device", "auto"))), "how": dict(how)}
     pair_key = key if alone else {**key, "drafter": drafts}
     forward, step = load({**pair_key, "of": "target"}), None if alone else load({**pair_key, "of": "drafter"})

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from cospec.core.plugins import Drafter
-from cospec.core.processors import RequestProcessors
+from cospec.core.processor_states import RequestProcessors
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, Event, Request
 from cospec.errors import InvalidInput
@@ -238,9 +238,9 @@ class ContextEncoder:
         """The update. The receiver must get all updates in the order of these calls."""
         base, sampling = self._sent.get(context.id, (0, None))
         start = None
-        if sampling is not context.sampling or base > context.committed:
+        if sampling is not context.sampling or base > context.committed_len:
             base, start = 0, ContextStart(context.prompt_len, context.sampling, context.drafters)
-        self._sent[context.id] = context.committed, context.sampling
+        self._sent[context.id] = context.committed_len, context.sampling
         rest = context.seed, context.stream_kind, context.assumed, start
         return ContextUpdate(context.id, base, context.tokens[base:], *rest)
 

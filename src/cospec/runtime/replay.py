@@ -1,7 +1,7 @@
 """The requests that an engine process works on, and what a new process needs to go on with them.
 
 Under ``match`` the text of a request is a function of prompt, parameters and seed. A new process that is given the
-delivered tokens as ``Request.committed`` therefore goes on exactly where the dead process stopped.
+delivered tokens as ``Request.resumed_output`` therefore goes on exactly where the dead process stopped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class LiveRequest:
 
     def resumed(self) -> Request:
         """The request as a new process has to be given it."""
-        return replace(self.request, committed=tuple(self.tokens))
+        return replace(self.request, resumed_output=tuple(self.tokens))
 
     def _whole(self, event: Event) -> Event:
         """The last event of a replayed request counts the tokens of the earlier process too."""

@@ -22,8 +22,8 @@ import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
 from cospec.server import errors, fields, limits, metrics, schemas, templating
 from cospec.server.admission import Tickets, ticket
-from cospec.server.answers import ChatShape, CompletionShape
 from cospec.server.auth import HostCheck, KeyCheck
+from cospec.server.responses import ChatShape, CompletionShape
 from cospec.server.schemas import (
     ChatBody,
     CompletionBody,

@@ -153,14 +153,14 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for reason, count in engine["requests_finished"].items():
         finished.add_metric([model, str(reason)], count)
     found.append(finished)
-    readable = CounterMetricFamily(
-        PREFIX + "readable_requests",
+    python_path = CounterMetricFamily(
+        PREFIX + "python_path_requests",
         "Requests of each step that were drafted or verified in Python, by reason.",
         labels=["model_name", "reason"],
     )
-    for reason, count in engine["readable_requests"].items():
-        readable.add_metric([model, reason], count)
-    found.append(readable)
+    for reason, count in engine["python_path_requests"].items():
+        python_path.add_metric([model, reason], count)
+    found.append(python_path)
     for name, (key, text) in STEPS.items():
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
         summary.add_metric([model], count_value=engine["rounds"], sum_value=engine[key])

@@ -12,9 +12,9 @@ from starlette.requests import Request as HttpRequest
 
 from cospec.core.types import Event
 from cospec.errors import CospecError
-from cospec.server import answers, errors
-from cospec.server.answers import Shape
+from cospec.server import errors, responses
 from cospec.server.errors import EngineFailure
+from cospec.server.responses import Shape
 from cospec.server.service import Call, Output, Service
 
 DONE = b"data: [DONE]\n\n"
@@ -52,7 +52,7 @@ async def _gather(events: Indexed, call: Call, shape: Shape) -> dict[str, Any]:
             outputs[index].take(event)
     finally:
         await _close(events)
-    return answers.whole(call, shape, outputs)
+    return responses.whole(call, shape, outputs)
 
 
 async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: Shape) -> AsyncIterator[bytes]:
@@ -64,7 +64,7 @@ async def _stream(first: tuple[int, Event], events: Indexed, call: Call, shape: 
             for piece in _pieces(item, outputs, call, shape):
                 yield piece
         if call.body.usage_wanted:
-            yield _sse(answers.chunk(call, shape, []) | {"usage": answers.usage(call, outputs)})
+            yield _sse(responses.chunk(call, shape, []) | {"usage": responses.usage(call, outputs)})
     except CospecError as error:  # the status line is sent, so the stream reports the error
         yield _sse(errors.of(error))
     finally:
@@ -80,11 +80,11 @@ def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: S
     output.take(event)
     found: list[bytes] = []
     for choice in choices:
-        chunk = answers.chunk(call, shape, [choice])
+        chunk = responses.chunk(call, shape, [choice])
         if choice["finish_reason"] is not None:
             chunk["distribution"] = output.distribution
         if call.body.usage_always:
-            chunk["usage"] = answers.usage(call, outputs)
+            chunk["usage"] = responses.usage(call, outputs)
         found.append(_sse(chunk))
     return found
 

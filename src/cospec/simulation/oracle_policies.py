@@ -28,14 +28,15 @@ class Oracle(Policy):
         context = sum(sequence.computed for sequence in load.ready)
         best, most = 0.0, 0
         drafting = 0.0
-        prompts = self._target.tokens(count + load.catching_up) - self._target.tokens(count)  # prompts run in any case
+        others = count + load.other_prefill_tokens
+        prompts = self._target.tokens(others) - self._target.tokens(count)  # prompts run in any case
         for length in range(self._longest + 1):
             kept = sum(min(each, length) for each in right)
             active = sum(each >= length for each in right) if length else 0
-            if active and not self._drafter.capabilities.free:
+            if active and not self._drafter.capabilities.costless:
                 drafting += self._draft.each(context * active / count, active)
                 drafting += self._draft.start + self._draft.sequence * active if length == 1 else 0.0
-            seconds = drafting + self._target.seconds(context, kept + count + load.catching_up, count) - prompts
+            seconds = drafting + self._target.seconds(context, kept + others, count) - prompts
             speed = (kept + count) / seconds
             if speed > best:
                 best, most = speed, length

@@ -14,7 +14,7 @@ from cospec.acceptance.match import Match
 from cospec.core.interfaces import BlockManager, NativeForward
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter
-from cospec.core.step import FinishedFuture, Future
+from cospec.core.submitted_step import FinishedFuture, Future
 from cospec.core.types import (
     Commit,
     Draft,
@@ -35,7 +35,7 @@ RIGHT, WRONG = 1, 0
 CAPABILITIES = {
     "model": DrafterCapabilities(),
     "heads": DrafterCapabilities(single_pass=True, trees=True),
-    "lookup": DrafterCapabilities(free=True),
+    "lookup": DrafterCapabilities(costless=True),
 }
 Rates = float | Sequence[float]
 
@@ -47,7 +47,7 @@ class SimulatedModel:
         self.pages, self.max_len = pages, 1 << 20
         self.name, self.vocab_size, self.dtype = "simulated", 2, torch.float32
         self.states: torch.Tensor | None = None
-        self.direct: NativeForward | None = None
+        self.native_forward: NativeForward | None = None
         self.has_rollout = False
         self.device = torch.device("cpu")
 
@@ -55,7 +55,7 @@ class SimulatedModel:
         """Never called: the verifier needs no logits."""
         raise NotImplementedError
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+    def rollout(self, batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
         """Never called."""
         raise NotImplementedError
 
@@ -97,14 +97,14 @@ class SimulatedDrafter(Drafter):
 
     def seconds(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> float:
         """Return the seconds of one pass over new context, and one pass per further token of the longest drafts."""
-        if self.capabilities.free:
+        if self.capabilities.costless:
             return 0.0
         context = sum(len(each.tokens) for each in contexts)
         if self.capabilities.single_pass:
             return self._cost.seconds(0, sum(budget.max_nodes for budget in budgets), len(budgets))
         fed = [self._fed.get(each.id, 0) for each in contexts]
         for each in contexts:
-            self._fed[each.id] = each.committed
+            self._fed[each.id] = each.committed_len
         new = sum(len(each.tokens) for each in contexts) - sum(fed)
         total = self._cost.seconds(sum(fed), new, len(contexts))
         depths = sorted(budget.depth for budget in budgets)
@@ -194,9 +194,9 @@ class SimulatedVerifier:
         return self._rule
 
     def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
-        """Return one outcome per entry."""
+        """Return one output per entry."""
         context = tokens = 0
-        outcomes = []
+        outputs = []
         for entry in entries:
             sequence = entry.sequence
             draft = drafts.get(sequence.request.id)
@@ -204,20 +204,20 @@ class SimulatedVerifier:
             tokens += entry.tokens
             if not entry.reaches_end or draft is None or draft.base_len != len(sequence.tokens) or not draft.tokens:
                 result = VerifyResult((), RIGHT, False) if entry.reaches_end else None
-                outcomes.append(StepOutput(entry, None, result))
+                outputs.append(StepOutput(entry, None, result))
                 continue
             tokens += len(draft.tokens)
             path = _right_path(draft)
-            outcomes.append(StepOutput(entry, draft, VerifyResult(path, RIGHT, _is_full_path(draft, path))))
+            outputs.append(StepOutput(entry, draft, VerifyResult(path, RIGHT, _is_full_path(draft, path))))
         microbatches, seconds = self._microbatches(context, tokens, len(entries))
         if self.max_in_flight > 1:
             moment = self._pipeline.enter(microbatches, seconds) - self._target.link
             self._clock.advance(self._target.overhead)
-            return SimulatedFuture(self._clock, moment, outcomes)
+            return SimulatedFuture(self._clock, moment, outputs)
         alone = (microbatches + self._target.stages - 1) * seconds - self._target.link
         self._busy += self._clock.advance(alone)
         self._clock.advance(self._target.overhead)
-        return FinishedFuture(outcomes)
+        return FinishedFuture(outputs)
 
     def _microbatches(self, context: float, tokens: float, sequences: int) -> tuple[int, float]:
         """Return the microbatches of a step, at most one per sequence, and the seconds of each in one stage.

@@ -16,7 +16,6 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from cospec.errors import ModelError
 from cospec.profiling.store import machine
-from cospec.training.card import render
 from cospec.training.corpus import Corpus, end_token
 from cospec.training.eval_acceptance import acceptances
 from cospec.training.evaluate import (
@@ -36,6 +35,7 @@ from cospec.training.family import (
     origin,
 )
 from cospec.training.generate import engine_writer
+from cospec.training.model_card import render
 from cospec.training.recipe import TrainingRecipe
 
 TEMPERATURES = (0.0, 1.0)  # temperatures of the card

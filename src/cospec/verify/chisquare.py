@@ -18,7 +18,7 @@ from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from cospec.verify.context import Check, CheckContext, TokenIds, bare_engine, draft_tokens, run
 from cospec.verify.controls import EvenDrafter, KeepsAll
-from cospec.verify.joint import JointDistribution, Truncation
+from cospec.verify.joint_distribution import JointDistribution, Truncation
 
 LIKELY = 1e-4
 FALSE_ALARM = (2 * LIKELY) ** 2  # for such tables the chi-square approximation can give tails 1.9 times as large

@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
-from cospec.core.rng import Floats, Stream, StreamKind, exponential_sample
+from cospec.core.rng import Floats, StreamKey, StreamKind, exponential_sample
 
 OutputDistribution = dict[Hashable, float]
 OutputT = TypeVar("OutputT", bound=Hashable)
@@ -106,38 +106,38 @@ class BranchingRandom:
     base: int | tuple[int, ...]  # several numbers if an output is drafted ahead
     by_round: bool = True  # False: keys without the step, as a mutation of the engine
 
-    def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> list[Uniform]:
+    def uniforms(self, position: int, count: int, kind: StreamKind, branch: int = 0) -> list[Uniform]:
         for place in range(position, position + count):
-            self.trace.use(("uniform", *self._key(place, purpose, branch)))
+            self.trace.use(("uniform", *self._key(place, kind, branch)))
         return [Uniform(self.trace) for _ in range(count)]
 
-    def token(self, weights: np.ndarray, position: int, purpose: StreamKind, branch: int = 0) -> int:
+    def token(self, weights: np.ndarray, position: int, kind: StreamKind, branch: int = 0) -> int:
         assert weights.max() > 0, "no token has a positive weight"
-        self.trace.use(("token", *self._key(position, purpose, branch)))
+        self.trace.use(("token", *self._key(position, kind, branch)))
         return self.trace.choose(list(weights / weights.sum()))
 
-    def stream(self, position: int, purpose: StreamKind, branch: int = 0) -> BranchingStream:
-        return self, position, purpose, branch
+    def stream(self, position: int, kind: StreamKind, branch: int = 0) -> BranchingStream:
+        return self, position, kind, branch
 
-    def _key(self, position: int, purpose: StreamKind, branch: int) -> tuple[Hashable, ...]:
-        if purpose is StreamKind.TARGET:
-            return position, purpose, 0, 0
-        return position, purpose, self.base if self.by_round else 0, branch
+    def _key(self, position: int, kind: StreamKind, branch: int) -> tuple[Hashable, ...]:
+        if kind is StreamKind.TARGET:
+            return position, kind, 0, 0
+        return position, kind, self.base if self.by_round else 0, branch
 
 
 BranchingStream = tuple[BranchingRandom, int, StreamKind, int]
 
 
-def branching_sample(weights: np.ndarray, streams: Sequence[BranchingStream | Stream]) -> list[int]:
+def branching_sample(weights: np.ndarray, streams: Sequence[BranchingStream | StreamKey]) -> list[int]:
     """Replaces ``cospec.core.rng.exponential_sample``; streams of the real generator sample as usual."""
     winners = []
     for row, stream in zip(weights, streams, strict=True):
         draws = stream[0]
         if isinstance(draws, BranchingRandom):
-            _, position, purpose, branch = cast(BranchingStream, stream)
-            winners.append(draws.token(row, position, purpose, branch))
+            _, position, kind, branch = cast(BranchingStream, stream)
+            winners.append(draws.token(row, position, kind, branch))
         else:
-            winners += exponential_sample(row[None], [cast(Stream, stream)])
+            winners += exponential_sample(row[None], [cast(StreamKey, stream)])
     return winners
 
 

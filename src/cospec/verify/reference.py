@@ -14,7 +14,7 @@ from cospec.core.rng import RandomStreams, StreamKind, exponentials
 from cospec.llm import LLM
 from cospec.models.loading import weights_dtype
 from cospec.sampling_params import SamplingParams
-from cospec.verify.joint import JointDistribution, Truncation, joint_distribution
+from cospec.verify.joint_distribution import JointDistribution, Truncation, joint_distribution
 
 ROWS = 64  # prefixes per forward
 

@@ -52,9 +52,11 @@ def context_of_llm(model: str, speculative: Mapping[str, Any] | None, quick: boo
         )
     effort = QUICK if quick else FULL
     prompts = tuple(tuple(llm.encode(text)[:CHUNK]) for text in TEXTS[: effort.prompts])
-    resolver = llm.engine.parts.resolver
+    input_processor = llm.engine.parts.input_processor
     acceptance_methods = (
-        ("match", resolver.sampled_method) if resolver.acceptance_method == "auto" else (resolver.acceptance_method,)
+        ("match", input_processor.sampled_method)
+        if input_processor.acceptance_method == "auto"
+        else (input_processor.acceptance_method,)
     )
     for acceptance_method in acceptance_methods:
         ACCEPTANCE_METHODS.check(acceptance_method)

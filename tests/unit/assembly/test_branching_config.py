@@ -72,7 +72,7 @@ def test_a_bad_shape_is_one_sentence(key: str, value: object, named: str) -> Non
 )
 def test_auto_judges_sampled_trees_by_recursive_rejection(shape: dict[str, Any], acceptance_method: str) -> None:
     engine = toy_engine(ToyModel(5, seed=1), ModelDrafter(ToyModel(5, seed=2)), k=3, **shape)
-    resolve = engine.parts.resolver.resolve
+    resolve = engine.parts.input_processor.resolve
     assert resolve(make_request("a", (1, 2), WIDE)).speculation.acceptance_method == acceptance_method
     assert resolve(make_request("b", (1, 2), SamplingParams(seed=3))).speculation.acceptance_method == "match"
     assert resolve(make_request("c", (1, 2), SamplingParams(temperature=0))).speculation.acceptance_method == "match"
@@ -81,7 +81,10 @@ def test_auto_judges_sampled_trees_by_recursive_rejection(shape: dict[str, Any],
 def test_auto_uses_block_for_chains() -> None:
     for drafter in (NgramDrafter(), pool_of(toy_drafters(5), "mix", vocab_size=5)):
         engine = toy_engine(ToyModel(5, seed=1), drafter, k=3, max_nodes=9)
-        assert engine.parts.resolver.resolve(make_request("a", (1, 2), WIDE)).speculation.acceptance_method == "block"
+        assert (
+            engine.parts.input_processor.resolve(make_request("a", (1, 2), WIDE)).speculation.acceptance_method
+            == "block"
+        )
 
 
 def test_requests_with_a_rule_for_chains_get_chains() -> None:
@@ -117,14 +120,14 @@ def test_a_drafter_with_another_vocabulary_is_joined_or_refused(tmp_path: Path) 
     write_pair(target, own)
     options = LoadOptions(device="cpu", dtype="float32")
     host = EngineHost(load(target), target, None, None, options)
-    assert host.load_translated(str(own))[1].same
+    assert host.load_mapped(str(own))[1].same
     letters(target, "a", 64)
     letters(own, "c", 64)
-    _, vocabulary = host.load_translated(str(own))
+    _, vocabulary = host.load_mapped(str(own))
     assert isinstance(vocabulary, MappedVocab)
     assert vocabulary.shared == {n + 2: n for n in range(62)}
     with pytest.raises(InvalidInput, match="vocabulary of 64 tokens"):
         host.load_drafter(str(own))
     letters(own, "\u4e00", 64)
     with pytest.raises(InvalidInput, match="none of whose tokens"):
-        host.load_translated(str(own))
+        host.load_mapped(str(own))

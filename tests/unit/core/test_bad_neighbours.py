@@ -96,7 +96,7 @@ class Breaks(ToyModel):
         self.errors = errors
 
     def forward(self, batch: TokenBatch) -> Tensor:
-        broken = any(segment.id == "bad" and segment.start + len(segment.tokens) > 2 for segment in batch.segments)
+        broken = any(part.id == "bad" and part.start + len(part.tokens) > 2 for part in batch.slices)
         if broken or self.errors:
             self.errors = max(0, self.errors - 1)
             raise RuntimeError("out of memory")

@@ -21,9 +21,7 @@ WEIGHTS = np.array([0.1, 0.2, 0.0, 0.3, 0.4])
 
 def test_uniforms_are_pinned() -> None:
     """A change of these numbers changes every seeded output; it needs a line in the changelog."""
-    found = [
-        RandomStreams(seed, base).uniforms(position, 2, purpose).tolist() for seed, base, position, purpose in KEYS
-    ]
+    found = [RandomStreams(seed, base).uniforms(position, 2, kind).tolist() for seed, base, position, kind in KEYS]
     assert found == UNIFORMS
 
 
@@ -48,22 +46,22 @@ def test_every_output_has_a_seed_of_its_own() -> None:
 
 
 def test_purposes_are_streams() -> None:
-    for purpose in StreamKind:
-        first, later = RandomStreams(5, 3).uniforms(9, 4, purpose), RandomStreams(5, 8).uniforms(9, 4, purpose)
-        assert np.array_equal(first, later) == (purpose is StreamKind.TARGET)
-        assert (RandomStreams(5, 3).stream(9, purpose) == RandomStreams(5, 8).stream(9, purpose)) == (
-            purpose is StreamKind.TARGET
+    for kind in StreamKind:
+        first, later = RandomStreams(5, 3).uniforms(9, 4, kind), RandomStreams(5, 8).uniforms(9, 4, kind)
+        assert np.array_equal(first, later) == (kind is StreamKind.TARGET)
+        assert (RandomStreams(5, 3).stream(9, kind) == RandomStreams(5, 8).stream(9, kind)) == (
+            kind is StreamKind.TARGET
         )
-    every = {tuple(RandomStreams(5, 3).uniforms(9, 4, purpose)) for purpose in StreamKind}
+    every = {tuple(RandomStreams(5, 3).uniforms(9, 4, kind)) for kind in StreamKind}
     assert len(every) == len(StreamKind)
 
 
 def test_a_branch_is_a_stream_and_the_target_knows_of_none() -> None:
-    for purpose in StreamKind:
-        streams = {RandomStreams(5, 3).stream(9, purpose, branch) for branch in range(4)}
-        numbers = {float(RandomStreams(5, 3).uniforms(9, 1, purpose, branch)[0]) for branch in range(4)}
-        assert len(streams) == len(numbers) == (1 if purpose is StreamKind.TARGET else 4)
-        assert RandomStreams(5, 3).stream(9, purpose, 0) == RandomStreams(5, 3).stream(9, purpose)
+    for kind in StreamKind:
+        streams = {RandomStreams(5, 3).stream(9, kind, branch) for branch in range(4)}
+        numbers = {float(RandomStreams(5, 3).uniforms(9, 1, kind, branch)[0]) for branch in range(4)}
+        assert len(streams) == len(numbers) == (1 if kind is StreamKind.TARGET else 4)
+        assert RandomStreams(5, 3).stream(9, kind, 0) == RandomStreams(5, 3).stream(9, kind)
     weights = np.full(50, 1.0)
     drawn = [RandomStreams(5, 3).token(weights, 9, StreamKind.DRAFT, branch) for branch in range(40)]
     assert len(set(drawn)) > 10

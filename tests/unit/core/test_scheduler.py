@@ -53,7 +53,7 @@ def play(made: Scheduler, plan: SchedulerOutput, accepted: int = 0) -> None:
             one.computed += entry.tokens
         one.tokens.extend(gained)
         commits.append(Commit(one.id, base, gained, tuple(range(max(0, len(gained) - 1))), one.computed))
-    made.finish_step(commits, [entry.sequence for entry in plan.entries])
+    made.apply_commits(commits, [entry.sequence for entry in plan.entries])
     made.pages.check_integrity()
 
 
@@ -265,7 +265,7 @@ def test_no_more_rounds_are_run_as_one_than_the_plan_lasts() -> None:
 def test_rounds_with_drafts_run_one_by_one_where_they_cannot_run_as_one() -> None:
     for length, rounds in ((3, 1), (0, 8)):
         made = Scheduler(
-            BlockPool(64, 4), Fixed(length), SchedulerLimits(64, 64, 200, max_steps=8, drafts_as_one=False)
+            BlockPool(64, 4), Fixed(length), SchedulerLimits(64, 64, 200, max_steps=8, multi_step_drafts=False)
         )
         add(made, sequence("a", 8))
         play(made, made.plan())

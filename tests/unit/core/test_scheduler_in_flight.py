@@ -44,7 +44,7 @@ def ids(plan: SchedulerOutput) -> list[str]:
 
 def collect(made: Scheduler, plan: SchedulerOutput, accepted: int = 0) -> None:
     """Compute what was planned; sequences that reach their end gain one token and the accepted ones."""
-    made.end_step(plan.entries)
+    made.clear_in_flight(plan.entries)
     commits = []
     for entry in plan.entries:
         one, base, kept = entry.sequence, len(entry.sequence.tokens), min(accepted, entry.budget.max_nodes)
@@ -52,7 +52,7 @@ def collect(made: Scheduler, plan: SchedulerOutput, accepted: int = 0) -> None:
         one.computed = base + kept if gained else one.computed + entry.tokens
         one.tokens.extend(gained)
         commits.append(Commit(one.id, base, gained, tuple(range(max(0, len(gained) - 1))), one.computed))
-    made.finish_step(commits, [entry.sequence for entry in plan.entries])
+    made.apply_commits(commits, [entry.sequence for entry in plan.entries])
     made.pages.check_integrity()
 
 
@@ -128,7 +128,7 @@ def test_a_request_of_a_failed_step_runs_alone_until_it_has_a_token() -> None:
     sequences = add(made, 6)
     plans = [submit(made), submit(made)]
     failed = [entry.sequence for entry in plans[0].entries]
-    made.end_step(plans[0].entries)
+    made.clear_in_flight(plans[0].entries)
     assert made.retry(failed) == []
     assert [(one.status, one.computed) for one in failed] == [(RequestStatus.WAITING, 0)] * 3
     for one in failed:
@@ -144,7 +144,7 @@ def test_a_request_is_given_up_after_failures_in_a_row() -> None:
     (sequence,) = add(made, 1)
     for attempt in range(1, MAX_FAILURES + 1):
         plan = submit(made)
-        made.end_step(plan.entries)
+        made.clear_in_flight(plan.entries)
         assert made.retry([sequence]) == ([sequence] if attempt == MAX_FAILURES else [])
     made.remove([sequence.id])
     assert made.plan().entries == () and made.pages.usage == 0

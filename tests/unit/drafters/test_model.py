@@ -80,7 +80,7 @@ def test_it_feeds_each_token_once() -> None:
     forward = drafter.model.forward
 
     def counted(batch: TokenBatch) -> Tensor:
-        fed.append(sum(len(segment.tokens) for segment in batch.segments))
+        fed.append(sum(len(part.tokens) for part in batch.slices))
         return forward(batch)
 
     with patch.object(drafter.model, "forward", counted):
@@ -107,7 +107,7 @@ def test_long_backlogs_are_fed_in_pieces() -> None:
     forward = drafter.model.forward
 
     def counted(batch: TokenBatch) -> Tensor:
-        sizes.extend(len(segment.tokens) for segment in batch.segments)
+        sizes.extend(len(part.tokens) for part in batch.slices)
         return forward(batch)
 
     with patch("cospec.drafters.draft_kv_cache.CATCH_UP_TOKENS", 16), patch.object(drafter.model, "forward", counted):

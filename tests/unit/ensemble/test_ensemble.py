@@ -20,7 +20,7 @@ from cospec.core.types import Event, FinishReason, Speculation
 from cospec.drafters.ngram import NgramDrafter
 from cospec.ensemble.collaborative import Collaborative
 from cospec.ensemble.ensemble import distinct
-from cospec.ensemble.proposal_queue import ProposalQueues
+from cospec.ensemble.proposal_chain import ProposalChains
 from cospec.ensemble.verifier import EnsembleKVManager
 from cospec.errors import CospecError, InvalidInput
 from cospec.llm import LLM
@@ -273,7 +273,7 @@ def test_prefixes_are_shared_in_every_cache() -> None:
 
 def test_joint_pages_agree_on_a_prefix() -> None:
     """A prefix that only one cache still has is computed again in all."""
-    pools, lines = [BlockPool(8, 4), BlockPool(8, 4)], ProposalQueues(2)
+    pools, lines = [BlockPool(8, 4), BlockPool(8, 4)], ProposalChains(2)
     pages, tokens = EnsembleKVManager(pools, lines.fed, lines.drop), list(range(20))
     assert pages.match_prefix("a", tokens) == 0
     assert pages.allocate("a", 20)

@@ -67,13 +67,13 @@ def test_each_reason_is_counted_per_step_and_logged_once_per_request(caplog: pyt
     with caplog.at_level("DEBUG", logger="cospec.core.engine"):
         run_all(engine, [make_request(f"r{n}", (0, n), SamplingParams(max_tokens=5)) for n in range(2)])
     metrics = engine.metrics()
-    assert (metrics.native_requests, metrics.readable_requests) == (0, {"native off": 10})
+    assert (metrics.native_requests, metrics.python_path_requests) == (0, {"native off": 10})
     assert [record.getMessage() for record in caplog.records] == [
-        "request r0 runs the readable way: native off",
-        "request r1 runs the readable way: native off",
+        "request r0 uses the Python path: native off",
+        "request r1 uses the Python path: native off",
     ]
     run_all(plain := toy_engine(ToyModel(5, seed=1), None), [make_request("r", (0,), SamplingParams(max_tokens=3))])
-    assert set(plain.metrics().readable_requests) <= {"the target has no native forward", "the library is not built"}
+    assert set(plain.metrics().python_path_requests) <= {"the target has no native forward", "the library is not built"}
 
 
 def test_the_present_load() -> None:

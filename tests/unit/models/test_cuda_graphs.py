@@ -53,7 +53,7 @@ def test_steps_of_fixed_size_equal_ordinary_ones(name: str, numbers: tuple[int, 
     runner.logits(prompts(kv), kv.layers)
     batch = decode(kv, 0, *numbers)
     bucket = shape_of(batch)
-    assert bucket is not None and bucket.segments >= len(numbers)
+    assert bucket is not None and bucket.slices >= len(numbers)
     before = copy.deepcopy(kv.layers)
     wanted = runner.logits(batch, kv.layers)
     kept = [x.clone() for x in entries(kv)]
@@ -63,12 +63,12 @@ def test_steps_of_fixed_size_equal_ordinary_ones(name: str, numbers: tuple[int, 
     static = blank(bucket, batch.page_size, CPU)
     step = step_of(runner, static, kv.layers)
     for other in (decode(kv, 0, 4, 3, 2, 1, 0), batch):  # what another batch left behind does not matter
-        if other.ids.shape[0] <= bucket.segments:
+        if other.ids.shape[0] <= bucket.slices:
             fill(static, other)
             found = step()
-    assert found.shape == (bucket.segments, VOCAB)
+    assert found.shape == (bucket.slices, VOCAB)
     torch.testing.assert_close(found[: len(numbers)], wanted, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(found[len(numbers) :], wanted[-1:].expand(bucket.segments - len(numbers), -1))
+    torch.testing.assert_close(found[len(numbers) :], wanted[-1:].expand(bucket.slices - len(numbers), -1))
     if len(numbers) == len(LENGTHS):
         for one, two in zip(entries(kv), kept, strict=True):
             torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)

@@ -16,8 +16,8 @@ CPU = torch.device("cpu")
 PAGES = {"a": [3, 1, 4, 15, 9, 2, 6, 5], "b": [0, 7, 8, 10, 11, 12, 13, 14]}
 
 
-def packed(*segments: SequenceSlice, page_size: int = 4) -> InputBatch:
-    return pack(TokenBatch(segments), PAGES, page_size, CPU)
+def packed(*slices: SequenceSlice, page_size: int = 4) -> InputBatch:
+    return pack(TokenBatch(slices), PAGES, page_size, CPU)
 
 
 def attended(batch: InputBatch, row: int) -> set[int]:
@@ -64,8 +64,8 @@ def test_tree_without_known_tokens() -> None:
 @given(data=st.data(), start=st.integers(0, 40), known=st.integers(0, 5), nodes=st.integers(1, 64))
 def test_tree_nodes_attend_prefix_and_ancestors(data: st.DataObject, start: int, known: int, nodes: int) -> None:
     parents = tuple(data.draw(st.integers(-1, node - 1)) for node in range(nodes))
-    segment = SequenceSlice("a", start, tuple(range(known + nodes)), parents=parents)
-    batch = packed(SequenceSlice("b", 0, (1, 2)), segment, page_size=16)
+    part = SequenceSlice("a", start, tuple(range(known + nodes)), parents=parents)
+    batch = packed(SequenceSlice("b", 0, (1, 2)), part, page_size=16)
     base = start + known
     for row in range(known):
         assert attended(batch, 2 + row) == set(range(start + row + 1))
@@ -88,7 +88,7 @@ def test_too_large_trees_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("segment", "words"),
+    ("part", "words"),
     [
         (SequenceSlice("a", 0, (1, 100)), "token id is 100"),
         (SequenceSlice("a", 0, (-1, 5)), "token id is -1"),
@@ -96,9 +96,9 @@ def test_too_large_trees_are_refused() -> None:
         (SequenceSlice("a", 6, (1, 2, 3), parents=(-1, 0)), "sequence length is 9"),
     ],
 )
-def test_check_refuses_what_the_model_does_not_take(segment: SequenceSlice, words: str) -> None:
+def test_check_refuses_what_the_model_does_not_take(part: SequenceSlice, words: str) -> None:
     with pytest.raises(InvalidInput, match=words.replace(".", r"\.")):
-        check(TokenBatch((segment,)), vocab_size=100, max_len=8)
+        check(TokenBatch((part,)), vocab_size=100, max_len=8)
 
 
 def test_check_counts_tree_nodes_by_depth() -> None:
@@ -106,7 +106,7 @@ def test_check_counts_tree_nodes_by_depth() -> None:
 
 
 @pytest.mark.parametrize(
-    "segments",
+    "slices",
     [
         (),
         (SequenceSlice("a", 0, ()),),
@@ -114,6 +114,6 @@ def test_check_counts_tree_nodes_by_depth() -> None:
         (SequenceSlice("a", 0, (1,), (-1, 0)),),
     ],
 )
-def test_check_refuses_inconsistent_batches(segments: tuple[SequenceSlice, ...]) -> None:
+def test_check_refuses_inconsistent_batches(slices: tuple[SequenceSlice, ...]) -> None:
     with pytest.raises(ValueError):
-        check(TokenBatch(segments), vocab_size=100, max_len=8)
+        check(TokenBatch(slices), vocab_size=100, max_len=8)

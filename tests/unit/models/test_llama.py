@@ -74,15 +74,15 @@ def plain(model: Any, tokens: Sequence[int]) -> Tensor:
 
 
 class Session:
-    """A fused model with its cache, fed by segments."""
+    """A fused model with its cache, fed by slices."""
 
     def __init__(self, fused: FusedLlama, cache: KVCache) -> None:
         self.fused, self.cache = fused, cache
 
-    def __call__(self, *segments: SequenceSlice) -> Tensor:
-        for segment in segments:
-            assert self.cache.pages.allocate(segment.id, segment.start + len(segment.tokens))
-        return self.fused.logits(self.cache.pack(TokenBatch(segments)), self.cache.layers)
+    def __call__(self, *slices: SequenceSlice) -> Tensor:
+        for part in slices:
+            assert self.cache.pages.allocate(part.id, part.start + len(part.tokens))
+        return self.fused.logits(self.cache.pack(TokenBatch(slices)), self.cache.layers)
 
 
 RUNNERS = [

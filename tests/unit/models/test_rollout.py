@@ -106,9 +106,9 @@ def test_chains_of_different_lengths_roll_together(
     calls: list[int] = []
     original = made.rollout
 
-    def counted(batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
-        calls.append(len(picks))
-        return original(batch, picks)
+    def counted(batch: TokenBatch, params: Sequence[RolloutParams]) -> RolloutOutput:
+        calls.append(len(params))
+        return original(batch, params)
 
     override(made, rollout=counted)
     asked = contexts(stream_kind, 0.0, 0.8, 1.3)
@@ -176,14 +176,14 @@ def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int)
         for id, tokens in known.items():
             assert made.pages.match_prefix(id, tokens) == 0 and made.pages.allocate(id, len(tokens) + depth)
             made.forward(TokenBatch((SequenceSlice(id, 0, tokens[:4], (), 4),)))
-    segments = [SequenceSlice(id, 4, tokens[4:], (), len(tokens) - 5) for id, tokens in known.items()]
+    slices = [SequenceSlice(id, 4, tokens[4:], (), len(tokens) - 5) for id, tokens in known.items()]
     streams = [RandomStreams(n, 20).stream(len(tokens), StreamKind.DRAFT) for n, tokens in enumerate(known.values())]
-    picks = [RolloutParams(t, stream, depth, logits=True) for t, stream in zip(temperatures, streams, strict=True)]
-    rolled = rolls.rollout(TokenBatch(tuple(segments)), picks)
+    params = [RolloutParams(t, stream, depth, logits=True) for t, stream in zip(temperatures, streams, strict=True)]
+    rolled = rolls.rollout(TokenBatch(tuple(slices)), params)
     assert rolled is not None and rolled.logits is not None and rolled.q is not None
     assert rolled.logits.shape == (depth, 3, 300)
     for step in range(depth):
-        logits = steps.forward(TokenBatch(tuple(segments)))
+        logits = steps.forward(TokenBatch(tuple(slices)))
         assert rolled.logits[step].tobytes() == logits.numpy().tobytes()
         for n, t in enumerate(temperatures):
             token = int(logits[n].argmax())
@@ -193,6 +193,6 @@ def test_the_logits_of_a_rollout_are_those_of_stepping(folder: Path, depth: int)
                 position = len(known[f"s{n}"]) + step
                 (token,) = exponential_sample(q, [RandomStreams(n, 20).stream(position, StreamKind.DRAFT)])
             assert rolled.tokens[n][step] == token
-            segments[n] = SequenceSlice(segments[n].id, segments[n].start + len(segments[n].tokens), (token,))
-    plain = rolls.rollout(TokenBatch(tuple(segments)), [RolloutParams(0.0, stream, 1) for stream in streams])
+            slices[n] = SequenceSlice(slices[n].id, slices[n].start + len(slices[n].tokens), (token,))
+    plain = rolls.rollout(TokenBatch(tuple(slices)), [RolloutParams(0.0, stream, 1) for stream in streams])
     assert plain is not None and plain.logits is None

@@ -36,8 +36,8 @@ class Pair:
         self.cache = KVCache([LayerShape(2, 8)] * 2, pool, torch.float32, torch.device("cpu"))
         self.fused = FusedLlama.from_hf(transformers.LlamaForCausalLM(config).eval(), self.cache, Fp32())
         forwards = self.fused.forwards(self.cache, MAX_LEN)
-        assert forwards.direct is not None
-        self.direct: NativeForward = forwards.direct
+        assert forwards.native_forward is not None
+        self.native_forward: NativeForward = forwards.native_forward
         self.model = ModelRunner("pair", forwards, self.cache, VOCAB, MAX_LEN)
 
     def long(self, batch: TokenBatch) -> torch.Tensor:
@@ -45,7 +45,7 @@ class Pair:
         return self.fused.logits(self.cache.pack(batch), self.cache.layers)
 
 
-def segments(rng: np.random.Generator, starts: dict[str, int]) -> tuple[SequenceSlice, ...]:
+def slices(rng: np.random.Generator, starts: dict[str, int]) -> tuple[SequenceSlice, ...]:
     """Pieces of prompts, chains and trees behind what the cache holds of some sequences."""
     found = []
     for id in rng.permutation(sorted(starts))[: rng.integers(1, len(starts) + 1)].tolist():
@@ -62,10 +62,10 @@ def segments(rng: np.random.Generator, starts: dict[str, int]) -> tuple[Sequence
 def test_equal_bit_for_bit(seed: int) -> None:
     rng, pair, starts = np.random.default_rng(seed), Pair(), dict.fromkeys("abcd", 0)
     for _ in range(12):
-        batch = TokenBatch(segments(rng, starts))
-        for segment in batch.segments:
-            assert pair.cache.pages.allocate(segment.id, segment.start + len(segment.tokens))
-        found = pair.direct.score(batch)
+        batch = TokenBatch(slices(rng, starts))
+        for part in batch.slices:
+            assert pair.cache.pages.allocate(part.id, part.start + len(part.tokens))
+        found = pair.native_forward.score(batch)
         assert torch.equal(found, pair.long(batch))
         assert torch.equal(found, pair.model.forward(batch))
 
@@ -95,7 +95,7 @@ def test_what_is_amiss_is_refused_in_the_same_words(case: str) -> None:
     with pytest.raises((InvalidInput, ValueError, IndexError)) as wanted:
         check(batch, VOCAB, MAX_LEN)
         pair.cache.pack(batch)
-    for forward in (pair.direct.score, pair.model.forward):
+    for forward in (pair.native_forward.score, pair.model.forward):
         with pytest.raises((InvalidInput, ValueError, IndexError)) as found:
             forward(batch)
         assert str(found.value) == str(wanted.value)

@@ -182,9 +182,9 @@ def test_attention_rows_are_bit_identical_everywhere(options: dict[str, float]) 
         assert torch.equal(run(case, **options), expected), (isa, threads)
     for page_size in (8, 24, 40):
         assert torch.equal(run(attention_case(ATTENTION_SEGMENTS, page_size=page_size), **options), expected), page_size
-    for span, segment in zip(case.batch.spans, ATTENTION_SEGMENTS, strict=True):
-        alone = run(attention_case((segment,)), **options)
-        assert torch.equal(alone, expected[span.first : span.first + span.rows]), segment.id
+    for span, part in zip(case.batch.spans, ATTENTION_SEGMENTS, strict=True):
+        alone = run(attention_case((part,)), **options)
+        assert torch.equal(alone, expected[span.first : span.first + span.rows]), part.id
 
 
 def test_a_drafted_chain_attends_like_plain_decoding() -> None:

@@ -33,9 +33,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def runner_of(target: Model, drafter: ModelDrafter) -> NativeMultiStep:
-    assert target.direct is not None
+    assert target.native_forward is not None
     verifier = TargetVerifier(target, Single(), {"match": Match()})
-    return NativeMultiStep.of(target.direct, verifier, drafter, True)
+    return NativeMultiStep.of(target.native_forward, verifier, drafter, True)
 
 
 class Noted:

@@ -46,9 +46,9 @@ class Timed:
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:
         self.calls += 1
-        context, tokens = sum(s.start for s in batch.segments), sum(len(s.tokens) for s in batch.segments)
+        context, tokens = sum(s.start for s in batch.slices), sum(len(s.tokens) for s in batch.slices)
         self.points.append(id(batch))
-        seconds = self.cost.seconds(context, tokens, len(batch.segments))
+        seconds = self.cost.seconds(context, tokens, len(batch.slices))
         self.now += seconds * (3.0 if self.calls % 5 == 0 else 1.0)  # somebody else was given the processor
         return torch.zeros(0)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cospec.verify.chisquare import FALSE_ALARM, FRESH, LIKELY, fit
-from cospec.verify.joint import BORDER, JointDistribution, Truncation, joint_distribution
+from cospec.verify.joint_distribution import BORDER, JointDistribution, Truncation, joint_distribution
 
 COUNT = 400
 MASSES: dict[tuple[int, ...], float] = {(0,): 0.4, (1,): 0.3, (2,): 0.2, (3,): 0.1}

@@ -15,7 +15,7 @@ from cospec.native import library
 from cospec.verify import chisquare, enumeration, identity, invariance
 from cospec.verify.context import CheckContext, bare_engine
 from cospec.verify.controls import NoResidual
-from cospec.verify.joint import BORDER
+from cospec.verify.joint_distribution import BORDER
 from cospec.verify.suite import context_of_llm
 
 BEST = library.isa() if library.available() else "none"

@@ -43,7 +43,7 @@ class PhraseDrafter(Drafter):
     drafts_ahead = True  # assumed tokens are continued like committed tokens
     reads_states = False
     learns = False  # drafts read their own sequence only
-    capabilities = DrafterCapabilities(free=True, chains=True)  # a proposal costs next to nothing, and is a chain
+    capabilities = DrafterCapabilities(costless=True, chains=True)  # a proposal costs next to nothing, and is a chain
     Options: ClassVar[type[PhraseOptions]] = PhraseOptions
 
     def __init__(self, marks: frozenset[int] = frozenset(), longest: int = 4, name: str = "phrases") -> None:

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.core.rng import Floats, RandomStreams, Stream, StreamKind, exponential_sample
+from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
 from cospec.core.sampling import History, RowBlock, edit, likeliest, softmax, target_probs
 from cospec.core.types import DraftContext
 from cospec.drafters.pool.combiners.combine import Candidate
 from cospec.drafters.prompt_scoring import reads_natively
 from cospec.native import library
 
-_UNUSED: Stream = (0, 0, 0, 0, 0, 0)
+_UNUSED: StreamKey = (0, 0, 0, 0, 0, 0)
 HOPELESS = 1e-3  # minimum probability of a second choice
 
 
@@ -48,9 +48,9 @@ def top_candidates(
 
 def _streams(
     contexts: Sequence[DraftContext], paths: Sequence[Sequence[int]], temperatures: Sequence[float]
-) -> list[Stream]:
+) -> list[StreamKey]:
     """Return the random stream of each row that is sampled; all drafters of a sequence share one."""
-    found: dict[int, Stream] = {}
+    found: dict[int, StreamKey] = {}
     for context, path, temperature in zip(contexts, paths, temperatures, strict=True):
         if temperature and id(context) not in found:
             found[id(context)] = _stream(context, len(path))
@@ -145,7 +145,7 @@ def draw(weights: Floats, contexts: Sequence[DraftContext], ahead: Sequence[int]
     )
 
 
-def _stream(context: DraftContext, ahead: int) -> Stream:
+def _stream(context: DraftContext, ahead: int) -> StreamKey:
     base = len(context.tokens)
     return RandomStreams(context.seed, base).stream(base + ahead, context.stream_kind)
 

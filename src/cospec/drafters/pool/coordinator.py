@@ -9,8 +9,8 @@ from math import ceil, inf
 from cospec.core.types import Commit, Draft, DraftBudget
 from cospec.drafters.pool.combiners.combine import UNKNOWN, Combiner, CombineTask, DraftCandidates
 from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.routing.drafter_weights import total
 from cospec.drafters.pool.routing.selection import Routing, RoutingInput
-from cospec.drafters.pool.routing.weights import total
 from cospec.drafters.pool.state import (
     NOVELTY_RATE,
     DraftTask,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.interfaces import Clock
-from cospec.core.plugins import Opening, StepwiseDrafter
+from cospec.core.plugins import StartLogits, StepwiseDrafter
 from cospec.core.rng import Floats
 from cospec.core.types import DraftContext
 
@@ -77,8 +77,8 @@ class LockstepSession:
         """Start the drafters on the sequences of ``taking``, for ``depths[row]`` tokens each."""
         self.opened = len(contexts)
         for member, rows in taking.items():
-            opening: Opening = self.members[member].call(
-                Opening((), _NO_ROWS),
+            opening: StartLogits = self.members[member].call(
+                StartLogits((), _NO_ROWS),
                 self.steppers[member].open,
                 [contexts[row] for row in rows],
                 [depths[row] for row in rows],

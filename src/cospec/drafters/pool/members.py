@@ -15,7 +15,7 @@ from typing import Any
 
 from cospec.core.interfaces import Clock
 from cospec.core.plugins import Drafter, StepwiseDrafter
-from cospec.core.step import Future
+from cospec.core.submitted_step import Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
 from cospec.errors import CospecError
 
@@ -30,7 +30,7 @@ class Member:
     """A drafter in its pool. Written by the pool alone.
 
     Attributes:
-        free: a proposal costs next to nothing, so the drafter always takes part.
+        costless: a proposal costs next to nothing, so the drafter always takes part.
         stepper: the stepwise interface, if the pool runs the drafter in lockstep; whole drafts are then never
             requested.
         deadline: seconds that a step may wait for the drafter; None waits without limit.
@@ -45,7 +45,7 @@ class Member:
     name: str
     drafter: Drafter
     clock: Clock
-    free: bool = False
+    costless: bool = False
     stepper: StepwiseDrafter | None = None
     deadline: float | None = None
     later: bool = False
@@ -62,7 +62,7 @@ class Member:
         """Create a member; ``lockstep``: the combiner runs stepwise drafters in lockstep."""
         stepper = drafter.stepper() if lockstep else None
         later = stepper is None and drafter.executor is not None
-        return cls(name, drafter, clock, drafter.capabilities.free, stepper, deadline, later)
+        return cls(name, drafter, clock, drafter.capabilities.costless, stepper, deadline, later)
 
     def call(self, failed: Any, verb: Callable[..., Any], *arguments: Any) -> Any:
         """Return ``verb(*arguments)``; ``failed`` if it raises, or if the drafter is excluded."""
@@ -96,13 +96,15 @@ class Member:
         return not self.rest and (executor is None or executor.present)
 
     @property
-    def looks(self) -> bool:
+    def scores_known_tokens(self) -> bool:
         """Whether the drafter can score known tokens."""
-        return self.stepper is not None or self.drafter.looks
+        return self.stepper is not None or self.drafter.scores_known_tokens
 
-    def look(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
+    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
         """Return scores of the latest known tokens; none on failure, or if the drafter cannot score."""
-        scores: dict[str, TokenScores] = self.call({}, self._state.look, contexts) if self.looks else {}
+        if not self.scores_known_tokens:
+            return {}
+        scores: dict[str, TokenScores] = self.call({}, self._state.score_known_tokens, contexts)
         return scores
 
     def start(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> Future[Any] | None:

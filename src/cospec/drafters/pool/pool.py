@@ -18,15 +18,15 @@ import numpy as np
 from cospec.core.interfaces import Clock, DrafterBuildContext
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.step import Future
+from cospec.core.submitted_step import Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.pool.combiners.combine import Combiner
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
 from cospec.drafters.pool.lockstep_session import LockstepSession
 from cospec.drafters.pool.members import Member
 from cospec.drafters.pool.options import PoolOptions, build_drafters, check_distributions
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Routing
-from cospec.drafters.pool.routing.weights import DrafterWeights
 from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
 from cospec.errors import InvalidInput
 from cospec.registry import COMBINERS, ROUTINGS
@@ -85,9 +85,9 @@ class PoolDrafter(Drafter):
         self.names = tuple(member.name for member in self.members)
         self.stream_kinds = combiner.stream_kinds
         self.reads_states = any(member.drafter.reads_states for member in self.members)
-        priced = sum(not member.free for member in self.members)
+        priced = sum(not member.costless for member in self.members)
         self.capabilities = DrafterCapabilities(
-            free=priced == 0, trees=combiner.branches, chains=not combiner.branches, members=max(1, priced)
+            costless=priced == 0, trees=combiner.branches, chains=not combiner.branches, num_drafters=max(1, priced)
         )
         self.pool_stats = PoolStats(len(self.members))
         self.seconds = PoolSeconds()
@@ -99,8 +99,10 @@ class PoolDrafter(Drafter):
             self.names,
             combiner,
             routing,
-            sum([1 << number for number, each in enumerate(self.members) if each.free]),
-            frozenset(number for number, each in enumerate(self.members) if not (each.free or each.looks)),
+            sum([1 << number for number, each in enumerate(self.members) if each.costless]),
+            frozenset(
+                number for number, each in enumerate(self.members) if not (each.costless or each.scores_known_tokens)
+            ),
             frozenset(self._steppers),
             combiner.gathers and routing.weighs,
         )
@@ -130,7 +132,7 @@ class PoolDrafter(Drafter):
             member.begin_round()
         draft_tasks, due = self._select_tasks(contexts, budgets)
         if due:
-            self._look(due)
+            self._score_known_tokens(due)
         drafts: list[Draft] = []
         reading = 0.0
         if draft_tasks:
@@ -208,10 +210,10 @@ class PoolDrafter(Drafter):
         """Return tasks for the sequences with able drafters, and the sequences whose known tokens are to be scored
         first.
         """
-        draft_tasks, due, looks, stream_kinds = (
+        draft_tasks, due, scores_known_tokens, stream_kinds = (
             list[DraftTask](),
             list[DraftContext](),
-            self.routing.looks,
+            self.routing.scores_known_tokens,
             tuple(self.stream_kinds),
         )
         most = self.setting.at_most
@@ -225,8 +227,8 @@ class PoolDrafter(Drafter):
                 record = PoolRequestState(DrafterWeights(len(self.members)), context.sampling.greedy)
                 self.records[context.id] = record
             weights = record.weights
-            if looks and weights.rounds >= weights.look_at:
-                weights.look_at += RESCORE_AFTER + weights.look_at
+            if scores_known_tokens and weights.rounds >= weights.score_at:
+                weights.score_at += RESCORE_AFTER + weights.score_at
                 due.append(context)
             weights.rounds += 1
             record.base = len(context.tokens)
@@ -238,11 +240,11 @@ class PoolDrafter(Drafter):
     def _bits(self, names: Sequence[str]) -> int:
         return sum([1 << number for number, name in enumerate(self.names) if name in names])
 
-    def _look(self, due: Sequence[DraftContext]) -> None:
+    def _score_known_tokens(self, due: Sequence[DraftContext]) -> None:
         """Let drafters score known tokens, where they can."""
-        looks = [{} if not member.present else member.look(due) for member in self.members]
+        found = [{} if not member.present else member.score_known_tokens(due) for member in self.members]
         for context in due:
-            self.records[context.id].weights.look([own.get(context.id) for own in looks])
+            self.records[context.id].weights.score_known_tokens([own.get(context.id) for own in found])
 
     def _ask(self, draft_tasks: Sequence[DraftTask], depths: Sequence[Sequence[int]]) -> list[Given]:
         """Return whole drafts; each drafter is called once for all of its sequences, ``depths[M][R]`` deep.

@@ -11,7 +11,7 @@ import numpy as np
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration, cells
 from cospec.drafters.pool.combiners.combine import CandidateSet
-from cospec.drafters.pool.routing.weights import DrafterWeights, WeightPrior
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
 
 NOVELTY_RATE = 0.05  # step size of the moving average, per draft
 EDGE = 0.01  # minimum distance of a confidence from 0 and 1

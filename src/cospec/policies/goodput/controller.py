@@ -18,7 +18,6 @@ from cospec.core.plugins import Policy
 from cospec.core.stats import StepStats
 from cospec.core.types import BatchState, Commit, Draft, DraftBudget
 from cospec.options import Options
-from cospec.policies.context import PolicyContext
 from cospec.policies.goodput.acceptance_rates import PRIOR, AcceptanceRates, Floats, Ints
 from cospec.policies.goodput.decision import (
     FIRST_WAIT,
@@ -31,14 +30,15 @@ from cospec.policies.goodput.decision import (
     Interruption,
     steps_to_next_review,
 )
-from cospec.policies.goodput.draft_cache_tracker import DraftCacheTracker
+from cospec.policies.goodput.draft_cache_release import DraftCacheRelease
 from cospec.policies.goodput.draft_shapes import chains, trees
 from cospec.policies.goodput.exploration import LENGTH, PLAIN, ROUNDS, TRIAL_STEPS, ExplorationBudget
 from cospec.policies.goodput.length_optimizer import DraftLevels, LengthChoice, StepLimits, allocate
 from cospec.policies.goodput.length_problem import LengthInputs, LengthProblem, StepBounds
 from cospec.policies.goodput.num_drafters import NumDrafters
-from cospec.policies.goodput.split_steps import ObservedSteps
+from cospec.policies.goodput.split_multi_step import ObservedSteps
 from cospec.policies.latency.step import StepLatency
+from cospec.policies.policy_context import PolicyContext
 
 Solver = Callable[[Floats, LengthInputs], tuple[LengthChoice, list[DraftBudget]]]
 
@@ -80,9 +80,9 @@ class Goodput(Policy):
         self.options, self.context = options, context
         self.cost = StepLatency(context.costs, context.capabilities)
         self.acceptance = AcceptanceRates(options.prior)
-        self.draft_caches = DraftCacheTracker(options.release_above)
+        self.draft_caches = DraftCacheRelease(options.release_above)
         self.exploration = ExplorationBudget(options.probe_share)
-        self.num_drafters = NumDrafters(context.capabilities.members)
+        self.num_drafters = NumDrafters(context.capabilities.num_drafters)
         bounds = StepBounds(options.max_step_seconds, options.max_verified_tokens)
         shapes = trees(context.longest) if context.capabilities.trees else chains(context.longest)
         self._problem = LengthProblem(shapes, self.cost, bounds, solve)
@@ -149,7 +149,8 @@ class Goodput(Policy):
 
     def price(self, load: BatchState) -> float:
         """Return the expected tokens that one more verified token must bring to pay, at the latest decision."""
-        tokens = len(load.ready) + load.catching_up + sum(budget.max_nodes for budget in self._assigned.budgets)
+        drafted = sum(budget.max_nodes for budget in self._assigned.budgets)
+        tokens = len(load.ready) + load.other_prefill_tokens + drafted
         target = self.cost.target
         return self._decision.goodput * (target.tokens(tokens + 1) - target.tokens(tokens))
 
@@ -180,7 +181,7 @@ class Goodput(Policy):
 
     def _is_old(self, load: BatchState) -> bool:
         decision = self._decision
-        if not decision.fits(self.cost.changed, load.catching_up):
+        if not decision.fits(self.cost.changed, load.other_prefill_tokens):
             return True
         return decision.drifted(self.acceptance.rates(decision.assigned.ids))
 
@@ -206,7 +207,7 @@ class Goodput(Policy):
             rates = np.full(len(ids), self.acceptance.overall)
         now = rates
         lengths = [len(sequence.tokens) for sequence in load.ready]
-        backlog = None if self.context.capabilities.free else self.draft_caches.backlog(load.ready, lengths)
+        backlog = None if self.context.capabilities.costless else self.draft_caches.backlog(load.ready, lengths)
         inputs = self._problem.inputs(load, lengths, backlog)
         solve = self._problem.per_sequence if self.options.per_sequence else self._problem.uniform
         rates, choice, found = self._choose_num_drafters(rates, inputs, solve)
@@ -225,7 +226,7 @@ class Goodput(Policy):
             rates=now,
             overall_rate=self.acceptance.overall,
             costs_version=version,
-            other_tokens=load.catching_up,
+            other_tokens=load.other_prefill_tokens,
             expires=self._step + (KEEP if trusted else FIRST_WAIT),
         )
         # a released draft cache counts too: the budgets report the release one step later
@@ -234,7 +235,7 @@ class Goodput(Policy):
 
     def _settle(self, ids: list[str], budgets: list[DraftBudget], load: BatchState) -> list[DraftBudget]:
         """Record the budgets from now on; returned budgets may release draft caches."""
-        if self.context.capabilities.free:
+        if self.context.capabilities.costless:
             return budgets
         return self.draft_caches.settle(ids, budgets, [len(sequence.tokens) for sequence in load.ready])
 
@@ -298,7 +299,7 @@ class Goodput(Policy):
         of many. If no request has a draft, the text that must be fed first counts.
         """
         rates, backlog = np.full(inputs.sequences, self.acceptance.overall), None
-        if not choice.counts.any() and not self.context.capabilities.free:
+        if not choice.counts.any() and not self.context.capabilities.costless:
             backlog = self._problem.feeding(
                 np.full(inputs.sequences, self.draft_caches.backlog_of_new_request(load.ready))
             )

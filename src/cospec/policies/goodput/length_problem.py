@@ -63,11 +63,11 @@ class LengthProblem:
     def inputs(self, load: BatchState, lengths: Sequence[int], backlog: Floats | None) -> LengthInputs:
         """Return the inputs of a step; the room in the cache is M_max."""
         n = len(lengths)
-        room = min(load.tokens - n - load.catching_up, load.room - n - load.catching_up)
+        room = min(load.tokens - n - load.other_prefill_tokens, load.free_cache_tokens - n - load.other_prefill_tokens)
         if self.bounds.tokens is not None:
             room = min(room, self.bounds.tokens)
         fed = None if backlog is None or not backlog.any() else self.feeding(backlog)
-        return LengthInputs(n, sum(lengths) / n, fed, load.catching_up, max(0, room))
+        return LengthInputs(n, sum(lengths) / n, fed, load.other_prefill_tokens, max(0, room))
 
     def per_sequence(self, rates: Floats, inputs: LengthInputs) -> tuple[LengthChoice, list[DraftBudget]]:
         """Return the best length of each sequence, from ``rates [n]``."""
@@ -105,7 +105,7 @@ class LengthProblem:
         """Return the draft levels of each sequence."""
         gains, sizes = self.shapes.gains[rows], self.shapes.sizes[rows]
         costs = np.asarray(sizes * self.token_cost(inputs), dtype=np.float64)
-        if not self.cost.capabilities.free:
+        if not self.cost.capabilities.costless:
             costs[:, :1] += self.cost.draft.sequence
         if inputs.backlog is not None:
             costs[:, :1] += inputs.backlog[:, None]
@@ -128,11 +128,11 @@ class LengthProblem:
         verified = verified + rest.slopes[0] * np.arange(len(verified))
         seconds = target.start + target.fixed + context + target.sequence * n + rest.seconds(0.0, 0.0, n)
         deepest = int(self.shapes.depths.max())
-        per_level = 0.0 if capabilities.free else self.cost.draft.fixed
+        per_level = 0.0 if capabilities.costless else self.cost.draft.fixed
         levels = np.asarray(np.arange(deepest + 1) * per_level, dtype=np.float64)
         if capabilities.single_pass:
             levels = np.minimum(levels, per_level)
-        if not capabilities.free:
+        if not capabilities.costless:
             levels[1:] += self.cost.draft.start
         if not self.cost.overlap:
             excess = self.cost.correction.excess(n)[np.minimum(np.arange(deepest + 1), LONGEST)]
@@ -156,13 +156,13 @@ class LengthProblem:
 
     def feeding(self, tokens: Floats | Ints) -> Floats:
         """Return the seconds of feeding ``tokens`` of each sequence to the drafter, ``[n]``."""
-        each = 0.0 if self.cost.capabilities.free else self.cost.feeding
+        each = 0.0 if self.cost.capabilities.costless else self.cost.feeding
         return np.asarray(tokens * each, dtype=np.float64)
 
     def token_cost(self, inputs: LengthInputs) -> float:
         """Return the seconds of drafting one token, without the fixed seconds of its level."""
         capabilities, draft, n = self.cost.capabilities, self.cost.draft, inputs.sequences
-        if capabilities.free:
+        if capabilities.costless:
             return 0.0
         if capabilities.single_pass:
             return draft.tokens(n) / n

@@ -59,14 +59,12 @@ class StepLatency:
         self._target = OnlineFit(costs.target or UNMEASURED_TARGET, MEASURED if costs.target else GUESSED)
         self.rest = REST.scaled(0.0)  # of a step outside of drafting and verification
         self._outside = 0.0  # factor of ``REST``, learned from steps
-        whole, self.drafters = costs.draft or UNMEASURED_DRAFT, capabilities.members
-        trust = MEASURED if costs.draft and capabilities.members == 1 else GUESSED
+        whole, self.drafters = costs.draft or UNMEASURED_DRAFT, capabilities.num_drafters
+        trust = MEASURED if costs.draft and capabilities.num_drafters == 1 else GUESSED
         self.correction = DepthCorrection()
         self._fed = 0.0  # seconds per token of a new text, learned from steps
         self._depth, self._repeats = 0, 0  # of the latest step, and the number of equal steps before
-        self._drafts = [
-            OnlineFit(whole.scaled(max(1, m) / capabilities.members), trust) for m in range(capabilities.members + 1)
-        ]
+        self._drafts = [OnlineFit(whole.scaled(max(1, m) / self.drafters), trust) for m in range(self.drafters + 1)]
         self._overlapped = 0.0  # share of the shorter of both that overlaps with the longer
         self._errors: deque[float] = deque(maxlen=ERROR_WINDOW)
         self._observed: list[tuple[StepStats, int, int]] = []  # with the number of drafters
@@ -103,7 +101,7 @@ class StepLatency:
     def drafting(self, depth: float, tokens: float, context: float, drafts: float) -> float:
         """Return the seconds of drafting ``tokens`` of ``drafts`` in ``depth`` passes, with ``context`` cached
         tokens."""
-        if self.capabilities.free or depth <= 0:
+        if self.capabilities.costless or depth <= 0:
             return 0.0
         if self.capabilities.single_pass:
             return self.draft.seconds(0.0, tokens, drafts)
@@ -141,7 +139,7 @@ class StepLatency:
         context, tokens, sequences, depth, _, _, draft, target, _, fed, members = rounds.T
         self._target.follow(np.stack([context, tokens, sequences, target, np.ones(len(observed))], 1)[target > 0])
         drafted = (depth > 0) & (fed == 0) & (draft > 0)
-        if drafted.any() and not self.capabilities.free:
+        if drafted.any() and not self.capabilities.costless:
             proposals = self._proposals(rounds)
             for m in set(members[drafted].tolist()):
                 self._drafts[int(m)].follow(proposals[drafted & (members == m)])
@@ -178,7 +176,7 @@ class StepLatency:
             for batched in (tokens, np.minimum(tokens, sequences + proposed), np.minimum(tokens, sequences))
         )
         draft = np.zeros(len(rounds))
-        if not self.capabilities.free:
+        if not self.capabilities.costless:
             draft = drafted * self.draft.of_all(self._proposals(rounds))
         rest = self.rest.of_all(np.stack([once, proposed, sequences, once, once], 1))
         predicted = (np.maximum(draft, target) if self.overlap else draft + target) + rest
@@ -199,7 +197,7 @@ class StepLatency:
     def _follow_feeding(self, observed: Sequence[tuple[StepStats, int]]) -> None:
         """Update the drafter's seconds per token of new texts."""
         tokens = sum(fed for _, fed in observed)
-        if not tokens or self.capabilities.free:
+        if not tokens or self.capabilities.costless:
             return
         steps = (self.drafting(s.depth, s.proposed, s.context_tokens, s.drafts) for s, _ in observed)
         more = sum(s.times.draft for s, _ in observed) - sum(steps)

@@ -210,7 +210,7 @@ def test_a_greedy_mixture_is_a_vote() -> None:
     rows = {"a": [2.0, 1.9, 0.0], "b": [0.0, 1.9, 2.0], "c": [0.0, 1.9, 2.0]}
     for member in pool.members:
         model, row = cast(Any, member.drafter).model, rows[member.name]
-        model.forward = lambda batch, row=row: torch.tensor([row] * len(batch.segments), dtype=torch.float64)
+        model.forward = lambda batch, row=row: torch.tensor([row] * len(batch.slices), dtype=torch.float64)
     context = DraftContext("s", [0, 1], 1, SamplingParams(temperature=0), 9, StreamKind.TARGET)
     (draft,) = pool.propose([context], [DraftBudget(2, 2)])
     assert draft.tokens == (2, 2)

@@ -42,7 +42,7 @@ class Host:
             raise InvalidInput("speculative_config.model", name, "a model that exists")
         return ToyModel(V, seed=2)
 
-    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
+    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
     def build_drafter(
@@ -65,7 +65,7 @@ def test_a_pool_is_built_from_plain_keys() -> None:
     pool = build(**config.options)
     assert pool.names == ("code", "copy")
     assert [member.stepper is not None for member in pool.members] == [True, False]
-    assert [member.free for member in pool.members] == [False, True]
+    assert [member.costless for member in pool.members] == [False, True]
     assert build().names == ("model", "copy")
 
 
@@ -113,7 +113,7 @@ def test_mix_refuses_drafters_of_whole_drafts() -> None:
 
 def test_missing_model_names_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Host, "load_drafter", lambda host, name, weights: resolve(name))
-    monkeypatch.setattr(Host, "load_translated", lambda host, name, weights: resolve(name))
+    monkeypatch.setattr(Host, "load_mapped", lambda host, name, weights: resolve(name))
     with pytest.raises(ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope'"):
         build(drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
 

@@ -286,7 +286,7 @@ def test_a_drafter_looks_at_known_tokens_and_has_caught_up(led: bool) -> None:
     drafter: ModelStepwiseDrafter | ModelDrafter = ModelStepwiseDrafter(model) if led else ModelDrafter(model)
     tokens = [0, 1, 4, 2, 2, 3]
     for _ in range(2):
-        found = drafter.look([context(tokens)])["s"]
+        found = drafter.score_known_tokens([context(tokens)])["s"]
         rows = [torch.softmax(model.logits(tokens[:n]), -1) for n in range(1, len(tokens))]
         wanted = [float(row[token]) for row, token in zip(rows, tokens[1:], strict=True)]
         assert found.tokens == min(LOOKBACK, len(wanted))

@@ -14,10 +14,10 @@ from cospec.core.types import DraftBudget, DraftContext
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.pool.combiners.union import Union
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig, allot
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
 from cospec.drafters.pool.routing.explore import EPSILON, Explore
 from cospec.drafters.pool.routing.hedge import PATIENCE, Hedge
 from cospec.drafters.pool.routing.selection import Feedback, RoutingInput
-from cospec.drafters.pool.routing.weights import DrafterWeights, WeightPrior
 from cospec.drafters.pool.state import EDGE, PoolStats, RequestCalibration
 from cospec.registry import ROUTINGS
 from cospec.sampling_params import SamplingParams
@@ -112,16 +112,16 @@ def test_who_cannot_look_drafts_in_the_first_round_of_a_request_and_after_some_m
 
 def test_looks_tell_drafters_apart_before_any_has_drafted() -> None:
     made = DrafterWeights(3)
-    made.look([(16.0, 32), (8.0, 32), None])
+    made.score_known_tokens([(16.0, 32), (8.0, 32), None])
     weights = made.weights(PRIOR)
     assert weights[0] > 0.45
     assert weights[1] < 0.01
     assert weights[2] == pytest.approx(weights[0]), "who cannot look loses nothing"
     for _ in range(3):
-        made.look([(4.0, 32), (16.0, 32), None])
+        made.score_known_tokens([(4.0, 32), (16.0, 32), None])
     assert made.weights(PRIOR)[1] > 0.45 > 0.01 > made.weights(PRIOR)[0], "what was found later counts for more"
     late = DrafterWeights(2)
-    late.look([(16.0, 32), (8.0, 16)])
+    late.score_known_tokens([(16.0, 32), (8.0, 16)])
     assert late.weights(WeightPrior([0.5] * 2)) == pytest.approx([0.5, 0.5]), "means are compared"
 
 
@@ -210,7 +210,7 @@ def test_a_pool_learns_how_much_its_drafters_have_in_common() -> None:
     for second, wanted in (([1, 2, 3], 0.5), ([2, 1, 3], 1.0)):
         pool = pool_of({"a": ScriptedDrafter([1, 2, 3]), "b": ScriptedDrafter(second)}, "union", "hedge", 5)
         for member in pool.members:
-            member.free = False
+            member.costless = False
         for n in range(200):
             sampling = SamplingParams(temperature=0)
             pool.propose([DraftContext(f"s{n}", [0, 4], 1, sampling, 0, StreamKind.TARGET)], [DraftBudget(3, 6)])

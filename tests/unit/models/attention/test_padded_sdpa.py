@@ -45,12 +45,12 @@ def filled(by_head: bool, count: int = 2) -> KVCache:
     return kv
 
 
-def poison(kv: KVCache, segments: tuple[SequenceSlice, ...]) -> None:
-    """Everything that these segments neither hold nor write."""
+def poison(kv: KVCache, slices: tuple[SequenceSlice, ...]) -> None:
+    """Everything that these slices neither hold nor write."""
     held = torch.zeros(40, 8, dtype=torch.bool)
-    for segment in segments:
-        for index in range(segment.start + len(segment.tokens)):
-            held[kv.pages.table(segment.id)[index // 8], index % 8] = True
+    for part in slices:
+        for index in range(part.start + len(part.tokens)):
+            held[kv.pages.table(part.id)[index // 8], index % 8] = True
     for layer in kv.layers:
         for entries in (layer.keys, layer.values):
             entries.transpose(1, 2)[~held] = float("nan")
@@ -59,15 +59,15 @@ def poison(kv: KVCache, segments: tuple[SequenceSlice, ...]) -> None:
 @pytest.mark.parametrize(
     "heads", [AttentionShape(0.3), AttentionShape(0.3, window=3), AttentionShape(0.3, window=9, softcap=2.0)], ids=str
 )
-@pytest.mark.parametrize("segments", [RAGGED, DECODE, DECODE[:1]], ids=["ragged", "decode", "one"])
+@pytest.mark.parametrize("slices", [RAGGED, DECODE, DECODE[:1]], ids=["ragged", "decode", "one"])
 @pytest.mark.parametrize(("by_head", "shared"), [(True, 2), (False, 2), (False, 4)])
 def test_equals_each_sequence_alone(
-    by_head: bool, shared: int, segments: tuple[SequenceSlice, ...], heads: AttentionShape
+    by_head: bool, shared: int, slices: tuple[SequenceSlice, ...], heads: AttentionShape
 ) -> None:
     torch.manual_seed(5)
     kv = filled(by_head, shared)
-    poison(kv, segments)
-    batch = kv.pack(TokenBatch(segments))
+    poison(kv, slices)
+    batch = kv.pack(TokenBatch(slices))
     total = batch.ids.shape[0]
     inputs = [tuple(torch.randn(total, count, 16) for count in (4, shared, shared)) for _ in kv.layers]
 
@@ -77,9 +77,9 @@ def test_equals_each_sequence_alone(
 
     exact, larger = frame_of(batch.spans), Frame(rows=10, entries=48, trees=True)
     found = [[play(attend, layer) for layer in (0, 1)] for attend in (Padded(batch, exact), Padded(batch, larger))]
-    for layer, (span, segment) in itertools.product((0, 1), zip(batch.spans, segments, strict=True)):
+    for layer, (span, part) in itertools.product((0, 1), zip(batch.spans, slices, strict=True)):
         rows = slice(span.first, span.first + span.rows)
-        alone = play(SDPA.prepare(kv.pack(TokenBatch((segment,)))), layer, rows)
+        alone = play(SDPA.prepare(kv.pack(TokenBatch((part,)))), layer, rows)
         for results in found:
             torch.testing.assert_close(results[layer][rows], alone, atol=1e-5, rtol=1e-4)
 

@@ -7,7 +7,6 @@ import pytest
 
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import BatchState, Commit, DraftBudget, DrafterCapabilities, Request, RequestState
-from cospec.policies.context import PolicyContext
 from cospec.policies.fixed import Fixed
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.decision import LONGEST_WAIT
@@ -16,6 +15,7 @@ from cospec.policies.goodput.exploration import TRIAL_STEPS
 from cospec.policies.goodput.length_problem import LengthProblem, StepBounds
 from cospec.policies.latency.depth_correction import DepthCorrection
 from cospec.policies.latency.step import LatencyModels, StepLatency
+from cospec.policies.policy_context import PolicyContext
 from cospec.sampling_params import SamplingParams
 from harness.execution import CPU, FLAT, Rates, World, sequences, steady
 
@@ -160,13 +160,13 @@ def test_length_0_is_left_again() -> None:
 
 
 def test_no_probes_where_no_rate_would_pay() -> None:
-    world = World(CPU, steady(*[0.9] * 8), 8, catching_up=1800)
+    world = World(CPU, steady(*[0.9] * 8), 8, other_prefill_tokens=1800)
     world.play(policy(max_step_seconds=1e-6), 400)
     assert np.max(world.lengths) == 0
 
 
 def test_look_ups_are_drafted_longer_than_models() -> None:
-    capabilities_of = DrafterCapabilities(), DrafterCapabilities(free=True), DrafterCapabilities(single_pass=True)
+    capabilities_of = DrafterCapabilities(), DrafterCapabilities(costless=True), DrafterCapabilities(single_pass=True)
     usual, free, heads = worlds = [
         World(CPU, steady(*[0.5] * 8), 8, capabilities=capabilities) for capabilities in capabilities_of
     ]
@@ -212,7 +212,7 @@ def test_bounds_of_a_round_are_kept() -> None:
 def test_room_bounds_the_verified_tokens() -> None:
     for load in (
         BatchState(sequences(8), tokens=12),
-        BatchState(sequences(8), room=12),
+        BatchState(sequences(8), free_cache_tokens=12),
         BatchState(sequences(8), 100, tokens=112),
     ):
         assert 0 < sum(budget.max_nodes for budget in policy(FLAT).plan(load)) <= 4
@@ -259,7 +259,7 @@ def test_a_decision_is_kept_while_nothing_moves() -> None:
     assert made.plan(BatchState(ready[:7])) is not first
     again = made.plan(BatchState(ready))
     made.observe(StepStats(0, 8, 508, 1600, 0, 0, 0, 8, StepTimes(), 0.6), [])
-    assert made.plan(BatchState(ready, catching_up=500)) is not again, (
+    assert made.plan(BatchState(ready, other_prefill_tokens=500)) is not again, (
         "a long execution_mode, for the prompts of others"
     )
 

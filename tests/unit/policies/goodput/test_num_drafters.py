@@ -9,11 +9,11 @@ import pytest
 
 from cospec.core.plugins import Policy
 from cospec.core.types import BatchState, Commit, DraftBudget, DrafterCapabilities
-from cospec.policies.context import PolicyContext
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
 from cospec.policies.goodput.num_drafters import NumDrafters
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
+from cospec.policies.policy_context import PolicyContext
 from harness.execution import World, sequences
 
 TARGET = ForwardLatency(1e-7, (1e-5, 2e-4), (64,), 0.0, 5e-3)
@@ -28,7 +28,7 @@ class Pool(World):
         asked: list[int] = []
 
         def rates(step: int) -> np.ndarray:
-            budgets = policy.plan(BatchState(sequences(self.count), self.catching_up))
+            budgets = policy.plan(BatchState(sequences(self.count), self.other_prefill_tokens))
             now = max((budget.drafters or 1 for budget in budgets if budget.depth), default=1)
             asked.append(now)
             one = ForwardLatency(1e-8, (1e-5,), (), 0.0, 3e-4)
@@ -50,7 +50,8 @@ def pool(helps: float, count: int = 4) -> Pool:
 def policy() -> Goodput:
     whole = ForwardLatency(1e-8, (1e-5,), (), 0.0, 9e-4)
     return Goodput.build(
-        GoodputOptions(), PolicyContext(costs=LatencyModels(TARGET, whole), capabilities=DrafterCapabilities(members=3))
+        GoodputOptions(),
+        PolicyContext(costs=LatencyModels(TARGET, whole), capabilities=DrafterCapabilities(num_drafters=3)),
     )
 
 

@@ -133,7 +133,7 @@ def test_what_drafting_costs_depends_on_the_drafter() -> None:
         for capabilities in (
             DrafterCapabilities(),
             DrafterCapabilities(single_pass=True),
-            DrafterCapabilities(free=True),
+            DrafterCapabilities(costless=True),
         )
     )
     assert usual.drafting(4, 8, 100, 2) == pytest.approx(TRUE.seconds(100, 2, 2, 4))

@@ -11,8 +11,8 @@ from cospec.core.rng import Floats, StreamKind
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.lockstep_session import LockstepSession
+from cospec.drafters.pool.routing.drafter_weights import total
 from cospec.drafters.pool.routing.selection import Feedback
-from cospec.drafters.pool.routing.weights import total
 
 UNKNOWN = 0.5  # the raw confidence of a drafter without confidences
 

@@ -23,7 +23,7 @@ from cospec.drafters.pool.candidates import distributions, draw
 from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
 from cospec.drafters.pool.lockstep import LockstepPath, run_lockstep
 from cospec.drafters.pool.lockstep_session import LockstepSession
-from cospec.drafters.pool.routing.weights import total
+from cospec.drafters.pool.routing.drafter_weights import total
 from cospec.native import pool_lockstep
 
 

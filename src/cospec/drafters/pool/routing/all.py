@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import ClassVar
 
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
-from cospec.drafters.pool.routing.weights import DrafterWeights
 
 
 class AllDrafters(Routing):
@@ -15,7 +15,7 @@ class AllDrafters(Routing):
     drafters."""
 
     name: ClassVar[str] = "all"
-    looks: ClassVar[bool] = False
+    scores_known_tokens: ClassVar[bool] = False
     learns: ClassVar[bool] = False
     weighs: ClassVar[bool] = False
 

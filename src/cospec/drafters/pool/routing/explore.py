@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
-from cospec.drafters.pool.routing.weights import DrafterWeights, total
 
 ALPHA, BETA = 0.3, 0.8  # probability of choosing the best drafters after a bad and after a good step
 TAU = 2  # accepted tokens of a good step
@@ -25,7 +25,7 @@ class Explore(Routing):
     """Routing ``explore``: half of the drafters, or as many as the policy says."""
 
     name: ClassVar[str] = "explore"
-    looks: ClassVar[bool] = False
+    scores_known_tokens: ClassVar[bool] = False
     learns: ClassVar[bool] = True
     weighs: ClassVar[bool] = False
 

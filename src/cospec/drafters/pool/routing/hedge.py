@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
-from cospec.drafters.pool.routing.weights import DrafterWeights
 
 SHARE = 0.8  # share of the total weight that the chosen drafters hold
 PATIENCE = 16  # steps after which an unused drafter that cannot score is chosen again
@@ -23,7 +23,7 @@ class Hedge(Routing):
     """Routing ``hedge``: the drafters that hold most of the weight."""
 
     name: ClassVar[str] = "hedge"
-    looks: ClassVar[bool] = True
+    scores_known_tokens: ClassVar[bool] = True
     learns: ClassVar[bool] = False
     weighs: ClassVar[bool] = True
 

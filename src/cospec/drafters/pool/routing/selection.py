@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.drafters.calibration import CalibrationSample
-from cospec.drafters.pool.routing.weights import DrafterWeights, total
+from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 
 
 class RoutingInput(NamedTuple):
@@ -67,7 +67,7 @@ class Routing(ABC):
     """Chooses drafters; learned values of a request are in its ``DrafterWeights``."""
 
     name: ClassVar[str]
-    looks: ClassVar[bool]  # whether drafters score known tokens
+    scores_known_tokens: ClassVar[bool]  # whether drafters score known tokens
     learns: ClassVar[bool]  # whether the routing learns more than the weights do
     weighs: ClassVar[bool]  # whether weights exclude drafters
 

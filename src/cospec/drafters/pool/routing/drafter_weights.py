@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from math import exp, inf
 
 LEARNING_RATE = 0.3  # eta, per right candidate
-LOOK_RATE = 1.5  # the same, per unit of probability of a known token
-LOOK_MEMORY = 0.5  # weight of earlier scores at the next scoring
+SCORE_RATE = 1.5  # the same, per unit of probability of a known token
+SCORE_MEMORY = 0.5  # weight of earlier scores at the next scoring
 MEMORY = 0.98  # weight of a token's evidence one committed token later
 PRIOR_TOKENS = 4.0  # tokens that the prior counts for
 EDGE = 0.02  # minimum distance of rates from 0 and 1 before conversion to odds
@@ -42,16 +42,16 @@ class DrafterWeights:
         idle: ``[M]``, steps since a drafter took part; infinite if it never did.
         scores: ``[M]``, of a routing with scores.
         accepted: tokens accepted in the latest step.
-        look_at: the step before which drafters score again.
+        score_at: the step before which drafters score again.
         rounds: steps in which the pool drafted for the request.
     """
 
-    __slots__ = ("accepted", "chance", "hits", "idle", "look_at", "looked", "rounds", "scores", "seen")
+    __slots__ = ("accepted", "chance", "hits", "idle", "looked", "rounds", "score_at", "scores", "seen")
 
     def __init__(self, members: int) -> None:
         self.hits, self.seen, self.chance, self.looked = ([0.0] * members for _ in range(4))
         self.idle, self.scores = [inf] * members, [0.5] * members
-        self.accepted = self.look_at = self.rounds = 0
+        self.accepted = self.score_at = self.rounds = 0
 
     def rates(self, prior: WeightPrior) -> list[float]:
         """Return the estimated probability that a drafter guesses the next token right, ``[M]``."""
@@ -78,7 +78,7 @@ class DrafterWeights:
             means = [chance / count if count else -1.0 for chance, count in zip(self.chance, looked, strict=True)]
             top = max(means)
             gains = [
-                gain if mean < 0.0 else gain + LOOK_RATE * most * (mean - top)
+                gain if mean < 0.0 else gain + SCORE_RATE * most * (mean - top)
                 for gain, mean in zip(gains, means, strict=True)
             ]
             top = max(gains)
@@ -98,10 +98,10 @@ class DrafterWeights:
         self.hits[member] += hits
         self.seen[member] += seen
 
-    def look(self, looks: Sequence[tuple[float, int] | None]) -> None:
+    def score_known_tokens(self, known: Sequence[tuple[float, int] | None]) -> None:
         """Record scores: probability and number of known tokens per drafter, ``[M]``; None for no score."""
-        chances, counts = zip(*[(0.0, 0) if own is None else own for own in looks], strict=True)
-        kept = [1.0 if own is None else LOOK_MEMORY for own in looks]
+        chances, counts = zip(*[(0.0, 0) if own is None else own for own in known], strict=True)
+        kept = [1.0 if own is None else SCORE_MEMORY for own in known]
         self.chance = [keep * old + new for keep, old, new in zip(kept, self.chance, chances, strict=True)]
         self.looked = [keep * old + new for keep, old, new in zip(kept, self.looked, counts, strict=True)]
 

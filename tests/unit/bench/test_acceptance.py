@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cospec.bench.accept import Tally, as_runs, ratio, summarise
+from cospec.bench.acceptance import Tally, as_runs, ratio, summarise
 from cospec.bench.policy_recorder import recorded
 from cospec.core.engine import Engine
 from cospec.core.types import Commit

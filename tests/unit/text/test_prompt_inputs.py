@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cospec.errors import InvalidInput
-from cospec.text.inputs import conversations, each, read, text
+from cospec.text.prompt_inputs import conversations, each, read, text
 from cospec.text.tokenizer import TextTokenizer
 
 TOKENS = TextTokenizer(None, 16, 10)

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from cospec.bench.client import Endpoint
-from cospec.bench.load import Recording
+from cospec.bench.load_generator import Recording
 from cospec.bench.metrics import Selection, latency
 from cospec.bench.serve import ServeObserver, Stage, Workload, record, report
 from cospec.bench.timing import Params, Prompt, Timing

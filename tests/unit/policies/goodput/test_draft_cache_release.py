@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from cospec.core.stats import StepStats, StepTimes
 from cospec.core.types import Commit, DraftBudget, FinishReason, Request, RequestState
-from cospec.policies.context import PolicyContext
 from cospec.policies.goodput.controller import Goodput, GoodputOptions
-from cospec.policies.goodput.draft_cache_tracker import FORGET_AFTER, DraftCacheTracker
+from cospec.policies.goodput.draft_cache_release import FORGET_AFTER, DraftCacheRelease
+from cospec.policies.policy_context import PolicyContext
 from cospec.sampling_params import SamplingParams
 from harness.execution import CPU, World, steady
 
@@ -21,7 +21,7 @@ def test_finished_sequences_are_forgotten() -> None:
 
 
 def test_aborted_requests_are_forgotten() -> None:
-    draft_caches = DraftCacheTracker(0.9)
+    draft_caches = DraftCacheRelease(0.9)
     for n in range(3 * FORGET_AFTER):
         draft_caches.tick()
         draft_caches.settle([f"aborted {n}", "goes on"], [DraftBudget(2, 2)] * 2, [8, 8])

@@ -35,7 +35,7 @@ class PolicyRouter(Policy):
         found: dict[str, DraftBudget] = {}
         for name, own in groups.items():
             others = len(load.ready) - len(own)
-            part = replace(load, ready=own, catching_up=load.catching_up + others)
+            part = replace(load, ready=own, other_prefill_tokens=load.other_prefill_tokens + others)
             budgets = self._policy(name).plan(part)
             found.update((sequence.request.id, budget) for sequence, budget in zip(own, budgets, strict=True))
         return [found[sequence.request.id] for sequence in load.ready]

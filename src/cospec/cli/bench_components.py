@@ -14,7 +14,7 @@ from cospec.cli.bench_options import grouped
 from cospec.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from cospec.bench.accept import Row
+    from cospec.bench.acceptance import Row
 
 TEXTS = ("def mean(values):\n", "Question: How many", "It was a dark evening", "import os\n")
 Drafters = Annotated[
@@ -36,7 +36,7 @@ def accept(
 ) -> None:
     """Measure acceptance by drafter, domain, temperature and position, with intervals over prompts."""
     output.require()
-    from cospec.bench import accept as measured
+    from cospec.bench import acceptance as measured
     from cospec.config import EngineConfig
 
     to, texts, common = results.place(), prompts.take(num_prompts), engine.given(model)

@@ -1,7 +1,7 @@
 """Proposals and logits of one sequence in several models (CoS section 3.4).
 
 The *frontier* of a sequence is the position after its last verified token. A chain of proposed tokens follows the
-frontier; each token has a proposer. For every model a queue holds ``fed``, the number of tokens in the model's cache,
+frontier; each token has a proposer. For every model a chain holds ``fed``, the number of tokens in the model's cache,
 and the logits from the frontier on::
 
     tokens   t t t t t | x x x y y
@@ -10,7 +10,7 @@ and the logits from the frontier on::
                         └ frontier
 
 A token can be verified once every member of the blend has scored it. A rejection truncates the caches to the rejected
-token and empties the queue of this sequence; other sequences keep their queues.
+token and empties the chain of this sequence; other sequences keep their chains.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Proposal:
 
 
 @dataclass(slots=True)
-class ProposalQueue:
+class ProposalChain:
     """One sequence. ``frontier`` counts verified tokens: the committed ones and those accepted in this step."""
 
     frontier: int
@@ -86,26 +86,26 @@ class ProposalQueue:
         self.frontier += 1
 
 
-class ProposalQueues:
-    """The queues of all sequences that have room in the caches."""
+class ProposalChains:
+    """The chains of all sequences that have room in the caches."""
 
     def __init__(self, models: int) -> None:
         self._models = models
-        self._queues: dict[str, ProposalQueue] = {}
+        self._chains: dict[str, ProposalChain] = {}
 
-    def open(self, id: str, frontier: int, computed: int) -> ProposalQueue:
-        """Return the queue of a sequence; a new queue starts with ``computed`` tokens in every cache."""
-        queue = self._queues.get(id)
-        if queue is None:
-            queue = self._queues[id] = ProposalQueue(frontier, [computed] * self._models, [None] * self._models)
-        return queue
+    def open(self, id: str, frontier: int, computed: int) -> ProposalChain:
+        """Return the chain of a sequence; a new chain starts with ``computed`` tokens in every cache."""
+        chain = self._chains.get(id)
+        if chain is None:
+            chain = self._chains[id] = ProposalChain(frontier, [computed] * self._models, [None] * self._models)
+        return chain
 
     def fed(self, id: str, model: int) -> int:
         """Return the number of the sequence's tokens in the model's cache."""
-        queue = self._queues.get(id)
-        return queue.fed[model] if queue is not None else 0
+        chain = self._chains.get(id)
+        return chain.fed[model] if chain is not None else 0
 
     def drop(self, ids: Iterable[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""
         for id in ids:
-            self._queues.pop(id, None)
+            self._chains.pop(id, None)

@@ -24,7 +24,7 @@ from cospec.drafters.model import ModelDrafter
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 from cospec.policies.fixed import Fixed, Off
-from cospec.policies.per_request import PolicyRouter
+from cospec.policies.policy_router import PolicyRouter
 from cospec.sampling_params import SamplingParams
 from harness.execution import sequences
 from harness.toys import make_request, run_all, toy_engine
@@ -98,7 +98,7 @@ def test_requests_choose_what_they_may() -> None:
     assert sum(open_.metrics().draft_tokens.values()) == 0
     with pytest.raises(InvalidInput, match=r"^speculation.policy is 'best'"):
         open_.add(request(policy="best"))
-    shut = replace(open_.parts.resolver, may_choose=frozenset({"length"}))
+    shut = replace(open_.parts.input_processor, may_choose=frozenset({"length"}))
     shut.resolve(request(length=2))
     refused: dict[str, dict[str, Any]] = {
         "speculation.enabled": {"enabled": False},

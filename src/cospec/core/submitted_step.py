@@ -68,29 +68,29 @@ class StepResult(NamedTuple):
     Attributes:
         outputs: one per entry; one per entry and step where one call runs several steps.
         times: seconds of the engine's thread: drafting, and submitting to the target and waiting for the target.
-        readable: requests that no multi-step call ran, by id, each with the reason.
+        python_path: requests with a part in Python, by id, each with the reason.
     """
 
     outputs: list[StepOutput]
     times: StepTimes
-    readable: Mapping[str, str]
+    python_path: Mapping[str, str]
 
 
 class SubmittedStep(NamedTuple):
     """A step whose outputs the verifier computes.
 
     Attributes:
-        entries: the requests in flight; an execution mode may leave entries of the plan for a later plan.
+        entries: the requests in flight; an execution mode may leave out entries of the plan.
         future: outputs of the entries that were submitted to the verifier.
         times: seconds so far, see ``StepResult.times``.
-        readable: see ``StepResult.readable``.
-        failed: outputs of the entries that could not be drafted for, each with an error.
+        python_path: see ``StepResult.python_path``.
+        failed: outputs of entries whose drafting raised, each with an error.
     """
 
     entries: Sequence[ScheduledRequest]
     future: Future[list[StepOutput]]
     times: StepTimes = StepTimes()
-    readable: Mapping[str, str] = {}
+    python_path: Mapping[str, str] = {}
     failed: Sequence[StepOutput] = ()
 
     def collect(self, clock: Clock) -> StepResult:
@@ -101,4 +101,4 @@ class SubmittedStep(NamedTuple):
             started = clock()
             outputs = self.future.result()
             times = replace(self.times, target=self.times.target + clock() - started)
-        return StepResult([*outputs, *self.failed] if self.failed else outputs, times, self.readable)
+        return StepResult([*outputs, *self.failed] if self.failed else outputs, times, self.python_path)

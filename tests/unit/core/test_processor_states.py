@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cospec.core.bitmask import allow, allow_all, ban, num_words, unpack
 from cospec.core.plugins import LogitsProcessor
-from cospec.core.processors import RequestProcessors
+from cospec.core.processor_states import RequestProcessors
 from cospec.core.rng import StreamKind
 from cospec.core.sampling import History, edit
 from cospec.core.types import DraftContext

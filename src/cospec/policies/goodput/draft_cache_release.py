@@ -31,7 +31,7 @@ class _CacheEntry:
     round: int = 0
 
 
-class DraftCacheTracker:
+class DraftCacheRelease:
     """Models the content of the drafter's cache from plans and commits."""
 
     def __init__(self, release_above: float) -> None:
