@@ -1,6 +1,6 @@
 """The forward of cospec and the forward of llama.cpp on the same weights: milliseconds for 1, 4 and 8 tokens.
 
-Run ``python -m benchmarks.llamacpp BUILD/bin/llama-bench --pair DIR FILE.gguf float32``; ``docs/howto/benchmark.md``
+Run ``python -m benchmarks.llamacpp BUILD/bin/llama-bench --pair DIR FILE.gguf float32``; ``other_servers.sh``
 builds the program and the file. Both read ``--context`` tokens of cache. In each turn the two systems measure in random
 order; the figure is the ratio within a turn. llama-bench computes the logits of the last token; cospec computes the
 logits of all tokens, as a verifier needs.

@@ -27,14 +27,14 @@ from cospec.text.input_processor import make_requests
 
 @dataclass
 class Clock:
-    """Seconds inside the forwards of the observed models, and inside the forwards of ``burst``."""
+    """Seconds inside the forwards of the observed models, and inside the forwards of ``multi_step``."""
 
-    burst: NativeMultiStep | None
+    multi_step: NativeMultiStep | None
     seconds: float = 0.0
 
     def read(self) -> float:
         """Return the seconds so far."""
-        return self.seconds + (self.burst.working if self.burst is not None else 0.0)
+        return self.seconds + (self.multi_step.working if self.multi_step is not None else 0.0)
 
     def watch(self, model: Model) -> None:
         """Count the time of every later forward of ``model``."""
@@ -71,9 +71,9 @@ def main() -> None:
     rows = []
     for name, config in configs.items():
         llm = LLM(options.model, config, dtype=options.dtype)
-        burst = llm.engine.execution_mode.components.burst
-        assert burst is None or isinstance(burst, NativeMultiStep)
-        clock = Clock(burst)
+        multi_step = llm.engine.execution_mode.components.multi_step
+        assert multi_step is None or isinstance(multi_step, NativeMultiStep)
+        clock = Clock(multi_step)
         clock.watch(llm.engine.parts.model)
         drafter = llm.engine.execution_mode.components.drafter
         if isinstance(drafter, ModelDrafter):

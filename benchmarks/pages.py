@@ -1,4 +1,4 @@
-"""Writes ``benchmarks/report/*.md``, and the figures of ``README.md`` and ``docs/results.md``, from stored results.
+"""Writes ``benchmarks/report/*.md`` and the figures of pages from stored results, and the page of modules.
 
 Run ``python -m benchmarks``; ``--run`` measures first, which takes a few minutes. In README and ``docs/results.md`` a
 block begins with ``<!-- figures: NAME -->`` and ends with ``<!-- end -->``; NAME is a key of ``BLOCKS``.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
+from benchmarks import modules
 from benchmarks.common import ROOT
 from benchmarks.headlines import headlines, summary
 from benchmarks.tables import COMMANDS, block
@@ -168,3 +169,4 @@ def main() -> None:
     for name in PAGES:
         path = ROOT / name
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    modules.write()

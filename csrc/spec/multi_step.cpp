@@ -19,8 +19,9 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 // The state of a request between steps.
 struct SlotState {
     std::vector<int64_t> tokens;  // known tokens that are not yet fed
-    int64_t num_known, num_left;
+    int64_t num_known, num_computed, num_left, first_logit;
     long num_fed() const { return num_known - (long)tokens.size(); }
+    long num_pending() const { return num_known - num_computed; }
 };
 
 // Buffers are kept between calls, because fresh memory costs more than the data written to it.
@@ -36,9 +37,10 @@ struct Workspace {
 thread_local Workspace workspace;
 
 struct MultiStepRunner {
-    MultiStepTask& task;
+    const MultiStepTask& task;
     const long vocab_size = task.cache->vocab_size;
     double* q = nullptr;  // [num_drafting, max_draft_len, vocab_size]
+    long logit_rows = 0;  // of the steps so far
 
     void start() {
         workspace.states.resize(task.num_slots);
@@ -47,13 +49,13 @@ struct MultiStepRunner {
             const RequestSlot& slot = task.slots[i];
             SlotState& state = workspace.states[i];
             state.tokens.assign(token, token + slot.num_known - slot.num_fed);
-            state.num_known = slot.num_known, state.num_left = slot.num_left;
+            state.num_known = slot.num_known, state.num_computed = slot.num_computed;
+            state.num_left = slot.num_left, state.first_logit = slot.first_logit;
             token += slot.num_known - slot.num_fed;
         }
         workspace.depths.clear();
         for (long i = 0; i < task.num_drafting; i++) workspace.depths.push_back(task.slots[i].draft_len);
-        workspace.drafted.resize(task.num_slots * task.max_draft_len);
-        if (task.drafts) workspace.drafted.assign(task.drafts, task.drafts + task.num_slots * task.max_draft_len);
+        workspace.drafted.resize(task.num_drafting * task.max_draft_len);
     }
 
     bool draft() {
@@ -81,34 +83,51 @@ struct MultiStepRunner {
         return cospec_llama_rollout(task.drafter, task.drafter_cache, &view, &rollout);
     }
 
-    // The length of a request's draft. A draft ends where the drafter's logits held NaN.
+    const int64_t* draft_tokens(long i) const {
+        return i < task.num_drafting ? workspace.drafted.data() + i * task.max_draft_len : task.slots[i].draft;
+    }
+
+    // The length of a request's draft. A draft of the call ends where the drafter's logits held NaN.
     long num_drafted(long i) const {
-        const int64_t* tokens = workspace.drafted.data() + i * task.max_draft_len;
-        return std::find(tokens, tokens + task.slots[i].draft_len, -1) - tokens;
+        const int64_t* tokens = draft_tokens(i);
+        const long n = task.slots[i].draft_len;
+        return i < task.num_drafting ? std::find(tokens, tokens + n, -1) - tokens : n;
+    }
+
+    const double* draft_probs(long i) const {
+        const RequestSlot& slot = task.slots[i];
+        if (i >= task.num_drafting) return slot.q;
+        const bool sampled = slot.stream_kind == DRAFT && slot.params.sampling.temperature > 0.0;
+        return sampled ? q + i * task.max_draft_len * vocab_size : nullptr;
+    }
+
+    // Lay out the computed tokens of a request and its draft. Returns the number of logit rows.
+    long add_slot(long i, long row) {
+        const RequestSlot& slot = task.slots[i];
+        const SlotState& state = workspace.states[i];
+        const long n = num_drafted(i), pending = state.num_pending(), node_offset = workspace.nodes.size();
+        const long num_rows = pending + n - state.first_logit;
+        const int64_t* tokens = draft_tokens(i);
+        workspace.slices.push_back({state.num_computed, pending + n, n, state.first_logit, slot.pages, slot.num_pages});
+        workspace.ids.insert(workspace.ids.end(), state.tokens.end() - pending, state.tokens.end());
+        workspace.ids.insert(workspace.ids.end(), tokens, tokens + n);
+        workspace.nodes.insert(workspace.nodes.end(), tokens, tokens + n);
+        for (long node = 0; node < n; node++) {
+            const int64_t parent = slot.parents ? slot.parents[node] : node - 1;
+            workspace.parents.push_back(parent), workspace.nodes.push_back(parent);
+        }
+        workspace.tasks.push_back({row, row, slot.deferred ? 0 : num_rows, node_offset, slot.deferred ? 0 : n,
+            draft_probs(i), nullptr, (uint64_t)state.num_known, slot.params});
+        return num_rows;
     }
 
     bool score(float** logits) {
         long row = 0;
         for (auto* column : {&workspace.ids, &workspace.parents, &workspace.nodes}) column->clear();
         workspace.slices.clear(), workspace.tasks.clear();
-        for (long i = 0; i < task.num_slots; i++) {
-            const RequestSlot& slot = task.slots[i];
-            const SlotState& state = workspace.states[i];
-            const long n = num_drafted(i), node_offset = workspace.nodes.size();
-            const int64_t* tokens = workspace.drafted.data() + i * task.max_draft_len;
-            const bool sampled = q && slot.stream_kind == DRAFT && slot.params.sampling.temperature > 0.0;
-            workspace.slices.push_back({state.num_known - 1, 1 + n, n, 0, slot.pages, slot.num_pages});
-            workspace.ids.push_back(state.tokens.back());
-            workspace.ids.insert(workspace.ids.end(), tokens, tokens + n);
-            workspace.nodes.insert(workspace.nodes.end(), tokens, tokens + n);
-            for (long node = 0; node < n; node++)
-                workspace.parents.push_back(node - 1), workspace.nodes.push_back(node - 1);
-            workspace.tasks.push_back(
-                {row, row, n + 1, node_offset, n, sampled ? q + i * task.max_draft_len * vocab_size : slot.q, nullptr,
-                    (uint64_t)state.num_known, slot.params});
-            row += n + 1;
-        }
-        *logits = workspace.logits.reserve(row * vocab_size);
+        for (long i = 0; i < task.num_slots; i++) row += add_slot(i, row);
+        *logits = task.logits ? task.logits + logit_rows * vocab_size : workspace.logits.reserve(row * vocab_size);
+        logit_rows += row;
         const BatchView view = {
             workspace.slices.data(), workspace.ids.data(), workspace.parents.data(), task.num_slots};
         return cospec_llama_score(task.target, task.cache, &view, *logits);
@@ -127,22 +146,24 @@ struct MultiStepRunner {
     bool commit(long i, const VerifyResult& result, int64_t* out) {
         const RequestSlot& slot = task.slots[i];
         SlotState& state = workspace.states[i];
-        const int64_t* drafted = workspace.drafted.data() + i * task.max_draft_len;
+        const int64_t* drafted = draft_tokens(i);
         const long n = num_drafted(i), accepted = result.num_accepted;
-        const long num_cached = std::max(0L, std::min(accepted, n - 1));  // the last draft token was not fed
         const int64_t header[HEADER] = {n, accepted, result.token, result.invalid ? -1 : result.bonus};
         memcpy(out, header, sizeof header);
-        std::copy(drafted, drafted + n, out + HEADER);
-        if (result.invalid) return false;
+        if (i < task.num_drafting) std::copy(drafted, drafted + n, out + HEADER);
+        if (result.invalid || result.token < 0) return false;
+        // The drafter was not fed its last token, and does not have the tokens of a given draft.
+        const long num_cached = i < task.num_drafting ? std::max(0L, std::min(accepted, n - 1)) : accepted;
         state.tokens.assign(drafted + num_cached, drafted + accepted);
         state.tokens.push_back(result.token);
         state.num_known += accepted + 1, state.num_left -= accepted + 1;
+        state.num_computed = state.num_known - 1, state.first_logit = 0;
         const int64_t* stop_end = slot.stop_tokens + slot.num_stop_tokens;
         bool stopped = std::find(slot.stop_tokens, stop_end, result.token) != stop_end;
         for (long node = 0; node < accepted; node++)
             stopped |= std::find(slot.stop_tokens, stop_end, drafted[node]) != stop_end;
         task.num_fed[i] = state.num_fed();
-        return !stopped && state.num_left > slot.draft_len;
+        return !stopped && !slot.draft && state.num_left > slot.draft_len;
     }
 
     bool woken() const {
@@ -178,6 +199,6 @@ struct MultiStepRunner {
 }  // namespace
 
 // Returns how many steps were run. 0: the library cannot lay out the batch, and no output was written.
-API long cospec_multi_step(MultiStepTask* task) { return MultiStepRunner{*task}.run(); }
+API long cospec_multi_step(const MultiStepTask* task) { return MultiStepRunner{*task}.run(); }
 
 }  // namespace cospec

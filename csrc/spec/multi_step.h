@@ -5,20 +5,24 @@
 
 namespace cospec {
 
-// One request. Requests with the longest drafts come first.
+// One request. The first `num_drafting` requests are drafted for by the call, the longest drafts first.
 struct RequestSlot {
-    int64_t draft_len;
-    int64_t num_known;  // known tokens
-    int64_t num_fed;    // known tokens in the drafter's cache; num_known - 1 without drafting
-    int64_t num_left;   // tokens that the request may still generate
+    int64_t draft_len;     // of the draft that the call makes, or nodes of the given draft
+    int64_t num_known;     // known tokens, up to the last one that is computed
+    int64_t num_computed;  // known tokens in the target's cache
+    int64_t num_fed;       // known tokens in the drafter's cache; num_computed if the call does not draft
+    int64_t num_left;      // tokens that the request may still generate
+    int64_t first_logit;   // the first of the computed tokens that gets a row of logits, in the first step
+    int64_t deferred;      // 1: the caller verifies by the logits, and the call ends after the step
     const int32_t* pages;
     int64_t num_pages;
     const int32_t* drafter_pages;
     int64_t num_drafter_pages;
     const int64_t* stop_tokens;
     int64_t num_stop_tokens;
-    uint64_t stream_kind;  // StreamKind that the drafter samples with
-    const double* q;       // [draft_len, vocab_size], what a given draft was sampled from, or null
+    uint64_t stream_kind;            // StreamKind that the drafter samples with
+    const int64_t *draft, *parents;  // [draft_len], a given draft
+    const double* q;                 // [draft_len, vocab_size], what a given draft was sampled from, or null
     AcceptanceParams params;
 };
 
@@ -28,16 +32,18 @@ struct MultiStepTask {
     LlamaModel* drafter;
     const KVCacheView* drafter_cache;
     const RequestSlot* slots;
-    const int64_t* tokens;  // known tokens that are not yet fed, request after request
-    const int64_t* drafts;  // [num_slots, max_draft_len] given drafts; null where the call drafts
-    int64_t num_slots, num_drafting, max_draft_len, max_steps;
+    const int64_t* tokens;  // tokens [num_fed, num_known) of each request, request after request
+    int64_t num_slots, num_drafting;
+    int64_t max_draft_len, max_steps;  // the length is that of the longest draft that the call makes
     double time_limit;  // seconds; a step starts only if it would end in time at the mean duration so far
     int64_t wakeup_fd;  // no step starts once this file descriptor is readable; negative: none
-    // [max_steps, num_slots, 4 + max_draft_len]: draft length, accepted length, next token, bonus flag, draft tokens.
+    // [max_steps, num_slots, 4 + max_draft_len]: draft length, accepted length, next token, bonus flag, draft tokens of
+    // a draft that the call made. The token is -1 for a deferred request and for one with more known tokens to compute.
     // The bonus flag is -1 where the target distribution is invalid.
     int64_t* output;
     int64_t* num_fed;  // [num_slots], tokens in the drafter's cache at the end
     double* seconds;   // [max_steps, 3]: drafting, scoring, verification
+    float* logits;     // room for the target's rows of all steps, step after step; null if the caller reads none
 };
 
 }  // namespace cospec

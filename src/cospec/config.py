@@ -13,10 +13,9 @@ from pydantic_core import PydanticCustomError
 
 from cospec.core.types import DrafterCapabilities
 from cospec.errors import InvalidInput, words
-from cospec.options import Options, parse
+from cospec.options import Dtype, Options, parse
 
 LONGEST_DRAFT = 64
-DTYPES = {"half": "float16", "float": "float32"}  # other names of a dtype
 
 
 class SpeculativeConfig(Options):
@@ -155,7 +154,7 @@ class EngineConfig(Options):
     tokenizer: str | None = None
     served_model_name: str | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     quantization: str | None = None
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int = Field(default=64, ge=1, le=4096)
@@ -164,20 +163,13 @@ class EngineConfig(Options):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1, strict=False)
     enable_prefix_caching: bool = True
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
-    attention_backend: Literal["auto", "native", "sdpa"] = "auto"
+    attention_backend: str = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
     instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_bf16"] = "auto"
     native: Literal["auto", "off"] = "auto"
     measure_at_start: bool = True
     plugins: tuple[str, ...] = Field(default=(), strict=False)
     speculative_config: SpeculativeConfig | None = None
-
-    @field_validator("dtype", mode="before")
-    @classmethod
-    def _name_dtype(cls, value: object) -> object:
-        """Read vLLM's dtype names and torch's dtypes."""
-        name = str(value).removeprefix("torch.")
-        return DTYPES.get(name, name if str(value) != name else value)
 
     @classmethod
     def build(cls, given: Mapping[str, Any]) -> EngineConfig:

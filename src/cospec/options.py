@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from cospec.errors import InvalidInput, words
 
@@ -31,6 +31,7 @@ KINDS = {
     "list_type": "a list",
     "tuple_type": "a list",
 }
+DTYPES = {"half": "float16", "float": "float32"}  # other names of a dtype
 OptionsT = TypeVar("OptionsT", bound="Options")
 
 
@@ -38,6 +39,35 @@ class Options(BaseModel):
     """Base of the options of every part. Subclasses add fields with defaults and bounds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
+
+
+def _name_dtype(value: object) -> object:
+    """Read vLLM's dtype names and torch's dtypes."""
+    name = str(value).removeprefix("torch.")
+    return DTYPES.get(name, name if str(value) != name else value)
+
+
+Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_name_dtype)]
+
+
+class WeightOptions(Options):
+    """The weights of one drafter. A drafter without these options takes both from the target.
+
+    Attributes:
+        dtype: as the engine's ``dtype``; ``auto`` keeps the dtype of the drafter's files.
+        quantization: as the engine's ``quantization``. With one of the two options alone the other has its default.
+    """
+
+    dtype: Dtype | None = None
+    quantization: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the drafter has a dtype or a quantization of its own."""
+        return self.dtype is not None or self.quantization is not None
+
+
+LIKE_TARGET = WeightOptions()
 
 
 def parse(cls: type[OptionsT], given: Mapping[str, Any], where: str = "") -> OptionsT:

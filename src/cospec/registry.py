@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.core.plugins import AcceptanceMethod, Drafter, LogitsProcessor, Policy
     from cospec.drafters.pool.combiners.combine import Combiner
     from cospec.drafters.pool.routing.selection import Routing
+    from cospec.models.attention.backend import AttentionBackend
     from cospec.models.weights.format import WeightFormat
 
 PluginT = TypeVar("PluginT")
@@ -317,6 +318,14 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
         "cospec.core.interfaces:ExecutionMode",
         on_instances=("components", "times", "info", "readable"),
     ),
+)
+ATTENTION_BACKENDS: PluginTable[type[AttentionBackend]] = PluginTable(
+    "attention_backend",
+    {
+        "native": "cospec.models.attention.native:NativeAttention",
+        "sdpa": "cospec.models.attention.sdpa:SdpaAttention",
+    },
+    Declares("attention back end", "cospec.models.attention.backend:AttentionBackend", named=True),
 )
 WEIGHT_FORMATS: PluginTable[type[WeightFormat]] = PluginTable(
     "quantization",

@@ -6,6 +6,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,10 +22,13 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.llm import LLM
+from cospec.models.attention.backend import AttentionShape
+from cospec.models.kv_cache import LayerBlocks
 from cospec.models.loading import LoadOptions, load_model
 from cospec.models.toy import ToyModel
 from cospec.registry import (
     ACCEPTANCE_METHODS,
+    ATTENTION_BACKENDS,
     BLENDS,
     COMBINERS,
     DRAFTERS,
@@ -36,6 +40,7 @@ from cospec.registry import (
     PluginTable,
 )
 from cospec.sampling_params import SamplingParams
+from harness.attention import ATTENTION_LAYERS, ATTENTION_SEGMENTS, SCALE, attention_case, dense_attention
 from harness.ensembles import ensemble_engine
 from harness.pools import pool_of, toy_drafters
 from harness.tiny import tiny
@@ -53,6 +58,7 @@ RECIPES: dict[str, tuple[PluginTable[Any], str, str]] = {
     "routing": (ROUTINGS, "best", "Best"),
     "execution mode": (EXECUTION_MODES, "together", "Together"),
     "weight format": (WEIGHT_FORMATS, "ternary", "Ternary"),
+    "attention back end": (ATTENTION_BACKENDS, "plain", "PlainAttention"),
 }
 CODE = re.findall(r"### An? ([\w ]+)\n\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 
@@ -181,3 +187,17 @@ def logits(model: Model) -> torch.Tensor:
     """Of a short prompt."""
     assert model.pages.allocate("a", 5)
     return model.forward(TokenBatch((SequenceSlice("a", 0, (1, 2, 3, 4, 5)),)))
+
+
+def test_an_attention_back_end(tmp_path: Path) -> None:
+    backend = ATTENTION_BACKENDS.load("plain")()
+    for segments, layer in itertools.product((ATTENTION_SEGMENTS, ATTENTION_SEGMENTS[:1]), ATTENTION_LAYERS):
+        case = attention_case(segments)
+        pages = LayerBlocks(case.k_pages, case.v_pages)
+        found = backend.prepare(case.batch)(case.q, case.k, case.v, pages, AttentionShape(SCALE, **layer))
+        torch.testing.assert_close(found.double(), dense_attention(case, **layer), atol=1e-5, rtol=1e-5)
+    tiny("mistral-window").save_pretrained(tmp_path)
+    options = LoadOptions(device="cpu", fused="never")
+    wanted = logits(load_model(str(tmp_path), options))
+    found = logits(load_model(str(tmp_path), replace(options, attention_backend="plain")))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)

@@ -14,6 +14,7 @@ from cospec.core.types import Draft, TargetProbs, VerifyResult
 from cospec.errors import InvalidInput
 from cospec.registry import (
     ACCEPTANCE_METHODS,
+    ATTENTION_BACKENDS,
     BLENDS,
     COMBINERS,
     DRAFTERS,
@@ -36,6 +37,7 @@ TABLES: dict[str, PluginTable[Any]] = {
     "rounds": EXECUTION_MODES,
     "systems": SYSTEMS,
     "weight_formats": WEIGHT_FORMATS,
+    "attention_backends": ATTENTION_BACKENDS,
 }
 REQUIRED = {  # what an interface gives no default for, and a value of another type
     "drafters": ("samples", "no"),
@@ -48,6 +50,7 @@ REQUIRED = {  # what an interface gives no default for, and a value of another t
     "rounds": ("learns", "often"),
     "systems": ("build", "nothing"),
     "weight_formats": ("encode", 8),
+    "attention_backends": ("by_head", None),
 }
 OVERRIDDEN = {  # what an interface gives a default for, and a value of another type
     "drafters": ("capabilities", {"free": True}),
@@ -56,6 +59,7 @@ OVERRIDDEN = {  # what an interface gives a default for, and a value of another 
     "acceptance_methods": ("native_id", "match"),
     "policies": ("keeps_drafts", "always"),
     "weight_formats": ("kernel", 1),
+    "attention_backends": ("capture_entries", "all"),
 }
 
 

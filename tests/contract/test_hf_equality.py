@@ -16,14 +16,14 @@ from cospec.core.tree import depths, path_to
 from cospec.core.types import Commit
 from cospec.errors import ModelError
 from cospec.models import hf
+from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache
 from cospec.models.linear import replace_linears
 from cospec.models.llama import FusedLlama
 from cospec.models.model_runner import Forwards, ModelRunner
-from cospec.models.weights.fp32 import Fp32
 from cospec.native import operators
-from cospec.registry import WEIGHT_FORMATS
+from cospec.registry import ATTENTION_BACKENDS, WEIGHT_FORMATS
 
 TOLERANCE = 1e-4
 VOCAB = 96
@@ -192,17 +192,17 @@ def empty_cache(model: Any, by_head: bool) -> KVCache:
 
 def packed_model(name: str, linear: str, attention: str, weights: str = "fp32") -> ModelRunner:
     need(linear)
-    model = adapted(name)
-    kv = empty_cache(model, by_head=attention == "sdpa")
+    model, backend = adapted(name), ATTENTION_BACKENDS.load(attention)()
+    kv = empty_cache(model, backend.by_head)
     replace_linears(model, linear, WEIGHT_FORMATS.load(weights)())
-    return hf.packed_model(name, model, kv, attention, max_len=128)
+    return hf.packed_model(name, model, kv, backend, max_len=128)
 
 
 def fused_model(name: str, runner: str) -> ModelRunner:
     need(runner)
     model = adapted(name)
     kv = empty_cache(model, by_head=runner == "torch")  # which the native runner does not take
-    fused = FusedLlama.from_hf(model, kv, Fp32())
+    fused = FusedLlama.from_hf(model, kv, WEIGHT_FORMATS.load("fp32")())
     forwards = Forwards(lambda batch: fused.logits(batch, kv.layers), lambda batch: fused.states(batch, kv.layers))
     return ModelRunner(name, forwards, kv, fused.vocab_size, max_len=128)
 
@@ -390,7 +390,7 @@ def test_states_are_what_the_logits_are_read_from(runner: str) -> None:
     need("native" if runner == "native" else "torch")
     if runner == "transformers":
         inner = adapted("llama")
-        model = hf.packed_model("llama", inner, empty_cache(inner, by_head=True), "sdpa", max_len=128, keep_states=True)
+        model = hf.packed_model("llama", inner, empty_cache(inner, by_head=True), SDPA, max_len=128, keep_states=True)
     else:
         model = fused_model("llama", runner)
     reserve(model, {"a": 12, "b": 12})

@@ -33,6 +33,7 @@ from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
+from cospec.options import LIKE_TARGET, WeightOptions
 from cospec.policies.context import PolicyContext
 from cospec.registry import (
     ACCEPTANCE_METHODS,
@@ -72,10 +73,10 @@ class ToyHost:
     default_drafter: str | None = "toy"
     native: bool = True
 
-    def load_drafter(self, name: str) -> Model:
+    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         return ToyModel(V, seed=2)
 
-    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
     def build_drafter(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks, LayerShape
@@ -37,7 +38,7 @@ def runner_of(name: str, device: str = "cpu", dtype: torch.dtype = torch.float32
         for number, length in enumerate(LENGTHS):
             assert pool.allocate(f"s{number}", (length + 20) * part // 3)
     kv = KVCache([shape] * config.num_hidden_layers, pool, dtype, torch.device(device), by_head=True)
-    return TorchRunner(read_weights(model, Fp32())), kv
+    return TorchRunner(read_weights(model, Fp32()), SDPA), kv
 
 
 def prompts(kv: KVCache) -> InputBatch:

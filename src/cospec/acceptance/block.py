@@ -23,6 +23,7 @@ class Block(AcceptanceMethod):
     trees: ClassVar[bool] = False
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
     native_id: ClassVar[int | None] = 2
+    tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:block"
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Verify a chain; returns the accepted prefix and the next token.

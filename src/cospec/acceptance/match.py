@@ -24,6 +24,7 @@ class Match(AcceptanceMethod):
     trees: ClassVar[bool] = True
     stream_kind: ClassVar[StreamKind] = StreamKind.TARGET
     native_id: ClassVar[int | None] = 0
+    tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:match"
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Walk down from the root while the sampled token is a child."""

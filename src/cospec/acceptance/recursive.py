@@ -37,6 +37,7 @@ class Recursive(AcceptanceMethod):
     needs_probs: ClassVar[bool] = True
     trees: ClassVar[bool] = True
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
+    tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:recursive"
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Descend while a child is accepted; if all children fail, the next token is drawn from the residual."""

@@ -88,10 +88,10 @@ def verify_drafts(
         try:
             result = _verify(task, acceptance_method, TargetProbs(chosen, distributions.get(id)))
         except Exception as error:  # other requests' results do not depend on this request
-            log.exception("request %s could not be verified_rows", id)
+            log.exception("request %s could not be verified", id)
             found.append(failure(error))
         else:
-            found.append(result if _uses_finite_rows(task, result, best) else NOT_FINITE)
+            found.append(result if uses_finite_rows(task, result, best) else NOT_FINITE)
     return found
 
 
@@ -197,7 +197,7 @@ def _sample(tasks: Sequence[VerifyTask], distributions: Mapping[str, Floats]) ->
     return {id: token for (id, _), token in zip(drawing, tokens, strict=True)}
 
 
-def _uses_finite_rows(task: VerifyTask, result: VerifyResult, best: Sequence[int | None]) -> bool:
+def uses_finite_rows(task: VerifyTask, result: VerifyResult, best: Sequence[int | None]) -> bool:
     """Return whether all rows of the accepted path are finite.
 
     Rows of rejected nodes do not count: a drafter's tokens must not end a request.

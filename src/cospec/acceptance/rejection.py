@@ -22,6 +22,7 @@ class Rejection(AcceptanceMethod):
     trees: ClassVar[bool] = False
     stream_kind: ClassVar[StreamKind] = StreamKind.DRAFT
     native_id: ClassVar[int | None] = 1
+    tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:rejection"
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Test the chain from the front; stop at the first rejection."""

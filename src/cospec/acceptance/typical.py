@@ -27,6 +27,7 @@ class Typical(AcceptanceMethod):
     needs_probs: ClassVar[bool] = True
     trees: ClassVar[bool] = True
     stream_kind: ClassVar[StreamKind] = StreamKind.TARGET
+    tensor_form: ClassVar[str | None] = "cospec.acceptance.tensor.methods:typical"
 
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
         """Return the path to the first of the deepest accepted nodes; the next token is drawn from the target

@@ -38,6 +38,7 @@ from cospec.models.lora import base_folder
 from cospec.models.memory import MemoryPlan
 from cospec.native import library
 from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_not
+from cospec.options import WeightOptions, parse
 from cospec.policies.latency.step import LatencyModels
 from cospec.profiling.start import costs_at_start
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, POLICIES, import_plugins
@@ -90,7 +91,7 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
     speculative = resolve_speculation(config)
     _check(speculative)
     options = replace(
-        options, budget=cache_budget([str(path), *_drafting(speculative, config.model, options)], options)
+        options, budget=cache_budget([(str(path), options), *_drafting(speculative, config.model, options)])
     )
     target = load_model(str(path), replace(options, keep_states=_reads_states(speculative)))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else path)
@@ -111,8 +112,8 @@ def memory_plan_of(config: EngineConfig) -> tuple[MemoryPlan, str]:
     """
     options, speculative = load_options(config), resolve_speculation(config)
     _check(speculative)
-    names = [str(resolve(config.model)), *_drafting(speculative, config.model, options)]
-    return memory_plan(names, options), drafting(speculative, default_drafter(config.model))
+    models = [(str(resolve(config.model)), options), *_drafting(speculative, config.model, options)]
+    return memory_plan(models), drafting(speculative, default_drafter(config.model))
 
 
 def _costs(
@@ -125,12 +126,12 @@ def _costs(
     names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set", "native")
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
-    match = ACCEPTANCE_METHODS.load("match")()
-    if config.native == "off":
-        burst = None
-    else:
-        burst = NativeMultiStep.of(target, lambda _: match, drafter, policy.keeps_drafts)
-    return costs_at_start(target, drafter, base_folder(path), how, drafts, burst if burst and burst.drafts else None)
+    multi_step = None
+    if config.native != "off" and target.direct is not None:
+        verifier = TargetVerifier(target, Single(), {"match": ACCEPTANCE_METHODS.load("match")()})
+        multi_step = NativeMultiStep.of(target.direct, verifier, drafter, policy.keeps_drafts)
+    whole = multi_step if multi_step is not None and multi_step.drafts else None
+    return costs_at_start(target, drafter, base_folder(path), how, drafts, whole)
 
 
 def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
@@ -149,17 +150,16 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     for name, path in zip(given, paths, strict=True):
         if not same_tokens(path, paths[0]):
             raise InvalidInput("models", words(f"{name}, whose tokens differ"), f"models with the tokens of {given[0]}")
-    options = replace(
-        options, budget=cache_budget([*map(str, paths), *_drafting(speculative, given[0], options)], options)
-    )
+    members = [(str(path), options) for path in paths]
+    options = replace(options, budget=cache_budget([*members, *_drafting(speculative, given[0], options)]))
     cast = LoadedModels(tuple(load_model(str(path), options) for path in paths), distinct(given))
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options, config.native == "auto")
     text = TextInfo(tokenizer, paths[0], eos_ids(base_folder(paths[0]), tokenizer))
     drafter = build_drafter(speculative, host, config)
     chosen = config.model_copy(update={"speculative_config": speculative})
-    members = f"the models draft for each other ({config.collaboration.proposal})"
-    drafts = members if drafter is None else drafting(speculative, host.default_drafter)
+    by_members = f"the models draft for each other ({config.collaboration.proposal})"
+    drafts = by_members if drafter is None else drafting(speculative, host.default_drafter)
     return replace(assemble_ensemble(cast, drafter, chosen, text), model_paths=tuple(paths)), drafts
 
 
@@ -180,10 +180,9 @@ def assemble(
     )
     limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
     multi_step = None
-    if reason is None:
+    if reason is None and target.direct is not None:
         keeps_drafts = POLICIES.load("off" if drafter is None else speculative.policy_name).keeps_drafts
-        multi_step = NativeMultiStep.of(target, verifier.acceptance_method, drafter, keeps_drafts)
-    if multi_step is not None:
+        multi_step = NativeMultiStep.of(target.direct, verifier, drafter, keeps_drafts)
         limits = replace(limits, max_steps=LONGEST, drafts_as_one=multi_step.drafts)
     parts = drafting_by(drafter, speculative, target, clock, costs)
     parts = replace(parts, multi_step=multi_step, why_no_multi_step=reason or "")
@@ -249,7 +248,7 @@ def _methods(speculative: SpeculativeConfig) -> list[tuple[str, str, Mapping[str
     for number, member in enumerate(members if isinstance(members, list) else []):
         method = member.get("method") if isinstance(member, dict) else None
         if isinstance(method, str) and DRAFTERS.knows(method):
-            found.append((f"{called(number, member.get('name', method))}: ", method, member))
+            found.append((called(number, member.get("name", method)), method, member))
     return found
 
 
@@ -258,22 +257,36 @@ def _reads_states(speculative: SpeculativeConfig) -> bool:
     return any(DRAFTERS.load(method).reads_states for _, method, _ in _methods(speculative))
 
 
-def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions) -> list[str]:
-    """The models that will draft, each with a KV cache of its own.
+def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions) -> list[tuple[str, LoadOptions]]:
+    """Return name and options of the models that will draft, each with a KV cache of its own.
 
     Raises:
-        ModelError: one is not there or cannot be read; the sentence names the drafter of a pool.
+        ModelError: a model is missing or cannot be read; the sentence names the drafter of a pool.
+        InvalidInput: a drafter has weights of an unknown dtype or quantization.
     """
     found = []
     for where, method, own in _methods(speculative):
         name = own.get("model") or default_drafter(target)
         if DRAFTERS.load(method).has_kv_cache and isinstance(name, str):
+            weights = _weight_options(where, method, own)
             try:
-                found.append(str(resolve(name)))
-                cache_budget(found[-1:], options)  # one model at a time, so that an error belongs to one
+                found.append((str(resolve(name)), options.of_drafter(weights)))
+                cache_budget(found[-1:])  # one model at a time, so that an error belongs to one
             except ModelError as error:
-                raise ModelError(f"{where}{error}") from None
+                raise ModelError(f"{where}: {error}" if where else str(error)) from None
+            except InvalidInput as error:
+                own_error = error.field in weights.model_fields_set
+                raise error.within(where or "speculative_config") if own_error else error from None
     return found
+
+
+def _weight_options(where: str, method: str, own: Mapping[str, Any]) -> WeightOptions:
+    """Return the weight options among a drafter's own options; a method without such options has none."""
+    known = WeightOptions.model_fields.keys() & DRAFTERS.load(method).Options.model_fields.keys()
+    try:
+        return parse(WeightOptions, {key: own[key] for key in known & own.keys()}, "speculative_config.")
+    except InvalidInput as error:
+        raise error.within(where) if where else error from None
 
 
 def eos_ids(path: Path, tokenizer: Any) -> frozenset[int]:

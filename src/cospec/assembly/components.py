@@ -104,8 +104,8 @@ def connect(
         drafting.policy,
         clock,
         executor,
-        burst=drafting.multi_step,
-        why_no_burst=drafting.why_no_multi_step,
+        multi_step=drafting.multi_step,
+        why_no_multi_step=drafting.why_no_multi_step,
     )
     mode = drafting.execution_mode(context)
     mode_learns = mode.learns and executor is not None and executor.parallel  # by what was accepted
@@ -137,5 +137,5 @@ def connect(
         clock=clock,
         weights=drafter.weights if drafter else dict,
         closers=drafting.closers,
-        burst=drafting.multi_step,
+        multi_step=drafting.multi_step,
     )

@@ -19,7 +19,7 @@ from cospec.errors import InvalidInput, words
 from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.native import library
-from cospec.options import parse
+from cospec.options import LIKE_TARGET, WeightOptions, parse
 from cospec.process_utils import keep_to, others
 from cospec.registry import DRAFTERS, import_plugins
 from cospec.runtime.drafter_proxy import DrafterProxy
@@ -68,26 +68,26 @@ class EngineHost:
         threads = len(cores) or self.threads
         return RemoteHost(target, self.target_path, *defaults, self.options, self.native, threads, self.plugins)
 
-    def load_drafter(self, name: str) -> Model:
+    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         """A model that shares the target's vocabulary.
 
         Raises:
             InvalidInput: it has another one, so its token ids would mean other words.
         """
-        model, path = self._load(name)
+        model, path = self._load(name, weights)
         if not self._same(model, path):
             given = words(f"{name}, whose vocabulary of {model.vocab_size} tokens is not the target's")
             allowed = f"a drafter with the target's vocabulary of {self.target.vocab_size} tokens"
             raise InvalidInput("speculative_config.model", given, allowed)
         return model
 
-    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """A model with any vocabulary, and what that is to the target's.
 
         Raises:
             InvalidInput: it has another vocabulary and no tokenizer, or shares no token with the target.
         """
-        model, path = self._load(name)
+        model, path = self._load(name, weights)
         if self._same(model, path):
             return model, SharedVocab()
         files = [folder / "tokenizer.json" for folder in (self.target_path, path)]
@@ -99,9 +99,9 @@ class EngineHost:
         target, own = (Tokenizer.from_file(str(file)) for file in files)
         return model, MappedVocab(target, own, self.target.vocab_size, model.vocab_size)
 
-    def _load(self, name: str) -> tuple[Model, Path]:
+    def _load(self, name: str, weights: WeightOptions) -> tuple[Model, Path]:
         path = resolve(name)
-        return load_model(str(path), replace(self.options, max_model_len=None)), path
+        return load_model(str(path), self.options.of_drafter(weights)), path
 
     def _same(self, model: Model, path: Path) -> bool:
         return model.vocab_size == self.target.vocab_size and same_tokens(path, self.target_path)

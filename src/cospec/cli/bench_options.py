@@ -78,6 +78,7 @@ class EngineFlags:
     device: options.Device = None
     threads: options.Threads = None
     instruction_set: options.InstructionSet = None
+    native: options.Native = None
     max_model_len: options.MaxModelLen = None
 
     def given(self, model: str) -> dict[str, Any]:
@@ -89,6 +90,7 @@ class EngineFlags:
             device=self.device,
             threads=self.threads,
             instruction_set=self.instruction_set,
+            native=self.native,
             max_model_len=self.max_model_len,
         )
 

@@ -49,6 +49,7 @@ def chat(
     quantization: options.Quantization = None,
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
+    native: options.Native = None,
     plugins: options.Plugins = None,
 ) -> None:
     """Talk with a model in the terminal; accepted draft tokens are coloured."""
@@ -70,6 +71,7 @@ def chat(
         quantization=quantization,
         threads=threads,
         instruction_set=instruction_set,
+        native=native,
         plugins=plugins or None,
     )
     with LLM(speculative_config=config, **chosen, **rest) as llm:

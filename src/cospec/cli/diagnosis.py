@@ -93,7 +93,7 @@ def memory(config: EngineConfig) -> dict[str, Any]:
         "parameters": parameters(path),
         "dtype": config.quantization or str(weights_dtype(path, config.dtype)).removeprefix("torch."),
         "speculation": drafting,
-        "weights_bytes": dict(planned.weights),
+        "weights": [{"model": each.model, "format": each.format, "bytes": each.bytes} for each in planned.weights],
         "kv_cache_bytes_per_token": planned.token_bytes,
         "kv_cache_tokens": planned.kv_cache_tokens,
         "max_model_len": planned.max_model_len,
@@ -184,7 +184,7 @@ def problems(found: Mapping[str, Any]) -> list[str]:
     wrong = [f"The package {name} is missing." for name, value in found["versions"].items() if value is None]
     here, memory_plan_of, smoke = found["machine"], found["memory"], found["smoke_test"]
     if memory_plan_of is not None and here["available_bytes"] is not None and here["cuda"] is None:
-        needed = sum(memory_plan_of["weights_bytes"].values())
+        needed = sum(each["bytes"] for each in memory_plan_of["weights"])
         if needed > here["available_bytes"]:
             free = here["available_bytes"] >> 20
             wrong.append(f"The weights take {needed >> 20} MiB, while {free} MiB of memory are available.")

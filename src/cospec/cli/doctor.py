@@ -109,7 +109,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _plan(plan: Mapping[str, Any]) -> Iterator[str]:
     from cospec.metrics.summary import count
 
-    weights = " + ".join(_mib(size) for size in plan["weights_bytes"].values())
+    weights = " + ".join(f"{_mib(each['bytes'])} {each['format']}" for each in plan["weights"])
     cache = plan["kv_cache_tokens"] * plan["kv_cache_bytes_per_token"]
     yield f"model: {plan['model']}, {count(plan['parameters'])} parameters, {plan['dtype']}"
     yield f"speculation: {plan['speculation']}"

@@ -55,6 +55,7 @@ def generate(
     quantization: options.Quantization = None,
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
+    native: options.Native = None,
     plugins: options.Plugins = None,
 ) -> None:
     """Answer prompts from a file into a file; a second run continues after an interruption."""
@@ -93,6 +94,7 @@ def generate(
                 quantization=quantization,
                 threads=threads,
                 instruction_set=instruction_set,
+                native=native,
                 plugins=plugins or None,
             )
             chosen = options.chosen_models(model or []) | present(ensemble=ensemble, collaboration=collaboration)

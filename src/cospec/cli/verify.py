@@ -30,6 +30,7 @@ def verify(
     dtype: options.Dtype = None,
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
+    native: options.Native = None,
 ) -> None:
     """Run the checks: enumeration, greedy identity, chi-square, drafter invariance. Exit status 1 on a failure."""
     from rich.console import Console
@@ -40,7 +41,7 @@ def verify(
     check_file(json_file, "json")
     started = time.monotonic()
     speculative = None if speculative_config is None else read_json(speculative_config, "speculative_config")
-    given = present(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set)
+    given = present(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set, native=native)
     context = suite.context_of_llm(model, speculative, quick, **given)
     console = Console()
     checks = []

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cospec.config import EngineConfig
 from cospec.core.interfaces import Clock, ExecutionMode, Model, MultiStepRunner
@@ -49,11 +49,10 @@ class EngineComponents:
     model_paths: tuple[Path, ...] = ()  # of all members of an ensemble
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
     closers: tuple[Callable[[], None], ...] = ()  # end the threads and processes of the components
-    burst: MultiStepRunner | None = None
+    multi_step: MultiStepRunner | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _StepInFlight:
+class _StepInFlight(NamedTuple):
     """A submitted step, and the seconds of the engine's thread so far; those of ``planning`` are part of them."""
 
     plan: SchedulerOutput
@@ -220,8 +219,8 @@ class Engine:
 
     def set_wakeup_fd(self, descriptor: int) -> None:
         """While the file descriptor is readable, a call runs one step only: a request is to be added or aborted."""
-        if self.parts.burst is not None:
-            self.parts.burst.wakeup_fd = descriptor
+        if self.parts.multi_step is not None:
+            self.parts.multi_step.wakeup_fd = descriptor
 
     def on_idle(self) -> None:
         """Called while no request waits: policies learn now, so that no step has to wait for learning."""
@@ -332,4 +331,4 @@ def _without(ids: Container[str], result: StepResult) -> StepResult:
     """The result without the outputs of some requests."""
     outputs = [output for output in result.outputs if output.entry.sequence.id not in ids]
     readable = {id: reason for id, reason in result.readable.items() if id not in ids}
-    return replace(result, outputs=outputs, readable=readable)
+    return result._replace(outputs=outputs, readable=readable)

@@ -24,6 +24,7 @@ from cospec.core.types import (
     StepOutput,
 )
 from cospec.native.library import NativeBlend
+from cospec.options import LIKE_TARGET, WeightOptions
 from cospec.options import Options as PluginOptions
 
 Clock = Callable[[], float]
@@ -61,10 +62,10 @@ class BlockManager(Protocol):
 
 
 class NativeForward(Protocol):
-    """A forward in native code that lays its batches out itself, on the cache that it was built for.
+    """A forward in native code on one cache, without packed batches.
 
     Attributes:
-        names: what the native library calls the model and its cache.
+        names: the native library's handles of the model and the cache.
         vocab_size: columns of the logits.
     """
 
@@ -72,13 +73,13 @@ class NativeForward(Protocol):
     vocab_size: int
 
     def pages(self, id: str) -> tuple[int, int]:
-        """The address of a sequence's page table, and the number of pages."""
+        """Return the address of a sequence's page table, and the number of pages."""
 
-    def score(self, batch: TokenBatch) -> Tensor | None:
-        """Float32 logits ``[R, V]``; None for an invalid batch, which changes nothing."""
+    def score(self, batch: TokenBatch) -> Tensor:
+        """Return float32 logits ``[R, V]``; raises as ``Model.forward``, with nothing done."""
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
-        """Choose and feed tokens of each segment, see ``Model.rollout``; None as above."""
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
+        """Choose and feed tokens of each segment, see ``Model.rollout``; raises as above."""
 
 
 class Model(Protocol):
@@ -166,10 +167,10 @@ class DrafterBuildContext(Protocol):
     default_heads: str | None  # the heads that belong to the target, when it has some
     native: bool  # whether native drafting is allowed
 
-    def load_drafter(self, name: str) -> Model:
+    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
 
-    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """A model with any vocabulary, and what that is to the target's; ``InvalidInput`` where they share nothing."""
 
     def build_drafter(
@@ -255,24 +256,28 @@ class Executor(Protocol):
 
 
 class MultiStepRunner(Protocol):
-    """Drafts, scores and verifies as one call, for several steps where no request ends."""
+    """Drafts, scores and verifies as one call, for several steps if no request ends."""
 
-    wakeup_fd: int  # a file descriptor; once it can be read no further step begins. Less than 0: none
+    wakeup_fd: int  # a file descriptor; no further step begins while the descriptor is readable. Negative: none
 
     def supports(self, plan: SchedulerOutput) -> dict[str, str]:
-        """Why requests of a step cannot be run, by id; empty where all can. Pure: reserves and changes nothing."""
+        """Return why a part of a request's step runs the readable way, by id; empty where no part does.
 
-    def run(self, entries: Sequence[ScheduledRequest], steps: int) -> tuple[list[StepOutput], StepTimes]:
-        """Outputs of up to ``steps`` steps, until a request may have ended; ``supports`` was asked."""
+        The call cannot draft for these requests, or the verifier verifies their drafts. Pure: reserves nothing.
+        """
 
-    def supports_drafts(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> dict[str, str]:
-        """Why ``verify`` cannot run requests with these drafts, by id; pure, as above."""
+    def run(
+        self, entries: Sequence[ScheduledRequest], steps: int, drafts: Mapping[str, Draft | None]
+    ) -> tuple[list[StepOutput], StepTimes]:
+        """Return the outputs of up to ``steps`` steps, until a request may have ended.
 
-    def verify(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> list[StepOutput]:
-        """What ``Verifier.submit`` does, for drafts from outside that ``supports_drafts`` gives no reason against."""
+        Args:
+            drafts: by id, of the requests that the call does not draft for; None for a request without a draft. The
+                call then runs one step.
+        """
 
     def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
+        """Forget requests. Unknown ids are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +286,7 @@ class StepContext:
 
     Attributes:
         executor: runs the same drafter while drafts are verified; None: the drafter runs in the engine thread.
-        burst: does what drafter and verifier do by turns, in fewer steps; None: no such runner, for ``why_no_burst``.
+        multi_step: drafts and verifies in one call; None: no such runner, for the reason ``why_no_multi_step``.
     """
 
     drafter: Drafter | None
@@ -289,8 +294,8 @@ class StepContext:
     policy: Policy
     clock: Clock
     executor: Executor | None = None
-    burst: MultiStepRunner | None = None
-    why_no_burst: str = ""
+    multi_step: MultiStepRunner | None = None
+    why_no_multi_step: str = ""
 
 
 class ExecutionMode(Protocol):

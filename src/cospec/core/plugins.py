@@ -218,6 +218,7 @@ class AcceptanceMethod(ABC):
         trees: verifies trees; False: chains only.
         stream_kind: the stream that drafters draw with under the acceptance method.
         native_id: the method's number in ``csrc/spec/verify.cpp``; None: the method runs in Python.
+        tensor_form: ``module:function`` of a ``acceptance.tensor.methods.TensorForm``; None: no such form.
     """
 
     name: ClassVar[str]
@@ -226,10 +227,12 @@ class AcceptanceMethod(ABC):
     trees: ClassVar[bool]
     stream_kind: ClassVar[StreamKind]
     native_id: ClassVar[int | None] = None
+    tensor_form: ClassVar[str | None] = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.native_id = vars(cls).get("native_id")  # a subclass may verify differently than its base class
+        cls.tensor_form = vars(cls).get("tensor_form")
 
     @abstractmethod
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:

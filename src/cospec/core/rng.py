@@ -1,4 +1,4 @@
-"""The one place that draws random numbers.
+"""The one place that draws random numbers; ``acceptance/tensor/random.py`` makes the same draws in tensor operations.
 
 Every draw is a function of (seed, purpose, position) and, but for the target's own noise, of step and branch: a
 counter-based generator (Philox) keyed by seed and purpose and set to the position. So a draw does not depend on the
@@ -92,17 +92,17 @@ class RandomStreams:
     base: int
 
     def uniforms(self, position: int, count: int, purpose: StreamKind, branch: int = 0) -> Floats:
-        """``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
+        """Return ``[count]`` numbers strictly between 0 and 1: one for each position from ``position`` on."""
         word, base = self._key(purpose, branch)
         return to_unit_interval(random_words(self.seed, purpose, (position, word, 0, base), count * _BLOCK)[::_BLOCK])
 
     def stream(self, position: int, purpose: StreamKind, branch: int = 0) -> Stream:
-        """What a token at ``position`` is drawn with."""
+        """Return the stream of the token at ``position``."""
         word, base = self._key(purpose, branch)
         return self.seed % _WORD, purpose, 0, word, position, base
 
     def token(self, weights: Floats, position: int, purpose: StreamKind, branch: int = 0) -> int:
-        """A token id drawn with probability proportional to ``weights [V]``, which need not sum to one.
+        """Return a token id drawn with probability proportional to ``weights [V]``, which need not sum to one.
 
         Raises:
             ValueError: no weight is positive.
@@ -113,5 +113,5 @@ class RandomStreams:
         return winner
 
     def _key(self, purpose: StreamKind, branch: int) -> tuple[int, int]:
-        """Branch and step, which the target's own noise knows nothing of."""
+        """Return branch and step; the target's own noise depends on neither."""
         return (0, 0) if purpose is StreamKind.TARGET else (branch, self.base)

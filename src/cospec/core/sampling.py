@@ -66,7 +66,7 @@ class RowBlock:
 
 
 def target_probs(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
-    """The distribution of the next token for each row: ``[R, V]`` logits, block after block, to probabilities."""
+    """Return the distribution of the next token after each row, ``[R, V]``; the rows of a block are consecutive."""
     if any(block.params.edits_logits for block in blocks):
         spans = zip(blocks, _spans(blocks), strict=True)
         logits = torch.cat([edit(logits[span], block.params, block.history) for block, span in spans])
@@ -74,24 +74,24 @@ def target_probs(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
 
 
 def shaped(logits: Tensor, blocks: Sequence[RowBlock]) -> Floats:
-    """The same from logits that are edited already: temperature and truncation. A row without numbers stays so."""
+    """Return ``target_probs`` of edited logits: temperature and truncation. A row that is not finite stays so."""
     temperatures = [block.params.temperature or 1.0 for block in blocks for _ in range(block.rows)]
     probs = softmax(logits, temperatures)
     for block, span in zip(blocks, _spans(blocks), strict=True):
         if block.params.greedy:
             probs[span] = _point_mass(logits[span])
         elif block.params.truncates:
-            probs[span] = _truncate(torch.from_numpy(probs[span]), block.params).numpy()
+            probs[span] = truncate(torch.from_numpy(probs[span]), block.params).numpy()
     return probs
 
 
 def target_probs_of(logits: Tensor, params: SamplingParams, history: History) -> Floats:
-    """``target_probs`` of a single block."""
+    """Return ``target_probs`` of a single block."""
     return target_probs(logits, [RowBlock(params, history)])
 
 
 def softmax(logits: Tensor, temperatures: Sequence[float]) -> Floats:
-    """``[R, V]`` probabilities in double precision, each row at its own temperature."""
+    """Return ``[R, V]`` probabilities in double precision, each row at its own temperature."""
     if _native(logits):
         return library.softmax_rows(logits, np.array(temperatures, dtype=np.float64))
     scale = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
@@ -99,11 +99,11 @@ def softmax(logits: Tensor, temperatures: Sequence[float]) -> Floats:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Log-probabilities ``[R, V]`` in double precision."""
+    """Return log-probabilities ``[R, V]`` in double precision."""
     if not _native(logits):
         return torch.log_softmax(logits.double(), -1)
     wide = logits.double()
-    with np.errstate(divide="ignore"):  # what is not likelier than nothing at all is no number, and stays so
+    with np.errstate(divide="ignore"):  # a row that is not finite gives minus infinity
         most = np.log(softmax(wide, [1.0] * len(wide)).max(-1))
     return wide - (wide.amax(-1) - torch.from_numpy(most))[:, None]
 
@@ -120,7 +120,7 @@ def _spans(blocks: Sequence[RowBlock]) -> Iterator[slice]:
 
 
 def likeliest(logits: Tensor) -> list[int | None]:
-    """The first of the largest logits of each row; None for a row that is not made of numbers."""
+    """Return the first of the largest logits of each row; None for a row that is not finite."""
     if not len(logits):
         return []
     if _native(logits) and logits.dtype == torch.float32:
@@ -155,7 +155,8 @@ def _point_mass(logits: Tensor) -> Floats:
     return mass
 
 
-def _truncate(probs: Tensor, params: SamplingParams) -> Tensor:
+def truncate(probs: Tensor, params: SamplingParams) -> Tensor:
+    """Return the distributions ``[R, V]`` after top-k, top-p and min-p, on their device."""
     vocab = probs.shape[-1]
     if 0 < params.top_k < vocab:
         least = probs.topk(params.top_k, -1).values[:, -1:]

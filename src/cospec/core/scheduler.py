@@ -78,7 +78,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=urgency)
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Drop sequences waiting or running, and their cache."""
+        """Drop waiting and running sequences that are not in flight, and their cache."""
         removed = set(ids)
         self.waiting = [sequence for sequence in self.waiting if sequence.id not in removed]
         self.running = [sequence for sequence in self.running if sequence.id not in removed]
@@ -131,7 +131,10 @@ class Scheduler:
         return ended
 
     def plan(self) -> SchedulerOutput:
-        """Share out the step's tokens: running sequences by age, then as many waiting ones as fit."""
+        """Share out the step's tokens: running sequences by age, then as many waiting ones as fit.
+
+        Fewer than ``max_in_flight`` steps are in flight.
+        """
         ready = self.running
         if self._in_flight:
             ready = [sequence for sequence in ready if sequence.request.id not in self._in_flight]
@@ -147,14 +150,15 @@ class Scheduler:
         )
 
     def _share(self) -> tuple[int, int]:
-        """Sequences and tokens of one microbatch: an equal part of all sequences, and of the tokens that are left."""
+        """Sequences and tokens of one microbatch: equal parts, so that every microbatch has work and none too much."""
         limits = self.limits
         if limits.max_in_flight == 1:
             return limits.max_num_seqs, limits.max_num_batched_tokens
         free = limits.max_in_flight - self._steps_in_flight
         total = min(limits.max_num_seqs, len(self.running) + len(self.waiting))
         left = limits.max_num_batched_tokens - sum(self._in_flight.values())
-        return -(-total // limits.max_in_flight), -(-left // free)
+        count = min(_divided(total, limits.max_in_flight), _divided(total - len(self._in_flight), free))
+        return count, _divided(left, free)
 
     def _plan_retry(self, ready: Sequence[RequestState], tokens: int) -> list[ScheduledRequest]:
         """A sequence whose latest step failed, alone: a sequence that fails every step fails no other sequence."""
@@ -264,8 +268,8 @@ class Scheduler:
     def _prompt_is_coming(self, sequence: RequestState) -> bool:
         """Whether another output of the same request computes the prompt now, and none has done so yet."""
         parent = sequence.request.parent
-        elders = [other for other in self.running if other.request.parent == parent != ""]
-        return bool(elders) and all(other.computed < other.prompt_len - 1 for other in elders)
+        running = [other for other in self.running if other.request.parent == parent != ""]
+        return bool(running) and all(other.computed < other.prompt_len - 1 for other in running)
 
     def _admit(self, left: int, count: int, failed: bool = False) -> list[ScheduledRequest]:
         """Start waiting sequences in order while tokens, places and cache for all their known tokens are there.
@@ -298,6 +302,11 @@ def _as_asked(budget: DraftBudget, depth: int) -> DraftBudget:
     """The policy's budget at the depth that a request asks for: a chain of that length, a tree of the same shape."""
     nodes = depth if budget.is_chain else max(budget.max_nodes, depth)
     return DraftBudget(depth, nodes, budget.widths, budget.drafters)
+
+
+def _divided(number: int, parts: int) -> int:
+    """One part of a number, rounded up."""
+    return -(-number // parts)
 
 
 def _room(sequence: RequestState, max_len: int) -> int:

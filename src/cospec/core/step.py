@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from cospec.core.stats import StepTimes
 from cospec.core.types import ScheduledRequest, StepOutput
@@ -62,8 +62,7 @@ class FailedFuture:
         raise self.error
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(NamedTuple):
     """What a step produced.
 
     Attributes:
@@ -77,8 +76,7 @@ class StepResult:
     readable: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedStep:
+class SubmittedStep(NamedTuple):
     """A step whose outputs the verifier computes.
 
     Attributes:
@@ -91,8 +89,8 @@ class SubmittedStep:
 
     entries: Sequence[ScheduledRequest]
     future: Future[list[StepOutput]]
-    times: StepTimes = field(default_factory=StepTimes)
-    readable: Mapping[str, str] = field(default_factory=dict)
+    times: StepTimes = StepTimes()
+    readable: Mapping[str, str] = {}
     failed: Sequence[StepOutput] = ()
 
     def collect(self, clock: Clock) -> StepResult:

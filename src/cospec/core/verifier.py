@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from cospec.acceptance import reference
 from cospec.acceptance.reference import VerifiedDraft, VerifyTask
+from cospec.acceptance.tensor import verify as tensor
 from cospec.core.interfaces import Blend, Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import AcceptanceMethod
@@ -27,18 +29,21 @@ from cospec.core.types import (
 )
 from cospec.errors import failure
 from cospec.native import library
+from cospec.native import verifier as native_verifier
 from cospec.native.library import NativeBlend, Source
-from cospec.native.verifier import NativeVerifier, supports
+from cospec.native.verifier import NativeVerifier
+
+_Verify = Callable[[Sequence[VerifyTask], Tensor], list[VerifiedDraft]]
 
 log = logging.getLogger(__name__)
 
 
 class TargetVerifier:
-    """The target distribution of the output is ``blend`` of the target's logits, after each request's processors.
+    """Verifies by the target distribution, which is ``blend`` of the target's logits, after each request's processors.
 
     Args:
         acceptance_methods: by name; a request's ``speculation.acceptance_method`` picks one.
-        native: whether the native library may verify drafts.
+        native: whether the native library, or tensors on another device, may verify drafts.
     """
 
     max_in_flight: ClassVar[int] = 1
@@ -48,9 +53,10 @@ class TargetVerifier:
     ) -> None:
         self.model, self.blend, self.acceptance_methods = model, blend, acceptance_methods
         self._native = NativeVerifier() if native and library.available() else None
+        self._tensors = native
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
-        """The acceptance method that the request resolved to when it was added."""
+        """Return the acceptance method that the request resolved to when it was added."""
         name = sequence.request.speculation.acceptance_method
         assert name is not None, "requests are resolved before they are scheduled"
         return self.acceptance_methods[name]
@@ -58,7 +64,7 @@ class TargetVerifier:
     def submit(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> FinishedFuture[list[StepOutput]]:
-        """Call the target, then verify; the result is there at once."""
+        """Call the target, then verify the drafts; the result is there at once."""
         tasks, segments = self.lay_out(entries, drafts)
         logits = self.blend.combine([self.model.forward(TokenBatch(tuple(segments)))])
         return FinishedFuture(self.decide(tasks, logits))
@@ -66,9 +72,9 @@ class TargetVerifier:
     def lay_out(
         self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
     ) -> tuple[list[VerifyTask], list[SequenceSlice]]:
-        """What is to be scored, and what of that is verified.
+        """Return the rows to verify for each request, and the tokens to compute.
 
-        A stale draft, or one of a shape that its request's acceptance method cannot verify, is left out.
+        Stale drafts, and drafts of a shape that the acceptance method cannot verify, are left out.
         """
         tasks: list[VerifyTask] = []
         segments: list[SequenceSlice] = []
@@ -84,25 +90,45 @@ class TargetVerifier:
 
     def decide(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[StepOutput]:
         """Verify by logits ``[R, V]`` of the blend: one outcome per task, in order. No model is called."""
-        native = self._native
-        if native is None or not library.reads(logits):
-            results = self._verify_readably(tasks, logits)
-        elif all(whole := [self._supports(task) is None for task in tasks]):
-            results = native.verify(tasks, self.acceptance_method, logits)
-        else:  # each method verifies its own requests
-            groups = [[task for task, each in zip(tasks, whole, strict=True) if each is kind] for kind in (True, False)]
-            fast = iter(native.verify(groups[0], self.acceptance_method, logits))
-            slow = iter(self._verify_readably(groups[1], logits))
-            results = [next(fast if each else slow) for each in whole]
-        return [self._outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
+        verify, supports = self._implementation(logits)
+        supported = [
+            task.draft is None or supports(self.acceptance_method(task.entry.sequence)) is None for task in tasks
+        ]
+        if all(supported):
+            results = verify(tasks, logits)
+        else:  # each implementation verifies its own requests
+            groups = [
+                [task for task, each in zip(tasks, supported, strict=True) if each is kind] for kind in (True, False)
+            ]
+            found = iter(verify(groups[0], logits)), iter(self._verify_readably(groups[1], logits))
+            results = [next(found[0] if each else found[1]) for each in supported]
+        return [self.outcome(task, result, logits) for task, result in zip(tasks, results, strict=True)]
+
+    def _implementation(self, logits: Tensor) -> tuple[_Verify, Callable[[AcceptanceMethod], str | None]]:
+        """Return the function that verifies by these logits, and the function that gives reasons against a method."""
+        if self._native is not None and library.reads(logits):
+            return partial(self._verify_natively, self._native), native_verifier.supports
+        if self._tensors and not logits.is_cpu:  # the logits stay on their device
+            return self._verify_by_tensors, tensor.supports
+        return self._verify_readably, _no_reason
+
+    def _verify_natively(
+        self, native: NativeVerifier, tasks: Sequence[VerifyTask], logits: Tensor
+    ) -> list[VerifiedDraft]:
+        return native.verify(tasks, self.acceptance_method, logits)
+
+    def _verify_by_tensors(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
+        return tensor.verify_drafts(tasks, self._methods(tasks), logits)
+
+    def _methods(self, tasks: Sequence[VerifyTask]) -> list[AcceptanceMethod]:
+        return [self.acceptance_method(task.entry.sequence) for task in tasks]
 
     def _verify_readably(self, tasks: Sequence[VerifyTask], logits: Tensor) -> list[VerifiedDraft]:
-        methods = [self.acceptance_method(task.entry.sequence) for task in tasks]
-        return reference.verify_drafts(tasks, methods, logits)
+        return reference.verify_drafts(tasks, self._methods(tasks), logits)
 
     def _supports(self, task: VerifyTask) -> str | None:
         """Why the native library cannot verify the task's draft; None where the library can."""
-        return None if task.draft is None else supports(self.acceptance_method(task.entry.sequence))
+        return None if task.draft is None else native_verifier.supports(self.acceptance_method(task.entry.sequence))
 
     def supports_blend(self, tasks: Sequence[VerifyTask], queues: Sequence[Tensor]) -> bool:
         """Whether ``decide_by_blend`` can verify the tasks; pure."""
@@ -115,7 +141,7 @@ class TargetVerifier:
         """Verify tasks that ``supports_blend`` by the rows of a blend of ``queues [R, V]`` that the results read."""
         assert self._native is not None, "``supports_blend`` was not asked"
         results = self._native.verify_by(tasks, self.acceptance_method, Source(queues, recipe))
-        return [self._outcome(task, result, queues[0]) for task, result in zip(tasks, results, strict=True)]
+        return [self.outcome(task, result, queues[0]) for task, result in zip(tasks, results, strict=True)]
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the target's cache."""
@@ -128,24 +154,25 @@ class TargetVerifier:
         self.model.free(ids)
 
     def _usable(self, entry: ScheduledRequest, draft: Draft | None) -> Draft | None:
-        """The draft, if it continues the sequence as it stands and the request's acceptance method can verify it."""
+        """Return a draft that continues the known tokens and that the request's acceptance method can verify."""
         if not draft or draft.base_len != len(entry.sequence.tokens) or not entry.reaches_end:
             return None
         if not can_be_verified(draft, self.model.vocab_size):
             return None
         return draft if self.acceptance_method(entry.sequence).trees or draft.is_chain else None
 
-    def _outcome(self, task: VerifyTask, result: VerifiedDraft, logits: Tensor) -> StepOutput:
+    def outcome(self, task: VerifyTask, result: VerifiedDraft, logits: Tensor) -> StepOutput:
+        """Return the output of a verified task, with the log-probabilities that the request asks for."""
         if isinstance(result, str):
             return StepOutput(task.entry, task.draft, None, error=result)
         try:
-            return self._make_output(task, result, logits)
+            return self._with_logprobs(task, result, logits)
         except Exception as error:  # the neighbours' outcomes do not depend on this request
             log.exception("the outcome of request %s could not be made", task.entry.sequence.id)
             return StepOutput(task.entry, task.draft, None, error=failure(error))
 
-    def _make_output(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
-        """The outcome of a result, with the log-probabilities that the request asks for."""
+    def _with_logprobs(self, task: VerifyTask, result: VerifyResult, logits: Tensor) -> StepOutput:
+        """Return the output of a result, with the log-probabilities that the request asks for."""
         entry, draft = task.entry, task.draft
         params = entry.sequence.request.sampling
         prompt = () if params.prompt_logprobs is None else _prompt_logprobs(task, logits)
@@ -160,6 +187,10 @@ class TargetVerifier:
         return StepOutput(entry, draft, result, own, prompt, state=state)
 
 
+def _no_reason(acceptance_method: AcceptanceMethod) -> None:
+    return None
+
+
 def can_be_verified(draft: Draft, vocab_size: int) -> bool:
     """Whether a draft has nodes, all in the vocabulary, each drawn with a probability above 0."""
     if not draft.tokens or min(draft.tokens) < 0 or max(draft.tokens) >= vocab_size:
@@ -170,17 +201,17 @@ def can_be_verified(draft: Draft, vocab_size: int) -> bool:
 def _only_verified(task: VerifyTask) -> bool:
     """Whether the request needs the logits for verification alone, after masks at most."""
     sequence = task.entry.sequence
-    needs_rows = sequence.request.sampling.logprobs is not None or _wants_prompt_rows(sequence)
+    needs_rows = sequence.request.sampling.logprobs is not None or wants_prompt_rows(sequence)
     return sequence.processors.only_masks and not needs_rows
 
 
 def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlice, int]:
-    """What is computed of a sequence, and how many rows at the end are verified by."""
+    """Return the tokens to compute of a sequence, and the number of verified rows at the end."""
     sequence, n = entry.sequence, entry.tokens
     start, known = sequence.computed, sequence.tokens
     ends = start + n == len(known)
     first_row = n - 1 if ends else n
-    if sequence.request.sampling.prompt_logprobs is not None and _wants_prompt_rows(sequence):
+    if sequence.request.sampling.prompt_logprobs is not None and wants_prompt_rows(sequence):
         first_row = 0
     tokens = tuple(known[start : start + n])
     if draft is None:
@@ -189,17 +220,18 @@ def _segment(entry: ScheduledRequest, draft: Draft | None) -> tuple[SequenceSlic
     return SequenceSlice(sequence.request.id, start, tokens + draft.tokens, draft.parents, first_row), count
 
 
-def _wants_prompt_rows(sequence: RequestState) -> bool:
+def wants_prompt_rows(sequence: RequestState) -> bool:
+    """Return whether the step computes rows of logits that the prompt's log-probabilities are read from."""
     wanted = sequence.request.sampling.prompt_logprobs is not None
     return wanted and sequence.computed < sequence.prompt_len - 1
 
 
 def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Of the prompt tokens that follow the positions computed in this step and have none yet."""
+    """Return log-probabilities of the prompt tokens that follow positions of this step and have none yet."""
     sequence = task.entry.sequence
-    if not _wants_prompt_rows(sequence):
+    if not wants_prompt_rows(sequence):
         return ()
-    offset = sequence.computed + 1  # the position that the first row speaks of
+    offset = sequence.computed + 1  # the position that the first row predicts
     first = max(offset, len(sequence.prompt_logprobs) + 1)
     end = min(sequence.computed + task.entry.tokens, sequence.prompt_len - 1) + 1
     if end <= first:
@@ -209,11 +241,14 @@ def _prompt_logprobs(task: VerifyTask, logits: Tensor) -> tuple[TokenLogprobs, .
 
 
 def _logprobs(task: VerifyTask, result: VerifyResult, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-    """Of the accepted tokens and the one after them, where the request asks for them."""
+    """Return log-probabilities of the accepted tokens and the next token; empty if the request wants none."""
     wanted = task.entry.sequence.request.sampling.logprobs
     if wanted is None:
         return ()
     tokens = [task.draft.tokens[node] for node in result.path] if task.draft else []
     tokens += [] if result.token is None else [result.token]
-    rows = torch.tensor([0, *(node + 1 for node in result.path)][: len(tokens)], device=logits.device)
-    return logprobs(logits[rows + task.verified_rows.start], tokens, wanted)
+    if not tokens:
+        return ()
+    first = task.verified_rows.start
+    rows = [first, *(first + 1 + node for node in result.path)][: len(tokens)]
+    return logprobs(torch.stack([logits[row] for row in rows]), tokens, wanted)  # an index would start torch's threads

@@ -26,17 +26,21 @@ from cospec.errors import InvalidInput, words
 from cospec.models.medusa_heads import (
     MedusaHeads,
     MedusaRunner,
+    heads_format,
     output_embedding,
     resolve_medusa_heads,
 )
-from cospec.options import Options
+from cospec.options import WeightOptions
 
 Paths = tuple[tuple[int, ...], ...]
 """Nodes of a tree, parents first; each node is the ranks from the root down to it."""
 
 
-class MedusaOptions(Options):
-    """``heads``: a folder that ``cospec train heads`` wrote, or ``zoo:NAME``; None takes the target's own heads."""
+class MedusaOptions(WeightOptions):
+    """``heads``: a folder that ``cospec train heads`` wrote, or ``zoo:NAME``; None takes the target's own heads.
+
+    Without ``dtype`` and ``quantization`` the heads and their copy of the output embedding are bfloat16, as the files.
+    """
 
     heads: str | None = None
 
@@ -107,7 +111,8 @@ class MedusaDrafter(Drafter):
         if heads.weight.shape[-1] != embedding.shape[1]:
             given = words(f"{name}, whose states have {heads.weight.shape[-1]} entries")
             raise InvalidInput("speculative_config.heads", given, f"heads for states of {embedding.shape[1]} entries")
-        return cls(MedusaRunner(heads, embedding, build_context.target.device), heads.accuracy)
+        device = build_context.target.device
+        return cls(MedusaRunner(heads, embedding, device, heads_format(options, device)), heads.accuracy)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return a tree, or a chain for a budget without spare nodes, for each context whose last state is known."""

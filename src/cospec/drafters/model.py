@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from cospec.core.interfaces import DrafterBuildContext, Model, VocabMapping
@@ -26,10 +27,11 @@ from cospec.drafters.prompt_scoring import look
 from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
-from cospec.options import Options
+from cospec.native.torch_threads import one_torch_thread
+from cospec.options import WeightOptions
 
 
-class ModelDrafterOptions(Options):
+class ModelDrafterOptions(WeightOptions):
     """``model``: a zoo member, folder or hub name; None takes the target's own drafter."""
 
     model: str | None = None
@@ -91,7 +93,7 @@ class ModelDrafter(Drafter):
         path = options.model or build_context.default_drafter
         if path is None:
             raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
-        model, vocabulary = build_context.load_translated(path)
+        model, vocabulary = build_context.load_translated(path, options)
         return cls(model, vocabulary=vocabulary, calibration=Calibration(), native=build_context.native)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
@@ -173,7 +175,8 @@ class ModelDrafter(Drafter):
         if self._rolls and all(map(_plainly_drawn, chains)) and self._fit(chains):
             self._rollout(chains)
         else:
-            self._step(chains, self._kv_cache.behind([chain.context for chain in chains]))
+            with one_torch_thread(self.model.has_rollout):
+                self._step(chains, self._kv_cache.behind([chain.context for chain in chains]))
         for chain in chains:
             nodes = chain.tokens[:-1]
             self._kv_cache.keep(chain.context, nodes, range(-1, len(nodes) - 1))
@@ -228,7 +231,8 @@ def _extend(chains: Sequence[_Chain], logits: Tensor) -> None:
     best = likeliest(logits)
     drawing = [(row, chain) for row, chain in enumerate(chains) if best[row] is not None and not _plain(chain)]
     if drawing:
-        q = target_probs(logits[[row for row, _ in drawing]], [_block(chain) for _, chain in drawing])
+        rows = torch.stack([logits[row] for row, _ in drawing])  # an index tensor would start torch's threads
+        q = target_probs(rows, [_block(chain) for _, chain in drawing])
         tokens = exponential_sample(q, [_stream(chain) for _, chain in drawing])
         for place, (row, chain) in enumerate(drawing):
             best[row] = None if tokens[place] < 0 else tokens[place]

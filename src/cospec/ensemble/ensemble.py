@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +21,7 @@ from cospec.ensemble.proposal_queue import ProposalQueue, ProposalQueues
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
 from cospec.ensemble.state import DraftToVerify
 from cospec.errors import InvalidInput, words
+from cospec.native.torch_threads import one_torch_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +59,9 @@ class EnsembleDecoder:
             outcomes = self.verifier.decide(tasks, logits)
         return [_named(outcome, blend) if outcome.error == NOT_FINITE else outcome for outcome in outcomes]
 
-    @contextmanager
-    def limit_torch_threads(self) -> Iterator[None]:
-        """Limit torch to one thread while all forwards are native.
-
-        torch then only handles a few rows of logits. Its workers spin for milliseconds after each large operation, on
-        the
-        processors that the kernels' threads need: without the limit, forwards took twice as long.
-        """
-        if not self._native:
-            yield
-            return
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    def limit_torch_threads(self) -> AbstractContextManager[None]:
+        """Limit torch to one thread while all forwards are native."""
+        return one_torch_thread(self._native)
 
     def free(self, ids: Sequence[str]) -> None:
         """Forget sequences. Unknown ids are ignored."""

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 class _Window:
     """Measurements of one execution mode since its start."""
 
-    rounds: int = 0
+    steps: int = 0  # with drafts
     seconds: float = 0.0
     tokens: int = 0
     verified: int = 0  # drafts that were verified
@@ -122,7 +122,7 @@ class Auto:
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
         """Submit one step in the current mode."""
         self._check_load(plan)
-        if not self._settled and self._measured.rounds >= self._window_size // (TURNS if self._trial else 1):
+        if not self._settled and self._measured.steps >= self._window_size // (TURNS if self._trial else 1):
             self._decide()
         started = self.components.clock()
         try:
@@ -170,7 +170,7 @@ class Auto:
     def _measure(self, result: StepResult, seconds: float) -> None:
         drafted = sum(output.draft is not None for output in result.outputs)
         measured = self._measured
-        measured.rounds += drafted > 0
+        measured.steps += drafted > 0
         measured.seconds += seconds
         if drafted:
             measured.stages.append((drafted, result.times.draft, result.times.target))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from cospec.core.interfaces import MultiStepRunner, StepContext
-from cospec.core.plugins import AcceptanceMethod, Drafter
+from cospec.core.interfaces import StepContext
+from cospec.core.plugins import AcceptanceMethod
 from cospec.core.rng import StreamKind
 from cospec.core.stats import ExecutionInfo, StepTimes
 from cospec.core.step import FinishedFuture, Future, StepResult, SubmittedStep
@@ -21,7 +22,6 @@ from cospec.core.types import (
 )
 from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
 
-SHARED = "shares its forward with a readable request"
 IN_FLIGHT = "the verifier takes several steps at a time"
 
 log = logging.getLogger(__name__)
@@ -37,59 +37,55 @@ class Sequential:
         self.info = ExecutionInfo("sequential")
 
     def submit(self, plan: SchedulerOutput) -> SubmittedStep:
-        """One output per entry; of each step, where several are run as one.
+        """Return one output per entry; of each step, where several run as one call.
 
-        This is the only place that decides how a step runs: as one native call where all requests can. Otherwise all
-        requests share one forward of the drafter and of the target, since a second forward for a native group costs
-        more than the call saves; each draft is then verified natively where its own request can.
+        This is the only place that decides how a step runs. The multi-step call runs every step of a native target. The
+        drafter drafts for the requests that the call cannot draft for. One forward of the target serves all requests.
         """
-        components = self.components
-        runner, default = components.burst, components.why_no_burst
+        components, runner, started = self.components, self.components.multi_step, self.components.clock()
+        reason = components.why_no_multi_step
         if components.verifier.max_in_flight > 1:  # the target does not run in this thread
-            runner, default = None, IN_FLIGHT
-        why = {} if runner is None else runner.supports(plan)
-        if runner is not None and not why:
-            outputs, times = runner.run(plan.entries, plan.max_steps)
-            return SubmittedStep(plan.entries, FinishedFuture(outputs), times, why)
-        default = default if runner is None else SHARED
-        readable = {entry.sequence.id: why.get(entry.sequence.id, default) for entry in plan.entries}
-        return self._submit_readably(plan.entries, runner, readable)
-
-    def _submit_readably(
-        self, entries: Sequence[ScheduledRequest], runner: MultiStepRunner | None, readable: Mapping[str, str]
-    ) -> SubmittedStep:
-        """Draft, then submit; the native library may still verify what it did not draft."""
-        components, started = self.components, self.components.clock()
-        drafts, failures = ({}, {}) if components.drafter is None else self._draft(components.drafter, entries)
+            runner, reason = None, IN_FLIGHT
+        ids = [entry.sequence.id for entry in plan.entries]
+        readable = dict.fromkeys(ids, reason) if runner is None else runner.supports(plan)
+        self._release(plan.entries)
+        asked = [entry for entry in plan.entries if entry.budget.depth and entry.sequence.id in readable]
+        drafts, failures = self._draft(asked)
+        sound = [entry for entry in plan.entries if entry.sequence.id not in failures] if failures else plan.entries
         drafted = components.clock()
-        sound = [entry for entry in entries if entry.sequence.id not in failures] if failures else entries
-        future: Future[list[StepOutput]]
-        if not sound:
-            future = FinishedFuture([])
-        elif runner is not None and not runner.supports_drafts(sound, drafts):
-            future = FinishedFuture(runner.verify(sound, drafts))
+        drafting = drafted - started
+        future: Future[list[StepOutput]] = FinishedFuture([])
+        if runner is not None and sound:
+            given = {entry.sequence.id: drafts.get(entry.sequence.id) for entry in asked}
+            outputs, times = runner.run(sound, plan.max_steps, given)
+            future, times = FinishedFuture(outputs), replace(times, draft=times.draft + drafting) if given else times
         else:
-            future = components.verifier.submit(sound, drafts)
-        times = StepTimes(drafted - started, components.clock() - drafted)
-        return SubmittedStep(entries, future, times, readable, failed_outputs(entries, failures) if failures else ())
+            future = components.verifier.submit(sound, drafts) if sound else future
+            times = StepTimes(drafting, components.clock() - drafted)
+        return SubmittedStep(
+            plan.entries, future, times, readable, failed_outputs(plan.entries, failures) if failures else ()
+        )
 
     def collect(self, step: SubmittedStep) -> StepResult:
         """Wait for a submitted step."""
         return step.collect(self.components.clock)
 
-    def _draft(self, drafter: Drafter, entries: Sequence[ScheduledRequest]) -> tuple[dict[str, Draft], dict[str, str]]:
-        """Drafts, and why requests could not be drafted for, by sequence."""
+    def _release(self, entries: Sequence[ScheduledRequest]) -> None:
+        """Have the drafter forget the requests whose budgets say so."""
         released = [entry.sequence.id for entry in entries if entry.budget.release]
-        if released:
-            drafter.free(released)
-        drafting = [entry for entry in entries if entry.budget.depth > 0]
-        if not drafting:
+        if released and self.components.drafter is not None:
+            self.components.drafter.free(released)
+
+    def _draft(self, drafting: Sequence[ScheduledRequest]) -> tuple[dict[str, Draft], dict[str, str]]:
+        """Return drafts, and why requests could not be drafted for, by id."""
+        drafter = self.components.drafter
+        if not drafting or drafter is None:
             return {}, {}
         contexts = [context_of(entry, self.components.verifier.acceptance_method(entry.sequence)) for entry in drafting]
         budgets, failures = [entry.budget for entry in drafting], dict[str, str]()
         try:
             proposed = drafter.propose(contexts, budgets)
-        except Exception:  # which request raised is not known yet
+        except Exception:  # the request that raised is not known yet
 
             def call(method: str, *args: Any) -> Any:
                 return getattr(drafter, method)(*args)
@@ -111,8 +107,8 @@ class Sequential:
     def free(self, ids: Sequence[str]) -> None:
         """Target first, then the drafter."""
         self.components.verifier.free(ids)
-        if self.components.burst is not None:
-            self.components.burst.free(ids)
+        if self.components.multi_step is not None:
+            self.components.multi_step.free(ids)
         if self.components.drafter is not None:
             self.components.drafter.free(ids)
 
@@ -121,7 +117,7 @@ class Sequential:
 
 
 def context_of(entry: ScheduledRequest, acceptance_method: AcceptanceMethod) -> DraftContext:
-    """What a drafter sees of a planned sequence."""
+    """Return what a drafter reads of a planned sequence."""
     sequence = entry.sequence
     request = sequence.request
     stream_kind: StreamKind = acceptance_method.stream_kind

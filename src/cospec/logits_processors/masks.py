@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
-from cospec.core.bitmask import Bitmask, allow, ban
+from cospec.core.bitmask import Bitmask, ban
 from cospec.core.plugins import LogitsProcessor
 from cospec.logits_processors.edits import FieldOptions
 from cospec.sampling_params import SamplingParams
+
+
+@lru_cache(maxsize=256)
+def _banned(tokens: frozenset[int], vocab_size: int) -> Bitmask:
+    """Return ``ban`` from a cache, because a request bans the same tokens in many steps."""
+    mask = ban(tokens, vocab_size)
+    mask.setflags(write=False)
+    return mask
 
 
 class MinTokens(LogitsProcessor):
@@ -19,7 +28,7 @@ class MinTokens(LogitsProcessor):
     Options: ClassVar[type[FieldOptions]] = FieldOptions
 
     def __init__(self, min_tokens: int, stops: Collection[int]) -> None:
-        self._min_tokens, self._stops = min_tokens, stops
+        self._min_tokens, self._stops = min_tokens, frozenset(stops)
 
     @classmethod
     def build(cls, options: FieldOptions, sampling: SamplingParams) -> MinTokens:
@@ -36,7 +45,7 @@ class MinTokens(LogitsProcessor):
 
     def mask(self, state: int, vocab_size: int) -> Bitmask | None:
         """Ban the stop tokens of a short output."""
-        return ban(self._stops, vocab_size) if state < self._min_tokens and self._stops else None
+        return _banned(self._stops, vocab_size) if state < self._min_tokens and self._stops else None
 
 
 class AllowedTokens(LogitsProcessor):
@@ -47,7 +56,7 @@ class AllowedTokens(LogitsProcessor):
     Options: ClassVar[type[FieldOptions]] = FieldOptions
 
     def __init__(self, tokens: Collection[int]) -> None:
-        self._tokens = tokens
+        self._tokens = frozenset(tokens)
 
     @classmethod
     def build(cls, options: FieldOptions, sampling: SamplingParams) -> AllowedTokens:
@@ -62,7 +71,7 @@ class AllowedTokens(LogitsProcessor):
 
     def mask(self, state: None, vocab_size: int) -> Bitmask | None:
         """Allow the tokens of the list."""
-        return allow(self._tokens, vocab_size)
+        return ~_banned(self._tokens, vocab_size)
 
 
 class BadWords(LogitsProcessor):
@@ -94,5 +103,5 @@ class BadWords(LogitsProcessor):
 
     def mask(self, state: tuple[int, ...], vocab_size: int) -> Bitmask | None:
         """Ban the tokens that would complete a sequence."""
-        banned = {last for *before, last in self._sequences if tuple(before) == state[len(state) - len(before) :]}
-        return ban(banned, vocab_size) if banned else None
+        found = [last for *before, last in self._sequences if tuple(before) == state[len(state) - len(before) :]]
+        return _banned(frozenset(found), vocab_size) if found else None

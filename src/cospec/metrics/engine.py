@@ -32,7 +32,7 @@ class EngineMetrics:
     step_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
-    native_requests: int = 0  # requests of each step that a native multi-step call ran
+    native_requests: int = 0  # requests of each step that ran natively in all parts
     readable_requests: dict[str, int] = field(default_factory=dict)  # the others, by reason
     requests_finished: dict[str, int] = field(default_factory=dict)
     execution_mode_info: dict[str, str] = field(default_factory=dict)  # the round at work, and the reason
@@ -67,7 +67,7 @@ class Counters:
                     self._judged(outcome.draft.drafters, commit.path)
 
     def ran(self, requests: int, readable: Mapping[str, str]) -> None:
-        """Count ``requests`` of a step; ``readable`` gives the reason for each that no native multi-step call ran."""
+        """Count ``requests`` of a step; ``readable`` gives the reason for each that was not native."""
         self.native += requests - len(readable)
         if readable:
             self.readable.update(readable.values())

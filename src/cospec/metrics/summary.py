@@ -103,7 +103,8 @@ def drafting(speculative: SpeculativeConfig, model: str | None) -> str:
     if speculative.method == "off" or speculative.policy_name == "off":
         return "off"
     given = speculative.options.get("model", model if DRAFTERS.load(speculative.method).has_kv_cache else None)
-    named = f" {given}" if given else ""
+    weights = speculative.options.get("quantization") or speculative.options.get("dtype")
+    named = (f" {given}" if given else "") + (f" with {weights} weights" if weights else "")
     length = speculative.num_speculative_tokens
     far = "" if length == "auto" else f", {length} tokens" if speculative.policy_name == "fixed" else f" up to {length}"
     return f"{speculative.method}{named}, policy {speculative.policy_name}{far}"

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cospec.models.attention.backends import LayerAttend
-from cospec.models.attention.padded_sdpa import MAX_ENTRIES, Frame, Padded
+from cospec.models.attention.backend import AttentionBackend, LayerAttend
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 
@@ -29,7 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 class CapturableForward(Protocol):
-    """A forward that accepts an attention from outside."""
+    """A forward that accepts an attention from outside; ``attention`` is its own."""
+
+    attention: AttentionBackend
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """Return float32 logits ``[R, V]``; write the batch's keys and values to the pages of each layer."""
@@ -54,14 +55,18 @@ class GraphShape:
     pages: int
 
 
-def graph_shape_of(batch: InputBatch) -> GraphShape | None:
-    """Return the smallest shape for ``batch``; None if the batch is too big or has several rows per sequence."""
+def graph_shape_of(batch: InputBatch, most_entries: int) -> GraphShape | None:
+    """Return the smallest shape for ``batch``; None if the batch is too big or has several rows per sequence.
+
+    Args:
+        most_entries: ``AttentionBackend.capture_entries``.
+    """
     count = len(batch.spans)
     if count > MAX_SEGMENTS or any(span.rows != 1 for span in batch.spans):
         return None
     fewest = -(-MIN_ENTRIES // batch.page_size)
     bucket = GraphShape(_power_of_two(count), _power_of_two(max(batch.tables.shape[1], fewest)))
-    return bucket if bucket.segments * bucket.pages * batch.page_size <= MAX_ENTRIES else None
+    return bucket if bucket.segments * bucket.pages * batch.page_size <= most_entries else None
 
 
 def _power_of_two(least: int) -> int:
@@ -103,8 +108,7 @@ def fill(static: InputBatch, batch: InputBatch) -> None:
 
 def step_of(stepper: CapturableForward, static: InputBatch, layers: Sequence[LayerBlocks]) -> Step:
     """Return the forward of a fixed-size batch, which reads all contents from tensors."""
-    frame = Frame(rows=1, entries=static.tables.shape[1] * static.page_size)
-    return lambda: stepper.run(static, layers, Padded(static, frame))
+    return lambda: stepper.run(static, layers, stepper.attention.capture(static))
 
 
 class CudaRecorder:
@@ -154,7 +158,8 @@ class GraphRunner:
         """See ``FusedLlama.logits``."""
         if self._layers is None:
             self._layers = layers
-        bucket = graph_shape_of(batch) if self._works and layers is self._layers else None
+        ready = self._works and layers is self._layers
+        bucket = graph_shape_of(batch, self._stepper.attention.capture_entries) if ready else None
         if bucket is None:
             return self._stepper.logits(batch, layers)
         if bucket not in self._recorded:

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.sampling import likeliest
 from cospec.errors import ModelError
-from cospec.models.attention.backends import ATTENTION, AttentionShape, LayerAttend
+from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.model_runner import Forwards, ModelRunner, Read, Score
@@ -150,22 +150,21 @@ def probe(model: Any) -> list[LayerShape]:
     return seen.shapes
 
 
-def score(model: Any, cache: KVCache, attention: str) -> Score:
+def score(model: Any, cache: KVCache, attention: AttentionBackend) -> Score:
     """Build the forward pass of a Hugging Face model.
 
     Args:
         model: in evaluation mode, with ``attn_implementation`` set to ``ATTENTION_NAME``.
         cache: built from the shapes of ``probe``.
-        attention: name of the attention back end.
+        attention: with the layout of ``cache``.
     """
-    prepare = ATTENTION[attention]
 
     def forward(batch: InputBatch) -> Tensor:
         rows = batch.logit_rows
         wanted = rows.shape[0]
         if not wanted:
             rows = rows.new_zeros(1)  # some output layers refuse an empty batch
-        return _call(model, batch.ids, batch.positions, _Forward(cache, prepare(batch)), rows)[:wanted]
+        return _call(model, batch.ids, batch.positions, _Forward(cache, attention.prepare(batch)), rows)[:wanted]
 
     return forward
 
@@ -184,7 +183,7 @@ def read(model: Any, run: Score) -> Read:
 
 
 def packed_model(
-    name: str, model: Any, cache: KVCache, attention: str, max_len: int, keep_states: bool = False
+    name: str, model: Any, cache: KVCache, attention: AttentionBackend, max_len: int, keep_states: bool = False
 ) -> ModelRunner:
     """Build a Hugging Face model with the ``Model`` interface, see ``score``."""
     vocab_size = int(model.config.get_text_config().vocab_size)
@@ -193,7 +192,7 @@ def packed_model(
 
 
 @torch.inference_mode()
-def check_packing(model: Any, cache: KVCache, attention: str) -> None:
+def check_packing(model: Any, cache: KVCache, attention: AttentionBackend) -> None:
     """Check that a sequence gets equal logits in a batch, alone, and in two pieces.
 
     The check finds what shapes cannot show: layers that mix neighbouring rows or carry a state outside the KV cache.

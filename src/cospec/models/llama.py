@@ -16,7 +16,8 @@ from torch import Tensor
 
 from cospec.core.interfaces import NativeForward
 from cospec.errors import ModelError
-from cospec.models.attention.backends import ATTENTION, AttentionShape, LayerAttend
+from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
+from cospec.models.attention.sdpa import SDPA
 from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
@@ -162,12 +163,15 @@ class FusedLlama:
         self.runner = runner
 
     @classmethod
-    def from_hf(cls, model: Any, cache: KVCache, format: WeightFormat) -> FusedLlama:
+    def from_hf(
+        cls, model: Any, cache: KVCache, format: WeightFormat, attention: AttentionBackend = SDPA
+    ) -> FusedLlama:
         """Build from a loaded transformers model, which may be freed afterwards.
 
         Args:
             cache: the cache of the forward; the native forward needs contiguous float32 pages on the CPU.
             format: of the weights.
+            attention: of a forward in torch.
 
         Raises:
             ModelError: the model is not of the family.
@@ -175,13 +179,14 @@ class FusedLlama:
         keys = cache.layers[0].keys
         plain = keys.device.type == "cpu" and keys.dtype == torch.float32 and keys.is_contiguous()
         in_place = plain and operators.available() and cache.pages.page_size % 8 == 0
-        return cls.build(read_weights(model, format), in_place)
+        return cls.build(read_weights(model, format), attention, in_place)
 
     @classmethod
-    def build(cls, weights: LlamaWeights, in_place: bool) -> FusedLlama:
+    def build(cls, weights: LlamaWeights, attention: AttentionBackend, in_place: bool) -> FusedLlama:
         """Build from weights on the device of the forward.
 
         Args:
+            attention: of a forward in torch.
             in_place: whether the native forward can read the pages, see ``from_hf``.
         """
         vocab_size = weights.embedding.shape[0]
@@ -189,8 +194,8 @@ class FusedLlama:
             from cospec.native.llama_forward import NativeLlama
 
             return cls(NativeLlama(weights), vocab_size)
-        runner = TorchRunner(weights)
-        graphs = weights.embedding.device.type == "cuda"
+        runner = TorchRunner(weights, attention)
+        graphs = weights.embedding.device.type == "cuda" and attention.capture_entries > 0
         return cls(GraphRunner(runner, CudaRecorder()) if graphs else runner, vocab_size)
 
     def forwards(self, cache: KVCache, max_len: int, keep_states: bool = False) -> Forwards:
@@ -216,10 +221,10 @@ class FusedLlama:
 
 
 class TorchRunner:
-    """The same operations in torch, on any device."""
+    """The same operations in torch, on any device, with any attention back end."""
 
-    def __init__(self, weights: LlamaWeights) -> None:
-        self._weights = weights
+    def __init__(self, weights: LlamaWeights, attention: AttentionBackend) -> None:
+        self._weights, self.attention = weights, attention
         self._layers = tuple(
             [self._decoded(x) for x in (layer.qkv, layer.output, layer.gate.join(layer.up), layer.down)]
             for layer in weights.layers
@@ -232,11 +237,11 @@ class TorchRunner:
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """See ``FusedLlama.logits``."""
-        return self.run(batch, layers, ATTENTION["sdpa"](batch))
+        return self.run(batch, layers, self.attention.prepare(batch))
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
         """See ``FusedLlama.states``."""
-        x = self._hidden(batch, layers, ATTENTION["sdpa"](batch))
+        x = self._hidden(batch, layers, self.attention.prepare(batch))
         return self._product(x, self._head).float(), x.float()
 
     def on(self, cache: KVCache, max_len: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from cospec.core.interfaces import Model
 from cospec.errors import InvalidInput, ModelError
-from cospec.models.attention.backends import choose_attention
+from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.checkpoint import check_stored, read_config, resolve, stored, weight_files
 from cospec.models.hf_logging import hf_logging_off, weights_progress
@@ -25,13 +25,15 @@ from cospec.models.memory import (
     KVRoom,
     MemoryNeed,
     MemoryPlan,
+    PlannedWeights,
     divide,
     need_of,
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner
 from cospec.models.smoke_check import check_numbers
-from cospec.models.weights.format import WeightFormat, bytes_of, choose_format
+from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, bytes_of, choose_format
+from cospec.options import WeightOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,7 +43,7 @@ __all__ = ["LoadOptions", "cache_budget", "load_model", "load_tokenizer", "memor
 log = logging.getLogger(__name__)
 
 _LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # names of safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,12 @@ class LoadOptions:
     fused: Literal["auto", "never"] = "auto"
     instruction_set: str = "auto"
     keep_states: bool = False
+
+    def of_drafter(self, weights: WeightOptions) -> LoadOptions:
+        """Return these options of the target with a drafter's own weights, for the drafter's own longest sequence."""
+        if not weights.given:
+            return replace(self, max_model_len=None)
+        return replace(self, max_model_len=None, dtype=weights.dtype or "auto", quantization=weights.quantization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +119,33 @@ def load_model(name: str, options: LoadOptions = LoadOptions()) -> Model:
     return model
 
 
-def cache_budget(names: Sequence[str], options: LoadOptions) -> CacheBudget:
-    """Return the shared KV cache budget of the models ``names``, computed before the first load.
+def cache_budget(models: Sequence[tuple[str, LoadOptions]]) -> CacheBudget:
+    """Return the shared KV cache budget of models, computed before the first load.
+
+    Args:
+        models: name and options of each; device and memory are those of the first.
 
     Raises:
         ModelError, InvalidInput: as in ``load_model``.
     """
+    _, options = models[0]
     with hf_logging_off():
-        needs = [_need(_recipe(name, options)) for name in names]
+        needs = [_need(_recipe(name, own)) for name, own in models]
     return divide(needs, _device(options.device), options.gpu_memory_utilization, options.cache_bytes)
 
 
-def memory_plan(names: Sequence[str], options: LoadOptions) -> MemoryPlan:
-    """Plan the memory of the models ``names``; the first is the target.
+def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
+    """Plan the memory of models.
+
+    Args:
+        models: name and options of each; the first is the target.
 
     Raises:
         ModelError, InvalidInput: as in ``load_model``, also if memory does not suffice.
     """
+    _, options = models[0]
     with hf_logging_off():
-        recipes = [_recipe(name, options) for name in names]
+        recipes = [_recipe(name, own) for name, own in models]
         needs = [_need(recipe) for recipe in recipes]
         target, config = recipes[0], _config(recipes[0])
         length = _limit(config.get_text_config(), target)
@@ -138,7 +154,10 @@ def memory_plan(names: Sequence[str], options: LoadOptions) -> MemoryPlan:
     room = KVRoom(length.allowed, length.allowed if options.max_model_len is not None else 2, options.max_num_seqs)
     pages = pages_for(target.name, replace(budget, token=token), (), target.cache_dtype, options.page_size, room)
     return MemoryPlan(
-        weights={recipe.name: need.weights for recipe, need in zip(recipes, needs, strict=True)},
+        weights=tuple(
+            PlannedWeights(recipe.name, recipe.format.name, need.weights)
+            for recipe, need in zip(recipes, needs, strict=True)
+        ),
         token_bytes=token,
         kv_cache_tokens=pages * options.page_size,
         max_model_len=min(length.allowed, pages * options.page_size),
@@ -153,8 +172,11 @@ def weights_dtype(found: Path, dtype: str = "auto") -> torch.dtype:
     Raises:
         InvalidInput: the dtype is unknown.
     """
-    held = stored(weight_files(base_folder(found))).dtype if dtype == "auto" else _dtype_code(dtype)
-    return _DTYPES[held]
+    if dtype == "auto":
+        return _DTYPES[stored(weight_files(base_folder(found))).dtype]
+    if dtype not in TORCH_DTYPES:
+        raise InvalidInput("dtype", dtype, f"auto, {', '.join(TORCH_DTYPES)}")
+    return TORCH_DTYPES[dtype]
 
 
 def _recipe(name: str, options: LoadOptions) -> _Recipe:
@@ -211,12 +233,13 @@ def _assemble(recipe: _Recipe) -> Model:
         return _fused_model(config, recipe)
     model = _weights(config, recipe, recipe.cache_dtype)
     shapes = hf.probe(model)
-    cache, attention, max_len = _cache(config, shapes, recipe)
+    attention = _attention(recipe, shapes)
+    cache, max_len = _cache(config, shapes, attention, recipe)
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.format)
     small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
-    by_head = attention == "sdpa"
-    hf.check_packing(model, KVCache(shapes, small, recipe.cache_dtype, recipe.device, by_head), attention)
+    trial = KVCache(shapes, small, recipe.cache_dtype, recipe.device, attention.by_head)
+    hf.check_packing(model, trial, attention)
     return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
 
 
@@ -229,36 +252,35 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
 
     model = _weights(config, recipe, recipe.dtype)
     shapes = hf.probe(model)
-    fused = FusedLlama.build(read_weights(model, recipe.format), in_place=recipe.device.type == "cpu")
+    attention = _attention(recipe, shapes)
+    fused = FusedLlama.build(read_weights(model, recipe.format), attention, in_place=recipe.device.type == "cpu")
     del model
     if recipe.device.type == "cuda":
         torch.cuda.empty_cache()
-    cache, _, max_len = _cache(config, shapes, recipe)
+    cache, max_len = _cache(config, shapes, attention, recipe)
     forwards = fused.forwards(cache, max_len, recipe.options.keep_states)
     return ModelRunner(recipe.name, forwards, cache, fused.vocab_size, max_len)
 
 
-def _cache(config: Any, shapes: list[LayerShape], recipe: _Recipe) -> tuple[KVCache, str, int]:
-    """Build the KV cache, its attention, and the length limit of a sequence."""
-    options = recipe.options
-    attention = choose_attention(options.attention_backend, recipe.device, shapes, options.page_size)
+def _attention(recipe: _Recipe, shapes: Sequence[LayerShape]) -> AttentionBackend:
+    """Return the attention back end for layers of these shapes."""
+    return choose_attention(recipe.options.attention_backend, recipe.device, shapes, recipe.options.page_size)
+
+
+def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, recipe: _Recipe) -> tuple[KVCache, int]:
+    """Build the KV cache in the layout of the attention, and the length limit of a sequence."""
     length = _limit(config.get_text_config(), recipe)
     if length.cut:
         log.warning("a sequence of %s has at most %d tokens: %s", recipe.name, length.allowed, length.cut)
     pages, max_len = _pages(shapes, recipe.cache_dtype, length.allowed, recipe)
-    cache = KVCache(shapes, pages, recipe.cache_dtype, recipe.device, by_head=attention == "sdpa")
-    return cache, attention, max_len
+    return KVCache(shapes, pages, recipe.cache_dtype, recipe.device, attention.by_head), max_len
 
 
 def _takes_fused(config: Any, recipe: _Recipe) -> bool:
     """Whether the hand-written forward can run the model: on a CPU only if both back ends are native."""
-    options = recipe.options
-    if options.fused == "never" or why_not(config):
+    if recipe.options.fused == "never" or why_not(config):
         return False
-    if recipe.device.type == "cuda":
-        return True
-    attention = choose_attention(options.attention_backend, recipe.device, (), options.page_size)
-    return recipe.linear == attention == "native"
+    return recipe.device.type == "cuda" or (_attention(recipe, ()).native_forward and recipe.linear == "native")
 
 
 def _config(recipe: _Recipe) -> Any:
@@ -354,13 +376,6 @@ def _device(name: str) -> torch.device:
     if name not in usable:
         raise InvalidInput("device", name, f"auto or {' or '.join(usable)} on this machine")
     return torch.device(name)
-
-
-def _dtype_code(name: str) -> str:
-    codes = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-    if name not in codes:
-        raise InvalidInput("dtype", name, f"auto, {', '.join(codes)}")
-    return codes[name]
 
 
 def _first_line(error: Exception) -> str:

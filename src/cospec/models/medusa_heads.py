@@ -22,7 +22,8 @@ from cospec.errors import ModelError
 from cospec.models.checkpoint import ZOO, weight_files
 from cospec.models.linear import LINEAR, choose_linear
 from cospec.models.weights.bf16 import Bf16
-from cospec.models.weights.format import WeightFormat
+from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, choose_format
+from cospec.options import WeightOptions
 
 STORED = Bf16()  # the format of the files
 WEIGHTS, FACTS = "heads.safetensors", "heads.json"
@@ -70,6 +71,16 @@ class MedusaHeads:
 def resolve_medusa_heads(name: str) -> Path:
     """Return the folder of ``zoo:NAME``, or the folder."""
     return ZOO / name.removeprefix("zoo:") if name.startswith("zoo:") else Path(name).expanduser()
+
+
+def heads_format(options: WeightOptions, device: torch.device) -> WeightFormat:
+    """Return the format of heads in memory; without options the format of the files.
+
+    Raises:
+        InvalidInput: the device does not compute with the format.
+    """
+    dtype = STORED.dtype if options.dtype in (None, "auto") else TORCH_DTYPES[options.dtype]
+    return choose_format(options.quantization, dtype, device, "speculative_config.quantization")
 
 
 def output_embedding(folder: Path) -> Tensor:

@@ -6,7 +6,7 @@ keep the same sequences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +48,20 @@ class MemoryNeed:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedWeights:
+    """The weights of one model: its name, the name of the weight format, and the bytes."""
+
+    model: str
+    format: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The memory of models that run together, computed before the load.
 
     Attributes:
-        weights: bytes of each model's weights, by the model's name.
+        weights: of each model, the target's first.
         token_bytes: of one token's keys and values in all models.
         kv_cache_tokens: tokens that fit into the KV cache.
         max_model_len: tokens of the longest sequence.
@@ -60,7 +69,7 @@ class MemoryPlan:
         slow: why the fast forward cannot run the model, as a clause after "because"; empty if possible.
     """
 
-    weights: Mapping[str, int]
+    weights: tuple[PlannedWeights, ...]
     token_bytes: int
     kv_cache_tokens: int
     max_model_len: int
@@ -70,7 +79,7 @@ class MemoryPlan:
     @property
     def bytes(self) -> int:
         """Weights and KV cache together."""
-        return sum(self.weights.values()) + self.token_bytes * self.kv_cache_tokens
+        return sum(each.bytes for each in self.weights) + self.token_bytes * self.kv_cache_tokens
 
 
 def need_of(config: Any, weights: int, dtype: torch.dtype) -> MemoryNeed:

@@ -66,12 +66,11 @@ class ModelRunner:
             ValueError: no pages were reserved.
         """
         direct = self.direct
-        logits = None if direct is None else direct.score(batch)
-        return self._scored(batch) if logits is None else logits
+        return self._scored(batch) if direct is None else direct.score(batch)
 
     @torch.no_grad()
     def _scored(self, batch: TokenBatch) -> Tensor:
-        """Compute the logits without the native forward, with full error checks."""
+        """Compute the logits of a packed batch."""
         check(batch, self.vocab_size, self.max_len)
         packed = self.cache.pack(batch)
         if self._forwards.read is None:
@@ -88,13 +87,7 @@ class ModelRunner:
         """Choose and feed tokens of each segment, see ``Model.rollout``."""
         direct = self._forwards.direct
         assert direct is not None, "``has_rollout`` was not asked"
-        rolled = direct.rollout(batch, picks)
-        if rolled is None:
-            ahead = picks[0].depth - 1
-            check(batch, self.vocab_size, self.max_len - ahead)
-            self.cache.pack(batch, ahead=ahead)
-            raise ValueError("a batch was refused without a reason")
-        return rolled
+        return direct.rollout(batch, picks)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes, see ``KVCache.commit``."""

@@ -1,7 +1,7 @@
-"""The compiled library: where it is, why it may not be there, and its kernels over rows of logits.
+"""The compiled library: loads the library, gives the reason if none is loaded, and calls its kernels over logits.
 
-It is built when the package is installed and there is a C++ compiler; without it everything runs on torch and numpy
-alone. Kernels for whole models are in ``cospec.native.operators``.
+The installation builds the library if a C++ compiler exists. Without the library everything runs on torch and numpy.
+Kernels for whole models are in ``cospec.native.operators``.
 """
 
 from __future__ import annotations
@@ -155,18 +155,18 @@ def _default_threads() -> int:
 
 
 def available() -> bool:
-    """Whether the kernels can be used."""
+    """Return whether the kernels can be used."""
     return _load().cdll is not None
 
 
 def why_not() -> str:
-    """Why the kernels cannot be used, as a clause without a full stop; empty when they can."""
+    """Return why the kernels cannot be used, as a clause without a full stop; empty when they can."""
     return _load().reason
 
 
 @cache
 def build() -> str:
-    """Tells one build of the library from another, for what is measured with it; empty where there is none."""
+    """Return a hash of the library file, which distinguishes builds in measurements; empty without a library."""
     path = Path(__file__).parents[1] / "_native.so"
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
 
@@ -175,7 +175,7 @@ def cdll() -> ctypes.CDLL:
     """The loaded library.
 
     Raises:
-        ModelError: it is not there.
+        ModelError: no library is loaded.
     """
     loaded = _load()
     if loaded.cdll is None:
@@ -184,19 +184,19 @@ def cdll() -> ctypes.CDLL:
 
 
 def set_threads(count: int) -> None:
-    """How many threads the kernels use, 1 to ``MAX_THREADS``."""
+    """Set the number of threads that the kernels use, 1 to ``MAX_THREADS``."""
     if not 1 <= count <= MAX_THREADS:
         raise InvalidInput("threads", count, f"1 to {MAX_THREADS}")
     cdll().cospec_set_threads(count)
 
 
 def threads() -> int:
-    """How many threads the kernels use."""
+    """Return the number of threads that the kernels use."""
     return int(cdll().cospec_threads())
 
 
 def isa() -> str:
-    """The instruction set in use, one of ``ISAS``."""
+    """Return the instruction set in use, one of ``ISAS``."""
     return str(cdll().cospec_isa().decode())
 
 
@@ -224,17 +224,17 @@ def use_instruction_set(name: str) -> None:
 
 
 def offered() -> tuple[str, ...]:
-    """The instruction sets that this processor and this build have, from the least to the best."""
+    """Return the instruction sets that this processor and this build have, the best last."""
     return tuple(name for name in ISAS if cdll().cospec_has_isa(name.encode()))
 
 
 def reads(logits: Tensor) -> bool:
-    """Whether the library is there and can read these rows where they are."""
+    """Return whether the library is loaded and can read these rows in place: float32 on the CPU."""
     return logits.itemsize == 4 and logits.is_floating_point() and logits.is_cpu and available()
 
 
 def address(numbers: NDArray[Any]) -> int:
-    """Where an array lies; its ``ctypes`` would build an object to say so."""
+    """Return the address of an array. The array's ``ctypes`` attribute would build an object."""
     return int(numbers.__array_interface__["data"][0])
 
 
@@ -246,7 +246,7 @@ def start(numbers: array[Any]) -> int:
 def argmax_rows(logits: Tensor) -> list[int]:
     """The index of the largest of each row, float32 ``[R, V]`` on the CPU: the lowest one on ties.
 
-    -1 for a row that holds something that is not a number, or whose largest value is infinite.
+    -1 for a row that holds NaN, or whose largest value is infinite.
     """
     logits = logits.contiguous()
     rows, width = logits.shape
@@ -270,14 +270,14 @@ def softmax_rows(logits: Tensor, temperatures: NDArray[np.float64]) -> NDArray[n
 
 
 def blend_rows(source: Source) -> NDArray[np.float64]:
-    """The joint rows ``[R, V]`` of a blend's logits. Rows of which a model's are no numbers are none."""
+    """Return the combined rows ``[R, V]``. A row is NaN if any model's row holds NaN."""
     result = np.empty(source.shape)
     cdll().cospec_blend(source.packed, len(result), address(result))
     return result
 
 
 def sample_rows(weights: NDArray[np.float64], streams: Sequence[Sequence[int]]) -> list[int]:
-    """For each row of ``weights [R, V]`` the winner of its exponential race, -1 where no weight is positive.
+    """Return the winner of each row's exponential race, of ``weights [R, V]``; -1 where no weight is positive.
 
     Args:
         streams: ``[R, 6]``, the generator's key (two words) and counter (four), as numpy's Philox takes them.
@@ -296,23 +296,23 @@ def candidate_rows(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Two tokens for each row of float32 ``[R, V]`` on the CPU and their probabilities, both ``[R][2]``.
 
-    At temperature 0 the likeliest ones, with their probabilities at temperature 1; otherwise the winner of the row's
-    race, and who wins it among the others that are not hopeless. -1 where there is none.
+    At temperature 0 the two most probable tokens, with their probabilities at temperature 1. Otherwise the winner of
+    the row's exponential race, and the winner among the other tokens with a probability worth drawing. -1 for none.
     """
     logits = logits.contiguous()
     rows, width = logits.shape
-    heat, keyed = np.array(temperatures, dtype=np.float64), np.array(streams, dtype=np.uint64)
-    tokens, chances = np.empty((rows, 2), dtype=np.int64), np.empty((rows, 2))
+    scale, keyed = np.array(temperatures, dtype=np.float64), np.array(streams, dtype=np.uint64)
+    tokens, probs = np.empty((rows, 2), dtype=np.int64), np.empty((rows, 2))
     cdll().cospec_top_candidates(
-        logits.data_ptr(), rows, width, address(heat), address(keyed), least, address(tokens), address(chances)
+        logits.data_ptr(), rows, width, address(scale), address(keyed), least, address(tokens), address(probs)
     )
-    return tokens.tolist(), chances.tolist()
+    return tokens.tolist(), probs.tolist()
 
 
 def probability_rows(logits: Tensor, tokens: Sequence[int]) -> NDArray[np.float64]:
-    """The probability of ``tokens [R]`` behind each row of float32 ``[R, V]`` on the CPU, at temperature 1."""
+    """Return each token's probability at temperature 1, of ``tokens [R]`` by rows of float32 ``[R, V]`` on the CPU."""
     logits = logits.contiguous()
     rows, width = logits.shape
-    asked, chances = np.array(tokens, dtype=np.int64), np.empty(rows)
-    cdll().cospec_token_probs(logits.data_ptr(), rows, width, address(asked), address(chances))
-    return chances
+    ids, probs = np.array(tokens, dtype=np.int64), np.empty(rows)
+    cdll().cospec_token_probs(logits.data_ptr(), rows, width, address(ids), address(probs))
+    return probs

@@ -1,4 +1,4 @@
-"""The Llama family's forward as one call into the native kernels: the structs they share, and what fills them."""
+"""The Llama family's forward as one call into the native kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
-from cospec.models.input_batch import InputBatch
+from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.llama import LayerWeights, LlamaWeights
 from cospec.models.weights.format import LinearWeights
@@ -40,7 +40,7 @@ class NativeLlama:
     """The whole forward as one call into the kernels."""
 
     def __init__(self, weights: LlamaWeights) -> None:
-        self._kept: list[Any] = []  # what the library points to
+        self._kept: list[Any] = []  # the library points to these
         self._vocab_size, self._hidden = weights.embedding.shape
         layers = np.array([self._layer(layer) for layer in weights.layers], structs.LlamaLayer)
         table = weights.embedding.float()
@@ -77,14 +77,14 @@ class NativeLlama:
         return *map(self._tensor, norms), *map(self._linear, linears), layer.window or 0
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
-        """See ``FusedLlama.logits``."""
+        """Return float32 logits ``[R, V]`` of the batch, and write its keys and values."""
         logits = torch.empty(batch.logit_rows.shape[0], self._vocab_size)
         keys, values = page_addresses(layers)
         self._forward(self._handle, _packed(batch, keys, values), logits.data_ptr())
         return logits
 
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
-        """See ``FusedLlama.states``."""
+        """Return logits ``[R, V]`` and the states ``[R, hidden]`` after the last norm."""
         rows = batch.logit_rows.shape[0]
         logits, states = torch.empty(rows, self._vocab_size), torch.empty(rows, self._hidden)
         keys, values = page_addresses(layers)
@@ -92,7 +92,7 @@ class NativeLlama:
         return logits, states
 
     def on(self, cache: KVCache, max_len: int) -> CacheBoundForward:
-        """The forward on one cache, laid out in native code."""
+        """Return the forward on one cache."""
         return CacheBoundForward(self, cache, max_len)
 
     @property
@@ -101,37 +101,40 @@ class NativeLlama:
 
     @property
     def handle(self) -> int:
-        """What the library calls the model."""
+        """The library's handle of the model."""
         return self._handle
 
 
 class CacheBoundForward:
-    """Implements ``interfaces.NativeForward``: a model on its cache, without tensors in between.
+    """Implements ``interfaces.NativeForward``: a model on its cache. Python makes no tensors of the batch.
 
-    Whatever is laid out here is what ``packed.pack`` lays out, and refused where ``packed.check`` or that would raise.
+    The library builds the batch that ``InputBatch`` would hold. The library refuses a batch that ``input_batch.check``
+    or ``input_batch.pack`` refuse; both then raise the error.
     """
 
     def __init__(self, runner: NativeLlama, cache: KVCache, max_len: int) -> None:
-        self._runner, self._cache = runner, cache  # which the structs below point into
+        self._runner, self._cache, self._max_len = runner, cache, max_len  # the structs below point into the first two
         self._tables, self.vocab_size = cache.pages.table, runner.vocab_size
         self._keys, self._values = page_addresses(cache.layers)
         view = (start(self._keys), start(self._values), cache.pages.page_size, runner.vocab_size, max_len)
         self._cache_view = array("B", _CACHE.pack(*view))
         library = operators.cdll()
         self._score, self._rollout = library.cospec_llama_score, library.cospec_llama_rollout
-        self.names = (runner.handle, start(self._cache_view))  # what the library calls model and cache
+        self.names = (runner.handle, start(self._cache_view))
 
     def pages(self, id: str) -> tuple[int, int]:
-        """Where the pages of a sequence stand, and how many."""
+        """Return the address of a sequence's page table, and the number of pages."""
         return self._tables(id).buffer_info()
 
-    def score(self, batch: TokenBatch) -> Tensor | None:
+    def score(self, batch: TokenBatch) -> Tensor:
         """See ``interfaces.NativeForward``."""
-        given = self._give(batch)
+        given = self._pack(batch)
         logits = torch.empty(max(given.rows, 0), self.vocab_size)
-        return logits if self._score(*self.names, given.packed, logits.data_ptr()) else None
+        if not self._score(*self.names, given.packed, logits.data_ptr()):
+            self._refuse(batch, 0)
+        return logits
 
-    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput | None:
+    def rollout(self, batch: TokenBatch, picks: Sequence[RolloutParams]) -> RolloutOutput:
         """See ``interfaces.NativeForward``."""
         count, depth = len(picks), picks[0].depth
         depths = array("q", [pick.depth for pick in picks])
@@ -144,17 +147,23 @@ class CacheBoundForward:
         logits = None
         if any([pick.logits for pick in picks]):
             logits = np.empty((depth, count, self.vocab_size), dtype=np.float32)
-        given = self._give(batch)
+        given = self._pack(batch)
         job = _ROLLOUT.pack(
             start(temperatures), start(streams), start(depths), depth, _address(logits),
             0 if logits is None else logits[0].size, _address(q), start(tokens), _address(confidence),
         )  # fmt: skip
         if not self._rollout(*self.names, given.packed, job):
-            return None
+            self._refuse(batch, depth - 1)
         chosen = [tokens[place : place + depth].tolist() for place in range(0, count * depth, depth)]
         return RolloutOutput(chosen, q, confidence, logits)
 
-    def _give(self, batch: TokenBatch) -> _Batch:
+    def _refuse(self, batch: TokenBatch, ahead: int) -> NoReturn:
+        """Raise the error of a batch that the library refused; ``ahead`` more tokens of each sequence need room."""
+        check(batch, self.vocab_size, self._max_len - ahead)
+        self._cache.pack(batch, ahead=ahead)
+        raise ValueError("the native library refuses a batch that has no error")
+
+    def _pack(self, batch: TokenBatch) -> _Batch:
         segments, ids, parents, rows = array("q"), array("q"), array("q"), 0
         for segment in batch.segments:
             tokens, table = segment.tokens, self._tables(segment.id)

@@ -149,7 +149,7 @@ VerifyResult = declare("VerifyResult", "int64 num_accepted token bonus invalid")
 RequestSlot = declare(
     "RequestSlot",
     """
-    int64 draft_len num_known num_fed num_left
+    int64 draft_len num_known num_computed num_fed num_left first_logit deferred
     pointer pages
     int64 num_pages
     pointer drafter_pages
@@ -157,18 +157,18 @@ RequestSlot = declare(
     pointer stop_tokens
     int64 num_stop_tokens
     uint64 stream_kind
-    pointer q
+    pointer draft parents q
     AcceptanceParams params
     """,
 )
 MultiStepTask = declare(
     "MultiStepTask",
     """
-    pointer target cache drafter drafter_cache slots tokens drafts
+    pointer target cache drafter drafter_cache slots tokens
     int64 num_slots num_drafting max_draft_len max_steps
     double time_limit
     int64 wakeup_fd
-    pointer output num_fed seconds
+    pointer output num_fed seconds logits
     """,
 )
 

@@ -29,7 +29,7 @@ NO_METHOD = "the acceptance method has no native code"
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the library reads of a request: the same in every round."""
+    """What the library reads of a request: the same in every step."""
 
     request: Request
     words: bytes
@@ -86,7 +86,7 @@ class NativeVerifier:
         masks, failed = masks_of(tasks, source.shape[1])
         raised |= failed
         cases, nodes = bytearray(), array("q")
-        held: list[Floats] = []  # drafts' distributions that cases point to
+        held: list[Floats] = []  # the tasks point to these
         for task, request in zip(tasks, asked, strict=True):
             draft, place, count, q = task.draft, len(nodes), 0, 0
             if draft is not None:
@@ -132,7 +132,7 @@ def supports(acceptance_method: AcceptanceMethod) -> str | None:
 
 
 def words_of(request: Request, acceptance_method: AcceptanceMethod) -> bytes:
-    """``AcceptanceParams`` in ``csrc/spec/verify.h``; ``match`` stands for other methods."""
+    """``AcceptanceParams`` in ``csrc/spec/verify.h``; ``match`` replaces a method without native code."""
     params, code = (
         request.sampling,
         Match.native_id if acceptance_method.native_id is None else acceptance_method.native_id,

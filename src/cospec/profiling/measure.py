@@ -19,16 +19,9 @@ from cospec.core.interfaces import Clock, Model, MultiStepRunner
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import (
-    Commit,
-    DraftBudget,
-    DraftContext,
-    Request,
-    RequestState,
-    ScheduledRequest,
-    SchedulerOutput,
-)
+from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.policies.latency.forward import LatencySample
+from cospec.profiling.multi_step import ROUNDS, MultiStepTimer
 from cospec.sampling_params import SamplingParams
 
 MAX_REPEATS = 11
@@ -130,18 +123,18 @@ def measure_multi_steps(
     drafter: Drafter,
     grid: Grid,
     seconds: float,
-    burst: MultiStepRunner | None = None,
+    multi_step: MultiStepRunner | None = None,
     clock: Clock = time.perf_counter,
 ) -> tuple[list[LatencySample], list[LatencySample]]:
     """Time verification and drafting in turn, as steps do: ``target.forward``, ``drafter.propose``.
 
     Each call leaves its data in the processor's caches: alone in a loop, a small drafter takes half as long. A point of
-    one token is a step without drafts. If ``burst`` runs whole steps, those calls are timed. Drafters that need a
+    one token is a step without drafts. If ``multi_step`` runs whole steps, those calls are timed. Drafters that need a
     step-by-step text (heads) give no samples.
     """
     rng, end = np.random.default_rng(0), clock() + seconds
-    count, bursts = max(grid.sequences), None if burst is None else MultiStepTimer(burst)
-    ahead = ROUNDS * max(grid.tokens + grid.rows) if bursts else 0
+    count, timer = max(grid.sequences), None if multi_step is None else MultiStepTimer(multi_step)
+    ahead = ROUNDS * max(grid.tokens + grid.rows) if timer else 0
     texts = {
         context: [
             DraftContext(
@@ -175,7 +168,7 @@ def measure_multi_steps(
                 if depth and not fed_ids.issuperset(each.id for each in contexts):
                     drafter.propose(contexts, [DraftBudget(depth, depth)] * several)
                     fed_ids.update(each.id for each in contexts)
-                rounds = bursts.time_steps(contexts, depth) if bursts and tokens not in grid.chunks else []
+                rounds = timer.time_steps(contexts, depth) if timer and tokens not in grid.chunks else []
                 for known, drafting, verifying in rounds:
                     forwards[place].append((known, verifying))
                     if depth:
@@ -268,37 +261,3 @@ def _commit_tokens(
         commits.append(Commit(context.id, len(text), tuple(tokens), (), len(text) + 1))
         text.extend(tokens)
     drafter.commit(commits)
-
-
-ROUNDS = 8  # steps per call; the steps after the first have realistic processor caches
-ENDLESS = 1 << 20
-
-
-class MultiStepTimer:
-    """Steps on known texts, always from the same position."""
-
-    def __init__(self, burst: MultiStepRunner) -> None:
-        self._burst = burst
-        self._sequences: dict[str, RequestState] = {}
-
-    def time_steps(self, contexts: Sequence[DraftContext], depth: int) -> list[tuple[float, float, float]]:
-        """Return cached tokens, drafting and verifying seconds of each step; empty if the call is unsupported."""
-        sequences = [self._sequence(context) for context in contexts]
-        budget = DraftBudget(depth, depth) if depth else DraftBudget()
-        entries = tuple(ScheduledRequest(sequence, 1, budget) for sequence in sequences)
-        if self._burst.supports(SchedulerOutput(0, entries, ROUNDS)):
-            return []
-        (outcomes, times), known = self._burst.run(entries, ROUNDS), sum(sequence.computed for sequence in sequences)
-        found = []
-        for place, (draft, target) in enumerate(times.each or ((times.draft, times.target),)):
-            found.append((float(known), draft, target))
-            for outcome in outcomes[place * len(entries) : (place + 1) * len(entries)]:
-                known += 1 + (len(outcome.result.path) if outcome.result is not None else 0)
-        return found[1:] or found
-
-    def _sequence(self, context: DraftContext) -> RequestState:
-        if context.id not in self._sequences:
-            sampling = SamplingParams(temperature=0.0, max_tokens=ENDLESS, ignore_eos=True)
-            request = Request(context.id, tuple(context.tokens), sampling, 0)
-            self._sequences[context.id] = RequestState(request, list(context.tokens), len(context.tokens) - 1)
-        return self._sequences[context.id]

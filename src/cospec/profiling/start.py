@@ -31,7 +31,7 @@ def costs_at_start(
     folder: Path,
     how: Mapping[str, Any],
     drafts: str,
-    burst: MultiStepRunner | None = None,
+    multi_step: MultiStepRunner | None = None,
 ) -> LatencyModels:
     """Return the latency models of the target's forward and the drafter's pass, measured in turn.
 
@@ -39,7 +39,7 @@ def costs_at_start(
         folder: of the target's weights.
         how: other dependencies: device, dtype, back ends.
         drafts: the drafter's configuration.
-        burst: runs whole steps of target and drafter, if available.
+        multi_step: runs whole steps of target and drafter, if available.
     """
     began = time.perf_counter()
     alone = drafter.capabilities.free or drafter.capabilities.single_pass  # lookups and heads have no passes to measure
@@ -53,7 +53,7 @@ def costs_at_start(
         if alone:
             forwards, steps = measure_forwards(target, START, SECONDS), list[LatencySample]()
         else:
-            forwards, steps = measure_multi_steps(target, drafter, START, SECONDS, burst)
+            forwards, steps = measure_multi_steps(target, drafter, START, SECONDS, multi_step)
         forward, step = _store({**pair_key, "of": "target"}, forwards), _store({**pair_key, "of": "drafter"}, steps)
         _log.warning("measured the latency of forwards in %.1f s", time.perf_counter() - began)
     return LatencyModels(forward, step)

@@ -6,6 +6,7 @@ gets ``DrafterReply``. Both conversations begin with ``Hello`` in each direction
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,11 @@ from cospec.core.plugins import Drafter
 from cospec.core.processors import RequestProcessors
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, Event, Request
+from cospec.errors import InvalidInput
 from cospec.runtime.codec import ProtocolError
 from cospec.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
 
 VERSION = 2  # of all messages; a change to any field changes the number
 
@@ -264,7 +268,7 @@ class ContextDecoder:
             raise ProtocolError(f"Sequence {update.id!r} goes on after {update.base} tokens that never came.")
         tokens = [*known[: update.base], *update.tokens]
         if processors is None or update.start is not None:
-            processors = RequestProcessors.of(start.sampling, tokens[: start.prompt_len])
+            processors = _processors(start.sampling, tokens[: start.prompt_len])
         self._known[update.id] = tokens, start, processors
         rest = update.seed, update.stream_kind, update.assumed, start.drafters, processors
         return DraftContext(update.id, tokens, start.prompt_len, start.sampling, *rest)
@@ -273,3 +277,14 @@ class ContextDecoder:
         """Forget sequences. Unknown ids are ignored."""
         for id in ids:
             self._known.pop(id, None)
+
+
+def _processors(params: SamplingParams, prompt: Sequence[int]) -> RequestProcessors:
+    """The request's logits processors; none if this process does not know all. Drafts then follow other distributions,
+    which costs acceptance and changes no output.
+    """
+    try:
+        return RequestProcessors.of(params, prompt)
+    except InvalidInput as error:
+        log.warning("a request is drafted for without its logits processors: %s", error)
+        return RequestProcessors((), prompt)

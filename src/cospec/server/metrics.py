@@ -36,7 +36,7 @@ COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens computed or found."),
     "generation_tokens": ("generation_tokens", "Tokens committed to outputs."),
     "target_calls": ("target_calls", "Forward passes of the target."),
-    "native_requests": ("native_requests", "Requests of each step that a native multi-step call ran."),
+    "native_requests": ("native_requests", "Requests of each step that ran natively in all parts."),
 }
 BY_DRAFTER = {
     "spec_decode_num_drafts": ("drafts", "Drafts verified."),
@@ -155,7 +155,7 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
     found.append(finished)
     readable = CounterMetricFamily(
         PREFIX + "readable_requests",
-        "Requests of each step that no native multi-step call ran, by reason.",
+        "Requests of each step that were drafted or verified in Python, by reason.",
         labels=["model_name", "reason"],
     )
     for reason, count in engine["readable_requests"].items():

@@ -1,4 +1,4 @@
-"""A clock that work advances, and a simulated executor with drafters on machines of their own."""
+"""A clock that work advances, and simulated machines of drafters and of a pipelined target."""
 
 from __future__ import annotations
 
@@ -81,6 +81,28 @@ class SimulatedFuture:
             raise TimeoutError
         self._clock.reach(self._moment)
         return self._value
+
+
+class SimulatedPipeline:
+    """Stages in a row. Each stage works on one microbatch at a time, in their order.
+
+    Attributes:
+        busy: seconds in which any stage worked.
+    """
+
+    def __init__(self, clock: VirtualClock, stages: int) -> None:
+        self.busy = 0.0
+        self._clock, self._free_at = clock, [0.0] * stages
+
+    def enter(self, microbatches: int, seconds: float) -> float:
+        """Start microbatches that take ``seconds`` in every stage; return when the last microbatch leaves."""
+        before = max(self._clock.now, self._free_at[-1])
+        for _ in range(microbatches):
+            moment = self._clock.now
+            for stage, free in enumerate(self._free_at):
+                moment = self._free_at[stage] = max(moment, free) + seconds
+        self.busy += self._free_at[-1] - before
+        return self._free_at[-1]
 
 
 class SimulatedExecutor:

@@ -111,9 +111,13 @@ class World:
         EXECUTION_MODES.check(variant.execution_mode)
         capacity = cache.pages.capacity
         verification = Verification(cache, verifier, cache.pages, capacity, "target", AcceptanceMethods())
-        drafting = Drafting(EXECUTION_MODES.load(variant.execution_mode), policy, drafter, executor)
+        order = EXECUTION_MODES.load(variant.execution_mode)
+        drafting = Drafting(order, policy, drafter, executor, why_no_multi_step="simulated models")
         limits = SchedulerLimits(
-            variant.max_num_seqs or scenario.max_num_seqs, scenario.max_num_batched_tokens, capacity
+            variant.max_num_seqs or scenario.max_num_seqs,
+            scenario.max_num_batched_tokens,
+            capacity,
+            max_in_flight=verifier.max_in_flight,
         )
         parts = connect(verification, drafting, SpeculativeConfig(acceptance_method="match"), limits, clock)
         return Replica(Engine(parts), clock, drafter, verifier, executor, steps)
@@ -177,7 +181,7 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
             arrival = next(coming, None)
             continue
         assert earliest is not None, "an engine has work while requests are left"
-        before = earliest.held
+        before, steps = earliest.held, len(earliest.steps.times)
         began = earliest.clock.now
         for request, stats in earliest.step():
             found.add(stats, request.output)
@@ -185,7 +189,8 @@ def serve_all(world: World, load: float) -> tuple[RequestLog, list[Replica]]:
             if successor is not None:
                 earliest.add(successor)
         last = max(last, earliest.clock.now)
-        assert earliest.clock.now > began or earliest.held != before, "the clock has not advanced"
+        moved = earliest.clock.now > began or earliest.held != before or len(earliest.steps.times) > steps
+        assert moved, "the clock has not advanced"
     found.end, found.request_seconds = last, sum(each.request_seconds for each in replicas)
     return found, replicas
 

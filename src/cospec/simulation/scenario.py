@@ -78,7 +78,8 @@ class TargetConfig(Options):
     """The verification server.
 
     Attributes:
-        stages: of a pipeline; microbatches keep all stages busy.
+        stages: of a pipeline; each step is divided into microbatches that keep all stages busy.
+        steps_in_flight: steps in the pipeline at a time; with as many as stages, each step is one microbatch.
         link: seconds between two stages.
         overhead: seconds of every step outside of drafting and verification.
         replicas: number of engines; a request goes to the engine with the fewest requests.
@@ -86,6 +87,7 @@ class TargetConfig(Options):
 
     cost: LatencyConfig
     stages: int = Field(default=1, ge=1)
+    steps_in_flight: int = Field(default=1, ge=1)
     link: Amount = 0.0
     overhead: Amount = 0.0
     replicas: int = Field(default=1, ge=1)
@@ -229,6 +231,8 @@ class Scenario(Options):
             for name in names:
                 if names.count(name) > 1:
                     raise InvalidInput(f"{kind}.name", name, "a unique name")
+        if self.pace and self.target.steps_in_flight > 1:
+            raise InvalidInput("target.steps_in_flight", self.target.steps_in_flight, "1 with pace")
         domains = [domain.name for domain in self.domains]
         for variant in self.variants:
             for name in variant.acceptance:

@@ -14,7 +14,7 @@ from cospec.acceptance.match import Match
 from cospec.core.interfaces import BlockManager, NativeForward
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.core.plugins import AcceptanceMethod, Drafter
-from cospec.core.step import FinishedFuture
+from cospec.core.step import FinishedFuture, Future
 from cospec.core.types import (
     Commit,
     Draft,
@@ -27,7 +27,7 @@ from cospec.core.types import (
     VerifyResult,
 )
 from cospec.policies.latency.forward import ForwardLatency
-from cospec.simulation.clock import VirtualClock
+from cospec.simulation.clock import SimulatedFuture, SimulatedPipeline, VirtualClock
 from cospec.simulation.scenario import DrafterConfig, TargetConfig
 from cospec.simulation.workload import SimulatedRequest
 
@@ -172,22 +172,28 @@ class SimulatedDrafter(Drafter):
 
 
 class SimulatedVerifier:
-    """Keeps correct tokens, after the time of the target's forward."""
+    """Keeps correct tokens, after the time of the target's forward.
+
+    With one step in flight the step blocks the clock. With several, each enters the pipeline and leaves it later.
+    """
 
     def __init__(self, cache: SimulatedModel, target: TargetConfig, cost: ForwardLatency, clock: VirtualClock) -> None:
         self._cache, self._target, self._cost, self._clock = cache, target, cost, clock
         self._rule = Match()
-        self.busy = 0.0
+        self._busy = 0.0
+        self._pipeline = SimulatedPipeline(clock, target.stages)
+        self.max_in_flight = target.steps_in_flight
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which the target worked."""
+        return self._busy + self._pipeline.busy
 
     def acceptance_method(self, sequence: RequestState) -> AcceptanceMethod:
         """Return the acceptance method of greedy requests."""
         return self._rule
 
-    max_in_flight = 1
-
-    def submit(
-        self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]
-    ) -> FinishedFuture[list[StepOutput]]:
+    def submit(self, entries: Sequence[ScheduledRequest], drafts: Mapping[str, Draft]) -> Future[list[StepOutput]]:
         """Return one outcome per entry."""
         context = tokens = 0
         outcomes = []
@@ -203,16 +209,25 @@ class SimulatedVerifier:
             tokens += len(draft.tokens)
             path = _right_path(draft)
             outcomes.append(StepOutput(entry, draft, VerifyResult(path, RIGHT, _is_full_path(draft, path))))
-        self.busy += self._clock.advance(self.seconds(context, tokens, len(entries)))
+        microbatches, seconds = self._microbatches(context, tokens, len(entries))
+        if self.max_in_flight > 1:
+            moment = self._pipeline.enter(microbatches, seconds) - self._target.link
+            self._clock.advance(self._target.overhead)
+            return SimulatedFuture(self._clock, moment, outcomes)
+        alone = (microbatches + self._target.stages - 1) * seconds - self._target.link
+        self._busy += self._clock.advance(alone)
         self._clock.advance(self._target.overhead)
         return FinishedFuture(outcomes)
 
-    def seconds(self, context: float, tokens: float, sequences: int) -> float:
-        """Return the seconds to pass all stages, with one microbatch per stage, at most one per sequence."""
+    def _microbatches(self, context: float, tokens: float, sequences: int) -> tuple[int, float]:
+        """Return the microbatches of a step, at most one per sequence, and the seconds of each in one stage.
+
+        The microbatches of all steps in flight occupy every stage. A stage sends its result over the link itself.
+        """
         stages = self._target.stages
-        parts = min(stages, max(1, sequences))
-        stage = self._cost.seconds(context / parts, tokens / parts, sequences / parts) / stages + self._target.link
-        return (parts + stages - 1) * stage - self._target.link
+        parts = min(-(-stages // self.max_in_flight), max(1, sequences))
+        stage = self._cost.seconds(context / parts, tokens / parts, sequences / parts) / stages
+        return parts, stage + self._target.link
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Nothing to do: there is no cache."""

@@ -72,7 +72,7 @@ def own_seed(request: Request, number: int = 0) -> int:
     Drafters and policies learn from one request and use the result for the next. If two requests had one seed, the
     random numbers of the first output would test a draft that depends on this output. The second output would then not
     follow its distribution. Therefore no two requests share random numbers. A repeated request has the same seed,
-    prompt and parameters. Only ``number``, the count of earlier requests, tells the repetition from the first if drafts
+    prompt and parameters. Only ``number``, the count of earlier requests, distinguishes the repetition if drafts
     are learned.
     """
     params = request.sampling

@@ -74,7 +74,7 @@ def bare_engine(
         made: Any = parts.execution_mode
         verifier = TargetVerifier(model, made.components.verifier.blend, acceptance_methods)
         # A native multi-step call would use the table's methods.
-        parts = replace(parts, execution_mode=type(made)(replace(made.components, verifier=verifier, burst=None)))
+        parts = replace(parts, execution_mode=type(made)(replace(made.components, verifier=verifier, multi_step=None)))
     return Engine(parts)
 
 

@@ -29,6 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
     return tmp_path
@@ -42,6 +43,9 @@ WRITTEN = "a file that can be written"
     [
         (["verify", "--json", "folder"], "json is 'folder'"),
         (["verify", "--json", "no/such.json"], "json is 'no/such.json'"),
+        (["generate", "--prompts", "prompts.jsonl", "--output", "out.jsonl", "--native", "on"], "native is 'on'"),
+        (["chat", "--native", "on"], "native is 'on'"),
+        (["bench", "latency", "--dataset-path", "prompts.jsonl", "--native", "on"], "native is 'on'"),
         (["profile", "zoo", "--output", "folder"], "output is 'folder'"),
         (["profile", "zoo", "--output", "no/such.json"], "output is 'no/such.json'"),
         (["profile", "zoo", "--plot", "p.gif"], "plot is 'p.gif'"),

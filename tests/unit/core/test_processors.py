@@ -84,6 +84,14 @@ def test_a_drafter_elsewhere_has_the_same_states() -> None:
         assert torch.equal(here, edit(logits, PARAMS, History(tokens, 3, [[2]])))
 
 
+def test_a_drafter_that_lacks_a_processor_drafts_without() -> None:
+    context = DraftContext("s", [0, 1, 2], 3, PARAMS, 0, StreamKind.DRAFT)
+    update = ContextEncoder().encode(context)
+    LOGITS_PROCESSORS.unregister("no-repeat")
+    logits, there = torch.ones(1, V), ContextDecoder().decode(update)
+    assert torch.equal(edit(logits, PARAMS, History.of_context(there, [[]])), logits)
+
+
 def test_which_requests_have_only_masks() -> None:
     only = {"min_tokens": 3, "stop_token_ids": (1,), "allowed_token_ids": [1, 2], "bad_words_token_ids": [[1]]}
     assert RequestProcessors.of(SamplingParams(**only, logits_processors={"no-repeat": {}}), [0]).only_masks  # type: ignore[arg-type]

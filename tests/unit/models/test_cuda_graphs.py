@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.models.attention.sdpa import SDPA
 from cospec.models.cuda_graphs import (
     GraphRunner,
     GraphShape,
@@ -23,11 +24,16 @@ from cospec.models.cuda_graphs import (
     graph_shape_of,
     step_of,
 )
+from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache
 from harness.decoding import LENGTHS, decode, play, prompts, runner_of
 from harness.tiny import VOCAB
 
 CPU = torch.device("cpu")
+
+
+def shape_of(batch: InputBatch) -> GraphShape | None:
+    return graph_shape_of(batch, SDPA.capture_entries)
 
 
 def again(step: Step) -> Step:
@@ -46,7 +52,7 @@ def test_steps_of_fixed_size_equal_ordinary_ones(name: str, numbers: tuple[int, 
     runner, kv = runner_of(name)
     runner.logits(prompts(kv), kv.layers)
     batch = decode(kv, 0, *numbers)
-    bucket = graph_shape_of(batch)
+    bucket = shape_of(batch)
     assert bucket is not None and bucket.segments >= len(numbers)
     before = copy.deepcopy(kv.layers)
     wanted = runner.logits(batch, kv.layers)
@@ -70,12 +76,14 @@ def test_steps_of_fixed_size_equal_ordinary_ones(name: str, numbers: tuple[int, 
 
 def test_buckets_are_powers_of_two() -> None:
     _, kv = runner_of("llama")
-    assert graph_shape_of(decode(kv, 0, 0)) == GraphShape(1, 16)
-    assert graph_shape_of(decode(kv, 0, 0, 1, 2)) == GraphShape(4, 16)
-    assert graph_shape_of(decode(kv, 0, 0, 1, 2, 3, 4)) == GraphShape(8, 16)
-    assert graph_shape_of(prompts(kv)) is None
+    assert shape_of(decode(kv, 0, 0)) == GraphShape(1, 16)
+    assert shape_of(decode(kv, 0, 0, 1, 2)) == GraphShape(4, 16)
+    assert shape_of(decode(kv, 0, 0, 1, 2, 3, 4)) == GraphShape(8, 16)
+    assert shape_of(prompts(kv)) is None
+    assert graph_shape_of(decode(kv, 0, 0, 1, 2), most_entries=1023) is None
+    assert graph_shape_of(decode(kv, 0, 0), most_entries=0) is None, "a back end that captures nothing"
     chain = SequenceSlice("s0", 70, (1, 2), parents=(-1,))
-    assert graph_shape_of(kv.pack(TokenBatch((chain, SequenceSlice("s1", 5, (3,)))))) is None
+    assert shape_of(kv.pack(TokenBatch((chain, SequenceSlice("s1", 5, (3,)))))) is None
 
 
 def assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:

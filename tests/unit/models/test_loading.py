@@ -20,6 +20,7 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import CospecError, ModelError
 from cospec.models import checkpoint as folders
 from cospec.models import hf, loading
+from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.kv_cache import KVCache
 from cospec.models.llama import read_weights
@@ -312,10 +313,10 @@ def test_layers_that_mix_rows_are_found() -> None:
     def empty() -> KVCache:
         return KVCache(shapes, BlockPool(4, 8), torch.float32, torch.device("cpu"), by_head=True)
 
-    hf.check_packing(model, empty(), "sdpa")
+    hf.check_packing(model, empty(), SDPA)
     model.model.layers[0].mlp = _Shift(model.model.layers[0].mlp)
     with pytest.raises(ModelError, match="gives other results in a batch than alone"):
-        hf.check_packing(model, empty(), "sdpa")
+        hf.check_packing(model, empty(), SDPA)
 
 
 def test_tokenizer(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_the_length_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture, key
     assert load_model(name, CPU).max_len == 48
     (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert name in warned and "48" in warned
-    planned = memory_plan([name], CPU)
+    planned = memory_plan([(name, CPU)])
     assert planned.max_model_len == 48 and planned.cut
     with pytest.raises(InvalidInput) as refused:
         load_model(name, LoadOptions(device="cpu", max_model_len=96))
@@ -50,10 +50,10 @@ def test_one_kind_of_layer(tmp_path: Path) -> None:
     layers = ["sliding_attention", "full_attention"]
     shape = transformers.Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=4, layer_types=layers)
     name = saved(tmp_path, shape)
-    assert memory_plan([name], CPU).max_model_len == 96
+    assert memory_plan([(name, CPU)]).max_model_len == 96
     rope = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": LONG_ROPE}
     saved(tmp_path, shape, rope_parameters=rope)
-    assert memory_plan([name], CPU).max_model_len == 48
+    assert memory_plan([(name, CPU)]).max_model_len == 48
 
 
 def test_phi_3(tmp_path: Path) -> None:

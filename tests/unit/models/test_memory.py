@@ -88,7 +88,7 @@ def test_an_engine_divides_what_it_is_given(tmp_path: Path) -> None:
         )
         options = LoadOptions(device="cpu", cache_bytes=1 << 20)
         alone = load_model(str(target), options).pages.capacity
-        shared = cache_budget([str(target)] + [str(drafter)] * (models - 1), options)
+        shared = cache_budget([(str(target), options), *[(str(drafter), options)] * (models - 1)])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("cospec.assembly.build.load_tokenizer", lambda path: None)
             parts = build_components(config)
@@ -101,4 +101,4 @@ def test_a_broken_drafter_is_told_before_anything_is_loaded(tmp_path: Path) -> N
     (tmp_path / "drafter").mkdir()
     (tmp_path / "drafter" / "config.json").write_text(json.dumps({}))
     with pytest.raises(ModelError, match="no weights"):
-        cache_budget([str(tmp_path / "target"), str(tmp_path / "drafter")], LoadOptions(device="cpu"))
+        cache_budget([(str(tmp_path / name), LoadOptions(device="cpu")) for name in ("target", "drafter")])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -14,10 +13,11 @@ from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.errors import InvalidInput
-from cospec.models.input_batch import InputBatch, pack
+from cospec.models.input_batch import pack
 from cospec.native import operators
 from cospec.native.library import ISAS
 from cospec.registry import WEIGHT_FORMATS
+from harness.attention import ATTENTION_SEGMENTS, SCALE, AttentionCase, attention_case, dense_attention
 
 pytestmark = pytest.mark.skipif(not operators.available(), reason=operators.why_not() or "native kernels")
 
@@ -48,6 +48,12 @@ def machines() -> Iterator[tuple[str, int]]:
 def packed(weight: Tensor, bias: Tensor | None = None, name: str = "fp32") -> operators.PackedLinear:
     """A layer whose weight has the format ``name``."""
     return operators.PackedLinear(WEIGHT_FORMATS.load(name)().read(weight), bias)
+
+
+def run(case: AttentionCase, **options: Any) -> Tensor:
+    """The kernel on a copy of the pages."""
+    pages = case.k_pages.clone(), case.v_pages.clone()
+    return operators.attention(case.q, case.k, case.v, *pages, case.batch, SCALE, **options)
 
 
 SHAPES = [(1, 1), (33, 7), (64, 16), (70, 129), (200, 65), (257, 400)]
@@ -131,90 +137,6 @@ def test_linear_refuses_what_it_cannot_multiply() -> None:
         operators.kernel_id("int4")
 
 
-@dataclass(frozen=True)
-class Case:
-    """A batch whose sequences have some entries in the cache already, and its queries, keys and values."""
-
-    batch: InputBatch
-    heads: tuple[int, int]
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    k_pages: Tensor
-    v_pages: Tensor
-
-    def run(self, **options: Any) -> Tensor:
-        pages = self.k_pages.clone(), self.v_pages.clone()
-        return operators.attention(self.q, self.k, self.v, *pages, self.batch, 0.2, **options)
-
-
-TREE = (-1, -1, 0, 0, 1, 2, 4)
-SEGMENTS = (
-    SequenceSlice("decode", 37, (1,)),
-    SequenceSlice("prefill", 0, tuple(range(20))),
-    SequenceSlice("chain", 130, (1, 2, 3, 4), parents=(-1, 0, 1)),
-    SequenceSlice("tree", 60, (1, 2, 3, 4, 5, 6, 7, 8), parents=TREE),
-)
-
-
-def history(name: str, start: int, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Keys and values of a sequence's earlier entries, the same whatever else is in the batch."""
-    generator = torch.Generator().manual_seed(sum(name.encode()))
-    keys, values = torch.randn(2, start + 40, *shape, generator=generator)
-    return keys, values
-
-
-def build(
-    segments: tuple[SequenceSlice, ...], dim: int = 32, heads: tuple[int, int] = (4, 2), page_size: int = 16
-) -> Case:
-    """Pages in shuffled order; entries that nobody wrote are NaN, so that a single read of them shows."""
-    torch.manual_seed(len(segments) + page_size)
-    total = 32
-    order = torch.randperm(total * 16 // page_size).tolist()
-    k_pages, v_pages = torch.full((2, len(order), heads[1], page_size, dim), float("nan"))
-    tables, new_k, new_v, queries = {}, [], [], []
-    for segment in segments:
-        start, count = segment.start, len(segment.tokens)
-        table = [order.pop() for _ in range(-(-(start + count) // page_size))]
-        keys, values = history(segment.id, start, (heads[1], dim))
-        for entry in range(start):
-            k_pages[table[entry // page_size], :, entry % page_size] = keys[entry]
-            v_pages[table[entry // page_size], :, entry % page_size] = values[entry]
-        tables[segment.id] = table
-        new_k.append(keys[start : start + count])
-        new_v.append(values[start : start + count])
-        generator = torch.Generator().manual_seed(start)
-        queries.append(torch.randn(count, heads[0], dim, generator=generator))
-    batch = pack(TokenBatch(segments), tables, page_size, CPU)
-    return Case(batch, heads, torch.cat(queries), torch.cat(new_k), torch.cat(new_v), k_pages, v_pages)
-
-
-def dense(case: Case, window: int | None = None, softcap: float | None = None) -> Tensor:
-    """The same attention in float64, row by row over whole sequences."""
-    batch, result = case.batch, torch.empty_like(case.q, dtype=torch.float64)
-    for span, segment in zip(batch.spans, SEGMENTS, strict=False):
-        rows = range(span.first, span.first + span.rows)
-        keys, values = (x.double() for x in history(segment.id, segment.start, (case.heads[1], case.q.shape[2])))
-        position = torch.arange(span.length)
-        position[span.start :] = batch.positions[rows.start : rows.stop]
-        entries = torch.arange(span.length)
-        for row in rows:
-            visible, mask = int(batch.visible[row]), int(batch.mask[row])
-            allowed = entries < visible
-            nodes = [0 <= e - visible < 64 and mask >> (e - visible) & 1 == 1 for e in entries.tolist()]
-            allowed |= torch.tensor(nodes)
-            if window is not None:
-                allowed &= batch.positions[row] - position < window
-            for head in range(case.heads[0]):
-                shared = head // (case.heads[0] // case.heads[1])
-                scores = keys[: span.length, shared] @ case.q[row, head].double() * 0.2
-                if softcap is not None:
-                    scores = torch.tanh(scores / softcap) * softcap
-                weights = scores.masked_fill(~allowed, float("-inf")).softmax(0)
-                result[row, head] = weights @ values[: span.length, shared]
-    return result
-
-
 @pytest.mark.parametrize(
     ("dim", "heads", "page_size"),
     [(32, (4, 2), 16), (64, (2, 2), 8), (24, (6, 1), 24), (8, (3, 3), 16), (256, (2, 1), 16)],
@@ -223,13 +145,13 @@ def dense(case: Case, window: int | None = None, softcap: float | None = None) -
     "options", [{}, {"window": 9}, {"window": 2}, {"softcap": 5.0}, {"window": 70, "softcap": 2.0}], ids=str
 )
 def test_attention_is_masked_softmax(dim: int, heads: tuple[int, int], page_size: int, options: dict[str, Any]) -> None:
-    case = build(SEGMENTS, dim, heads, page_size)
-    expected = dense(case, **options)
-    torch.testing.assert_close(case.run(**options).double(), expected, rtol=1e-5, atol=1e-5)
+    case = attention_case(ATTENTION_SEGMENTS, dim, heads, page_size)
+    expected = dense_attention(case, **options)
+    torch.testing.assert_close(run(case, **options).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_writes_keys_and_values_in_place() -> None:
-    case = build(SEGMENTS)
+    case = attention_case(ATTENTION_SEGMENTS)
     k_pages, v_pages = case.k_pages.clone(), case.v_pages.clone()
     operators.attention(case.q, case.k, case.v, k_pages, v_pages, case.batch, 0.2)
     for row in range(len(case.k)):
@@ -242,31 +164,31 @@ def test_attention_writes_keys_and_values_in_place() -> None:
 
 
 def test_attention_takes_strided_views() -> None:
-    case = build(SEGMENTS)
+    case = attention_case(ATTENTION_SEGMENTS)
     joined = torch.cat([case.q, case.k, case.v], dim=1)
     q, k, v = joined.split([4, 2, 2], dim=1)
     pages = case.k_pages.clone(), case.v_pages.clone()
-    assert torch.equal(operators.attention(q, k, v, *pages, case.batch, 0.2), case.run())
+    assert torch.equal(operators.attention(q, k, v, *pages, case.batch, 0.2), run(case))
     by_head = case.q.transpose(0, 1).contiguous().transpose(0, 1)
     pages = case.k_pages.clone(), case.v_pages.clone()
-    assert torch.equal(operators.attention(by_head, k, v, *pages, case.batch, 0.2), case.run())
+    assert torch.equal(operators.attention(by_head, k, v, *pages, case.batch, 0.2), run(case))
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 9, "softcap": 5.0}], ids=str)
 def test_attention_rows_are_bit_identical_everywhere(options: dict[str, float]) -> None:
-    case = build(SEGMENTS)
-    expected = case.run(**options)
+    case = attention_case(ATTENTION_SEGMENTS)
+    expected = run(case, **options)
     for isa, threads in machines():
-        assert torch.equal(case.run(**options), expected), (isa, threads)
+        assert torch.equal(run(case, **options), expected), (isa, threads)
     for page_size in (8, 24, 40):
-        assert torch.equal(build(SEGMENTS, page_size=page_size).run(**options), expected), page_size
-    for span, segment in zip(case.batch.spans, SEGMENTS, strict=True):
-        alone = build((segment,)).run(**options)
+        assert torch.equal(run(attention_case(ATTENTION_SEGMENTS, page_size=page_size), **options), expected), page_size
+    for span, segment in zip(case.batch.spans, ATTENTION_SEGMENTS, strict=True):
+        alone = run(attention_case((segment,)), **options)
         assert torch.equal(alone, expected[span.first : span.first + span.rows]), segment.id
 
 
 def test_a_drafted_chain_attends_like_plain_decoding() -> None:
-    together = build((SEGMENTS[2],))
+    together = attention_case((ATTENTION_SEGMENTS[2],))
     pages = together.k_pages.clone(), together.v_pages.clone()
     rows = operators.attention(together.q, together.k, together.v, *pages, together.batch, 0.2)
     table = {"chain": list(together.batch.spans[0].pages)}
@@ -279,7 +201,7 @@ def test_a_drafted_chain_attends_like_plain_decoding() -> None:
 
 
 def test_attention_refuses_pages_it_cannot_read() -> None:
-    case = build(SEGMENTS)
+    case = attention_case(ATTENTION_SEGMENTS)
     with pytest.raises(InvalidInput, match="multiples of 8"):
         operators.attention(case.q, case.k, case.v, case.k_pages.half(), case.v_pages.half(), case.batch, 0.2)
     with pytest.raises(InvalidInput, match="multiples of 8"):

@@ -133,6 +133,45 @@ def test_more_drafter_nodes_and_stages_help_where_they_are_short() -> None:
     assert four > 1.5 * one
 
 
+def test_steps_in_flight_take_the_time_of_the_formula() -> None:
+    """Microbatches of two requests, each ``stage`` seconds in every stage; the last result needs no link."""
+    length, link = 50, 0.001
+    stage = 0.02 / 4 + link
+    wanted = {
+        1: length * (7 * stage - link),  # four microbatches fill four stages, and drain them
+        2: length * (5 * stage - link) + 2 * stage,
+        4: length * 4 * stage + 3 * stage - link,  # no stage waits after the start
+    }
+    outputs = {"prompt": {"mean": 1}, "output": {"mean": length}}
+    for count, seconds in wanted.items():
+        target = {"cost": {"fixed": 0.02}, "stages": 4, "link": link, "steps_in_flight": count}
+        found = only(
+            target=target, requests=8, domains=[outputs], arrivals={"kind": "closed", "concurrency": [8]},
+            variants=[{"name": "off", "policy": "off"}],
+        )  # fmt: skip
+        assert found["seconds"] == pytest.approx(seconds, abs=2e-6), count
+
+
+@pytest.mark.parametrize("execution_mode", ["sequential", "pipelined", "draft-ahead", "auto"])
+def test_steps_in_flight_run_under_every_execution_mode(execution_mode: str) -> None:
+    target = {**TARGET, "stages": 4, "steps_in_flight": 4}
+    variants = [
+        {"name": policy, "policy": policy, "execution_mode": execution_mode, "num_speculative_tokens": length}
+        for policy, length in (("off", 0), ("fixed", 3), ("goodput", "auto"), ("slope", 4))
+    ]
+    arrivals = {"kind": "closed", "concurrency": [16]}
+    found = simulate(scenario(target=target, variants=variants, arrivals=arrivals))["runs"]
+    assert [run["requests"] for run in found] == [40] * 4
+    assert found == simulate(scenario(target=target, variants=variants, arrivals=arrivals))["runs"]
+    speeds = {run["variant"]: run["throughput"] for run in found}
+    assert speeds["goodput"] > 0.9 * speeds["off"]
+
+
+def test_steps_in_flight_need_a_steady_pace() -> None:
+    with pytest.raises(InvalidInput, match="steps_in_flight is 2"):
+        scenario(target={**TARGET, "steps_in_flight": 2}, pace=[{"seconds": 1, "factor": 2}]).check()
+
+
 def test_the_oracle_is_not_beaten() -> None:
     found = simulate(
         scenario(

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from cospec.core.sampling import log_softmax
-from cospec.ensemble.blends.weighted import native_combine
+from cospec.ensemble.blends.weighted import native_combine, native_reads
 from cospec.errors import InvalidInput, words
 from cospec.native.library import PLAIN, NativeBlend
 from cospec.options import Options
@@ -56,8 +56,8 @@ class Contrastive:
         """Return log-probabilities ``[R, V]`` in double precision; excluded tokens are minus infinity."""
         if not self._mu and not self._plausibility:
             return logits[0]
-        if (found := native_combine(logits, self.recipe)) is not None:
-            return found
+        if native_reads(logits):
+            return native_combine(logits, self.recipe)
         strong = logits[0].double()
         result = strong - self._mu * logits[1].double() if len(logits) > 1 else strong.clone()
         if self._plausibility:

@@ -71,10 +71,13 @@ def display_name(name: str, weights: Sequence[float]) -> str:
     return f"{name}({', '.join(f'{weight:g}' for weight in weights)})"
 
 
-def native_combine(logits: Sequence[Tensor], recipe: NativeBlend) -> Tensor | None:
-    """Return the combined rows ``[R, V]`` in double precision; None if the native library cannot read the logits."""
-    if not all(library.reads(rows) for rows in logits):
-        return None
+def native_reads(logits: Sequence[Tensor]) -> bool:
+    """Return whether the native library can read the logits of all models."""
+    return all(map(library.reads, logits))
+
+
+def native_combine(logits: Sequence[Tensor], recipe: NativeBlend) -> Tensor:
+    """Return the combined rows ``[R, V]`` in double precision, of logits that ``native_reads``."""
     return torch.from_numpy(library.blend_rows(Source(logits, recipe)))
 
 
@@ -131,8 +134,8 @@ class Weighted:
         """
         if len(self.members) == 1:
             return logits[0]
-        if (found := native_combine(logits, self.recipe)) is not None:
-            return found
+        if native_reads(logits):
+            return native_combine(logits, self.recipe)
         ones = [1.0] * len(logits[0])
         mixed = sum(weight * softmax(rows, ones) for weight, rows in zip(self._weights, logits, strict=True))
         with np.errstate(divide="ignore"):
@@ -170,8 +173,8 @@ class Realign:
         """Return log-probabilities of ``softmax(sum_i w_i l_i)``, ``[R, V]`` in double precision."""
         if self._weights == (1.0,):
             return logits[0]
-        if (found := native_combine(logits, self.recipe)) is not None:
-            return found
+        if native_reads(logits):
+            return native_combine(logits, self.recipe)
         total = self._weights[0] * logits[0].double()
         for weight, rows in zip(self._weights[1:], logits[1:], strict=True):
             total += weight * rows.double()

@@ -18,7 +18,7 @@ from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks
 
 if TYPE_CHECKING:
-    from cospec.models.attention.backends import AttentionShape
+    from cospec.models.attention.backend import AttentionShape
 
 # The cost of a separate call per sequence, in products of queries with keys. Gathering an entry costs as much as 4
 # products. Measured on one CPU core with 8 heads of 64; on a GPU the launches cost far more.
@@ -153,9 +153,9 @@ class Padded:
         if not self._frame.trees:
             return entry[None]
         batch, first = self._batch, self._starts[:-1, None]
-        behind = entry - batch.write_at.long()[first]  # 0 is the first entry of this batch
-        row = torch.minimum(first + behind.clamp(min=0), self._starts[1:, None] - 1)
-        return torch.where(behind < 0, entry, batch.positions[row])
+        offset = entry - batch.write_at.long()[first]  # 0 is the first entry of this batch
+        row = torch.minimum(first + offset.clamp(min=0), self._starts[1:, None] - 1)
+        return torch.where(offset < 0, entry, batch.positions[row])
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, heads: AttentionShape) -> Tensor:

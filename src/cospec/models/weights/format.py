@@ -20,6 +20,8 @@ from torch import Tensor
 from cospec.errors import InvalidInput, words
 from cospec.registry import WEIGHT_FORMATS
 
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Dtypes by the names of the option ``dtype``."""
 Rows = Callable[[list[Tensor]], Tensor]
 """Joins tensors along their first dimension."""
 
@@ -123,10 +125,15 @@ class LinearWeights:
         return LinearWeights(self.weight.join([layer.weight for layer in others], rows), bias)
 
 
-def choose_format(quantization: str | None, dtype: torch.dtype, device: torch.device) -> WeightFormat:
+def choose_format(
+    quantization: str | None, dtype: torch.dtype, device: torch.device, field: str = "quantization"
+) -> WeightFormat:
     """Return the format of the options ``quantization`` and ``dtype`` on ``device``.
 
     A dtype without products on the device is computed as float32.
+
+    Args:
+        field: the user's name of ``quantization``.
 
     Raises:
         InvalidInput: no quantization has the name, or the device does not compute with the format.
@@ -142,7 +149,7 @@ def choose_format(quantization: str | None, dtype: torch.dtype, device: torch.de
             for name, each in formats.items()
             if each.dtype is None
         ]
-        raise InvalidInput("quantization", quantization, f"{', '.join(allowed)}, or None")
+        raise InvalidInput(field, quantization, f"{', '.join(allowed)}, or None")
     return found
 
 

@@ -21,7 +21,7 @@ from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import CospecError, InvalidInput, ModelError
 from cospec.models.checkpoint import resolve
 from cospec.models.toy import ToyModel
-from cospec.options import parse
+from cospec.options import LIKE_TARGET, WeightOptions, parse
 from cospec.sampling_params import SamplingParams
 from harness.pools import build_inline, toy_drafters
 
@@ -37,12 +37,12 @@ class Host:
     default_heads: str | None = None
     native: bool = True
 
-    def load_drafter(self, name: str) -> Model:
+    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
         if name == "none":
             raise InvalidInput("speculative_config.model", name, "a model that exists")
         return ToyModel(V, seed=2)
 
-    def load_translated(self, name: str) -> tuple[Model, VocabMapping]:
+    def load_translated(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
     def build_drafter(
@@ -112,8 +112,8 @@ def test_mix_refuses_drafters_of_whole_drafts() -> None:
 
 
 def test_missing_model_names_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Host, "load_drafter", lambda host, name: resolve(name))
-    monkeypatch.setattr(Host, "load_translated", lambda host, name: resolve(name))
+    monkeypatch.setattr(Host, "load_drafter", lambda host, name, weights: resolve(name))
+    monkeypatch.setattr(Host, "load_translated", lambda host, name, weights: resolve(name))
     with pytest.raises(ModelError, match=r"^speculative_config\.drafters\[0\] 'code': model is 'zoo:nope'"):
         build(drafters=[{"name": "code", "method": "draft_model", "model": "zoo:nope"}])
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from cospec.core.model_io import SequenceSlice, TokenBatch
-from cospec.models.attention.backends import ATTENTION, AttentionShape, LayerAttend
+from cospec.models.attention.backend import AttentionShape, LayerAttend
 from cospec.models.attention.padded_sdpa import Frame, Padded, frame_of, worthwhile
+from cospec.models.attention.sdpa import SDPA
 from cospec.models.block_manager import BlockPool
 from cospec.models.input_batch import SequenceSpan
 from cospec.models.kv_cache import KVCache, LayerShape
@@ -78,7 +79,7 @@ def test_equals_each_sequence_alone(
     found = [[play(attend, layer) for layer in (0, 1)] for attend in (Padded(batch, exact), Padded(batch, larger))]
     for layer, (span, segment) in itertools.product((0, 1), zip(batch.spans, segments, strict=True)):
         rows = slice(span.first, span.first + span.rows)
-        alone = play(ATTENTION["sdpa"](kv.pack(TokenBatch((segment,)))), layer, rows)
+        alone = play(SDPA.prepare(kv.pack(TokenBatch((segment,)))), layer, rows)
         for results in found:
             torch.testing.assert_close(results[layer][rows], alone, atol=1e-5, rtol=1e-4)
 

@@ -1,63 +1,41 @@
-"""Attention of a packed batch over KV pages: the back ends.
-
-A back end is prepared once per batch and called once per layer. The call writes the batch's keys and values into the
-layer's pages, and returns the attention output of each row.
-"""
+"""Stock attention on any device: short sequences together, other sequences one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cospec.errors import InvalidInput
-from cospec.models.attention.padded_sdpa import Entries, Padded, capped, frame_of, worthwhile
+from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
+from cospec.models.attention.padded_sdpa import MAX_ENTRIES, Entries, Frame, Padded, capped, frame_of, worthwhile
 from cospec.models.input_batch import InputBatch, SequenceSpan
 from cospec.models.kv_cache import LayerBlocks, LayerShape
-from cospec.native import operators
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The attention parameters of a layer.
+class SdpaAttention(AttentionBackend):
+    """``scaled_dot_product_attention`` over gathered pages, or over a view of adjacent pages."""
 
-    Attributes:
-        scale: factor of the products of queries and keys.
-        window: a row attends keys at less than this distance; None for all.
-        softcap: products pass through ``softcap * tanh(x / softcap)``; None for plain products.
-    """
+    name = "sdpa"
+    by_head = True
+    capture_entries = MAX_ENTRIES
 
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
+    def prepare(self, batch: InputBatch) -> LayerAttend:
+        """See ``AttentionBackend``."""
+        frame = frame_of(batch.spans)
+        return Padded(batch, frame) if worthwhile(batch.spans, frame, batch.ids.device) else _BySequence(batch)
 
+    def capture(self, batch: InputBatch) -> LayerAttend:
+        """See ``AttentionBackend``."""
+        return Padded(batch, Frame(rows=1, entries=batch.tables.shape[1] * batch.page_size))
 
-LayerAttend = Callable[[Tensor, Tensor, Tensor, LayerBlocks, AttentionShape], Tensor]
-"""``(queries [T, H, D], keys [T, Hkv, D], values [T, Hkv, D], pages, heads) -> [T, H, D]``."""
-
-Attend = Callable[[InputBatch], LayerAttend]
-"""Prepares a back end for one batch."""
-
-
-def _native(batch: InputBatch) -> LayerAttend:
-    """The native kernel, which reads the pages in place (CPU, float32)."""
-
-    def layer(queries: Tensor, keys: Tensor, values: Tensor, pages: LayerBlocks, heads: AttentionShape) -> Tensor:
-        return operators.attention(
-            queries, keys, values, pages.keys, pages.values, batch, heads.scale, heads.window, heads.softcap
-        )
-
-    return layer
+    def why_not(self, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> str:
+        """See ``AttentionBackend``."""
+        return ""
 
 
-def _sdpa(batch: InputBatch) -> LayerAttend:
-    """Stock attention on any device: short sequences together, others one after the other."""
-    frame = frame_of(batch.spans)
-    return Padded(batch, frame) if worthwhile(batch.spans, frame, batch.ids.device) else _BySequence(batch)
+SDPA = SdpaAttention()
 
 
 class _BySequence:
@@ -134,29 +112,3 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: Attenti
     added = None if mask is None else torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
     grouped = q.unflatten(0, (k.shape[0], -1))
     return capped(grouped, k[:, None], v[:, None], added, heads).flatten(0, 1)
-
-
-ATTENTION: Mapping[str, Attend] = MappingProxyType({"native": _native, "sdpa": _sdpa})
-
-
-def fits_native(shapes: Sequence[LayerShape], page_size: int) -> bool:
-    """Whether the native kernel supports layers and pages of these sizes."""
-    return page_size % 8 == 0 and all(shape.dim % 8 == 0 and shape.dim <= operators.MAX_DIM for shape in shapes)
-
-
-def choose_attention(name: str, device: torch.device, shapes: Sequence[LayerShape], page_size: int) -> str:
-    """Return the back end ``name`` for a model on ``device``; ``auto`` is the fastest available back end.
-
-    Raises:
-        InvalidInput: the back end is unknown, or does not run on this machine.
-    """
-    obstacle = operators.why_not() if device.type == "cpu" else f"native kernels do not run on {device.type}"
-    if not obstacle and not fits_native(shapes, page_size):
-        obstacle = f"native attention needs heads and pages of multiples of 8, heads of at most {operators.MAX_DIM}"
-    if name == "auto":
-        return "sdpa" if obstacle else "native"
-    if name == "sdpa" or (name == "native" and not obstacle):
-        return name
-    raise InvalidInput(
-        "attention_backend", name, f"auto or sdpa, because {obstacle}" if obstacle else "auto, native or sdpa"
-    )

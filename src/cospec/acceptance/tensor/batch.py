@@ -1,0 +1,172 @@
+"""The drafts that one acceptance method verifies in a step, as tensors on the device of the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cospec.acceptance.reference import VerifyTask
+from cospec.acceptance.tensor.random import exponential_sample, first_largest, signed, uniforms
+from cospec.core.rng import StreamKind
+from cospec.core.sampling import truncate
+from cospec.core.tree import depths
+
+PADDING = -2  # the parent of a node that only fills a row
+
+
+@dataclass(frozen=True, slots=True)
+class TensorBatch:
+    """``B`` drafts, padded to ``N`` nodes.
+
+    Attributes:
+        first: ``[B]``, the row of each request's root among the rows of the batch.
+        last: ``[B]``, the last row of each request.
+        lengths: ``[B]``, nodes of each draft.
+        tokens, parents, depths, branches: ``[B, N]``; ``branches`` counts elder siblings.
+        seeds, bases: ``[B]``.
+        probs: ``[R, V]`` float64; empty for greedy requests whose method reads no distribution.
+        greedy_tokens: ``[R]``, the likeliest token of each row of such requests; empty otherwise.
+        q: ``[B, N, V]`` float64, point masses for drafts without q.
+    """
+
+    first: Tensor
+    last: Tensor
+    lengths: Tensor
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    branches: Tensor
+    seeds: Tensor
+    bases: Tensor
+    probs: Tensor
+    greedy_tokens: Tensor
+    q: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the longest draft."""
+        return self.tokens.shape[1]
+
+    def rows_after(self, nodes: Tensor) -> Tensor:
+        """Return the row after each node of ``[B]`` or ``[B, N]``, -1 for the root; an absent row is the last row."""
+        first, last = (self.first, self.last) if nodes.dim() == 1 else (self.first[:, None], self.last[:, None])
+        return torch.minimum(first + nodes + 1, last)
+
+    def uniforms(self) -> Tensor:
+        """Return the uniform number that each node is tested with, ``[B, N]``."""
+        bases = self.bases[:, None]
+        positions = bases + self.depths - 1
+        return uniforms(self.seeds[:, None] + 0 * positions, StreamKind.ACCEPT, positions, self.branches, bases)
+
+    def drafted_probs(self) -> tuple[Tensor, Tensor]:
+        """Return the probability of each draft token under the target and under the drafter, ``[B, N]``."""
+        target = self.probs[self.rows_after(self.parents.clamp(min=-1)), self.tokens]
+        return target, self.q.gather(-1, self.tokens[..., None])[..., 0]
+
+    def target_tokens(self) -> Tensor:
+        """Return the token that the target draws after every row, ``[R]``."""
+        if not len(self.probs):
+            return self.greedy_tokens
+        counts = self.last - self.first + 1
+        task = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        nodes = torch.arange(len(task), device=task.device) - self.first[task] - 1
+        own = torch.cat([torch.zeros_like(self.bases)[:, None], self.depths], 1)[task, nodes + 1]
+        kinds = torch.full_like(task, StreamKind.TARGET)
+        return exponential_sample(self.probs, self.seeds[task], kinds, self.bases[task] + own, 0 * task)
+
+    def draw(self, weights: Tensor, lengths: Tensor, recovers: Tensor) -> Tensor:
+        """Return the token after ``lengths [B]`` accepted nodes, from ``weights [B, V]``.
+
+        Args:
+            recovers: ``[B]``, whether the token replaces a rejected token.
+        """
+        kinds = torch.where(recovers, int(StreamKind.RECOVER), int(StreamKind.TARGET))
+        bases = torch.where(recovers, self.bases, 0)
+        return exponential_sample(weights, self.seeds, kinds, self.bases + lengths, bases)
+
+
+def batch_of(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor, distributions: bool) -> TensorBatch:
+    """Lay out tasks that have verified rows.
+
+    Args:
+        logits: ``[R, V]`` of the step, after all edits.
+        finite: ``[R]``, whether a row's largest logit is a number.
+        distributions: whether the method reads distributions; otherwise all requests are greedy.
+    """
+    rows = torch.tensor(
+        [row for task in tasks for row in range(*task.verified_rows.indices(len(logits)))], device=logits.device
+    )
+    own = logits[rows]
+    tokens, parents, level, branches = _nodes(tasks).to(logits.device)
+    first, last, lengths, seeds, bases = _scalars(tasks).to(logits.device)
+    return TensorBatch(
+        first,
+        last,
+        lengths,
+        tokens,
+        parents,
+        level,
+        branches,
+        seeds,
+        bases,
+        _target_probs(tasks, own, finite[rows]) if distributions else own[:0].double(),
+        rows[:0] if distributions else first_largest(own),
+        _draft_probs(tasks, tokens, logits.shape[-1]) if distributions else own.new_zeros(0, 0, 0),
+    )
+
+
+def _nodes(tasks: Sequence[VerifyTask]) -> Tensor:
+    """Return tokens, parents, depths and elder siblings of the nodes, ``[4, B, N]``."""
+    drafts = [task.draft for task in tasks]
+    width = max(0 if draft is None else len(draft) for draft in drafts)
+    table = np.zeros((4, len(tasks), width), dtype=np.int64)
+    table[1] = PADDING
+    for row, draft in enumerate(drafts):
+        if draft is not None:
+            elder = [draft.parents[:node].count(parent) for node, parent in enumerate(draft.parents)]
+            table[:, row, : len(draft)] = draft.tokens, draft.parents, depths(draft.parents), elder
+    return torch.from_numpy(table)
+
+
+def _scalars(tasks: Sequence[VerifyTask]) -> Tensor:
+    """Return the first row, the last row, nodes, seed and committed tokens of each request, ``[5, B]``."""
+    ends = np.cumsum([task.count for task in tasks])
+    firsts = [0, *ends[:-1]]
+    lengths = [0 if task.draft is None else len(task.draft) for task in tasks]
+    sequences = [task.entry.sequence for task in tasks]
+    seeds = [signed(sequence.request.seed) for sequence in sequences]
+    return torch.tensor([firsts, (ends - 1).tolist(), lengths, seeds, [len(each.tokens) for each in sequences]])
+
+
+def _target_probs(tasks: Sequence[VerifyTask], logits: Tensor, finite: Tensor) -> Tensor:
+    """Return the target distributions of rows ``[R, V]``; one call truncates all rows with equal parameters."""
+    samplings = [task.entry.sequence.request.sampling for task in tasks for _ in range(task.count)]
+    temperatures = [1.0 if params.greedy else params.temperature for params in samplings]
+    scale = torch.tensor(temperatures, dtype=torch.float64, device=logits.device)
+    probs = torch.softmax(logits.double() / scale[:, None], -1)
+    alike: dict[tuple[bool, int, float, float], list[int]] = {}
+    for row, params in enumerate(samplings):
+        if params.greedy or params.truncates:
+            alike.setdefault((params.greedy, params.top_k, params.top_p, params.min_p), []).append(row)
+    for (greedy, *_), places in alike.items():
+        rows = torch.tensor(places, device=logits.device)
+        if greedy:
+            probs[rows] = nn.functional.one_hot(
+                first_largest(logits[rows]) % logits.shape[-1], logits.shape[-1]
+            ).double()
+        else:
+            probs[rows] = truncate(probs[rows], samplings[places[0]])
+    return torch.where(finite[:, None], probs, 1.0 / probs.shape[-1])  # no token after another row is committed
+
+
+def _draft_probs(tasks: Sequence[VerifyTask], tokens: Tensor, vocab_size: int) -> Tensor:
+    """Return the q of each node, ``[B, N, V]``."""
+    found = nn.functional.one_hot(tokens, vocab_size).double()
+    for row, task in enumerate(tasks):
+        if task.draft is not None and task.draft.q is not None:
+            found[row, : len(task.draft)] = torch.from_numpy(np.ascontiguousarray(task.draft.q)).to(found.device)
+    return found

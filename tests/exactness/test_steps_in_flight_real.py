@@ -1,0 +1,51 @@
+"""Steps in flight on the shipped family: every drafter and execution mode, with the forward in another thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cospec
+from cospec.sampling_params import SamplingParams
+from harness.in_flight import most_in_flight, with_steps_in_flight
+from harness.overlap import ROUNDS
+
+ZOO = Path(cospec.__file__).parent / "zoo" / "target"
+METHODS: dict[str, dict[str, Any]] = {
+    "draft_model": {"method": "draft_model"},
+    "tree": {"method": "draft_model", "max_nodes": 6, "acceptance_method": "match"},
+    "suffix": {"method": "suffix"},
+    "heads": {"method": "heads"},
+    "pool": {
+        "method": "pool",
+        "drafters": [{"name": "a", "method": "draft_model", "model": "zoo:drafter"}, {"name": "b", "method": "ngram"}],
+    },
+}
+PROMPTS = ["def add(a, b):", "Tom has 3 apples.", "It was a dark", "import os", "Two plus two", "class Tree:"]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=24),
+    SamplingParams(temperature=0.8, seed=1, top_p=0.95, repetition_penalty=1.1, max_tokens=24),
+]
+
+
+@pytest.mark.skipif(not (ZOO / "config.json").exists(), reason="the zoo's target is not there yet")
+@pytest.mark.parametrize("method", METHODS)
+def test_the_zoo_writes_the_same(method: str) -> None:
+    speculative = {**METHODS[method], "num_speculative_tokens": 3, "drafter_executor": "thread"}
+    llm = cospec.LLM("zoo", speculative, dtype="float32", max_num_seqs=6, kv_cache_memory_bytes=64 << 20, threads=1)
+    plain = cospec.Speculation(enabled=False)
+    wanted = [[each.outputs[0].token_ids for each in llm.generate(PROMPTS, params, plain)] for params in PARAMS]
+    engine, components = llm.engine, llm.engine.execution_mode.components
+    for execution_mode, cls in ROUNDS.items():
+        for count in (2, 4):
+            engine.execution_mode = cls(components)
+            with_steps_in_flight(engine, count)
+            for params, texts in zip(PARAMS, wanted, strict=True):
+                found = [each.outputs[0].token_ids for each in llm.generate(PROMPTS, params)]
+                assert found == texts, (execution_mode, count)
+            assert most_in_flight(engine) == count
+            engine.check_integrity()
+            engine.execution_mode.close()
+    assert sum(engine.metrics().accepted_tokens.values()) > 0
