@@ -34,20 +34,25 @@ from benchmarks.common import DOMAINS, ROOT, Samples, prompts, write
 from benchmarks.same_outputs import environment, server
 
 DRAFTER = {"method": "draft_model", "model": "zoo:drafter"}
+POOLS: Mapping[str, Mapping[str, Any]] = {
+    f"pool {combiner}": {
+        "method": "pool",
+        "combiner": combiner,
+        "num_speculative_tokens": 4,
+        "drafters": [
+            {"name": name, "method": "draft_model", "model": f"zoo:{name}"}
+            for name in ("drafter", "code", "math", "prose")
+        ],
+    }
+    for combiner in ("vote", "union", "fuse", "mix")
+}
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "off": {"method": "off"},
     "k=4": DRAFTER | {"num_speculative_tokens": 4},
     "auto": DRAFTER | {"num_speculative_tokens": "auto"},
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "suffix": {"method": "suffix", "num_speculative_tokens": 4},
-    "pool vote": {
-        "method": "pool",
-        "combiner": "vote",
-        "num_speculative_tokens": 4,
-        "drafters": [
-            {"name": name, "method": "draft_model", "model": f"zoo:{name}"} for name in ("drafter", "code", "math")
-        ],
-    },
+    **POOLS,
 }
 OVER_HTTP = ("off", "k=4", "auto")
 WORKER = """

@@ -1,6 +1,7 @@
 // drafters/pool/lockstep.py as one call for all positions.
 #include "spec/pool_lockstep.h"
 
+#include <algorithm>
 #include <chrono>
 #include <vector>
 
@@ -89,6 +90,8 @@ struct LockstepDecoder {
         return any_active;
     }
     bool run() {
+        std::fill_n(b.candidates, 2 * b.max_depth * b.num_drafters * b.num_requests, -1);
+        std::fill_n(b.active, b.num_requests, 1);
         if ((long)next_inputs.size() < count) next_inputs = std::vector<NextInput>(count);
         for (long i = 0; i < count; i++) {
             const LockstepDrafter& drafter = drafters[i];

@@ -63,13 +63,16 @@ class SpeculativeConfig(Options):
         raise PydanticCustomError("length", "a whole number from 0 to {most}, or 'auto'", {"most": LONGEST_DRAFT})
 
     @property
-    def reserved_cores(self) -> tuple[int, ...]:
-        """The processors of all drafter processes, those of a pool's drafters included."""
+    def reserved_cores(self) -> dict[str, tuple[int, ...]]:
+        """The processors of each drafter process by their names in errors, a pool's drafters included."""
+        found = {"speculative_config.drafter_cores": self.drafter_cores}
         members = self.options.get("drafters")
-        entries = [each for each in members if isinstance(each, Mapping)] if isinstance(members, list) else []
-        own = [each.get("cores", ()) for each in entries]
-        cores = [core for each in own if isinstance(each, list) for core in each if isinstance(core, int) and core >= 0]
-        return (*self.drafter_cores, *cores)
+        for number, each in enumerate(members if isinstance(members, list) else []):
+            cores = each.get("cores") if isinstance(each, Mapping) else None
+            if isinstance(cores, list):
+                name = f"speculative_config.drafters[{number}] {each.get('name', each.get('method'))!r}: cores"
+                found[name] = tuple([core for core in cores if isinstance(core, int) and core >= 0])
+        return {name: cores for name, cores in found.items() if cores}
 
     def branches(self, capabilities: DrafterCapabilities) -> bool:
         """Whether drafts may be trees.

@@ -50,19 +50,19 @@ def fast_exit() -> Iterator[None]:
 FIELD = "speculative_config.drafter_cores"
 
 
-def others(cores: Collection[int]) -> list[int]:
-    """The processors of this process without ``cores``.
+def others(cores: Collection[int], field: str = FIELD) -> list[int]:
+    """The processors of this process without ``cores``; errors call the cores ``field``.
 
     Raises:
         InvalidInput: none is left, some of ``cores`` do not exist, or the system does not let one choose.
     """
     if not hasattr(os, "sched_setaffinity"):
-        raise InvalidInput(FIELD, list(cores), "absent, because this system does not let a process choose its cores")
+        raise InvalidInput(field, list(cores), "absent, because this system does not let a process choose its cores")
     every = set(range(os.cpu_count() or 1))
     left = sorted(os.sched_getaffinity(0) - set(cores))
     if not set(cores) <= every or not left:
         allowed = f"some of {', '.join(map(str, sorted(every)))}, but not all: the target needs one too"
-        raise InvalidInput(FIELD, list(cores), allowed)
+        raise InvalidInput(field, list(cores), allowed)
     return left
 
 

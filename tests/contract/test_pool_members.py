@@ -153,6 +153,7 @@ def test_configured_members_run_where_they_should() -> None:
         (listed(executor="process", cores=[-1]), "cores"),
         (listed(executor="process", cores=[0]) | {"combiner": "mix"}, "token by token inline"),
         (listed(executor="process") | {"drafter_executor": "process"}, "a process of its own"),
+        (listed(executor="process", cores=[10_000]), "drafters[0] 'away': cores is [10000]"),
     ],
 )
 def test_places_that_cannot_work_are_refused(given: dict[str, object], sentence: str) -> None:
@@ -163,4 +164,32 @@ def test_places_that_cannot_work_are_refused(given: dict[str, object], sentence:
         cospec.LLM("zoo", given, threads=1)
     assert sentence in str(caught.value)
     assert "away" in str(caught.value)
+    assert not set(threading.enumerate()) - before
+
+
+def test_a_start_that_fails_after_the_drafter_ends_its_places() -> None:
+    """The acceptance method needs distributions, and is refused when the parts are connected."""
+    before = set(threading.enumerate())
+    for drafter_executor in ("inline", "thread"):
+        given = listed(executor="thread") | {"acceptance_method": "block", "drafter_executor": drafter_executor}
+        with pytest.raises(CospecError, match="block"):
+            cospec.LLM("zoo", given, threads=1)
+        assert not set(threading.enumerate()) - before
+
+
+def test_a_pool_in_a_thread_has_members_in_processes() -> None:
+    params = SamplingParams(temperature=0, max_tokens=16)
+    prompts = ["def add(a, b):"]
+    with cospec.LLM("zoo", {"method": "off"}, threads=1) as llm:
+        wanted = llm.generate(prompts, params)[0].outputs[0].token_ids
+    given = listed(executor="process") | {"drafter_executor": "thread", "execution_mode": "pipelined"}
+    before = set(threading.enumerate())
+    with cospec.LLM("zoo", given, threads=1) as llm:
+        (found,) = llm.generate(prompts, params)
+        assert found.outputs[0].token_ids == wanted
+        pool = llm.engine.execution_mode.components.drafter
+    assert isinstance(pool, PoolDrafter)
+    assert pool.seconds.drafters > 0
+    remote = pool.members[0].drafter.executor
+    assert remote is not None and not remote.present
     assert not set(threading.enumerate()) - before

@@ -11,7 +11,7 @@ from typing import Any
 
 from cospec.acceptance.methods import AcceptanceMethods
 from cospec.assembly.components import TextInfo, Verification, connect
-from cospec.assembly.drafters import EngineHost, build_drafter, same_tokens, share_cores
+from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, same_tokens, share_cores
 from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
 from cospec.config import EngineConfig, SpeculativeConfig
@@ -99,9 +99,11 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
         target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options, config.native == "auto"
     )
     drafter = build_drafter(speculative, host, config)
-    costs = _costs(target, drafter, path, speculative, config)
-    text = TextInfo(tokenizer, path, eos_ids(base_folder(path), tokenizer))
-    return assemble(target, drafter, speculative, config, text, costs), drafting(speculative, host.default_drafter)
+    with closed_on_error(drafter):
+        costs = _costs(target, drafter, path, speculative, config)
+        text = TextInfo(tokenizer, path, eos_ids(base_folder(path), tokenizer))
+        components = assemble(target, drafter, speculative, config, text, costs)
+    return components, drafting(speculative, host.default_drafter)
 
 
 def memory_plan_of(config: EngineConfig) -> tuple[MemoryPlan, str]:
@@ -160,7 +162,9 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     chosen = config.model_copy(update={"speculative_config": speculative})
     by_members = f"the models draft for each other ({config.collaboration.proposal})"
     drafts = by_members if drafter is None else drafting(speculative, host.default_drafter)
-    return replace(assemble_ensemble(cast, drafter, chosen, text), model_paths=tuple(paths)), drafts
+    with closed_on_error(drafter):
+        components = assemble_ensemble(cast, drafter, chosen, text)
+    return replace(components, model_paths=tuple(paths)), drafts
 
 
 def assemble(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -158,13 +159,26 @@ def thread_of(drafter: Drafter, device: torch.device) -> ThreadExecutor:
     return ThreadExecutor(drafter)
 
 
+@contextmanager
+def closed_on_error(drafter: Drafter | None) -> Iterator[None]:
+    """End the threads and processes of a drafter if a later step of the start fails."""
+    try:
+        yield
+    except BaseException:
+        if drafter is not None:
+            drafter.close()
+        raise
+
+
 def share_cores(config: EngineConfig) -> None:
     """Set the threads of this process, and leave their processors to the drafters that have some."""
-    cores = config.speculative_config.reserved_cores if config.speculative_config else ()
-    if not cores:
+    reserved = config.speculative_config.reserved_cores if config.speculative_config else {}
+    if not reserved:
         set_threads(config.threads)
         return
-    left = others(cores)
+    for field, cores in reserved.items():
+        others(cores, field)
+    left = others([core for cores in reserved.values() for core in cores], ", ".join(reserved))
     keep_to(left)
     set_threads(config.threads or len(left))
 

@@ -53,11 +53,13 @@ def drafting_by(
     costs: LatencyModels = LatencyModels(),
 ) -> Drafting:
     """The configured order and policy for one drafter, or for none; ``model`` is the one that verifies."""
-    executor = executor_of(drafter, speculative.drafter_executor, model.device)
     policy = POLICIES.load("off" if drafter is None else speculative.policy_name)
+    execution_mode = EXECUTION_MODES.load("sequential" if drafter is None else speculative.execution_mode)
+    chosen = build_policy(speculative, drafter, clock, costs)
+    executor = executor_of(drafter, speculative.drafter_executor, model.device)  # last: may start a thread
     return Drafting(
-        EXECUTION_MODES.load("sequential" if drafter is None else speculative.execution_mode),
-        build_policy(speculative, drafter, clock, costs),
+        execution_mode,
+        chosen,
         drafter,
         executor,
         proposes=drafter is not None,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 MAX_NODES = 64  # one machine word of ancestor bits per node
 
@@ -34,9 +35,15 @@ def depths(parents: Sequence[int]) -> list[int]:
     return result
 
 
+@cache
+def chain(nodes: int) -> tuple[int, ...]:
+    """The parents of a chain."""
+    return tuple(range(-1, nodes - 1))
+
+
 def is_chain(parents: Sequence[int]) -> bool:
     """Whether every node continues the one before it, so that plain causal attention serves."""
-    return list(parents) == list(range(-1, len(parents) - 1))
+    return tuple(parents) == chain(len(parents))
 
 
 def path_to(parents: Sequence[int], node: int) -> list[int]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from cospec.core.model_io import TokenBatch
 from cospec.core.rng import Floats, RandomStreams, StreamKind
+from cospec.core.tree import chain
 from cospec.core.types import Draft
 from cospec.drafters.calibration import PRIOR
 from cospec.drafters.pool.candidates import HOPELESS
@@ -60,18 +62,19 @@ def combine(
         RuntimeError: the library refused a batch.
     """
     step = _Step(session, tasks)
-    drafters = step.open()
+    layout, drafters = step.layout, step.open()
     mix = _Mixtures.of(step) if mixes else None
-    seconds, fed = np.zeros(len(drafters) + 1), np.zeros(len(tasks), np.int64)
     batch, jobs = step.batch(), array("B", b"".join([drafter.packed for drafter in drafters]))
     given = (start(batch), start(jobs), len(drafters), start(mix.packed) if mix is not None else None)
-    if not library.cdll().cospec_pool_lockstep(*given, address(fed), address(seconds)):
+    fed, spent = start(step.ints) + 8 * layout.fed, start(step.floats) + 8 * layout.seconds
+    if not library.cdll().cospec_pool_lockstep(*given, fed, spent):
         raise RuntimeError("The native library refused the batch of a drafter in lockstep.")
-    session.reading += float(seconds[-1])
-    paths = [path[:count] for path, count in zip(step.main_path.tolist(), fed.tolist(), strict=True)]
-    for drafter, spent in zip(drafters, seconds.tolist(), strict=False):
+    *seconds, reading = step.floats[layout.seconds : layout.seconds + len(drafters) + 1]
+    session.reading += reading
+    paths = step.paths(layout.fed)
+    for drafter, each in zip(drafters, seconds, strict=True):
         guard, stepper = session.members[drafter.member], session.steppers[drafter.member]
-        guard.spend(spent)
+        guard.spend(each)
         ids = [tasks[row].context.id for row in drafter.rows]
         guard.call(None, stepper.extend, ids, [paths[row] for row in drafter.rows])
     step.note_candidates(mix)
@@ -88,6 +91,31 @@ class _Drafter:
     arrays: tuple[array[int], ...]
 
 
+class _Layout:
+    """Offsets of the arrays of a step in one block of integers and one of floats, for one shape of a step."""
+
+    def __init__(self, rows: int, members: int, depth: int, room: int) -> None:
+        cells = depth * members * rows
+        self.requests = structs.packer(structs.PoolRequest, rows)
+        self.candidates, self.q = 0, 2 * cells
+        self.spans = self.q + cells
+        self.main_path = self.spans + 2 * members * rows
+        self.path_len = self.main_path + rows * depth
+        self.active, self.fed, self.counts = [self.path_len + number * rows for number in (1, 2, 3)]
+        self.tokens = self.counts + rows  # of the drafts
+        self.parents, self.owners, self.ints = [self.tokens + number * rows * room for number in (1, 2, 3)]
+        self.outputs = (self.main_path, self.path_len, self.active, self.counts)
+        self.nodes = (self.tokens, self.parents, self.owners)
+        self.weights, self.odds, self.chances = [number * rows * members for number in (0, 1, 2)]
+        self.shares = self.chances + 2 * cells
+        self.confidence = self.shares + cells
+        self.seconds = self.confidence + rows * room
+        self.floats = self.seconds + members + 1
+
+
+_layout = lru_cache(256)(_Layout)
+
+
 class _Step:
     """The arrays of one step, as ``csrc/spec/pool_batch.h`` explains them."""
 
@@ -97,13 +125,11 @@ class _Step:
         self.depth = max([min(task.budget.depth, task.budget.max_nodes) for task in tasks])
         self.room = max([task.budget.max_nodes for task in tasks])
         self.rows = 0  # of logits at the first position
-        rows, cells = len(tasks), (self.depth, self.members, len(tasks))
-        self.candidates, self.chances = np.full((*cells, 2), -1, np.int64), np.zeros((*cells, 2))
-        self.q = np.zeros(cells, np.int64)
-        self.main_path = np.zeros((rows, self.depth), np.int64)
-        self.counts = np.zeros(rows, np.int64)  # nodes of each draft
-        self.nodes = np.zeros((3, rows, self.room), np.int64)  # tokens, parents, owners
-        self.confidence = np.zeros((rows, self.room))
+        self.layout = layout = _layout(len(tasks), self.members, self.depth, self.room)
+        self.ints = array("q", bytes(8 * layout.ints))
+        self.floats = array("d", [each for task in tasks for each in task.weights])
+        self.floats.extend([each for task in tasks for each in task.odds])
+        self.floats.frombytes(bytes(8 * (layout.floats - len(self.floats))))
 
     def open(self) -> list[_Drafter]:
         """Start the drafters; drafters that fail, and sequences without room, are left out."""
@@ -130,70 +156,85 @@ class _Step:
 
     def batch(self) -> array[int]:
         """Return the ``PoolBatch``."""
-        tasks, rows, cells = self.tasks, len(self.tasks), (len(self.tasks), self.members)
-        words, streams = list[float](), list[tuple[int, ...]]()
-        for context, budget in [(task.context, task.budget) for task in tasks]:
-            greedy, shares = context.sampling.greedy, context.stream_kind is StreamKind.TARGET
-            temperature = 0.0 if greedy else context.sampling.temperature
+        layout, rows = self.layout, len(self.tasks)
+        words, streams = list[float](), list[int]()
+        for task in self.tasks:
+            context, budget, sampling = task.context, task.budget, task.context.sampling
+            greedy, shares = sampling.greedy, context.stream_kind is StreamKind.TARGET
+            temperature = 0.0 if greedy else sampling.temperature
             words += (greedy, shares, budget.depth, budget.max_nodes, temperature, budget.threshold)
             base = len(context.tokens)
-            streams.append(RandomStreams(context.seed, base).stream(base, context.stream_kind))
-        self._requests = array("B", structs.packer(structs.PoolRequest, rows).pack(*words))
-        self._streams = np.array(streams, np.uint64)
-        self._state = np.array([[0] * rows, [1] * rows])  # path lengths, and whether paths are active
-        self._shares = np.empty((rows, self.depth, self.members))
-        spans, tokens, parents, raw = np.zeros((*cells, 2), np.int64), list[int](), list[int](), list[float]()
-        for row, task in enumerate(tasks):
+            streams += (0,) * 6 if greedy else RandomStreams(context.seed, base).stream(base, context.stream_kind)
+        texts = self._whole_drafts()
+        requests, drawn = array("B", layout.requests.pack(*words)), array("Q", streams)
+        self._kept = requests, drawn, texts  # what the struct points to
+        calibrations, first, real = self.session.calibrations, start(self.ints), start(self.floats)
+        ints = [first + 8 * place for place in (*layout.outputs, *layout.nodes)]
+        return array("B", _BATCH.pack(
+            rows, self.members, self.depth, self.room, 0, calibrations.shape[-1], PRIOR, EDGE, HOPELESS,
+            start(requests), start(drawn), address(calibrations), real, real + 8 * layout.odds,
+            first + 8 * layout.spans, *[start(each) for each in texts],
+            first, real + 8 * layout.chances, first + 8 * layout.q, real + 8 * layout.shares,
+            *ints, real + 8 * layout.confidence,
+        ))  # fmt: skip
+
+    def _whole_drafts(self) -> tuple[array[Any], ...]:
+        """Fill in the spans; returns tokens, parents and confidences of all whole drafts."""
+        tokens, parents, raw = list[int](), list[int](), list[float]()
+        for row, task in enumerate(self.tasks):
             for member, draft in task.drafts.items():
-                spans[row, member] = len(tokens), len(draft.tokens)
+                span = self.layout.spans + 2 * (row * self.members + member)
+                self.ints[span], self.ints[span + 1] = len(tokens), len(draft.tokens)
                 tokens += draft.tokens
                 parents += draft.parents
                 raw += [UNKNOWN] * len(draft.tokens) if draft.confidence is None else draft.confidence.tolist()
-        texts: list[array[Any]] = [array("q", tokens), array("q", parents), array("d", raw)]
-        weights = np.array([[task.weights for task in tasks], [task.odds for task in tasks]])
-        self._kept = spans, texts, weights  # what the struct points to
-        calibrations = self.session.calibrations
-        return array("B", _BATCH.pack(
-            rows, self.members, self.depth, self.room, 0, calibrations.shape[-1], PRIOR, EDGE, HOPELESS,
-            start(self._requests), address(self._streams), address(calibrations), address(weights[0]),
-            address(weights[1]), address(spans), *[start(each) for each in texts],
-            address(self.candidates), address(self.chances), address(self.q), address(self._shares),
-            address(self.main_path), address(self._state[0]), address(self._state[1]),
-            address(self.counts), *map(address, self.nodes), address(self.confidence),
-        ))  # fmt: skip
+        return array("q", tokens), array("q", parents), array("d", raw)
+
+    def paths(self, lengths: int) -> list[list[int]]:
+        """Return the main paths; ``lengths`` is the offset of their lengths."""
+        first, depth, ints = self.layout.main_path, self.depth, self.ints
+        counts = ints[lengths : lengths + len(self.tasks)].tolist()
+        starts = range(first, first + len(counts) * depth, depth)
+        return [ints[begin : begin + count].tolist() for begin, count in zip(starts, counts, strict=True)]
 
     def note_candidates(self, mix: _Mixtures | None) -> None:
         """Fill in the candidates of the lockstep drafters, from the first position to the first without any."""
-        tokens, chances, places = self.candidates.tolist(), self.chances.tolist(), self.q.tolist()
-        for row, task in enumerate(self.tasks):
-            path = self.main_path[row, : self._state[0, row]].tolist()
+        layout, rows = self.layout, len(self.tasks)
+        tokens, chances = self.ints[: layout.q].tolist(), self.floats[layout.chances : layout.shares].tolist()
+        stride = 2 * self.members * rows  # from one position to the next
+        for row, (task, path) in enumerate(zip(self.tasks, self.paths(layout.path_len), strict=True)):
             for member in task.steppers:
                 found: list[Candidate] = []
-                for step in range(self.depth):
-                    (token, second), (chance, other) = tokens[step][member][row], chances[step][member][row]
-                    q = None
+                for at in range(2 * (member * rows + row), layout.q, stride):
+                    token, second, q = tokens[at], tokens[at + 1], None
                     if token < 0:
-                        if mix is None or not places[step][member][row]:
+                        place = self.ints[layout.q + at // 2]
+                        if mix is None or not place:
                             break
-                        q = mix.at(places[step][member][row])
-                    found.append(Candidate(token, chance, q, None if second < 0 else (second, other)))
+                        q = mix.at(place)
+                    other = None if second < 0 else (second, chances[at + 1])
+                    found.append(Candidate(token, chances[at], q, other))
                 task.candidate_sets[member] = StepCandidates(path, found)
 
     def drafts(self, names: Sequence[str], branches: bool, mix: _Mixtures | None) -> list[Draft]:
         """Return the drafts of all sequences with nodes."""
-        tokens, parents, owners = self.nodes.tolist()
-        found: list[Draft] = []
-        for row, (task, count) in enumerate(zip(self.tasks, self.counts.tolist(), strict=True)):
+        layout, room, ints = self.layout, self.room, self.ints
+        confidence = np.array(self.floats[layout.confidence : layout.seconds])
+        counts, found = ints[layout.counts : layout.tokens].tolist(), list[Draft]()
+        for row, (task, count) in enumerate(zip(self.tasks, counts, strict=True)):
             if count:
+                tokens, parents, owners = [
+                    tuple(ints[first + row * room : first + row * room + count]) for first in layout.nodes
+                ]
                 found.append(
                     Draft(
                         task.context.id,
                         task.base,
-                        tuple(tokens[row][:count]),
-                        tuple(parents[row][:count]) if branches else tuple(range(-1, count - 1)),
-                        tuple([names[owner] for owner in owners[row][:count]]),
+                        tokens,
+                        parents if branches else chain(count),
+                        tuple([names[owner] for owner in owners]),
                         None if mix is None else mix.kept_q(task, row, count),
-                        self.confidence[row, :count].copy(),
+                        confidence[row * room : row * room + count],
                     )
                 )
         return found

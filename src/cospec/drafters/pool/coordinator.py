@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -132,39 +132,37 @@ class Coordinator:
             task = CombineTask(
                 draft_task.context, draft_task.budget, weights, steppers, calibrate, drafts, calibrate.odds
             )
-            task.candidate_sets.update({member: DraftCandidates(draft) for member, draft in drafts.items()})
+            for member, draft in drafts.items():
+                task.candidate_sets[member] = DraftCandidates(draft)
             draft_task.record.candidate_sets = task.candidate_sets
             tasks.append(task)
-            if self.pool_config.allots and drafts:
-                kind, novelty = int(draft_task.record.greedy), self.pool_stats.novelty
-                novelty[kind] += NOVELTY_RATE * (_novelty(drafts.values()) - novelty[kind])
-        return self.pool_config.combiner.combine(tasks, session, self.pool_config.names)
+        combined = self.pool_config.combiner.combine(tasks, session, self.pool_config.names)
+        if self.pool_config.allots:
+            self._learn_novelty(tasks)
+        return combined
+
+    def _learn_novelty(self, tasks: Sequence[CombineTask]) -> None:
+        """Learn the share of distinct tokens from the combined trees."""
+        novelty = self.pool_stats.novelty
+        for task in tasks:
+            if task.drafts:
+                kind = int(task.context.sampling.greedy)
+                drafted = sum([len(draft.tokens) for draft in task.drafts.values()])
+                novelty[kind] += NOVELTY_RATE * (task.distinct / drafted - novelty[kind])
 
     def learn(self, commits: Sequence[tuple[PoolRequestState, Commit]]) -> None:
         """Compare every drafter's candidates with the committed tokens; candidates that were not verified count too."""
-        calibration = self.pool_stats.calibration
+        views, learns = self.pool_stats.views, self.pool_config.routing.learns
         for record, commit in commits:
-            weights, candidate_sets = record.weights, record.candidate_sets
+            weights, candidate_sets, calibrations = record.weights, record.candidate_sets, views[record.greedy]
             record.candidate_sets = {}
             weights.accepted = len(commit.path)
             weights.decay(len(commit.tokens))
             found = {member: candidates.verify(commit.tokens) for member, candidates in candidate_sets.items()}
-            for member, part in found.items():
-                weights.count(member, part.hits, part.seen)
-                calibration(record.greedy, 0, member).learn(part.samples)
-                if part.second_samples:
-                    calibration(record.greedy, 1, member).learn(part.second_samples)
-            if self.pool_config.routing.learns:
+            for member, (hits, seen, _, samples, second_samples) in found.items():
+                weights.count(member, hits, seen)
+                calibrations[0][member].learn(samples)
+                if second_samples:
+                    calibrations[1][member].learn(second_samples)
+            if learns:
                 self.pool_config.routing.learn(weights, found)
-
-
-def _novelty(drafts: Iterable[Draft]) -> float:
-    """Return the share of tokens that no other draft has at the same place."""
-    found, count = set[tuple[int, ...]](), 0
-    for draft in drafts:
-        paths: list[tuple[int, ...]] = []
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
-            paths.append((*(paths[parent] if parent >= 0 else ()), token))
-        found.update(paths)
-        count += len(paths)
-    return len(found) / count

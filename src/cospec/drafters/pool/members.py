@@ -136,10 +136,11 @@ class Member:
 
     def begin_round(self) -> None:
         """Count one step less of exclusion; a step with work and without failure compensates for one failure."""
-        done = [future for future in self.notices if future.done()]
-        self.notices = [future for future in self.notices if future not in done]
-        for future in done:
-            self._guarded(None, future.result, 0)
+        if self.notices:
+            done = [future for future in self.notices if future.done()]
+            self.notices = [future for future in self.notices if future not in done]
+            for future in done:
+                self._guarded(None, future.result, 0)
         if self.worked:
             self.failures = max(0, self.failures - 1)
         self.worked, self.rest = False, max(0, self.rest - 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import compress
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from cospec.core.interfaces import Clock, DrafterBuildContext
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import Future
+from cospec.core.tree import chain
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
 from cospec.drafters.pool.combiners.combine import Combiner
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
@@ -286,7 +287,7 @@ class PoolDrafter(Drafter):
                 row = rows.get(draft.id)
                 if row is None or not draft.tokens or draft.base_len != draft_tasks[row].record.base:
                     continue
-                if branches or draft.parents == _chain(len(draft.tokens)):
+                if branches or draft.parents == chain(len(draft.tokens)):
                     given.append((row, number, draft))
         return given
 
@@ -296,12 +297,6 @@ class PoolDrafter(Drafter):
             if member.lost:
                 member.lost = False
                 member.forget(list(self.records))
-
-
-@cache
-def _chain(nodes: int) -> tuple[int, ...]:
-    """Return the parents of a chain."""
-    return tuple(range(-1, nodes - 1))
 
 
 @lru_cache(1024)

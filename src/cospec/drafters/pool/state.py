@@ -58,19 +58,20 @@ class PoolStats:
     Attributes:
         calibrations: ``[2, 2, M, 2, bins]``: of sampling and greedy requests, whose probabilities differ in meaning; of
             first and of second choices; see ``calibration.cells``.
+        views: the same by kind, rank and drafter, as ``Calibration``.
         prior: the rates that a new request starts with.
         novelty: ``[2]``, of sampling and greedy requests: a moving average of the share of distinct drafted tokens.
     """
 
     def __init__(self, members: int) -> None:
         self.calibrations = cells(2, 2, members)
-        self._views = [[[Calibration(each) for each in ranked] for ranked in kind] for kind in self.calibrations]
+        self.views = [[[Calibration(each) for each in ranked] for ranked in kind] for kind in self.calibrations]
         self.prior = WeightPrior([0.5] * members)
         self.novelty = np.ones(2)
 
     def calibration(self, greedy: bool, rank: int, member: int) -> Calibration:
         """Return one calibration; it shares the storage."""
-        return self._views[greedy][rank][member]
+        return self.views[greedy][rank][member]
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class RequestCalibration:
 
     def __call__(self, member: int, raw: float, rank: int = 0) -> float:
         """Return the probability that a token is committed given its parent; ``rank`` 1 is a second choice."""
-        chance = self.pool_stats.calibration(self.greedy, rank, member).read(raw)
+        chance = self.pool_stats.views[self.greedy][rank][member].read(raw)
         if chance < EDGE:
             chance = EDGE
         elif chance > 1.0 - EDGE:

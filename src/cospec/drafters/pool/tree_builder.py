@@ -42,7 +42,7 @@ class TreeBuilder:
         scores: list[float] = []
         for parent, score in zip(self.parents, self.scores, strict=True):
             scores.append(score if parent < 0 else min(score, scores[parent]))
-        return sorted(sorted(range(len(scores)), key=lambda node: (-scores[node], node))[:count])
+        return sorted(sorted(range(len(scores)), key=[-score for score in scores].__getitem__)[:count])
 
     def outranked(self, node: int) -> int:
         """Return the number of nodes with a higher score, or with the same score and an earlier position."""

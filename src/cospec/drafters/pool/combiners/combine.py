@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 from cospec.core.rng import Floats, StreamKind
+from cospec.core.tree import chain
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.lockstep_session import LockstepSession
@@ -43,6 +44,7 @@ class CombineTask:
         odds: ``[M]``, factors of the drafters' odds for this request, which ``calibrate`` applies.
         drafts: whole drafts by drafter; filled by the pool before the combiner is called.
         candidate_sets: candidates by drafter; filled by the pool and the combiner.
+        distinct: number of different tokens of all whole drafts; counted by combiners that gather.
     """
 
     context: DraftContext
@@ -53,6 +55,7 @@ class CombineTask:
     drafts: dict[int, Draft] = field(default_factory=dict)
     odds: Sequence[float] = ()
     candidate_sets: dict[int, CandidateSet] = field(default_factory=dict)
+    distinct: int = 0
 
     @property
     def base(self) -> int:
@@ -95,7 +98,7 @@ class DraftCandidates:
     def verify(self, committed: Sequence[int]) -> Feedback:
         """Verify every node whose parent was committed; a position is right if any of its nodes is right."""
         draft, node, hits, seen = self.draft, -1, 0, 0
-        if draft.is_chain:
+        if draft.parents == chain(len(draft.tokens)):
             return self._verify_chain(committed)
         children_of: dict[int, list[int]] = {}
         for child, parent in enumerate(draft.parents):
@@ -170,16 +173,19 @@ class StepCandidates:
 
     def verify(self, committed: Sequence[int]) -> Feedback:
         """Verify the candidates up to the first committed token that differs from the path."""
-        agreed, most = 0, min(len(self.path), len(committed))
-        while agreed < most and self.path[agreed] == committed[agreed]:
+        agreed = 0
+        for own, token in zip(self.path, committed, strict=False):
+            if own != token:
+                break
             agreed += 1
-        known = list(zip(self.candidates[: agreed + 1], committed, strict=False))
-        samples = [(candidate.confidence, candidate.value(token)) for candidate, token in known]
-        pairs = [(candidate.second, token) for candidate, token in known if candidate.second is not None]
-        second_samples = tuple([(second[1], float(second[0] == token)) for second, token in pairs])
-        return Feedback(
-            total(value for _, value in samples), len(samples), len(self.candidates), samples, second_samples
-        )
+        samples, second_samples, hits = list[CalibrationSample](), list[CalibrationSample](), 0.0
+        for candidate, right in zip(self.candidates[: agreed + 1], committed, strict=False):
+            value, second = candidate.value(right), candidate.second
+            hits += value
+            samples.append((candidate.confidence, value))
+            if second is not None:
+                second_samples.append((second[1], float(second[0] == right)))
+        return Feedback(hits, len(samples), len(self.candidates), samples, tuple(second_samples))
 
 
 def confidence_of(draft: Draft, node: int) -> float:

@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.core.rng import Floats, StreamKind
+from cospec.core.tree import chain
 from cospec.core.types import Draft
 from cospec.drafters.pool.candidates import distributions, draw
 from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
@@ -72,8 +73,7 @@ class _Mixture:
             return None
         owners = tuple(names[owner] for owner in self.owners)
         q = np.stack(self.q) if self.q else None
-        parents = tuple(range(-1, len(tokens) - 1))
-        return Draft(context.id, self.path.task.base, tokens, parents, owners, q, np.array(self.confidence))
+        return Draft(context.id, self.path.task.base, tokens, chain(len(tokens)), owners, q, np.array(self.confidence))
 
 
 class Mix(Combiner):

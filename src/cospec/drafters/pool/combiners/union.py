@@ -27,6 +27,7 @@ class Union(Combiner):
         drafts = []
         for task in tasks:
             tree = _merged(task)
+            task.distinct = len(tree.tokens)
             drafts.append(tree.draft(task.context, tree.best(task.budget.max_nodes), names))
         return [draft for draft in drafts if draft is not None]
 

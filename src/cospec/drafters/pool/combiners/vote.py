@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from cospec.core.rng import StreamKind
+from cospec.core.tree import chain
 from cospec.core.types import Draft
 from cospec.drafters.pool.combiners.combine import Combiner, CombineTask
 from cospec.drafters.pool.lockstep_session import LockstepSession
@@ -56,5 +57,6 @@ def _majority_path(task: CombineTask, names: Sequence[str]) -> Draft:
         confidence += confidences[member][len(tokens) : most]
         owners += [names[member]] * len(rest)
         tokens += rest
-    parents = tuple(range(-1, len(tokens) - 1))
-    return Draft(task.context.id, task.base, tuple(tokens), parents, tuple(owners), confidence=np.array(confidence))
+    return Draft(
+        task.context.id, task.base, tuple(tokens), chain(len(tokens)), tuple(owners), confidence=np.array(confidence)
+    )

@@ -35,12 +35,13 @@ class RoutingInput(NamedTuple):
 
     def heaviest(self, share: float) -> list[int]:
         """Return the heaviest drafters with a ``share`` of the weight, heaviest first, or ``most`` drafters."""
-        order, held = sorted(self.able, key=lambda member: -self.weights[member]), 0.0
+        weights, held = self.weights, 0.0
+        order = sorted(self.able, key=[-weight for weight in weights].__getitem__)
         if self.most is not None:
             return order[: max(1, self.most)]
-        wanted = total(self.weights[member] for member in order) * share
+        wanted = total([weights[member] for member in order]) * share
         for count, member in enumerate(order, 1):
-            held += self.weights[member]
+            held += weights[member]
             if held >= wanted:
                 return order[:count]
         return order
