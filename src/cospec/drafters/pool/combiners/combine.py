@@ -12,7 +12,6 @@ from cospec.core.tree import chain
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.lockstep_session import LockstepSession
-from cospec.drafters.pool.routing.drafter_weights import total
 from cospec.drafters.pool.routing.selection import Feedback
 
 UNKNOWN = 0.5  # the raw confidence of a drafter without confidences
