@@ -2,9 +2,10 @@
 
 Run ``python -m benchmarks.same_speed CHECKOUT``. Both checkouts need a built native library. Every cell is one
 configuration at one load. Each checkout serves each cell from a process of its own; the two processes take turns with
-the same prompts, in random order. ``--restarts`` starts new processes, since two processes of the same code differ by
-some percent. A ratio is the time of this checkout over the time of the other checkout: the median over all turns of
-the ratios of one turn, with a 95% bootstrap interval that resamples the turns. Below 1, this checkout is faster.
+the same prompts, in random order. ``--restarts`` starts new processes in random order, since two processes of the same
+code differ by some percent. A ratio is the time of this checkout over the time of the other checkout: the median over
+all turns of the ratios of one turn, with a 95% bootstrap interval that resamples the turns. Below 1, this checkout is
+faster.
 
 * ``offline``: ``LLM.generate`` in closed loops of 1 and 8 requests, as ``bench compare`` and ``benchmarks.overhead``.
 * ``http``: ``cospec serve`` under Poisson arrivals, as ``benchmarks.load``; the time is the mean latency of a turn.
@@ -55,6 +56,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     **POOLS,
 }
 OVER_HTTP = ("off", "k=4", "auto")
+PAUSE = 0.3  # seconds before each turn: torch's threads of the other process spin for 0.2 s after their last work
 WORKER = """
 import json, sys, time
 from cospec import LLM, SamplingParams
@@ -79,6 +81,7 @@ class Worker:
     def ask(self, job: Mapping[str, Any]) -> float:
         """Return the seconds that the process took for a job."""
         assert self.process.stdin is not None
+        time.sleep(PAUSE)
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         return float(self.read("TOOK"))
@@ -137,7 +140,8 @@ def offline(cells: Cells, checkouts: Mapping[str, Path], options: argparse.Names
     for name in options.configs:
         for _ in range(options.restarts):
             with ExitStack() as stack:
-                workers = {who: stack.enter_context(worker(path, CONFIGS[name])) for who, path in checkouts.items()}
+                started = shuffler.sample(list(checkouts.items()), len(checkouts))
+                workers = {who: stack.enter_context(worker(path, CONFIGS[name])) for who, path in started}
                 for turn in range(-1, options.turns // options.restarts):
                     for batch, temperature in ((1, 0.0), (8, 0.0), (8, 0.8)):
                         chosen = shuffler.sample(texts, batch)
@@ -156,7 +160,7 @@ def over_http(cells: Cells, checkouts: Mapping[str, Path], options: argparse.Nam
             with ExitStack() as stack:
                 urls = {
                     who: stack.enter_context(server(path, dict(CONFIGS[name]), options.port + number))
-                    for number, (who, path) in enumerate(checkouts.items())
+                    for number, (who, path) in enumerate(shuffler.sample(list(checkouts.items()), len(checkouts)))
                 }
                 for turn in range(-1, options.turns // options.restarts):
                     for rate in options.rates:
@@ -172,6 +176,7 @@ def latency(url: str, rate: float, seed: int, options: argparse.Namespace) -> fl
     draw = np.random.default_rng(seed)
     count = max(4, round(rate * options.seconds))
     due, texts = np.cumsum(draw.exponential(1 / rate, count)), [t[:400] for d in DOMAINS for t in prompts(d, 16)]
+    time.sleep(PAUSE)
     jobs = [(float(at), texts[draw.integers(len(texts))], int(draw.integers(16, 49))) for at in due]
     started = time.monotonic()
 
