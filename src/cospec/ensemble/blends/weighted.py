@@ -18,7 +18,7 @@ from cospec.native.library import PLAIN, NativeBlend, Source
 from cospec.options import Options
 
 
-class WeightOptions(Options):
+class BlendWeights(Options):
     """Options of ``weighted`` and ``realign``: at most one of the two; without either, all weights are equal.
 
     Attributes:
@@ -114,7 +114,7 @@ class Weighted:
     penalties or truncation, a proposal of model i is accepted with probability ``lambda_i`` or more (CoS theorem 3.2).
     """
 
-    Options: ClassVar[type[WeightOptions]] = WeightOptions
+    Options: ClassVar[type[BlendWeights]] = BlendWeights
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.name = display_name("weighted", weights)
@@ -123,7 +123,7 @@ class Weighted:
         self.recipe = NativeBlend("mixture", self._weights) if len(self.members) > 1 else PLAIN
 
     @classmethod
-    def build(cls, options: WeightOptions, count: int) -> Weighted:
+    def build(cls, options: BlendWeights, count: int) -> Weighted:
         """Build the blend of ``count`` models; raises ``InvalidInput`` for unsuitable weights."""
         return cls(options.resolve(count, 0, 1))
 
@@ -156,7 +156,7 @@ class Realign:
     below 0 extrapolates, so the weights only need to sum to 1.
     """
 
-    Options: ClassVar[type[WeightOptions]] = WeightOptions
+    Options: ClassVar[type[BlendWeights]] = BlendWeights
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.name = display_name("realign", weights)
@@ -165,7 +165,7 @@ class Realign:
         self.recipe = PLAIN if self._weights == (1.0,) else NativeBlend("linear", self._weights)
 
     @classmethod
-    def build(cls, options: WeightOptions, count: int) -> Realign:
+    def build(cls, options: BlendWeights, count: int) -> Realign:
         """Build the blend of ``count`` models; raises ``InvalidInput`` for unsuitable weights."""
         return cls(options.resolve(count, -MAX_WEIGHT, MAX_WEIGHT))
 
