@@ -144,7 +144,7 @@ class EngineConfig(Options):
         linear_backend, attention_backend: ``auto`` is ``native`` if the kernels were built, else the fallback.
         native: ``off`` runs steps, acceptance methods, rollouts and lockstep drafting of pools in Python. Kernels over
             rows of numbers stay: products and attention follow ``linear_backend`` and ``attention_backend``.
-        measure_at_start: measure for three seconds if the policy needs a latency model and no stored model exists.
+        measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
         plugins: Python modules that the engine's process imports first, for example to register a blend.

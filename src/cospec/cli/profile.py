@@ -31,7 +31,7 @@ def profile(
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
 ) -> None:
-    """Measure models over a grid of (context, tokens, sequences), fit the latency model, and report its errors."""
+    """Measure models over a grid of (context, tokens, sequences), fit the time model, and report its errors."""
     from rich.console import Console
     from rich.table import Table
 

@@ -265,7 +265,7 @@ class Engine:
         scheduler.pages.check_integrity()
 
     def _broadcast(self, commits: list[Commit], sequences: list[RequestState]) -> None:
-        """Report the commits to target, drafter and scheduler."""
+        """Report the commits to target, drafter and scheduler; ``_observe`` reports the commits to the policy."""
         self.execution_mode.commit(commits)
         self._end(self.scheduler.apply_commits(commits, sequences))
 

@@ -242,7 +242,7 @@ class Verifier(Protocol):
 
 
 class Executor(Protocol):
-    """Runs a drafter in this thread, in another thread, process or machine. Calls run in the order of submission.
+    """Runs a drafter in this thread, in another thread or in another process. Calls run in the order of submission.
 
     If ``present`` is false, submitted calls fail at once.
     """
@@ -317,7 +317,7 @@ class ExecutionMode(Protocol):
         """Wait for a submitted step; steps are collected in the order of submission. Raises the verifier's error."""
 
     def commit(self, commits: Sequence[Commit]) -> None:
-        """Broadcast what each sequence gained to all components."""
+        """Report what each sequence gained to the target first, then to the drafter."""
 
     def free(self, ids: Sequence[str]) -> None:
         """Drop sequences, none of which is in flight, from all components. Unknown ids are ignored."""

@@ -172,7 +172,7 @@ class Policy(ABC):
     Attributes:
         Options: keys of ``speculative_config.policy_options``.
         build: ``build(options, context)`` makes a policy, see ``policies.policy_context``.
-        needs_latency: decides by latency models, which the engine measures at its start.
+        needs_latency: decides by time models, which the engine measures at its start.
         learns: plans depend on what requests wrote.
         keeps_drafts: ``trim`` returns drafts unchanged.
     """
@@ -236,7 +236,10 @@ class AcceptanceMethod(ABC):
 
     @abstractmethod
     def verify(self, draft: Draft, scores: TargetProbs, draws: RandomStreams) -> VerifyResult:
-        """``scores`` has one row more than the draft has nodes; the draft has at least one node."""
+        """Decide by a row of ``scores`` for the root and for each node; the draft has at least one node.
+
+        The row after a chain's last node may be missing, see ``TargetProbs``. ``scores.draw`` then returns None.
+        """
 
 
 class LogitsProcessor(ABC):

@@ -1,8 +1,9 @@
 """The one place that draws random numbers; ``acceptance/tensor/random.py`` makes the same draws in tensor operations.
 
-Every draw is a function of seed, kind and position, and for all kinds except ``TARGET`` also of step and branch. A
-counter-based generator (Philox) has seed and kind as key, and the position as counter. So a draw depends neither on the
-batch nor on earlier draws. Draws of ``TARGET`` do not depend on drafter or draft length either.
+Every draw is a function of seed, kind and position. For all kinds except ``TARGET`` a draw is also a function of the
+branch and of the number of committed tokens at the start of the step. A counter-based generator (Philox) has seed and
+kind as key, and the position as counter. So a draw depends neither on the batch nor on earlier draws. Draws of
+``TARGET`` do not depend on drafter or draft length either.
 
 The other kinds need fresh numbers in every step. An acceptance method may read all of a draft before a part is
 accepted (block verification). Numbers that rejected a token must not decide on the next token at the same position. The
@@ -114,5 +115,5 @@ class RandomStreams:
         return winner
 
     def _key(self, kind: StreamKind, branch: int) -> tuple[int, int]:
-        """Return branch and step; the ``TARGET`` stream uses neither."""
+        """Return branch and ``base``; the ``TARGET`` stream uses neither."""
         return (0, 0) if kind is StreamKind.TARGET else (branch, self.base)

@@ -30,7 +30,7 @@ from cospec.core.types import (
 )
 
 AGEING_SECONDS = 10.0
-MAX_FAILURES = 3  # failed steps in a row after which a request ends
+MAX_FAILURES = 3  # failed steps since a request's latest token, after which the request ends
 NO_DRAFT = DraftBudget()
 
 

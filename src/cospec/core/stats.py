@@ -18,7 +18,10 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class RequestStats:
-    """Counters of one request; the output processor writes them, and the last event holds a copy."""
+    """Counters of one request; the last event holds a copy.
+
+    The scheduler writes ``cached_prompt_tokens`` and ``preemptions``, the output processor all others.
+    """
 
     target_calls: int = 0  # forwards of the target that the request took part in
     drafts: int = 0

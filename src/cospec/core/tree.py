@@ -61,7 +61,10 @@ def children(parents: Sequence[int], node: int) -> list[int]:
 
 
 def level_nodes(widths: Sequence[int], depth: int) -> int:
-    """Nodes of a tree of ``depth`` levels whose nodes have ``widths[level]`` children each, one after its end."""
+    """Return the number of nodes of a tree with ``depth`` levels.
+
+    Each node of level ``i`` has ``widths[i]`` children, or one child after the end of ``widths``; the root is level 0.
+    """
     total, level = 0, 1
     for number in range(depth):
         level *= widths[number] if number < len(widths) else 1

@@ -1,16 +1,17 @@
 """The values that the components of an engine exchange; frozen, apart from ``RequestState``.
 
-Words: a *target* is the model (or ensemble) whose distribution the output follows; a *drafter* proposes a *draft*, a
-token tree for one sequence; a *step* proposes, scores, verifies and commits for a batch. A *known* token is committed;
-a *computed* token has its keys and values in the target's KV cache. Each step computes known tokens: there is no
-prefill mode and no decode mode.
+Words: a *target* is the model (or ensemble) whose distribution the output follows; a *sequence* is a ``RequestState``;
+a *drafter* proposes a *draft*, a token tree for one sequence; a *step* proposes, scores, verifies and commits for a
+batch. A *known* token is committed; a *computed* token has its keys and values in the target's KV cache. Each step
+computes known tokens: there is no prefill mode and no decode mode.
 
 Life of one step::
 
     Scheduler        SchedulerOutput  requests, known tokens to compute, and a draft budget for each
     Drafter          Draft            tokens [N], parents [N], the q that the tokens were drawn from
     Verifier         TargetProbs      distributions after each node; then a VerifyResult: accepted path, next token
-    OutputProcessor  Commit           what a sequence gained, broadcast to every model; and an Event for the user
+    OutputProcessor  Commit           what a sequence gained, for target, drafter, scheduler and policy
+    OutputProcessor  Event            new tokens and text, for the user
 """
 
 from __future__ import annotations
@@ -76,10 +77,11 @@ class RequestStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One request in the engine. Mutable.
+    """A sequence: the tokens and the mutable state of one request in the engine.
 
-    The output processor writes ``tokens``, ``computed``, ``stats``, ``finish`` and ``logprobs``. The scheduler writes
-    ``status``, and ``computed`` on admission and preemption. ``Engine.abort`` writes ``finish``.
+    The output processor writes ``tokens``, ``computed``, ``finish``, ``stats``, ``logprobs`` and ``prompt_logprobs``.
+    The scheduler writes ``status``, ``computed`` on admission, preemption and retry, and two counts of ``stats``:
+    ``cached_prompt_tokens`` and ``preemptions``. ``Engine.abort`` writes ``finish``.
 
     Invariant between steps: ``0 <= computed < len(tokens)``; the last token is always known and not computed.
     """
@@ -122,7 +124,7 @@ class DraftContext:
     prompt_len: int
     sampling: SamplingParams
     seed: int
-    stream_kind: StreamKind  # of the draws; the acceptance method's
+    stream_kind: StreamKind  # of the drafter's draws, as the request's acceptance method declares
     assumed: int = 0  # number of last tokens that belong to a draft under verification
     drafters: tuple[str, ...] | None = None  # which of a pool may take part; None is all
     processors: RequestProcessors | None = field(default=None, compare=False, repr=False)  # None: made where needed
@@ -144,7 +146,7 @@ class DraftBudget:
         drafters: how many members of a pool take part; None: the pool decides.
         threshold: drafting stops where the product of the confidences is less; 0 never stops.
         confident: the draft must have ``confidence``.
-        release: the drafter forgets the sequence, so that other sequences get the cache (prefill disabling).
+        release: the drafter forgets the sequence, so that other sequences get the draft KV cache.
     """
 
     depth: int = 0
@@ -181,7 +183,12 @@ class DrafterCapabilities:
 
 
 class TokenScores(NamedTuple):
-    """The latest known tokens of a sequence under a drafter: the sum of their probabilities, and their number."""
+    """How well a drafter predicts the latest known tokens of a sequence.
+
+    Attributes:
+        chance: the sum of the tokens' probabilities under the drafter.
+        tokens: the number of these tokens.
+    """
 
     chance: float
     tokens: int
@@ -268,7 +275,7 @@ class Draft:
 class TargetProbs:
     """The target's distributions for a draft. Row 0 follows the last committed token, row ``i + 1`` follows node ``i``.
 
-    The last row is missing where the distribution after a chain's last node is unknown.
+    The last of the ``N + 1`` rows is missing where the distribution after a chain's last node is unknown.
 
     Attributes:
         chosen: ``[N + 1]``, each row's token of a greedy request, whose distribution is a point mass; None otherwise.
@@ -326,7 +333,7 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What one sequence gained in a step; broadcast to the target, the drafters and the policy.
+    """What one sequence gained in a step, for the target, the drafter, the scheduler and the policy.
 
     Attributes:
         base_len: known tokens before.

@@ -21,7 +21,7 @@ class PolicyContext:
             policies that choose; None leaves the length to the policy.
         max_nodes, widths: as configured: the tree for policies with a fixed shape; None for chains.
         capabilities: what the drafter supports, and what drafting costs.
-        costs: latency models measured on this machine; without measurements, a policy learns them from steps.
+        costs: time models measured on this machine; without measurements, a policy learns them from steps.
         clock: returns seconds; None if the policy needs no clock.
     """
 

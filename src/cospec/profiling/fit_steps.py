@@ -1,4 +1,4 @@
-"""Latency models from the steps of a running engine, for simulations of this engine."""
+"""Time models from the steps of a running engine, for simulations of this engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of a latency model on held-out points: figures, JSON, a plot."""
+"""The errors of a time model on held-out points: figures, JSON, a plot."""
 
 from __future__ import annotations
 

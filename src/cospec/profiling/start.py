@@ -1,4 +1,4 @@
-"""The latency models at the start of an engine: stored fits, or a measurement of a few seconds."""
+"""The time models at the start of an engine: stored fits, or a measurement of a few seconds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def costs_at_start(
     drafts: str,
     multi_step: MultiStepRunner | None = None,
 ) -> LatencyModels:
-    """Return the latency models of the target's forward and the drafter's pass, measured in turn.
+    """Return the time models of the target's forward and the drafter's pass, measured in turn.
 
     Args:
         folder: of the target's weights.

@@ -20,7 +20,7 @@ Positive = Annotated[float, Field(gt=0, strict=False)]
 
 
 class LatencyConfig(Options):
-    """Coefficients of the latency model in seconds, or a file of ``cospec profile`` with the coefficients.
+    """Coefficients of the time model in seconds, or a file of ``cospec profile`` with the coefficients.
 
     Attributes:
         context: per token in the cache, α_M.
@@ -43,7 +43,7 @@ class LatencyConfig(Options):
     factor: Positive = 1.0
 
     def built(self, folder: Path) -> ForwardLatency:
-        """Build the latency model; ``folder`` is the base of a relative profile path.
+        """Build the time model; ``folder`` is the base of a relative profile path.
 
         Raises:
             InvalidInput: the profile is unreadable, or lacks the model.

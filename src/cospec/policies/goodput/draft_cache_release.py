@@ -1,4 +1,4 @@
-"""Track which requests hold a draft KV cache, and evict unused caches (prefill disabling, SmartSpec section 5).
+"""Track which requests hold a draft KV cache, and release unused caches (SmartSpec section 5, prefill disabling).
 
 A sequence without drafts is not fed to the drafter; a later draft must first feed the missed tokens. If most recent
 steps left a sequence out, its draft cache is released. The sequence is drafted for again once a draft pays for its

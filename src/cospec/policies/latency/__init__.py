@@ -1,1 +1,1 @@
-"""Latency models of a forward pass and of a step, and their online fit."""
+"""Time models of a forward pass and of a step, and their online fit."""

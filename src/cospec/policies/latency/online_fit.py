@@ -1,4 +1,4 @@
-"""An online fit of a latency model: least squares with the measured fit as prior, and a refit when it is wrong.
+"""An online fit of a time model: least squares with the measured fit as prior, and a refit when it is wrong.
 
 Two things change: the machine's speed, quickly and for all steps alike, and the shape of the coefficients, slowly. So
 every call is normalised by the current speed, and the shape explains calls over a long time, with each coefficient
