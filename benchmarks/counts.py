@@ -38,7 +38,7 @@ def trace(frame, event, _):
     short = name[len(root) + 1:]
     if short not in ran:
         ran.append(short)
-    if frame.f_code.co_name in ("score", "_go") and ("native" in short or "burst" in short):
+    if frame.f_code.co_name in ("score", "_go", "_execute") and ("native" in short or "burst" in short):
         sys.setprofile(None)
         while frame is not None:
             file = frame.f_code.co_filename
