@@ -162,7 +162,7 @@ class Engine:
         planned = self.parts.clock()
         try:
             submitted = self.execution_mode.submit(plan)
-        except Exception as error:
+        except Exception as error:  # other steps, and requests that wait, go on
             submitted = SubmittedStep(plan.entries, FailedFuture(error))
         self.scheduler.start_step(submitted.entries)
         self._in_flight.append(_StepInFlight(plan, submitted, planned - started, self.parts.clock() - started))
@@ -177,7 +177,7 @@ class Engine:
         entries = step.submitted.entries
         try:
             result = self.execution_mode.collect(step.submitted)
-        except Exception as error:
+        except Exception as error:  # as in ``_submit``
             self._end_oldest(entries)
             return self._retry(entries, error)
         aborted = self._end_oldest(entries)

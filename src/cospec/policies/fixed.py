@@ -57,38 +57,13 @@ class Fixed(Policy):
         return {"speculation_length": self._budget.depth}
 
 
-class OffOptions(Options):
-    """The policy has no options."""
-
-
-class Off(Policy):
+class Off(Fixed):
     """Length 0 for all requests; never calls the drafter."""
 
-    Options: ClassVar[type[OffOptions]] = OffOptions
-    needs_latency: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
-    keeps_drafts: ClassVar[bool] = True
-    horizon: ClassVar[int] = sys.maxsize
-
     def __init__(self) -> None:
-        self._budget = DraftBudget()
+        super().__init__(0)
 
     @classmethod
-    def build(cls, options: OffOptions, context: PolicyContext) -> Off:
+    def build(cls, options: FixedOptions, context: PolicyContext) -> Off:
         """Build the policy; the context does not matter."""
         return cls()
-
-    def plan(self, load: BatchState) -> list[DraftBudget]:
-        """Return empty budgets."""
-        return [self._budget] * len(load.ready)
-
-    def trim(self, drafts: list[Draft]) -> list[Draft]:
-        """Return the drafts unchanged."""
-        return drafts
-
-    def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
-        """Do nothing: the policy does not learn."""
-
-    def gauges(self) -> Mapping[str, float]:
-        """Return a length of 0."""
-        return {"speculation_length": 0}

@@ -67,7 +67,7 @@ def _store(key: Mapping[str, Any], samples: list[LatencySample]) -> ForwardLaten
     if np.median(found.errors(samples)) <= WORTH_KEEPING:
         save(key, found)
     else:
-        _log.warning("the latency model was measured on a busy machine and is not stored; steps will correct the model")
+        _log.warning("the time model was measured on a busy machine and is not stored; steps will correct the model")
     return found
 
 

@@ -56,7 +56,7 @@ def load(key: Mapping[str, Any]) -> ForwardLatency | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("the latency model in %s is unreadable (%s) and is measured again", path, error)
+        _log.warning("the time model in %s is unreadable (%s) and is measured again", path, error)
         return None
 
 
@@ -70,7 +70,7 @@ def save(key: Mapping[str, Any], fitted: ForwardLatency) -> None:
         partial.write_text(text + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        _log.warning("the latency model is not stored: %s", error)
+        _log.warning("the time model is not stored: %s", error)
 
 
 def _path(key: Mapping[str, Any]) -> Path:

@@ -2,7 +2,7 @@
 
 Life of a stream: ``submit`` registers a queue for its requests and sends them; the reader task puts each event into the
 queue of its request; the stream ends after the last request's final event. Whatever ends a stream early (the consumer
-stops, the engine refuses, an abort) also aborts what is left of it, so that no KV cache is held for nobody.
+stops, the engine refuses, an abort) also aborts the rest of its requests, which frees their KV cache.
 
 Life of the engine: ``start`` ──ready──► serves ──dies or freezes──► waits ──► restarts ──ready──► serves. A new process
 goes on with the requests that ``replay.LiveRequest`` can replay; the others end with an error. An engine that
@@ -110,7 +110,7 @@ class AsyncEngineClient:
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine said of itself when it was ready.
+        """The facts that the engine sent when it was ready.
 
         Raises:
             EngineStopped: it has not started.

@@ -223,7 +223,7 @@ class ProcessExecutor:
         raise ValueError(f"a drafter elsewhere has no method {method}")
 
     def _send(self, message: Any) -> bool:
-        """Whether the process could be told; the next ``attend`` finds out how the process ended."""
+        """Whether the message was sent; the next ``attend`` finds out how the process ended."""
         try:
             self._channel.send(message)
         except ChannelClosed:
