@@ -7,20 +7,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.core.interfaces import Executor
 from cospec.core.rng import StreamKind
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.registry import EXECUTORS
 from cospec.runtime.executors import InlineExecutor
+from cospec.runtime.messages import DrafterInfo
 from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
-from harness.remote_drafters import Recording, TcpWorker, recipe_of
+from harness.nodes import hub_for_tests, thread_node, until
+from harness.remote_drafters import VOCAB, Recording, TcpWorker, recipe_of
 
 
 def placed(name: str, log: Path) -> Executor:
@@ -30,7 +34,8 @@ def placed(name: str, log: Path) -> Executor:
 
 
 MADE: dict[str, Callable[[Path], Executor]] = {
-    **{name: partial(placed, name) for name in EXECUTORS},
+    **{name: partial(placed, name) for name in EXECUTORS if name != "node"},
+    "node": lambda log: NodeWithThread(log),
     "tcp": lambda log: ProcessExecutor(partial(Recording, log), launch=TcpWorker),
 }
 CONCURRENT = [name for name in MADE if name != "inline"]
@@ -41,6 +46,22 @@ PARAMS = SamplingParams(temperature=0)
 def log(tmp_path: Path) -> Path:
     """A file with a line for each call that a drafter got."""
     return tmp_path / "calls"
+
+
+class NodeWithThread(NodeExecutor):
+    """The executor of a drafter on a node, which runs in a thread of this process."""
+
+    def __init__(self, log: Path) -> None:
+        hub = hub_for_tests(VOCAB)
+        slot = hub.add("toy", "draft_model", samples=False)
+        super().__init__(hub, slot, DrafterInfo.of(Recording(log)))
+        self._ending = ExitStack()
+        self._ending.enter_context(thread_node(hub, [("toy", Recording(log))]))
+        until(lambda: self.present)
+
+    def close(self) -> None:
+        super().close()
+        self._ending.close()
 
 
 @pytest.fixture
@@ -59,7 +80,7 @@ def context(id: str, *tokens: int, assumed: int = 0) -> DraftContext:
 
 
 def drafts(executor: Executor, *contexts: DraftContext, timeout: float = 60.0) -> list[Draft]:
-    found: list[Draft] = executor.submit("propose", contexts, [DraftBudget(2, 2)] * len(contexts)).result(timeout)
+    found: list[Draft] = executor.submit("propose", contexts, [DraftBudget(8, 8)] * len(contexts)).result(timeout)
     return found
 
 
@@ -70,13 +91,6 @@ def present(executor: Executor) -> bool:
         executor.submit("free", ["nobody"])
         time.sleep(0.02)
     return executor.present
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition was never true"
-        time.sleep(0.01)
 
 
 @each

@@ -109,7 +109,7 @@ class TcpWorker:
 
 def recipe_of(build: Build) -> DrafterRecipe:
     """What an executor gets to know of a drafter without a configuration."""
-    return DrafterRecipe("toy", "draft_model", {}, build, build, torch.device("cpu"), VOCAB)
+    return DrafterRecipe("toy", "draft_model", {}, build, build, torch.device("cpu"))
 
 
 def toy(name: str) -> Build:
