@@ -16,7 +16,7 @@ import pytest
 from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.core.interfaces import Executor
 from cospec.core.rng import StreamKind
-from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.registry import EXECUTORS
 from cospec.runtime.executors import InlineExecutor
@@ -24,7 +24,7 @@ from cospec.runtime.messages import DrafterInfo
 from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
 from harness.nodes import hub_for_tests, thread_node, until
-from harness.remote_drafters import VOCAB, Recording, TcpWorker, recipe_of
+from harness.remote_drafters import Recording, TcpWorker, recipe_of
 
 
 def placed(name: str, log: Path) -> Executor:
@@ -52,11 +52,11 @@ class NodeWithThread(NodeExecutor):
     """The executor of a drafter on a node, which runs in a thread of this process."""
 
     def __init__(self, log: Path) -> None:
-        hub = hub_for_tests(VOCAB)
+        hub = hub_for_tests(16)
         slot = hub.add("toy", "draft_model", samples=False)
         super().__init__(hub, slot, DrafterInfo.of(Recording(log)))
         self._ending = ExitStack()
-        self._ending.enter_context(thread_node(hub, [("toy", Recording(log))]))
+        self._ending.enter_context(thread_node(hub, [("toy", Recording(log))], 16))
         until(lambda: self.present)
 
     def close(self) -> None:
@@ -98,13 +98,13 @@ def test_calls_are_made_in_the_order_of_submission(executor: Executor, log: Path
     assert executor.present and executor.busy == 0
     futures = []
     for number in range(20):
-        executor.submit("commit", [])
         futures.append(executor.submit("propose", [context(f"r{number}", 1)], [DraftBudget(1, 1)]))
+        executor.submit("commit", [Commit(f"r{number}", 1, (2,), (), 1)])
         executor.submit("free", [f"r{number}"])
     assert [future.result(60)[0].id for future in futures] == [f"r{number}" for number in range(20)]
     assert all(future.done() for future in futures)
     drafts(executor, context("last", 1))
-    calls = [line for number in range(20) for line in ("commit", f"propose r{number}", f"free r{number}")]
+    calls = [line for number in range(20) for line in (f"propose r{number}", "commit", f"free r{number}")]
     assert log.read_text().splitlines() == [*calls, "propose last"]
     assert executor.busy > 0
 
@@ -165,7 +165,7 @@ def test_an_executor_is_closed_while_it_is_busy(executor: Executor, log: Path) -
     try:  # a thread finishes its call, a process is ended
         assert work.result(1)[0].id == "sleep"
     except DrafterLost:
-        assert isinstance(executor, ProcessExecutor)
+        assert isinstance(executor, ProcessExecutor | NodeExecutor)
     assert "later" not in log.read_text()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cospec-drafter")]
 

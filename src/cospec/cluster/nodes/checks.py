@@ -56,8 +56,6 @@ def check_draft(draft: NodeDraft, asked: AskedDraft, vocab_size: int, name: str)
         if len(draft.confidence) != count or not all(isfinite(each) and 0 <= each <= 1 for each in draft.confidence):
             raise ProtocolError("A draft has confidences that are no probabilities of its tokens.")
         confidence = np.array(draft.confidence)
-    elif budget.confident:
-        raise ProtocolError("A draft has no confidences; confidences were asked for.")
     q = None
     if asked.wants_q:
         if draft.q is None or len(draft.q) != count:

@@ -114,7 +114,7 @@ class TokenCopies:
 
     def apply(self, update: TokensUpdate) -> tuple[DraftContext | None, bool]:
         """The context after an update, or None; then whether the verifier has to begin a new epoch."""
-        copy = self._copies.get(update.id)
+        copy = before = self._copies.get(update.id)
         if copy is not None and (update.epoch, update.sequence) <= (copy.epoch, copy.sequence):
             return None, False  # repeated or late
         if update.start is not None:
@@ -128,7 +128,8 @@ class TokenCopies:
                 update.start,
                 request_processors(update.start.sampling, tokens[: update.start.prompt_len]),
             )
-            self.replaced.append(update.id)
+            if before is not None:
+                self.replaced.append(update.id)
             self._make_room()
         elif copy is None or not copy.precedes(update):
             return None, True

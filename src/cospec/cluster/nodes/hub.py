@@ -315,10 +315,12 @@ class NodeHub:
 
     def _drop(self, identity: bytes, link: NodeLink) -> None:
         """Forget a node; what it was asked for is lost."""
+        if link.gone:
+            return
         link.gone = True
         link.lose()
         slot, _ = self._links.pop(identity)
-        slot.links.pop(identity, None)
+        slot.links.pop(identity)
         self._users.pop(identity, None)
 
 

@@ -64,7 +64,6 @@ def test_a_good_draft_passes() -> None:
         ({"confidence": (0.5,)}, {}, "confidences"),
         ({"confidence": (0.5, 1.5)}, {}, "confidences"),
         ({"confidence": (0.5, float("nan"))}, {}, "confidences"),
-        ({}, {"budget": DraftBudget(2, 2, confident=True)}, "confidences were asked for"),
         ({}, {"wants_q": True}, "distributions were asked for"),
         ({"q": Q[:1]}, {"wants_q": True}, "distributions were asked for"),
         ({"q": (Q[0], SparseRow([5], b""))}, {"wants_q": True}, "too few probabilities"),
