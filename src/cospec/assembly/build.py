@@ -17,6 +17,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
+from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.options import called
 from cospec.ensemble.blends.registry import build_blend
@@ -178,9 +179,7 @@ def assemble(
     clock, native = time.monotonic, config.native == "auto"
     acceptance_methods = AcceptanceMethods()
     verifier = TargetVerifier(target, Single(), acceptance_methods, native)
-    verification = Verification(
-        target, verifier, target.pages, target.max_len, verifier.blend.name, acceptance_methods, text
-    )
+    verification = Verification(target, verifier, target.pages, target.max_len, TARGET, acceptance_methods, text)
     limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
     multi_step = None
     if reason is None and target.native_forward is not None:

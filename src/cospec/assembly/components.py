@@ -26,7 +26,7 @@ from cospec.core.interfaces import (
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.scheduler import Scheduler, SchedulerLimits
-from cospec.core.types import DrafterCapabilities
+from cospec.core.types import Distribution, DrafterCapabilities
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.text.input_processor import InputProcessor
 
@@ -98,18 +98,18 @@ class Verification:
         model: the target, or the first model of an ensemble.
         pages: the accounting of all caches that verification needs.
         max_len: tokens of one sequence that every model can read.
-        distribution: the name that responses declare.
-        check_ensemble: checks the ensemble of a request and returns its name; None: requests may not choose.
+        distribution: what responses declare.
+        check_ensemble: checks the ensemble of a request and returns its distribution; None: requests may not choose.
     """
 
     model: Model
     verifier: Verifier
     pages: BlockManager
     max_len: int
-    distribution: str
+    distribution: Distribution
     acceptance_methods: AcceptanceMethods
     text: TextInfo = TextInfo()
-    check_ensemble: Callable[[Mapping[str, Any]], str] | None = None
+    check_ensemble: Callable[[Mapping[str, Any]], Distribution] | None = None
 
     def limits(self, config: EngineConfig) -> SchedulerLimits:
         """The bounds of a step as configured, within what the models and caches can hold."""

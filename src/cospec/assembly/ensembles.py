@@ -14,7 +14,7 @@ from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
 from cospec.core.interfaces import Blend
 from cospec.core.plugins import Drafter
-from cospec.ensemble.blends.registry import BlendRegistry
+from cospec.ensemble.blends.registry import BlendRegistry, distribution_of
 from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
 from cospec.ensemble.ensemble import (
     EnsembleDecoder,
@@ -54,10 +54,10 @@ def assemble_ensemble(
         verifier,
         verifier.pages,
         min(model.max_len for model in loaded.models),
-        own.name,
+        distribution_of(own),
         acceptance_methods,
         text,
-        (lambda ensemble: blends.build(ensemble).name) if config.collaboration.request_ensembles else None,
+        (lambda ensemble: distribution_of(blends.build(ensemble))) if config.collaboration.request_ensembles else None,
     )
     if drafter is None:
         members = _proposing_members(decoder, own, config)
