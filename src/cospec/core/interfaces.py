@@ -21,7 +21,7 @@ from cospec.core.types import (
     StepOutput,
 )
 from cospec.native.library import NativeBlend
-from cospec.options import LIKE_TARGET, WeightOptions
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions
 from cospec.options import Options as PluginOptions
 
 if TYPE_CHECKING:  # the scheduler imports no torch
@@ -179,15 +179,12 @@ class DrafterBuildContext(Protocol):
     def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """Load a model with any vocabulary, and map the vocabularies; ``InvalidInput`` if these share no token."""
 
-    def build_drafter(
-        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
-    ) -> Drafter:
-        """Build a drafter that runs in this thread (``inline``), in its own ``thread``, or in its own ``process``.
+    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
+        """Build a drafter that runs in ``place``.
 
         Args:
             method: a name in the table of drafters.
             options: the drafter's own keys.
-            cores: the processors of the process; empty for all.
 
         Raises:
             CospecError: the drafter cannot be built, or cannot run there.
