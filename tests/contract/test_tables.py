@@ -34,7 +34,7 @@ from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.logits_processors.bitmask import unpack
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
-from cospec.options import LIKE_TARGET, WeightOptions
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions
 from cospec.policies.policy_context import PolicyContext
 from cospec.registry import (
     ACCEPTANCE_METHODS,
@@ -80,9 +80,7 @@ class ToyHost:
     def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
-    def build_drafter(
-        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
-    ) -> Drafter:
+    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
         return build_inline(method, options, self)
 
 

@@ -11,7 +11,7 @@ from cospec.core.interfaces import Model
 from cospec.core.model_io import TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, DraftContext, TokenScores
-from cospec.options import LIKE_TARGET, WeightOptions
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions
 
 if TYPE_CHECKING:  # processes without models import no torch
     import torch
@@ -45,15 +45,12 @@ class DrafterBuildContext(Protocol):
     def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         """Load a model with any vocabulary, and map the vocabularies; ``InvalidInput`` if these share no token."""
 
-    def build_drafter(
-        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
-    ) -> Drafter:
-        """Build a drafter that runs in this thread (``inline``), in its own ``thread``, or in its own ``process``.
+    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
+        """Build a drafter that runs in ``place``.
 
         Args:
             method: a name in the table of drafters.
             options: the drafter's own keys.
-            cores: the processors of the process; empty for all.
 
         Raises:
             CospecError: the drafter cannot be built, or cannot run there.
