@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import TextInfo, Verification, connect
+from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification, connect
 from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, same_tokens, share_cores
 from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
