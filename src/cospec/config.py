@@ -170,7 +170,7 @@ class EngineConfig(Options):
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
     attention_backend: str = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
-    instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_bf16"] = "auto"
+    instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_vnni", "avx512_bf16"] = "auto"
     native: Literal["auto", "off"] = "auto"
     measure_at_start: bool = True
     plugins: tuple[str, ...] = Field(default=(), strict=False)

@@ -350,6 +350,8 @@ WEIGHT_FORMATS: PluginTable[type[WeightFormat]] = PluginTable(
         "bf16": "cospec.models.weights.bf16:Bf16",
         "fp16": "cospec.models.weights.fp16:Fp16",
         "int8": "cospec.models.weights.int8:Int8",
+        "q8_0": "cospec.models.weights.q8_0:Q8_0",
+        "q4_0": "cospec.models.weights.q4_0:Q4_0",
     },
     Declares("weight format", "cospec.models.weights.format:WeightFormat", named=True),
 )

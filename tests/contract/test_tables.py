@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cospec.core.bitmask import unpack
-from cospec.core.interfaces import Model, VocabMapping
+from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats, StepTimes
@@ -29,8 +28,10 @@ from cospec.core.types import (
     TargetProbs,
 )
 from cospec.core.types import RequestState as Seq_
+from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
+from cospec.logits_processors.bitmask import unpack
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
 from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import TextInfo, Verification, connect
+from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification, connect
 from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, hub_of, same_tokens, share_cores
 from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
@@ -18,6 +17,7 @@ from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
+from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
 from cospec.drafters.pool.options import called, check_cores
 from cospec.ensemble.blends.registry import build_blend
@@ -190,9 +190,7 @@ def assemble(
     clock, native = time.monotonic, config.native == "auto"
     acceptance_methods = AcceptanceMethods()
     verifier = TargetVerifier(target, Single(), acceptance_methods, native)
-    verification = Verification(
-        target, verifier, target.pages, target.max_len, verifier.blend.name, acceptance_methods, text
-    )
+    verification = Verification(target, verifier, target.pages, target.max_len, TARGET, acceptance_methods, text)
     limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
     multi_step = None
     if reason is None and target.native_forward is not None:

@@ -11,7 +11,7 @@ import torch
 
 from cospec import register_acceptance_method
 from cospec.acceptance.match import Match
-from cospec.acceptance.methods import AcceptanceMethods
+from cospec.assembly.components import AcceptanceMethods
 from cospec.assembly.drafters import EngineHost, TargetFacts, build_drafter
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.errors import ModelError

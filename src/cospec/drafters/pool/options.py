@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from cospec.core.interfaces import DrafterBuildContext
 from cospec.core.plugins import Drafter
+from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput, ModelError, words
 from cospec.options import DrafterPlace, Options, parse
 from cospec.registry import DRAFTERS, EXECUTORS

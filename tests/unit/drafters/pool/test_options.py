@@ -11,10 +11,11 @@ import pytest
 
 import cospec
 from cospec.config import EngineConfig
-from cospec.core.interfaces import Model, VocabMapping
+from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
+from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.pool.options import Named, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
