@@ -141,7 +141,7 @@ class Engine:
             if sequence is None or sequence.finish is not None:
                 continue
             sequence.finish = FinishReason.ABORT
-            self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, FinishReason.ABORT)
+            self.counters.finish(sequence.stats, sequence.prompt_len, FinishReason.ABORT)
             self.output_processor.forget(id)
             if self.scheduler.is_in_flight(id):
                 self._aborted.add(id)
@@ -275,7 +275,7 @@ class Engine:
         """Count and forget sequences that ended."""
         ended = []
         for sequence in sequences:
-            self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, str(sequence.finish))
+            self.counters.finish(sequence.stats, sequence.prompt_len, str(sequence.finish))
             ended.append(sequence.id)
         self._forget(ended)
 
