@@ -42,7 +42,7 @@ def measure(per_domain: int = 8, tokens: int = 48, rounds: int = 5) -> Found:
     )
     single = LLM(MODELS[0], {"method": "draft_model", "num_speculative_tokens": WINDOW, "policy": "fixed"})
     models = [load_model(name) for name in MODELS]
-    validation, held_out = (read_answers(models, answers(relaxed, *part)) for part in ((0, 8), (8, 24)))
+    validation, held_out = (read_answers(models, answers(relaxed, *part)) for part in ((0, 4), (4, 20)))
     fits = {bound: calibrate(validation, bound, TOLERANCE).options for bound in BOUNDS}
     systems: dict[str, tuple[LLM, Mapping[str, Any] | None]] = {EXACT_PATH: (single, None)}
     for bound in BOUNDS:
