@@ -48,6 +48,7 @@ class EngineComponents:
     model_path: Path | None = None
     clock: Clock = time.monotonic
     model_paths: tuple[Path, ...] = ()  # of all members of an ensemble
+    models: tuple[Model, ...] = ()  # the same
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
     closers: tuple[Callable[[], None], ...] = ()  # end the threads and processes of the components
     multi_step: MultiStepRunner | None = None
