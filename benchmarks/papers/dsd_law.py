@@ -32,7 +32,7 @@ MODELS = ("zoo", "zoo:drafter")
 EXACT_PATH = "one target"
 
 
-def measure(per_domain: int = 8, tokens: int = 48, rounds: int = 5) -> Found:
+def measure(per_domain: int = 5, tokens: int = 48, rounds: int = 3) -> Found:
     """Write with every bound in alternation, then measure the distribution on reference answers."""
     texts = [text for domain in DOMAINS for text in prompts(domain, per_domain)]
     relaxed = LLM(
@@ -42,7 +42,7 @@ def measure(per_domain: int = 8, tokens: int = 48, rounds: int = 5) -> Found:
     )
     single = LLM(MODELS[0], {"method": "draft_model", "num_speculative_tokens": WINDOW, "policy": "fixed"})
     models = [load_model(name) for name in MODELS]
-    validation, held_out = (read_answers(models, answers(relaxed, *part)) for part in ((0, 4), (4, 20)))
+    validation, held_out = (read_answers(models, answers(relaxed, *part)) for part in ((0, 2), (2, 10)))
     fits = {bound: calibrate(validation, bound, TOLERANCE).options for bound in BOUNDS}
     systems: dict[str, tuple[LLM, Mapping[str, Any] | None]] = {EXACT_PATH: (single, None)}
     for bound in BOUNDS:

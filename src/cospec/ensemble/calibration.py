@@ -18,9 +18,9 @@ from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.ensemble.blends.adaptive import Adaptive, AdaptiveOptions
 from cospec.errors import InvalidInput, words
 
-LAMBDA1 = (1.0, 1.5, 2.0, 4.0, 1e9)  # the last of each list makes no token key
-LAMBDA2 = (0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
-LAMBDA3 = (0.7, 0.5, 0.3, 0.0)
+LAMBDA1 = (1.0, 2.0, 1e9)  # the last of each list makes no token key
+LAMBDA2 = (0.05, 0.1, 0.3, 1.0)
+LAMBDA3 = (0.6, 0.3, 0.0)
 AT_ONCE = 256  # rows in double precision at a time
 
 
@@ -92,18 +92,20 @@ def score(model: Model, tokens: Sequence[int], start: int) -> Tensor:
         model.free([id])
 
 
-def quality_of(rows: ReferenceRows, options: AdaptiveOptions) -> BlendQuality:
-    """Return acceptance, divergence and loss of a blend."""
-    blend = Adaptive(options)
-    acceptance = divergence = loss = 0.0
+def qualities(rows: ReferenceRows, given: Sequence[AdaptiveOptions]) -> list[BlendQuality]:
+    """Return acceptance, divergence and loss of each blend."""
+    blends, sums = [Adaptive(options) for options in given], torch.zeros(len(given), 3, dtype=torch.float64)
     for target, drafter, tokens in rows.parts():
-        own, other = (torch.log_softmax(logits.double(), -1) for logits in (target, drafter))
-        found = torch.log_softmax(blend.combine([target, drafter][: len(blend.members)]).double(), -1)
-        p, q, r = own.exp(), other.exp(), found.exp()
-        acceptance += float(torch.minimum(r, q).sum())
-        divergence += float((r - p).abs().sum()) / 2
-        loss += float((own - found).gather(-1, tokens[:, None]).sum())
-    return BlendQuality(options, acceptance / len(rows), divergence / len(rows), loss / len(rows))
+        own, q = torch.log_softmax(target.double(), -1), torch.softmax(drafter.double(), -1)
+        p, places = own.exp(), tokens[:, None]
+        for blend, figures in zip(blends, sums, strict=True):
+            relaxed = own if blend.exact else blend.combine([target, drafter])
+            r = relaxed.exp()
+            figures[0] += torch.minimum(r, q).sum()
+            figures[1] += (r - p).abs().sum() / 2
+            figures[2] += (own - relaxed).gather(-1, places).sum()
+    means = (sums / len(rows)).tolist()
+    return [BlendQuality(options, *figures) for options, figures in zip(given, means, strict=True)]
 
 
 def calibrate(rows: ReferenceRows, max_divergence: float, tolerance: float) -> BlendQuality:
@@ -111,12 +113,10 @@ def calibrate(rows: ReferenceRows, max_divergence: float, tolerance: float) -> B
 
     The blend with all tokens key is the target itself, so there always is one.
     """
-    best = quality_of(rows, AdaptiveOptions(max_divergence=0.0))
-    for lambda1, lambda2, lambda3 in itertools.product(LAMBDA1, LAMBDA2, LAMBDA3):
-        found = quality_of(
-            rows,
-            AdaptiveOptions(max_divergence=max_divergence, lambda1=lambda1, lambda2=lambda2, lambda3=lambda3),
-        )
-        if found.loss <= tolerance and found.acceptance > best.acceptance:
-            best = found
-    return best
+    conditions = itertools.product(LAMBDA1, LAMBDA2, LAMBDA3)
+    given = [
+        AdaptiveOptions(max_divergence=max_divergence, lambda1=one, lambda2=two, lambda3=three)
+        for one, two, three in conditions
+    ]
+    exact, *found = qualities(rows, [AdaptiveOptions(max_divergence=0.0), *given])
+    return max([exact, *(each for each in found if each.loss <= tolerance)], key=lambda each: each.acceptance)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cospec.ensemble.blends.adaptive import AdaptiveOptions
-from cospec.ensemble.calibration import ReferenceRows, calibrate, quality_of, read_answers
+from cospec.ensemble.calibration import ReferenceRows, calibrate, qualities, read_answers
 from cospec.errors import InvalidInput
 from cospec.models.toy import ToyModel
 
@@ -23,10 +23,10 @@ def reference_rows(count: int = 300, vocab: int = 20) -> ReferenceRows:
 def test_the_figures() -> None:
     rows = reference_rows()
     p, q = (torch.softmax(logits.double(), -1) for logits in (rows.target, rows.drafter))
-    exact = quality_of(rows, AdaptiveOptions(max_divergence=0.0))
+    free = AdaptiveOptions(max_divergence=1.0, lambda1=1e9, lambda2=1.0, lambda3=0.0)
+    exact, drafter = qualities(rows, [AdaptiveOptions(max_divergence=0.0), free])
     assert exact.acceptance == pytest.approx(float(torch.minimum(p, q).sum(-1).mean()))
     assert (exact.divergence, exact.loss) == (0.0, 0.0)
-    drafter = quality_of(rows, AdaptiveOptions(max_divergence=1.0, lambda1=1e9, lambda2=1.0, lambda3=0.0))
     assert drafter.acceptance == pytest.approx(1.0)
     assert drafter.divergence == pytest.approx(float((p - q).abs().sum(-1).mean()) / 2)
     own, other = (x.log().gather(-1, rows.tokens[:, None]).mean() for x in (p, q))
@@ -38,10 +38,10 @@ def test_the_loss_is_bounded_and_the_tolerance_is_used() -> None:
     fits = [calibrate(rows, 0.2, tolerance) for tolerance in (0.0, 0.01, 0.1)]
     for fit, tolerance in zip(fits, (0.0, 0.01, 0.1), strict=True):
         assert fit.loss <= tolerance
-        assert fit == quality_of(rows, fit.options)
+        assert [fit] == qualities(rows, [fit.options])
     acceptances = [fit.acceptance for fit in fits]
     assert acceptances == sorted(acceptances) and acceptances[0] < acceptances[-1]
-    free = quality_of(rows, AdaptiveOptions(max_divergence=0.2, lambda1=1e9, lambda2=1.0, lambda3=0.0))
+    (free,) = qualities(rows, [AdaptiveOptions(max_divergence=0.2, lambda1=1e9, lambda2=1.0, lambda3=0.0)])
     assert free.loss > 0.01, "otherwise the tolerance would not matter"
 
 
