@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import TextInfo, Verification, connect
+from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification, connect
 from cospec.assembly.drafting import Drafting, drafting_by
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents

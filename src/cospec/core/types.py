@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
-from cospec.core.processor_states import RequestProcessors
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.tree import depths, is_chain
+from cospec.logits_processors.states import RequestProcessors
 from cospec.sampling_params import SamplingParams
 
 

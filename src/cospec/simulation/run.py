@@ -12,8 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import Verification, connect
+from cospec.assembly.components import AcceptanceMethods, Verification, connect
 from cospec.assembly.drafting import Drafting, build_policy, check_policy
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
