@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from cospec.cli import (
     bench,
+    calibrate,
     chat,
     doctor,
     generate,
@@ -73,6 +74,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (models.models, ()),
     (doctor.doctor, (help.ENGINE,)),
     (verify.verify, (help.ENGINE,)),
+    (calibrate.calibrate, (help.ENGINE,)),
     (profile.profile, (help.ENGINE,)),
     (simulate.simulate, ()),
 )
