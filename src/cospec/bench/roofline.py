@@ -20,7 +20,8 @@ import torch
 from cospec.bench.policy_recorder import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
-from cospec.models.checkpoint import read_config, resolve, weight_files
+from cospec.models.checkpoint import read_config, resolve
+from cospec.models.files.open_source import open_source
 from cospec.models.loading import weights_dtype
 from cospec.models.weights.format import bytes_of, choose_format
 from cospec.sampling_params import SamplingParams
@@ -94,13 +95,8 @@ def _best(call: Callable[[], Any], tries: int) -> float:
 
 def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> StepCost:
     """Read the costs from file headers. An input embedding that is no output layer is only looked up."""
-    from safetensors import safe_open
-
     folder = resolve(model)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(folder):
-        with safe_open(str(file), framework="numpy") as tensors:
-            shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+    shapes = open_source(folder).shapes
     untied = "lm_head.weight" in shapes
     read = [shape for key, shape in shapes.items() if not (untied and key.endswith("embed_tokens.weight"))]
     format = choose_format(quantization, weights_dtype(folder, dtype), torch.device("cuda" if cuda else "cpu"))
