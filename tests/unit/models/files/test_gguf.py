@@ -186,7 +186,7 @@ def test_split_model_reads_all_parts(tmp_path: Path) -> None:
     first = tmp_path / "m-00001-of-00002.gguf"
     assert list(GgufFile.open(first).tensors) == ["blk.1.attn_norm.weight", "blk.2.attn_norm.weight"]
     (tmp_path / "m-00002-of-00002.gguf").unlink()
-    with pytest.raises(ModelError, match="m-00002-of-00002.gguf is missing"):
+    with pytest.raises(ModelError, match=r"m-00002-of-00002\.gguf is missing"):
         GgufFile.open(first)
 
 
