@@ -116,18 +116,20 @@ def _rope_factors(config: Any) -> dict[str, Any]:
     return {}
 
 
-def write_tokenizer(writer: Any, tokenizer: Any, pre: str = "smollm") -> None:
-    """Write a byte-level tokenizer of transformers."""
+def write_tokenizer(writer: Any, tokenizer: Any, merges: int | None = None) -> None:
+    """Write a byte-level tokenizer of transformers; ``merges`` keeps only the first merges."""
     import json
 
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=lambda token: model["vocab"][token])
     special = set(tokenizer.all_special_tokens)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"][:merges]]
+    )
     writer.add_eos_token_id(tokenizer.eos_token_id)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)

@@ -20,6 +20,7 @@ from cospec.cli import (
     help,
     models,
     profile,
+    quantize,
     serve,
     simulate,
     train,
@@ -74,6 +75,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (doctor.doctor, (help.ENGINE,)),
     (verify.verify, (help.ENGINE,)),
     (profile.profile, (help.ENGINE,)),
+    (quantize.quantize, (help.ENGINE,)),
     (simulate.simulate, ()),
 )
 for _command, _sources in _COMMANDS:

@@ -16,10 +16,8 @@ from cospec.models.files.gguf_folder import gguf_folder, is_gguf, linked_file, o
 ZOO = Path(__file__).resolve().parent.parent / "zoo"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?(:[\w.-]+)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_WEIGHTS = "allowed are float32, bfloat16 and float16 weights in safetensors files"
 # Files that describe a quantization outside config.json.
 _QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-_BITSANDBYTES = {"load_in_4bit": 4, "load_in_8bit": 8}
 _ALLOWED = (
     "zoo, zoo:NAME, a folder with safetensors weights and config.json or adapter_config.json, a GGUF file, "
     "or the name of a model on the hub, with :PART for the GGUF file with PART in the name"
@@ -148,36 +146,30 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def check_stored(name: str, folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration with quantized weights or with another location of the weights.
+def check_stored(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a configuration with another location of the weights.
 
     Raises:
-        ModelError: the weights are quantized or elsewhere.
+        ModelError: the weights are elsewhere.
     """
     named = config.get("transformers_weights")
     if named is not None:
         raise ModelError(
             f"The model {name} sets the location of its weights ({named!r}); allowed is model.safetensors."
         )
+
+
+def quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the quantization of a folder's safetensors with the key ``quant_method``; None of floating weights."""
     text = config.get("text_config")
-    parts = [config, text if isinstance(text, dict) else {}]
-    for part in parts:
+    for part in (config, text if isinstance(text, dict) else {}):
         for key in ("quantization_config", "compression_config"):
             if part.get(key) is not None:
-                raise ModelError(_quantized(name, part[key]))
+                return part[key] if isinstance(part[key], dict) else {}
     for file, method in _QUANTIZED.items():
         if (folder / file).exists():
-            raise ModelError(_quantized(name, {"quant_method": method}))
-
-
-def _quantized(name: str, found: Any) -> str:
-    """Return the error about a quantization's configuration."""
-    about = found if isinstance(found, dict) else {}
-    method = about.get("quant_method") or about.get("quant_algo") or "an unnamed method"
-    width = next((about[key] for key in ("bits", "w_bit") if isinstance(about.get(key), int)), None)
-    width = width or next((bits for key, bits in _BITSANDBYTES.items() if about.get(key) is True), None)
-    shown = f"{method}, {width} bits" if width else str(method)
-    return f"The model {name} is stored quantized ({shown}); {_WEIGHTS}, and quantization: int8 makes them small here."
+            return {"quant_method": method} | read_object(folder / file)
+    return None
 
 
 def weight_files(folder: Path) -> list[Path]:

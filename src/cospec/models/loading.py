@@ -34,7 +34,7 @@ from cospec.models.memory import (
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner, check_numbers
-from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, choose_format
+from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, WeightFormat, choose_format
 from cospec.options import WeightOptions
 
 if TYPE_CHECKING:
@@ -97,6 +97,21 @@ class _Recipe:
     linear: str
     source: WeightSource
     options: LoadOptions
+
+    @property
+    def convert(self) -> bool:
+        """Whether weights in blocks get another format."""
+        return self.options.quantization is not None or self.device.type != "cpu"
+
+    @property
+    def read(self) -> ReadWeight | None:
+        """How linear weights are read from the source; None reads the weights of the loaded modules."""
+        return self.source.reader(self.format, self.convert) if self.direct else None
+
+    @property
+    def direct(self) -> bool:
+        """Whether linear weights go from the files to their format, without a transformers module."""
+        return self.source.packed and self.device.type == "cpu"
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -182,7 +197,7 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
     found = resolve(name)
     folder = base_folder(found)
     raw = read_config(folder)
-    check_stored(name, folder, raw)
+    check_stored(name, raw)
     source = open_source(folder)
     device = _device(options.device)
     dtype = source.dtype if options.dtype == "auto" else weights_dtype(found, options.dtype)
@@ -200,7 +215,7 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
 
 
 def _need(recipe: _Recipe) -> MemoryNeed:
-    weights = recipe.source.num_bytes(recipe.format)
+    weights = recipe.source.num_bytes(recipe.format, recipe.convert)
     return need_of(hf_config(recipe.name, recipe.folder).get_text_config(), weights, recipe.cache_dtype)
 
 
@@ -235,7 +250,7 @@ def _assemble(recipe: _Recipe) -> Model:
     attention = _attention(recipe, shapes)
     cache, max_len = _cache(config, shapes, attention, recipe)
     if recipe.device.type == "cpu":
-        replace_linears(model, recipe.linear, recipe.format)
+        replace_linears(model, recipe.linear, recipe.format, recipe.read)
     small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
     trial = KVCache(shapes, small, recipe.cache_dtype, recipe.device, attention.by_head)
     hf.check_packing(model, trial, attention)
@@ -252,7 +267,8 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
     model = _weights(config, recipe, recipe.dtype)
     shapes = hf.probe(model)
     attention = _attention(recipe, shapes)
-    fused = FusedLlama.build(read_weights(model, recipe.format), attention, in_place=recipe.device.type == "cpu")
+    weights = read_weights(model, recipe.format, recipe.read)
+    fused = FusedLlama.build(weights, attention, in_place=recipe.device.type == "cpu")
     del model
     if recipe.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -291,7 +307,9 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
     merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, rounded once
     try:
         loaded = torch.float32 if merged else dtype
-        model, report = hf_model(recipe.folder, config, loaded, attn_implementation=hf.ATTENTION_NAME)
+        tensors = recipe.source.state_dict(loaded) if recipe.direct else None
+        options = {"attn_implementation": hf.ATTENTION_NAME, "tensors": tensors}
+        model, report = hf_model(recipe.folder, config, loaded, **options)
     except Exception as error:
         # Constructors of some architectures look the attention up in their own tables and may raise anything.
         if hf.ATTENTION_NAME in str(error):
@@ -302,7 +320,7 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
         raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
     if recipe.adapter is not None:
         merge(model, recipe.adapter)
-    if recipe.dtype is not torch.float32 and model.dtype is torch.float32:
+    if recipe.dtype is not torch.float32 and model.dtype is torch.float32 and not recipe.direct:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(recipe.dtype).float()
     return model.to(recipe.device).eval().requires_grad_(False)

@@ -78,11 +78,11 @@ def _llama(values: Values) -> dict[str, Any]:
     }
 
 
-def _gemma_scale(values: Values, large: int) -> float:
+def _gemma_scale(values: Values, large: int) -> int:
     """Return ``query_pre_attn_scalar``: the models of 27 B, known by their layers, have another."""
     if values.number("block_count") == large:
-        return float(values.number("embedding_length") // values.number("attention.head_count"))
-    return float(values.head_dim)
+        return int(values.number("embedding_length") // values.number("attention.head_count"))
+    return values.head_dim
 
 
 def _gemma2(values: Values) -> dict[str, Any]:
@@ -211,11 +211,11 @@ def _rope(file: GgufFile, values: Values) -> dict[str, Any]:
     kind, factor = values.get("rope.scaling.type", "none"), values.get("rope.scaling.factor", 1.0)
     length = values.get("rope.scaling.original_context_length", values.number("context_length"))
     if ROPE_FACTORS in values.tensors:
-        factors, length = _floats(values.tensors[ROPE_FACTORS]), values.number("context_length")
-        return given | _longrope(factors, factors, length, 1.0)
+        factors = _floats(values.tensors[ROPE_FACTORS])
+        return given | _longrope(factors, factors, values.number("context_length"), 1.0)
     if _LONG in values.tensors:
-        factors = _floats(values.tensors[_LONG]), _floats(values.tensors[_SHORT])
-        return given | _longrope(*factors, length, values.get("rope.scaling.attn_factor"))
+        long, short = _floats(values.tensors[_LONG]), _floats(values.tensors[_SHORT])
+        return given | _longrope(long, short, length, values.get("rope.scaling.attn_factor"))
     if kind == "none" or factor in (0.0, 1.0):
         return given
     if kind == "linear":

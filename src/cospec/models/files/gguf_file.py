@@ -83,7 +83,7 @@ class GgufFile:
 def _read(path: Path, texts: bool) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
         with path.open("rb") as stream:
-            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise ModelError(f"The file {path} cannot be read: {error}.") from None
     if mapped[:4] != MAGIC:
@@ -102,7 +102,7 @@ def _parse(path: Path, reader: _Reader, whole: NDArray[np.uint8]) -> tuple[dict[
     entries = [_entry(reader) for _ in range(tensor_count)]
     alignment = int(metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT))
     start = -(-reader.at // alignment) * alignment
-    return metadata, {name: _tensor(path, whole[start:], name, *entry) for name, *entry in entries}
+    return metadata, {entry[0]: _tensor(path, whole[start:], *entry) for entry in entries}
 
 
 def _entry(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:

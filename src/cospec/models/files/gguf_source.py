@@ -16,8 +16,9 @@ from cospec.errors import ModelError
 from cospec.models.files.gguf_config import ROPE_FACTORS, architecture, read_config
 from cospec.models.files.gguf_file import GgufFile, GgufTensor
 from cospec.models.files.source import WeightSource
+from cospec.registry import WEIGHT_FORMATS
 
-_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -51,6 +52,7 @@ TYPES = (
     "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "tq1_0", "tq2_0", "mxfp4",
 )  # fmt: skip
 """Types of tensors that can be read."""
+_BLOCKS = [kind for kind in TYPES if kind in WEIGHT_FORMATS and kind not in _FLOATS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,17 @@ class GgufSource(WeightSource):
         ModelError: the architecture, or the type or name of a tensor, is unknown.
     """
 
+    packed = True
+
     def __init__(self, path: Path) -> None:
         self.file = GgufFile.open(path, texts=False)
         self._entries = _entries(self.file)
         self.shapes = {name: _shape(entry) for name, entry in self._entries.items()}
+        self.kinds = {
+            name: entry.tensors[0].type
+            for name, entry in self._entries.items()
+            if entry.tensors[0].type in _BLOCKS and len(self.shapes[name]) == 2
+        }
         types = self.types()
         self.dtype = _FLOATS.get(max(types, key=lambda name: types[name]), torch.float32)
 
@@ -87,6 +96,11 @@ class GgufSource(WeightSource):
         read = [_value(tensor, rows) for tensor, rows in zip(entry.tensors, self._rows(entry), strict=True)]
         found = read[0] if len(read) == 1 else torch.cat(read, dim=1)
         return found - entry.offset if entry.offset else found
+
+    def blocks(self, name: str) -> Tensor:
+        """See ``WeightSource``; the result is mapped unless rows change places."""
+        (rows,) = self._rows(self._entries[name])
+        return torch.from_numpy(rows)
 
     def types(self) -> dict[str, int]:
         """Return the bytes of each type of tensor."""
@@ -123,7 +137,7 @@ def _value(tensor: GgufTensor, rows: NDArray[np.uint8]) -> Tensor:
 def _entries(file: GgufFile) -> dict[str, _Entry]:
     kind, config = architecture(file), read_config(file)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    layer_names = _LAYER | _OWN.get(file.architecture, {})
+    layer_names = names_of_layers(file.architecture)
     found: dict[str, _Entry] = {}
     for name, tensor in file.tensors.items():
         if name in _REPLACED:
@@ -135,7 +149,7 @@ def _entries(file: GgufFile) -> dict[str, _Entry]:
             joined = tuple(file.tensors[f"blk.{block}.{suffix}"] for suffix in (_GATE_EXPERTS, _UP_EXPERTS))
             found[f"model.layers.{block}.mlp.experts.gate_up_proj"] = _Entry(joined)
             continue
-        place = layer_names.get(own) if part.startswith("blk.") else _MODEL.get(part)
+        place = layer_names.get(own) if part.startswith("blk.") else MODEL_NAMES.get(part)
         if place is None or last not in ("weight", "bias"):
             raise ModelError(f"The file {file.path} has the tensor {name}, which {file.architecture} does not have.")
         ending = "" if own.endswith("_exps") else f".{last}"
@@ -144,6 +158,11 @@ def _entries(file: GgufFile) -> dict[str, _Entry]:
         offset = kind.norm_offset if place.endswith("norm") else 0.0
         found[whole + ending] = _Entry((tensor,), rotated, offset)
     return found
+
+
+def names_of_layers(architecture: str) -> dict[str, str]:
+    """Return transformers' names of the modules of a layer by llama.cpp's names."""
+    return _LAYER | _OWN.get(architecture, {})
 
 
 def _check_type(file: GgufFile, tensor: GgufTensor) -> None:

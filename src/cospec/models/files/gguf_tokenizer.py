@@ -77,9 +77,9 @@ _QWEN2 = PreTokenizer(_words(r"\p{N}"), composed=True)
 _GPT4 = PreTokenizer(_words(r"\p{N}{1,3}"))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    **dict.fromkeys(("default", "gpt-2", "gpt2", "olmo", "phi-2"), _GPT2),
+    **dict.fromkeys(("gpt-2", "gpt2", "olmo", "phi-2", "default"), _GPT2),
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r"), _DIGITS),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _GPT4),
     "tekken": PreTokenizer(_cased("", r"\p{N}"), whole=True, starts=True),
@@ -161,17 +161,22 @@ class _Vocabulary:
         return tuple(sorted({id for id in [*named, *(control.get(text) for text in _ENDS)] if id is not None}))
 
 
+def pre_tokenizer(cut: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """Return the pre-tokenizer of a byte-level vocabulary."""
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []
+    if cut.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(cut.pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.pattern is None))
+    return pre_tokenizers.Sequence(steps)
+
+
 def _byte_level(values: _Vocabulary) -> Tokenizer:
     """Byte-level BPE, as of GPT-2."""
     cut = PRE_TOKENIZERS[values.pre]
     merges = [tuple(merge.split(" ", 1)) for merge in values.get("merges") or []]
     ids = {token: id for id, token in enumerate(values.tokens)}
     tokenizer = Tokenizer(BPE(vocab=ids, merges=merges, ignore_merges=cut.whole))
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cut.digits else []
-    if cut.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(cut.pattern), behavior="isolated"))
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.pattern is None))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizer(cut)
     if cut.composed:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cospec.models.checkpoint import weight_files
+from cospec.models.checkpoint import quantization, read_object, weight_files
 from cospec.models.files.gguf_folder import is_gguf
 from cospec.models.files.gguf_source import GgufSource
+from cospec.models.files.packed_source import PackedSource
 from cospec.models.files.source import SafetensorsSource, WeightSource
 
 
@@ -17,4 +18,8 @@ def open_source(folder: Path) -> WeightSource:
         ModelError: a file is missing, unreadable or unsupported.
     """
     files = weight_files(folder)
-    return GgufSource(files[0]) if is_gguf(folder) else SafetensorsSource(files)
+    if is_gguf(folder):
+        return GgufSource(files[0])
+    config = folder / "config.json"
+    packed = quantization(folder, read_object(config) if config.exists() else {})
+    return SafetensorsSource(files) if packed is None else PackedSource(folder.name, files, packed)
