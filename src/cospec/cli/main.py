@@ -21,6 +21,7 @@ from cospec.cli import (
     help,
     models,
     profile,
+    quantize,
     serve,
     simulate,
     train,
@@ -76,6 +77,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (verify.verify, (help.ENGINE,)),
     (calibrate.calibrate, (help.ENGINE,)),
     (profile.profile, (help.ENGINE,)),
+    (quantize.quantize, (help.ENGINE,)),
     (simulate.simulate, ()),
 )
 for _command, _sources in _COMMANDS:
