@@ -20,6 +20,7 @@ from cospec.cli import (
     generate,
     help,
     models,
+    node,
     profile,
     quantize,
     serve,
@@ -84,6 +85,7 @@ for _command, _sources in _COMMANDS:
     app.command(cls=help.command_class(*_sources))(_command)
 app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
 app.add_typer(help.use_plain_help(train.app), name="train")
+app.add_typer(help.use_plain_help(node.app), name="node")
 
 
 def main() -> None:

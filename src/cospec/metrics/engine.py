@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cospec.core.stats import RequestStats, StepStats
 from cospec.core.types import Commit, StepOutput
@@ -39,6 +40,7 @@ class EngineMetrics:
     relaxed_tokens: int = 0
     execution_mode_info: dict[str, str] = field(default_factory=dict)  # the execution mode in use, and the reason
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
+    nodes: list[dict[str, Any]] = field(default_factory=list)  # drafter nodes, see ``cluster.nodes.hub.NodeHub.status``
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
 
 

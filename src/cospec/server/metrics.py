@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from cospec.core.types import Event
 from cospec.runtime.async_engine import EngineStatus
+from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cospec:"
@@ -208,7 +209,7 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for drafter, weight in engine.get("drafter_weights", {}).items():
         weights.add_metric([model, drafter], weight)
     found.append(weights)
-    return found
+    return [*found, *node_families(engine.get("nodes", ()), model)]
 
 
 class _Snapshot(Collector):
