@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from cospec.cli import (
     bench,
+    calibrate,
     chat,
     doctor,
     generate,
@@ -21,6 +22,7 @@ from cospec.cli import (
     models,
     node,
     profile,
+    quantize,
     serve,
     simulate,
     train,
@@ -74,7 +76,9 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (models.models, ()),
     (doctor.doctor, (help.ENGINE,)),
     (verify.verify, (help.ENGINE,)),
+    (calibrate.calibrate, (help.ENGINE,)),
     (profile.profile, (help.ENGINE,)),
+    (quantize.quantize, (help.ENGINE,)),
     (simulate.simulate, ()),
 )
 for _command, _sources in _COMMANDS:

@@ -48,6 +48,7 @@ class EngineComponents:
     model_path: Path | None = None
     clock: Clock = time.monotonic
     model_paths: tuple[Path, ...] = ()  # of all members of an ensemble
+    models: tuple[Model, ...] = ()  # the same
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
     nodes: Callable[[], list[dict[str, Any]]] = list  # the status of drafter nodes
     closers: tuple[Callable[[], None], ...] = ()  # end the threads and processes of the components
@@ -142,7 +143,7 @@ class Engine:
             if sequence is None or sequence.finish is not None:
                 continue
             sequence.finish = FinishReason.ABORT
-            self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, FinishReason.ABORT)
+            self.counters.finish(sequence.stats, sequence.prompt_len, FinishReason.ABORT)
             self.output_processor.forget(id)
             if self.scheduler.is_in_flight(id):
                 self._aborted.add(id)
@@ -277,7 +278,7 @@ class Engine:
         """Count and forget sequences that ended."""
         ended = []
         for sequence in sequences:
-            self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, str(sequence.finish))
+            self.counters.finish(sequence.stats, sequence.prompt_len, str(sequence.finish))
             ended.append(sequence.id)
         self._forget(ended)
 

@@ -166,6 +166,13 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
         summary.add_metric([model], count_value=engine["steps"], sum_value=engine[key])
         found.append(summary)
+    divergence = SummaryMetricFamily(
+        PREFIX + "distribution_divergence",
+        "Total variation of relaxed blends from the target, per token of ended requests.",
+        labels=["model_name"],
+    )
+    divergence.add_metric([model], count_value=engine["relaxed_tokens"], sum_value=engine["divergence"])
+    found.append(divergence)
     for name, value in engine["policy"].items():
         gauge = GaugeMetricFamily(PREFIX + name, POLICY.get(name, "A figure of the policy."), labels=["model_name"])
         gauge.add_metric([model], value)
