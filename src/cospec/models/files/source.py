@@ -83,11 +83,23 @@ class WeightSource(ABC):
 
         return read
 
-    def state_dict(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all tensors as ``dtype``. Weights that ``reader`` reads are placeholders without memory."""
-        return {name: self.read(name).to(dtype) for name in self.shapes if not is_linear(name)} | {
-            name: torch.zeros(1, dtype=dtype).expand(shape) for name, shape in self.shapes.items() if is_linear(name)
-        }
+    def table(self, convert: bool = False) -> StoredWeight | None:
+        """Return the embedding in its own blocks; None if the embedding is stored as floats."""
+        if convert or EMBEDDING not in self.kinds:
+            return None
+        return block_format(self.kinds[EMBEDDING]).from_blocks(self.blocks(EMBEDDING), self.shapes[EMBEDDING][1])
+
+    def state_dict(self, dtype: torch.dtype, without: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return all tensors as ``dtype``. Weights that ``reader`` reads are placeholders without memory.
+
+        Args:
+            without: more tensors that become placeholders.
+        """
+        found = {}
+        for name, shape in self.shapes.items():
+            empty = is_linear(name) or name in without
+            found[name] = torch.zeros(1, dtype=dtype).expand(shape) if empty else self.read(name).to(dtype)
+        return found
 
 
 def is_linear(name: str) -> bool:
