@@ -52,7 +52,7 @@ const std::vector<Layout>& layouts() {
         LAYOUT(SequenceSlice, start, num_tokens, num_nodes, first_logit, pages, num_pages),
         LAYOUT(KVCacheView, k_pages, v_pages, page_size, vocab_size, max_len),
         LAYOUT(BatchView, slices, ids, parents, num_slices),
-        LAYOUT(LogitsSource, logits, weights, num_models, vocab_size, form, plausibility_cutoff),
+        LAYOUT(LogitsSource, logits, weights, num_models, vocab_size, form, plausibility_cutoff, divergences),
         LAYOUT(SamplingShape, temperature, top_p, min_p, top_k),
         LAYOUT(AcceptanceParams, method, seed, sampling),
         LAYOUT(VerifyTask, check_row, first_row, num_rows, node_offset, num_nodes, q, masks, base_len, params),

@@ -14,11 +14,13 @@ from typer.core import TyperGroup
 
 from cospec.cli import (
     bench,
+    calibrate,
     chat,
     doctor,
     generate,
     help,
     models,
+    node,
     profile,
     quantize,
     serve,
@@ -74,6 +76,7 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (models.models, ()),
     (doctor.doctor, (help.ENGINE,)),
     (verify.verify, (help.ENGINE,)),
+    (calibrate.calibrate, (help.ENGINE,)),
     (profile.profile, (help.ENGINE,)),
     (quantize.quantize, (help.ENGINE,)),
     (simulate.simulate, ()),
@@ -82,6 +85,7 @@ for _command, _sources in _COMMANDS:
     app.command(cls=help.command_class(*_sources))(_command)
 app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
 app.add_typer(help.use_plain_help(train.app), name="train")
+app.add_typer(help.use_plain_help(node.app), name="node")
 
 
 def main() -> None:

@@ -115,6 +115,7 @@ LogitsSource = declare(
     pointer logits weights
     int64 num_models vocab_size form
     double plausibility_cutoff
+    pointer divergences
     """,
 )
 
