@@ -86,7 +86,11 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """The options, made concrete for one folder and one machine; ``adapter`` is merged into ``folder``'s weights."""
+    """The options, made concrete for one folder and one machine; ``adapter`` is merged into ``folder``'s weights.
+
+    Attributes:
+        fused: whether the hand-written forward reads the files, whose tensors have transformers' names.
+    """
 
     name: str
     folder: Path
@@ -97,6 +101,7 @@ class _Recipe:
     linear: str
     source: WeightSource
     options: LoadOptions
+    fused: bool = False
 
     @property
     def convert(self) -> bool:
@@ -106,7 +111,7 @@ class _Recipe:
     @property
     def read(self) -> ReadWeight | None:
         """How linear weights are read from the source; None reads the weights of the loaded modules."""
-        return self.source.reader(self.format, self.convert) if self.direct else None
+        return self.source.reader(self.format, self.dtype, self.convert) if self.direct else None
 
     @property
     def table(self) -> StoredWeight | None:
@@ -115,8 +120,11 @@ class _Recipe:
 
     @property
     def direct(self) -> bool:
-        """Whether linear weights go from the files to their format, without a transformers module."""
-        return self.source.packed and self.device.type == "cpu"
+        """Whether linear weights go from the files to their format, without a transformers module.
+
+        An adapter is merged into modules. Names that transformers changes at load need its modules too.
+        """
+        return self.adapter is None and self.device.type == "cpu" and (self.source.packed or self.fused)
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -249,7 +257,7 @@ def _assemble(recipe: _Recipe) -> Model:
 
     config = hf_config(recipe.name, recipe.folder)
     if _takes_fused(config, recipe):
-        return _fused_model(config, recipe)
+        return _fused_model(config, replace(recipe, fused=EMBEDDING in recipe.source.shapes))
     model = _weights(config, recipe, recipe.cache_dtype)
     if recipe.device.type == "cpu":
         replace_linears(model, recipe.linear, recipe.format, recipe.read)
