@@ -41,7 +41,7 @@ const std::vector<Layout>& layouts() {
         LAYOUT(AttentionParams, q, k, v, q_row, q_head, k_row, k_head, v_row, v_head, k_pages, v_pages, out, heads,
             kv_heads, dim, page_size, table_width, scale, softcap, window, positions, visible, tables, starts, write_at,
             mask, num_sequences),
-        LAYOUT(LlamaLayer, input_norm, mlp_norm, q_norm, k_norm, qkv, output, gate_up, down, window),
+        LAYOUT(LlamaLayer, input_norm, mlp_norm, q_norm, k_norm, q, k, v, output, gate_up, down, window),
         LAYOUT(LlamaConfig, layers, embedding, final_norm, head, inverse_frequencies, embedding_format, num_layers,
             hidden, heads, kv_heads, dim, intermediate, eps, scale, rotary_scale),
         LAYOUT(InputBatch, ids, positions, row_sequence, visible, mask, tables, starts, write_at, logit_rows, k_pages,

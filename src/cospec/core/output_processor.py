@@ -1,4 +1,7 @@
-"""Appends accepted tokens to requests, ends outputs, and trims tokens, cache length and counts at the same token."""
+"""Turns the outputs of a step into commits and events: appends tokens, ends outputs, detokenizes.
+
+Runs in the engine, after the verifier. Tokens, cache length and counts end at the same token.
+"""
 
 from __future__ import annotations
 

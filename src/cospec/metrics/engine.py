@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cospec.core.stats import RequestStats, StepStats
 from cospec.core.types import Commit, StepOutput
@@ -28,7 +29,7 @@ class EngineMetrics:
     accepted_tokens: dict[str, int] = field(default_factory=dict)
     accepted_per_pos: dict[str, list[int]] = field(default_factory=dict)
     target_calls: int = 0  # forwards, each for a whole batch
-    rounds: int = 0
+    steps: int = 0
     step_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
@@ -39,6 +40,7 @@ class EngineMetrics:
     relaxed_tokens: int = 0
     execution_mode_info: dict[str, str] = field(default_factory=dict)  # the execution mode in use, and the reason
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
+    nodes: list[dict[str, Any]] = field(default_factory=list)  # drafter nodes, see ``cluster.nodes.hub.NodeHub.status``
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
 
 
@@ -53,13 +55,13 @@ class Counters:
         self.finished: Counter[str] = Counter()
         self.python_path: Counter[str] = Counter()
         self.native = 0
-        self.prompt_tokens = self.prefix_hits = self.generated = self.rounds = 0
+        self.prompt_tokens = self.prefix_hits = self.generated = self.steps = 0
         self.divergence, self.relaxed_tokens = 0.0, 0
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
 
     def observe(self, outputs: Sequence[StepOutput], commits: Sequence[Commit], stats: StepStats) -> None:
-        """Add one round."""
-        self.rounds += stats.times.steps
+        """Add one step."""
+        self.steps += stats.times.steps
         self.seconds += stats.total
         self.draft_seconds += stats.times.draft
         self.target_seconds += stats.times.target
@@ -109,8 +111,8 @@ class Counters:
             draft_tokens=dict(self.draft_tokens),
             accepted_tokens=dict(self.accepted),
             accepted_per_pos=positions,
-            target_calls=self.rounds,
-            rounds=self.rounds,
+            target_calls=self.steps,
+            steps=self.steps,
             step_seconds=self.seconds,
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,
