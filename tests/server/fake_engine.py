@@ -153,7 +153,7 @@ class FakeEngine:
             draft_tokens={"fake": 9},
             accepted_tokens={"fake": 5},
             accepted_per_pos={"fake": [3, 2]},
-            rounds=self._rounds,
+            steps=self._rounds,
             native_requests=7,
             python_path_requests={"logprobs": 2},
             requests_finished=dict(self._finished),
