@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from cospec.core.types import Event
 from cospec.runtime.async_engine import EngineStatus
+from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cospec:"
@@ -165,6 +166,13 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
         summary.add_metric([model], count_value=engine["steps"], sum_value=engine[key])
         found.append(summary)
+    divergence = SummaryMetricFamily(
+        PREFIX + "distribution_divergence",
+        "Total variation of relaxed blends from the target, per token of ended requests.",
+        labels=["model_name"],
+    )
+    divergence.add_metric([model], count_value=engine["relaxed_tokens"], sum_value=engine["divergence"])
+    found.append(divergence)
     for name, value in engine["policy"].items():
         gauge = GaugeMetricFamily(PREFIX + name, POLICY.get(name, "A figure of the policy."), labels=["model_name"])
         gauge.add_metric([model], value)
@@ -201,7 +209,7 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for drafter, weight in engine.get("drafter_weights", {}).items():
         weights.add_metric([model, drafter], weight)
     found.append(weights)
-    return found
+    return [*found, *node_families(engine.get("nodes", ()), model)]
 
 
 class _Snapshot(Collector):
