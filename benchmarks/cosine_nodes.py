@@ -131,7 +131,8 @@ def main() -> None:
     parser.add_argument("--node", nargs=2, metavar=("ADDRESS", "NAME"), help="serve as a node")
     options = parser.parse_args()
     if options.node:
-        run_slow_node(*options.node, options.token_ms / 1000)
+        address, name = options.node
+        run_slow_node(address, name, options.token_ms / 1000)
         return
     table, rows, wanted = Table("variant", "tokens/s", "mean latency s", "accepted per draft", "late"), {}, None
     for name in options.only:

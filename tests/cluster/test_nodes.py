@@ -198,7 +198,7 @@ class Peer:
         return self.hear()
 
     def hear(self, seconds: float = 2.0) -> object:
-        return self.codec.decode(self.socket.recv()) if self.socket.poll(seconds * 1000) else None
+        return self.codec.decode(self.socket.recv()) if self.socket.poll(round(seconds * 1000)) else None
 
     def hello(self, **changes: object) -> bytes:
         given = {"node": "peer", "drafter": "itself", "method": "draft_model", "vocab_size": VOCAB, **changes}
