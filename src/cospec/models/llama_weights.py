@@ -209,7 +209,7 @@ class _Layers(Sequence[LayerWeights]):
             return self.linear(f"model.layers.{number}.{part}", layer.get_submodule(part))
 
         if config.model_type == "phi3":
-            qkv = (linear("self_attn.qkv_proj"),)
+            qkv = joined([linear("self_attn.qkv_proj")])
             gate, up = halves(linear("mlp.gate_up_proj"))
         else:
             qkv = joined([linear(f"self_attn.{part}_proj") for part in "qkv"])
