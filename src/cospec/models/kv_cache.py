@@ -21,7 +21,6 @@ from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
 from cospec.models.input_batch import InputBatch, pack
 
-
 SERIAL_SIZE = 1 << 15  # numbers in an operation that torch runs on one thread; its workers would delay native code
 
 
