@@ -14,9 +14,7 @@ class Iq4Nl(TableFormat):
     name = "iq4_nl"
     kernel = "iq4_nl"
     block_bytes, scale_bytes = 18, 2
-    values = np.array(
-        [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32
-    )
+    values = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], dtype=np.float32)
 
     def scales_of(self, values: Floats) -> Blocks:
         """See ``TableFormat``; the largest weight is -127 times the scale."""

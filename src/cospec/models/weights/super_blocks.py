@@ -25,7 +25,7 @@ def split_sub_scales(packed: Blocks) -> tuple[Blocks, Blocks]:
 
 def join_sub_scales(scales: Blocks, minimums: Blocks) -> Blocks:
     """The reverse of ``split_sub_scales``."""
-    four, two = np.uint8(4), np.uint8(2)
+    four = np.uint8(4)
     first, second = (x[:, :4] | x[:, 4:] >> four << _TWO for x in (scales, minimums))
     return np.concatenate([first, second, scales[:, 4:] & _FOUR | (minimums[:, 4:] & _FOUR) << four], 1)
 
