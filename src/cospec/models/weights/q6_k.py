@@ -44,4 +44,5 @@ class Q6K(BlockFormat):
         integers = (low | high << np.uint8(4)).astype(np.int8) - np.int8(32)
         sub_scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
         step = (halves(blocks[:, 208:]) * sub_scales)[..., None]
-        return (step * integers.reshape(n, 16, 16)).reshape(n, -1)
+        values: Floats = (step * integers.reshape(n, 16, 16)).reshape(n, -1)
+        return values
