@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from cospec.cli import (
     bench,
     chat,
+    cluster,
     doctor,
     generate,
     help,
@@ -80,6 +81,7 @@ for _command, _sources in _COMMANDS:
     app.command(cls=help.command_class(*_sources))(_command)
 app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
 app.add_typer(help.use_plain_help(train.app), name="train")
+app.add_typer(help.use_plain_help(cluster.app), name="cluster")
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from cospec.core.types import Event
-from cospec.runtime.async_engine import EngineStatus
+from cospec.runtime.engine_client import EngineStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cospec:"

@@ -16,6 +16,7 @@ from cospec.config import EngineConfig
 from cospec.errors import InvalidInput, words
 from cospec.process_utils import freeze_gc
 from cospec.runtime.async_engine import AsyncEngineClient
+from cospec.runtime.engine_client import EngineClient
 from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.supervisor import Supervision
 from cospec.server.admission import AdmissionLimits
@@ -101,11 +102,16 @@ async def load_app(
         ModelError: the engine could not be built.
     """
     # The import of the tokenizer's library takes seconds, so the import overlaps the engine's loading.
-    info, _ = await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
+    await asyncio.gather(client.start(config), asyncio.to_thread(import_tokenizers))
+    return await make_app(client, settings, AdmissionLimits.of(settings, config.max_num_seqs))
+
+
+async def make_app(client: EngineClient, settings: ServerSettings, limits: AdmissionLimits) -> FastAPI:
+    """Build the application of an engine that is ready."""
+    info = client.info
     tokenizer = await asyncio.to_thread(load_tokenizer, info.tokenizer_path)
     tokens = TextTokenizer(tokenizer, info.max_model_len, info.vocab_size)
     await asyncio.to_thread(tokens.prepare)
-    limits = AdmissionLimits.of(settings, config.max_num_seqs)
     return create_app(Service(client, tokens, ServerMetrics(info.model_name), settings, limits))
 
 

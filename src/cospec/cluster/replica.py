@@ -1,0 +1,72 @@
+"""A replica of the target: an engine process and its client, inside an actor of Ray Serve."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+from cospec.config import EngineConfig
+from cospec.core.types import Request
+from cospec.errors import EngineStopped
+from cospec.runtime.async_engine import AsyncEngineClient
+from cospec.runtime.codec import Codec
+from cospec.runtime.engine_client import RequestRefused
+from cospec.runtime.engine_core import Build, build_engine
+from cospec.runtime.messages import EngineInfo, Events, Failed, Rejected
+from cospec.runtime.supervisor import Supervision
+
+StreamItem = Events | Rejected | Failed
+
+
+class EngineReplica:
+    """Runs one engine process. The methods are called by the API server through Ray Serve, never per step."""
+
+    async def __init__(self, config: EngineConfig, supervision: Supervision, build: Build = build_engine) -> None:
+        self._client = AsyncEngineClient(build, supervision)
+        self._requests, self._items = Codec(Request), Codec(StreamItem)
+        await self._client.start(config)
+
+    async def check_health(self) -> None:
+        """Raise when the engine process has ended for good; Ray Serve then replaces the replica."""
+        self._client.check_ended()
+
+    async def info(self) -> EngineInfo:
+        """The facts that the engine sent when the engine was ready."""
+        return self._client.info
+
+    async def metrics(self) -> dict[str, Any] | None:
+        """``EngineMetrics`` as a dictionary; None while the engine does not answer."""
+        try:
+            return await self._client.metrics()
+        except EngineStopped:
+            return None
+
+    async def generate(
+        self, request: list[bytes], digests: tuple[bytes, ...], age: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        """Yield the events of a request, encoded. A cancelled call aborts the request in the engine.
+
+        Args:
+            request: the encoded ``Request``.
+            digests: read by the router.
+            age: seconds since the request arrived; clocks of two machines have nothing in common.
+        """
+        found = replace(self._requests.decode(request), arrival=time.monotonic() - age)
+        try:
+            async with contextlib.aclosing(self._client.submit([found])) as events:
+                async for event in events:
+                    yield self._encode(Events((event,)))
+        except RequestRefused as error:
+            yield self._encode(Rejected(found.id, str(error), error.field))
+        except EngineStopped as error:
+            yield self._encode(Failed(str(error)))
+
+    def _encode(self, item: StreamItem) -> list[bytes]:
+        return [bytes(part) for part in self._items.encode(item)]
+
+    async def __del__(self) -> None:
+        # Ray Serve awaits this coroutine before the actor ends.
+        await self._client.close()
