@@ -150,7 +150,7 @@ def run(seconds: float, requests: int, every: float, folder: Path) -> Report:
         "name": f"chaos-{os.getpid()}",
         "server": {"port": 0},
         "machine": {"num_cpus": 8},
-        "health": {"period": 1, "timeout": 2},
+        "health": {"period": 1, "timeout": 2, "grace": 2},
         "target": {"engine": ENGINE, "scale": {"min": 2, "max": 2}},
     }
     choose = random.Random(0)

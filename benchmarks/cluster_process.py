@@ -50,7 +50,7 @@ class ClusterProcess:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.close()
                 raise RuntimeError(f"The cluster has not started:\n{self.log[-4000:]}")
-            time.sleep(0.1)
+            threading.Event().wait(0.1)
         self.url = found[1]
         self.below()
         return self
@@ -80,6 +80,13 @@ class ClusterProcess:
         """Process ids of the engines."""
         return [pid for pid, command in self.below().items() if "cospec.runtime.engine_core" in command]
 
+    def busy_replica(self, seconds: float = 0.1) -> int:
+        """The replica whose engine used most processor time during ``seconds``."""
+        engines = self.engines()
+        before = {pid: _ticks(pid) for pid in engines}
+        threading.Event().wait(seconds)
+        return _parent(max(engines, key=lambda pid: _ticks(pid) - before[pid]))
+
     def close(self) -> int:
         """Stop the cluster and return its exit status."""
         if self.process.poll() is None:
@@ -107,13 +114,27 @@ def descendants(root: int) -> dict[int, str]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(folder.name)] = _parent(int(folder.name))
     found: dict[int, str] = {}
     layer = {root}
     while layer:
         layer = {pid for pid, parent in parents.items() if parent in layer}
         found |= {pid: _command(pid) for pid in layer}
     return {pid: command for pid, command in found.items() if command}
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` after the name of the command."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _ticks(pid: int) -> int:
+    """Processor time of a process."""
+    return sum(map(int, _stat(pid)[11:13]))
 
 
 def _command(pid: int) -> str:

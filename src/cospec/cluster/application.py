@@ -25,7 +25,6 @@ from cospec.runtime.supervisor import Supervision
 TARGET, API = "target", "api"  # names of deployments
 ONGOING = 4096  # calls of the API server that run together; ``server.max_concurrent_requests`` is the smaller bound
 QUEUE_PER_SEQUENCE = 4  # requests that a replica takes per running sequence
-GRACE_SECONDS = 30.0  # for running requests when a replica ends
 LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
@@ -43,6 +42,7 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
     watched = {
         "health_check_period_s": config.health.period,
         "health_check_timeout_s": config.health.timeout,
+        "graceful_shutdown_timeout_s": config.health.grace,
         "logging_config": LOGGING,
     }
     engine = _threaded(config)
@@ -53,7 +53,6 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
         ray_actor_options=config.target.placement.actor_options,
         max_ongoing_requests=QUEUE_PER_SEQUENCE * engine.max_num_seqs,
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        graceful_shutdown_timeout_s=GRACE_SECONDS,
         **_replicas(config.target.scale),
         **watched,
     )
@@ -63,7 +62,6 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
         name=API,
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=ONGOING,
-        graceful_shutdown_timeout_s=GRACE_SECONDS,
         **watched,
     )
     return api.bind(config, target)
