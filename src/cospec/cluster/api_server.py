@@ -28,7 +28,8 @@ class ApiServer:
         settings = read_keys(config.server)
         sequences = config.target.engine.max_num_seqs * config.target.scale.max
         engine = ReplicatedEngine(replicas, info)
-        self._app = await make_app(engine, settings, AdmissionLimits.of(settings, sequences))
+        limits = AdmissionLimits.of(settings, sequences)
+        self._app = await make_app(engine, settings, limits, config.prices)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

@@ -75,14 +75,12 @@ class TargetOptions(Options):
     """The target and its replicas.
 
     Attributes:
-        engine: options of the engine, as in ``cospec serve --config``.
-        cost_per_hour: the price of one replica, in any currency.
+        engine: options of the engine, as in ``cospec serve --config``; ``cost_per_hour`` is the price of one replica.
     """
 
     engine: EngineConfig = EngineConfig()
     scale: Scale = Scale()
     placement: Placement = Placement()
-    cost_per_hour: float = Field(default=0, ge=0, strict=False)
 
 
 class DrafterOptions(Options):
@@ -157,6 +155,13 @@ class ClusterConfig(Options):
                 "drafters", words(f"named {', '.join(names)}"), "a list of drafters with different names"
             )
         return config
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """Declared prices per hour of one replica: its target, and its share of the drafter nodes."""
+        share = 1 / self.target.scale.min
+        nodes = {each.name: each.nodes * each.cost_per_hour * share for each in self.drafters}
+        return {**self.target.engine.prices, **nodes}
 
     @classmethod
     def read(cls, path: Path | None) -> ClusterConfig:

@@ -38,6 +38,7 @@ class EngineMetrics:
     execution_mode_info: dict[str, str] = field(default_factory=dict)  # the execution mode in use, and the reason
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
+    engines: int = 1  # more in the joined metrics of several replicas
 
 
 class Counters:

@@ -18,10 +18,9 @@ def test_file_declares_target_and_drafters(tmp_path: Path) -> None:
         "server: {port: 0}\n"
         "machine: {num_cpus: 4, labels: {zone: home}}\n"
         "target:\n"
-        "  engine: {model: zoo, max_num_seqs: 4}\n"
+        "  engine: {model: zoo, max_num_seqs: 4, cost_per_hour: 2}\n"
         "  scale: {min: 1, max: 2}\n"
         "  placement: {num_cpus: 2, labels: {zone: home}, resources: {big: 1}}\n"
-        "  cost_per_hour: 2\n"
         "drafters:\n"
         "- {name: prose, nodes: 2, drafter: {method: draft_model}, cost_per_hour: 0.1, placement: {num_cpus: 0.5}}\n"
     )
@@ -33,7 +32,7 @@ def test_file_declares_target_and_drafters(tmp_path: Path) -> None:
         "label_selector": {"zone": "home"},
     }
     assert config.drafters[0].placement.actor_options == {"num_cpus": 0.5}
-    assert config.drafters[0].cost_per_hour == 0.1
+    assert config.prices == {"target": 2, "drafter": 0, "prose": 0.2}
 
 
 def test_no_file_is_one_replica_of_the_built_in_model() -> None:
@@ -49,7 +48,7 @@ def test_no_file_is_one_replica_of_the_built_in_model() -> None:
         ({"target": {"engine": {"max_num_seqs": 0}}}, "max_num_seqs"),
         ({"target": {"engine": 3}}, "target.engine"),
         ({"target": {"scale": {"min": 3, "max": 2}}}, "target.scale.min"),
-        ({"target": {"cost_per_hour": -1}}, "target.cost_per_hour"),
+        ({"target": {"engine": {"cost_per_hour": -1}}}, "cost_per_hour"),
         ({"target": {"placement": {"num_cpus": -1}}}, "target.placement.num_cpus"),
         ({"drafters": {}}, "drafters"),
         ({"drafters": [{"nodes": 1}]}, "drafters[0].name"),

@@ -47,10 +47,12 @@ class DrafterPlace(Options):
         executor: ``inline``, in the pool's thread; in a ``thread`` of its own; or in a ``process`` of its own. Other
             drafters run meanwhile.
         cores: processors reserved for the process. An empty list lets all processes share the processors.
+        cost_per_hour: the price of the drafter's machine, in the currency of the target; for metrics only.
     """
 
     executor: Literal["inline", "thread", "process"] = "inline"
     cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
+    cost_per_hour: float = Field(default=0, ge=0, strict=False)
 
 
 @dataclass(frozen=True, slots=True)
