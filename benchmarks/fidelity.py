@@ -102,7 +102,7 @@ class Run:
             end = job.due + latency
             waited += max(0.0, end - max(until, job.due))
             until = max(until, end)
-        return max(0.0, waited - sum(one.stats.total for one in self.rounds)) / len(self.rounds)
+        return max(0.0, waited - sum(one.stats.total for one in self.steps)) / len(self.steps)
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Cell:
                 the time of two.
         """
         jobs, fitted = self.sets[place % 2], self.runs[name][place ^ 1]
-        costs = fit_steps(rounds, fitted.rounds)
+        costs = fit_steps(rounds, fitted.steps)
         target, draft = (cost.to_json() for cost in costs)
         scenario = Scenario.model_validate(
             {
@@ -179,7 +179,7 @@ class Cell:
                 "drafting": {"cost": draft},
                 "domains": [{"trace": "guessed.jsonl", "prompt": {"mean": len(jobs[0].prompt)}}],
                 "arrivals": {"kind": "trace", "trace": "arrivals.txt"},
-                "pace": [{"seconds": seconds, "factor": factor} for seconds, factor in pace(fitted.rounds, costs)],
+                "pace": [{"seconds": seconds, "factor": factor} for seconds, factor in pace(fitted.steps, costs)],
                 "variants": [{"name": name, **VARIANTS[name]}],
             }
         )
@@ -201,7 +201,7 @@ def compare(turn: Mapping[float, Cell], pairs: Mapping[tuple[float, str], Pair])
                 for other_rate, other in turn.items()
                 for other_place, run in enumerate(other.runs[name])
                 if other_rate != rate or other_place % 2 != place % 2
-                for one in run.rounds
+                for one in run.steps
             ]
             pair = pairs[rate, name]
             pair.simulated += cell.simulated(name, place, others)

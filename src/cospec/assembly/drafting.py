@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cospec.assembly.drafters import executor_of
 from cospec.config import SpeculativeConfig
 from cospec.core.interfaces import Clock, ExecutionMode, Executor, Model, MultiStepRunner, StepContext
 from cospec.core.plugins import Drafter, Policy
@@ -15,7 +14,7 @@ from cospec.options import parse
 from cospec.policies.latency.step import LatencyModels
 from cospec.policies.policy_context import PolicyContext
 from cospec.policies.policy_router import PolicyRouter
-from cospec.registry import EXECUTION_MODES, POLICIES
+from cospec.registry import EXECUTION_MODES, EXECUTORS, POLICIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,9 @@ def drafting_by(
     policy = POLICIES.load("off" if drafter is None else speculative.policy_name)
     execution_mode = EXECUTION_MODES.load("sequential" if drafter is None else speculative.execution_mode)
     chosen = build_policy(speculative, drafter, clock, costs)
-    executor = executor_of(drafter, speculative.drafter_executor, model.device)  # last: may start a thread
+    executor = None
+    if drafter is not None:  # last: may start a thread
+        executor = EXECUTORS.load(speculative.drafter_executor).overlap(drafter, model.device)
     return Drafting(
         execution_mode,
         chosen,

@@ -50,17 +50,17 @@ class StepCost:
     cache_bytes: float
     operations: float
 
-    def of(self, rounds: Sequence[StepStats]) -> tuple[float, float]:
+    def of(self, steps: Sequence[StepStats]) -> tuple[float, float]:
         """Return bytes and operations of the target in these steps."""
-        bytes_read = sum(self.weight_bytes + one.context_tokens * self.cache_bytes for one in rounds)
-        return bytes_read, sum(one.batched_tokens * self.operations for one in rounds)
+        bytes_read = sum(self.weight_bytes + one.context_tokens * self.cache_bytes for one in steps)
+        return bytes_read, sum(one.batched_tokens * self.operations for one in steps)
 
 
 def measure_device(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Device:
     """Measure bandwidth and FLOP rate, each the best of many tries. Measure on a quiet machine.
 
     Args:
-        dtype: of the weights, which also rounds the inputs of products.
+        dtype: of the weights, which also steps the inputs of products.
     """
     # A processor without bfloat16 instructions multiplies such weights as float32.
     kinds = {torch.float32, dtype} if device == "cpu" else {torch.bfloat16}
@@ -130,20 +130,20 @@ def watch(config: EngineConfig, texts: Sequence[str], max_tokens: int) -> tuple[
             engine.add(request)
         while engine.has_work:
             engine.step()
-    writing = [one for one in seen.rounds if one.batched_tokens - one.proposed == one.sequences == len(texts)]
+    writing = [one for one in seen.steps if one.batched_tokens - one.proposed == one.sequences == len(texts)]
     cuda = config.device != "cpu" and torch.cuda.is_available()
     return cost_of(config.model, config.dtype, config.quantization, cuda), writing
 
 
-def figures(cost: StepCost, rounds: Sequence[StepStats], device: Device) -> dict[str, Any]:
+def figures(cost: StepCost, steps: Sequence[StepStats], device: Device) -> dict[str, Any]:
     """Return costs per committed token, and shares of the device's limits."""
-    bytes_read, operations = cost.of(rounds)
-    tokens = sum(one.committed for one in rounds)
-    target = sum(one.times.target for one in rounds)
-    total = sum(one.total for one in rounds)
+    bytes_read, operations = cost.of(steps)
+    tokens = sum(one.committed for one in steps)
+    target = sum(one.times.target for one in steps)
+    total = sum(one.total for one in steps)
     floor = max(bytes_read / device.bytes_per_s, operations / device.flops_per_s)
     return {
-        "rounds": len(rounds),
+        "rounds": len(steps),
         "tokens": tokens,
         "megabytes_per_token": bytes_read / tokens / 1e6,
         "megaflop_per_token": operations / tokens / 1e6,

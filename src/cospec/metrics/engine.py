@@ -28,7 +28,7 @@ class EngineMetrics:
     accepted_tokens: dict[str, int] = field(default_factory=dict)
     accepted_per_pos: dict[str, list[int]] = field(default_factory=dict)
     target_calls: int = 0  # forwards, each for a whole batch
-    rounds: int = 0
+    steps: int = 0
     step_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
@@ -52,12 +52,12 @@ class Counters:
         self.finished: Counter[str] = Counter()
         self.python_path: Counter[str] = Counter()
         self.native = 0
-        self.prompt_tokens = self.prefix_hits = self.generated = self.rounds = 0
+        self.prompt_tokens = self.prefix_hits = self.generated = self.steps = 0
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
 
     def observe(self, outputs: Sequence[StepOutput], commits: Sequence[Commit], stats: StepStats) -> None:
-        """Add one round."""
-        self.rounds += stats.times.steps
+        """Add one step."""
+        self.steps += stats.times.steps
         self.seconds += stats.total
         self.draft_seconds += stats.times.draft
         self.target_seconds += stats.times.target
@@ -105,8 +105,8 @@ class Counters:
             draft_tokens=dict(self.draft_tokens),
             accepted_tokens=dict(self.accepted),
             accepted_per_pos=positions,
-            target_calls=self.rounds,
-            rounds=self.rounds,
+            target_calls=self.steps,
+            steps=self.steps,
             step_seconds=self.seconds,
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,

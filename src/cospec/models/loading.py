@@ -30,8 +30,7 @@ from cospec.models.memory import (
     need_of,
     pages_for,
 )
-from cospec.models.model_runner import ModelRunner
-from cospec.models.smoke_check import check_numbers
+from cospec.models.model_runner import ModelRunner, check_numbers
 from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, bytes_of, choose_format
 from cospec.options import WeightOptions
 

@@ -28,8 +28,9 @@ from cospec.system import usable_processors
 if TYPE_CHECKING:  # decisions that draw random numbers need no torch
     from torch import Tensor
 
-ISAS = ("base", "avx2", "avx512", "avx512_bf16")
+ISAS = ("base", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 MAX_THREADS = 64
+SWITCH = "COSPEC_NATIVE"  # environment variable; ``off`` loads no library, in this process and those that it starts
 
 # Arguments and result of each function of the library; structs go by address.
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {
@@ -125,6 +126,8 @@ class Loaded:
 
 @cache
 def _load() -> Loaded:
+    if os.environ.get(SWITCH) == "off":
+        return Loaded(None, f"{SWITCH} is off")
     return load(Path(__file__).parents[1] / "_native.so")
 
 

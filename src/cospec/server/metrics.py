@@ -27,7 +27,7 @@ ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15
 E2E_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
 
 GAUGES = {
-    "num_requests_running": ("requests_running", "Requests whose sequences are in rounds."),
+    "num_requests_running": ("requests_running", "Requests whose sequences are in steps."),
     "num_requests_waiting": ("requests_waiting", "Requests that wait to be admitted."),
     "steps_in_flight": ("steps_in_flight", "Steps that the verifier has not answered."),
     "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV cache in use, 1 is all of it."),
@@ -190,7 +190,7 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
     found.append(python_path)
     for name, (key, text) in STEPS.items():
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
-        summary.add_metric([model], count_value=engine["rounds"], sum_value=engine[key])
+        summary.add_metric([model], count_value=engine["steps"], sum_value=engine[key])
         found.append(summary)
     for name, value in engine["policy"].items():
         gauge = GaugeMetricFamily(PREFIX + name, POLICY.get(name, "A figure of the policy."), labels=["model_name"])

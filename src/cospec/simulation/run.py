@@ -12,14 +12,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import Verification, connect
+from cospec.assembly.components import AcceptanceMethods, Verification, connect
 from cospec.assembly.drafting import Drafting, build_policy, check_policy
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugins import Policy
 from cospec.core.scheduler import SchedulerLimits
-from cospec.core.types import Request
+from cospec.core.types import TARGET, Request
 from cospec.errors import InvalidInput, words
 from cospec.models.block_manager import BlockPool
 from cospec.options import parse
@@ -117,7 +116,7 @@ class World:
         executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
         EXECUTION_MODES.check(variant.execution_mode)
         capacity = cache.pages.capacity
-        verification = Verification(cache, verifier, cache.pages, capacity, "target", AcceptanceMethods())
+        verification = Verification(cache, verifier, cache.pages, capacity, TARGET, AcceptanceMethods())
         order = EXECUTION_MODES.load(variant.execution_mode)
         drafting = Drafting(order, policy, drafter, executor, why_no_multi_step="simulated models")
         limits = SchedulerLimits(

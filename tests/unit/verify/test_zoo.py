@@ -49,6 +49,8 @@ def test_the_enumeration_passes(zoo: CheckContext) -> None:
     "check_group", [identity, chisquare, invariance], ids=lambda check_group: check_group.__name__.rpartition(".")[2]
 )
 def test_every_rung_passes(zoo: CheckContext, kernels: str, check_group: ModuleType) -> None:
+    if check_group is chisquare and kernels != BEST:
+        pytest.skip("every instruction set computes the same bits, so one sample is enough")
     checks: list[Any] = list(check_group.run_checks(zoo))
     assert checks
     assert [check for check in checks if not check.passed] == []
