@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -36,7 +36,7 @@ class PrefixIndex(Generic[ReplicaT]):
 
     def matched(self, prompt: Sequence[bytes], replica: ReplicaT) -> int:
         """Blocks of ``prompt`` from the beginning that ``replica`` has seen."""
-        seen = self._seen.get(replica, {})
+        seen: Container[bytes] = self._seen.get(replica, ())
         return next((number for number, digest in enumerate(prompt) if digest not in seen), len(prompt))
 
     def insert(self, prompt: Sequence[bytes], replica: ReplicaT) -> None:
