@@ -114,7 +114,7 @@ def recipe_of(build: Build) -> DrafterRecipe:
 
     from cospec.runtime.drafter_executor import DrafterRecipe
 
-    return DrafterRecipe("toy", "draft_model", {}, build, build, torch.device("cpu"), VOCAB)
+    return DrafterRecipe("toy", "draft_model", {}, build, build, torch.device("cpu"))
 
 
 def toy(name: str) -> Build:

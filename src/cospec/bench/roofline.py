@@ -20,9 +20,10 @@ import torch
 from cospec.bench.policy_recorder import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
-from cospec.models.checkpoint import read_config, resolve, weight_files
+from cospec.models.checkpoint import read_config, resolve
+from cospec.models.files.open_source import open_source
 from cospec.models.loading import weights_dtype
-from cospec.models.weights.format import bytes_of, choose_format
+from cospec.models.weights.format import choose_format
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 
@@ -94,18 +95,15 @@ def _best(call: Callable[[], Any], tries: int) -> float:
 
 def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> StepCost:
     """Read the costs from file headers. An input embedding that is no output layer is only looked up."""
-    from safetensors import safe_open
-
     folder = resolve(model)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(folder):
-        with safe_open(str(file), framework="numpy") as tensors:
-            shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
-    untied = "lm_head.weight" in shapes
-    read = [shape for key, shape in shapes.items() if not (untied and key.endswith("embed_tokens.weight"))]
+    source = open_source(folder)
+    untied = "lm_head.weight" in source.shapes
+    unread = [key for key in source.shapes if untied and key.endswith("embed_tokens.weight")]
+    read = [shape for key, shape in source.shapes.items() if key not in unread]
     format = choose_format(quantization, weights_dtype(folder, dtype), torch.device("cuda" if cuda else "cpu"))
     cache_bytes = _cache_bytes(folder, 2 if cuda else 4)
-    return StepCost(float(bytes_of(format, read)), cache_bytes, 2.0 * sum(map(prod, read)))
+    weight_bytes = source.num_bytes(format, quantization is not None or cuda, unread)
+    return StepCost(float(weight_bytes), cache_bytes, 2.0 * sum(map(prod, read)))
 
 
 def _cache_bytes(folder: Path, width: int) -> float:

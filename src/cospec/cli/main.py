@@ -14,13 +14,16 @@ from typer.core import TyperGroup
 
 from cospec.cli import (
     bench,
+    calibrate,
     chat,
     cluster,
     doctor,
     generate,
     help,
     models,
+    node,
     profile,
+    quantize,
     serve,
     simulate,
     train,
@@ -74,7 +77,9 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (models.models, ()),
     (doctor.doctor, (help.ENGINE,)),
     (verify.verify, (help.ENGINE,)),
+    (calibrate.calibrate, (help.ENGINE,)),
     (profile.profile, (help.ENGINE,)),
+    (quantize.quantize, (help.ENGINE,)),
     (simulate.simulate, ()),
 )
 for _command, _sources in _COMMANDS:
@@ -82,6 +87,7 @@ for _command, _sources in _COMMANDS:
 app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
 app.add_typer(help.use_plain_help(train.app), name="train")
 app.add_typer(help.use_plain_help(cluster.app), name="cluster")
+app.add_typer(help.use_plain_help(node.app), name="node")
 
 
 def main() -> None:

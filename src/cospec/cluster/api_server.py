@@ -29,7 +29,7 @@ class ApiServer:
         sequences = config.target.engine.max_num_seqs * config.target.scale.max
         engine = ReplicatedEngine(replicas, info)
         limits = AdmissionLimits.of(settings, sequences)
-        self._app = await make_app(engine, settings, limits, config.prices)
+        self._app = await make_app(engine, settings, limits, config.target.engine.prices)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

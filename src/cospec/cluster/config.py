@@ -156,13 +156,6 @@ class ClusterConfig(Options):
             )
         return config
 
-    @property
-    def prices(self) -> dict[str, float]:
-        """Declared prices per hour of one replica: its target, and its share of the drafter nodes."""
-        share = 1 / self.target.scale.min
-        nodes = {each.name: each.nodes * each.cost_per_hour * share for each in self.drafters}
-        return {**self.target.engine.prices, **nodes}
-
     @classmethod
     def read(cls, path: Path | None) -> ClusterConfig:
         """Read a JSON or YAML file; None is the built-in model on one replica."""

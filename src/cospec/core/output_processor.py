@@ -142,6 +142,9 @@ class OutputProcessor:
         sequence.computed = base + min(len(path), len(new) - 1)
         if step_output.logprobs:
             sequence.logprobs.extend(step_output.logprobs[: len(new)])
+        divergences = step_output.divergences[: len(new)]
+        stats.divergence += sum(divergences)
+        stats.relaxed_tokens += len(divergences)
         nodes, committed_rejection = 0, False
         if draft is not None:
             nodes = len(draft.tokens)

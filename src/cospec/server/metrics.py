@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from cospec.core.types import Event
 from cospec.metrics.cost import present, price_per_million
 from cospec.runtime.engine_client import EngineStatus
+from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cospec:"
@@ -97,14 +98,15 @@ class ServerMetrics:
 
     def _costs(self, engine: Mapping[str, Any]) -> list[Metric]:
         """Prices per hour, and the price of tokens since the start of the server, idle time included."""
-        prices = present(self._prices, engine["engines"])
+        nodes = {node["node"]: node["cost_per_hour"] for node in engine.get("nodes", ())}
+        prices = present(self._prices, engine["engines"]) | present(nodes, 1)
         if not prices:
             return []
         per_hour = GaugeMetricFamily(
             PREFIX + "cost_per_hour", "Declared price per hour of the machines.", labels=["model_name", "component"]
         )
-        for name, price in prices.items():
-            per_hour.add_metric([self._model, name], price)
+        for name, cost in prices.items():
+            per_hour.add_metric([self._model, name], cost)
         seconds = time.monotonic() - self._started
         price = price_per_million(sum(prices.values()), engine["generation_tokens"], seconds)
         per_million = GaugeMetricFamily(
@@ -192,6 +194,13 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
         summary.add_metric([model], count_value=engine["steps"], sum_value=engine[key])
         found.append(summary)
+    divergence = SummaryMetricFamily(
+        PREFIX + "distribution_divergence",
+        "Total variation of relaxed blends from the target, per token of ended requests.",
+        labels=["model_name"],
+    )
+    divergence.add_metric([model], count_value=engine["relaxed_tokens"], sum_value=engine["divergence"])
+    found.append(divergence)
     for name, value in engine["policy"].items():
         gauge = GaugeMetricFamily(PREFIX + name, POLICY.get(name, "A figure of the policy."), labels=["model_name"])
         gauge.add_metric([model], value)
@@ -228,7 +237,7 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for drafter, weight in engine.get("drafter_weights", {}).items():
         weights.add_metric([model, drafter], weight)
     found.append(weights)
-    return found
+    return [*found, *node_families(engine.get("nodes", ()), model)]
 
 
 class _Snapshot(Collector):

@@ -32,7 +32,8 @@ def test_file_declares_target_and_drafters(tmp_path: Path) -> None:
         "label_selector": {"zone": "home"},
     }
     assert config.drafters[0].placement.actor_options == {"num_cpus": 0.5}
-    assert config.prices == {"target": 2, "drafter": 0, "prose": 0.2}
+    assert config.drafters[0].cost_per_hour == 0.1
+    assert config.target.engine.cost_per_hour == 2
 
 
 def test_no_file_is_one_replica_of_the_built_in_model() -> None:

@@ -17,6 +17,7 @@ def test_counters_are_sums_and_levels_are_means() -> None:
         requests_finished={"stop": 1},
         execution_mode_info={"mode": "sequential"},
         policy={"speculation_length": 4.0},
+        nodes=[{"node": "a"}],
     )
     second = EngineMetrics(
         requests_running=1,
@@ -35,4 +36,6 @@ def test_counters_are_sums_and_levels_are_means() -> None:
     assert joined["requests_finished"] == {"stop": 1, "length": 2}
     assert joined["execution_mode_info"] == {"mode": "sequential"}
     assert joined["policy"] == {"speculation_length": 3.0}
+    assert joined["nodes"] == [{"node": "a"}]
+    assert joined["engines"] == 2
     assert merge([asdict(first)]) == asdict(first)

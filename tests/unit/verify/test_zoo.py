@@ -38,7 +38,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def zoo() -> CheckContext:
-    return context_of_llm("zoo", None, True, threads=1)
+    return context_of_llm(["zoo"], None, True, threads=1)
 
 
 def test_the_enumeration_passes(zoo: CheckContext) -> None:
@@ -60,7 +60,7 @@ def test_a_rule_without_residual_is_seen(zoo: CheckContext) -> None:
     """The chi-square of the quick run has the power to see a rule that is only slightly wrong."""
     wanted = chisquare.distribution(zoo)
     even = chisquare.even_drafter(zoo, wanted)
-    wrong = bare_engine(zoo.model, even, chisquare.DEPTH, {"block": NoResidual()})
+    wrong = bare_engine(zoo.target, even, chisquare.DEPTH, {"block": NoResidual()})
     assert not chisquare.fit(wanted, partial(chisquare.samples, zoo, wrong, "block"), zoo.effort.samples).good
 
 
