@@ -20,9 +20,13 @@ if TYPE_CHECKING:
 
 
 class ApiServer:
-    """Tokenizes, submits to the replicas, and replays requests of lost replicas."""
+    """Tokenizes, submits to the replicas, and replays requests of lost replicas.
 
-    async def __init__(self, config: ClusterConfig, target: DeploymentHandle) -> None:
+    Args:
+        drafters: deployments that belong to the application; the API server calls none of them.
+    """
+
+    async def __init__(self, config: ClusterConfig, target: DeploymentHandle, *drafters: DeploymentHandle) -> None:
         replicas = RayReplicas(target)
         info, _ = await asyncio.gather(replicas.info(), asyncio.to_thread(import_tokenizers))
         settings = read_keys(config.server)

@@ -15,14 +15,15 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from cospec.cluster.api_server import ApiServer
-from cospec.cluster.config import ClusterConfig, Scale
+from cospec.cluster.config import ClusterConfig, DrafterOptions, Scale
+from cospec.cluster.node_actor import NodeActor
 from cospec.cluster.prefix_router import PrefixRouter
-from cospec.cluster.replica import EngineReplica
+from cospec.cluster.replica import EngineReplica, NodePlan
 from cospec.config import EngineConfig
 from cospec.runtime.engine_core import Build, build_engine
 from cospec.runtime.supervisor import Supervision
 
-TARGET, API = "target", "api"  # names of deployments
+TARGET, API, DRAFTERS = "target", "api", "drafter-{name}"  # names of deployments
 ONGOING = 4096  # calls of the API server that run together; ``server.max_concurrent_requests`` is the smaller bound
 QUEUE_PER_SEQUENCE = 4  # requests that a replica takes per running sequence
 LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
@@ -38,7 +39,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
 
 def application(config: ClusterConfig, build: Build = build_engine) -> serve.Application:
-    """The API server over the replicas of the target."""
+    """The API server over the replicas of the target, and the drafter nodes."""
     watched = {
         "health_check_period_s": config.health.period,
         "health_check_timeout_s": config.health.timeout,
@@ -56,7 +57,9 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
         **_replicas(config.target.scale),
         **watched,
     )
-    target = replica.bind(engine, Supervision(server.engine_timeout, server.max_engine_restarts), build)
+    supervision = Supervision(server.engine_timeout, server.max_engine_restarts)
+    plan = NodePlan(config.drafter_keys) if config.drafters else None
+    target = replica.bind(engine, supervision, plan, build)
     api = serve.deployment(
         serve.ingress()(ApiServer),
         name=API,
@@ -64,7 +67,19 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
         max_ongoing_requests=ONGOING,
         **watched,
     )
-    return api.bind(config, target)
+    nodes = [_drafter(each, watched).bind(engine, each, config.drafter_keys, target) for each in config.drafters]
+    return api.bind(config, target, *nodes)
+
+
+def _drafter(drafter: DrafterOptions, watched: Mapping[str, Any]) -> serve.Deployment:
+    """Drafter nodes of one kind; they take no calls."""
+    return serve.deployment(
+        NodeActor,
+        name=DRAFTERS.format(name=drafter.name),
+        num_replicas=drafter.nodes,
+        ray_actor_options=drafter.placement.actor_options,
+        **watched,
+    )
 
 
 def _threaded(config: ClusterConfig) -> EngineConfig:

@@ -89,7 +89,7 @@ class DrafterOptions(Options):
     Attributes:
         name: the drafter's name in ``target.engine.speculative_config``.
         nodes: how many run.
-        drafter: options of the drafter, as in ``speculative_config``.
+        drafter: options of the drafter, as in ``cospec node join --drafter``.
         cost_per_hour: the price of one node, in the currency of the target.
     """
 
@@ -122,6 +122,8 @@ class ClusterConfig(Options):
 
     Attributes:
         name: of the Ray Serve application.
+        drafters: nodes for drafters that ``speculative_config`` gives the executor ``node``.
+        drafter_keys: a folder of ``cospec node keys`` that every machine has; None: all drafters on one machine.
         server: address, keys and limits; connections are Ray Serve's, so the time-outs of connections do not apply.
     """
 
@@ -130,6 +132,7 @@ class ClusterConfig(Options):
     machine: Machine = Machine()
     target: TargetOptions = TargetOptions()
     drafters: tuple[DrafterOptions, ...] = Field(default=(), strict=False)
+    drafter_keys: Path | None = Field(default=None, strict=False)
     health: Health = Health()
 
     @classmethod

@@ -16,9 +16,9 @@ SLACK = 4  # requests by which the queue of a replica with the prefix may be lon
 class PrefixRouter(RequestRouter):
     """Reads the digests of the prompt from the second argument of a call; calls without digests go by queue alone."""
 
-    def initialize_state(self, slack: int = SLACK) -> None:
-        """Called by Ray Serve with ``request_router_kwargs``."""
-        self._slack = slack
+    def initialize_state(self, **kwargs: int) -> None:
+        """Called by Ray Serve with ``request_router_kwargs``: ``slack``."""
+        self._slack = kwargs.get("slack", SLACK)
         self._index: PrefixIndex[ReplicaID] = PrefixIndex()
         self._running: Counter[ReplicaID] = Counter()
 

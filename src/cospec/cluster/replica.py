@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import ray
 
 from cospec.config import EngineConfig
 from cospec.core.types import Request
@@ -21,17 +25,45 @@ from cospec.runtime.supervisor import Supervision
 StreamItem = Events | Rejected | Failed
 
 
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """Where a replica waits for its drafter nodes.
+
+    Attributes:
+        keys: a folder of ``cospec node keys``; None: on the loopback interface.
+    """
+
+    keys: Path | None = None
+
+    def free_address(self) -> str:
+        """A free port of this machine, as a ZeroMQ address."""
+        host = "127.0.0.1" if self.keys is None else ray.util.get_node_ip_address()
+        with socket.socket() as listener:
+            listener.bind((host, 0))
+            return f"tcp://{host}:{listener.getsockname()[1]}"
+
+
 class EngineReplica:
     """Runs one engine process. The methods are called by the API server through Ray Serve, never per step."""
 
-    async def __init__(self, config: EngineConfig, supervision: Supervision, build: Build = build_engine) -> None:
+    async def __init__(
+        self, config: EngineConfig, supervision: Supervision, nodes: NodePlan | None = None, build: Build = build_engine
+    ) -> None:
         self._client = AsyncEngineClient(build, supervision)
         self._requests, self._items = Codec(Request), Codec(StreamItem)
+        self._address = ""
+        if nodes is not None:
+            self._address = nodes.free_address()
+            config = _bound(config, self._address, nodes.keys)
         await self._client.start(config)
 
     async def check_health(self) -> None:
         """Raise when the engine process has ended for good; Ray Serve then replaces the replica."""
         self._client.check_ended()
+
+    async def drafter_address(self) -> str:
+        """The address that drafter nodes of this replica connect to; empty without drafter nodes."""
+        return self._address
 
     async def info(self) -> EngineInfo:
         """The facts that the engine sent when the engine was ready."""
@@ -70,3 +102,12 @@ class EngineReplica:
     async def __del__(self) -> None:
         # Ray Serve awaits this coroutine before the actor ends.
         await self._client.close()
+
+
+def _bound(config: EngineConfig, address: str, keys: Path | None) -> EngineConfig:
+    """The configuration of an engine that waits for drafter nodes at ``address``."""
+    if config.speculative_config is None:
+        return config
+    nodes = {**config.speculative_config.drafter_nodes, "bind": address, "keys": None if keys is None else str(keys)}
+    speculative = config.speculative_config.model_copy(update={"drafter_nodes": nodes})
+    return config.model_copy(update={"speculative_config": speculative})
