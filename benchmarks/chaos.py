@@ -36,7 +36,9 @@ PROMPTS = (
     "Once upon a time there was a little",
 )
 MAX_TOKENS = 40
-FAULTS = ("kill replica", "kill engine", "pause replica")
+FAULTS = ("kill replica", "kill node", "kill engine", "pause node", "pause replica")
+ON_NODES = {"method": "draft_model", "drafter_executor": "node", "num_speculative_tokens": 4}
+DRAFTERS = [{"name": "draft_model", "nodes": 2, "placement": {"num_cpus": 0.5}, "cost_per_hour": 0.1}]
 SECONDS = 180.0  # a request that takes longer is lost
 
 
@@ -138,9 +140,10 @@ async def trouble(cluster: ClusterProcess, every: float, report: Report, choose:
     """Kill or pause a process every few seconds, until cancelled."""
     for kind in itertools.cycle(FAULTS):
         await asyncio.sleep(every)
-        found = cluster.engines() if kind == "kill engine" else cluster.replicas()
+        how, what = kind.split()
+        found = {"replica": cluster.replicas, "node": cluster.nodes, "engine": cluster.engines}[what]()
         if found:
-            os.kill(choose.choice(found), signal.SIGSTOP if kind == "pause replica" else signal.SIGKILL)
+            os.kill(choose.choice(found), signal.SIGSTOP if how == "pause" else signal.SIGKILL)
             report.faults[kind] += 1
 
 
@@ -151,7 +154,8 @@ def run(seconds: float, requests: int, every: float, folder: Path) -> Report:
         "server": {"port": 0},
         "machine": {"num_cpus": 8},
         "health": {"period": 1, "timeout": 2, "grace": 2},
-        "target": {"engine": ENGINE, "scale": {"min": 2, "max": 2}},
+        "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
+        "drafters": DRAFTERS,
     }
     choose = random.Random(0)
     asks = [Ask(PROMPTS[number % len(PROMPTS)], number % 5 or None) for number in range(requests)]

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 READY = re.compile(r"cospec cluster \S+ serves at (\S+)")
-REPLICA = "ray::ServeReplica:{name}:target"
+REPLICA, NODE = "ray::ServeReplica:{name}:target", "ray::ServeReplica:{name}:drafter-"
 START_SECONDS, STOP_SECONDS = 120.0, 60.0
 
 
@@ -73,12 +73,19 @@ class ClusterProcess:
 
     def replicas(self) -> list[int]:
         """Process ids of the target's replicas."""
-        name = REPLICA.format(name=self.name)
-        return [pid for pid, command in self.below().items() if command.startswith(name)]
+        return self._actors(REPLICA)
+
+    def nodes(self) -> list[int]:
+        """Process ids of the drafter nodes."""
+        return self._actors(NODE)
 
     def engines(self) -> list[int]:
         """Process ids of the engines."""
         return [pid for pid, command in self.below().items() if "cospec.runtime.engine_core" in command]
+
+    def _actors(self, kind: str) -> list[int]:
+        name = kind.format(name=self.name)
+        return [pid for pid, command in self.below().items() if command.startswith(name)]
 
     def busy_replica(self, seconds: float = 0.1) -> int:
         """The replica whose engine used most processor time during ``seconds``."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from benchmarks.chaos import ENGINE, PROMPTS, Ask, expect
+from benchmarks.chaos import DRAFTERS, ENGINE, ON_NODES, PROMPTS, Ask, expect
 from benchmarks.cluster_process import ClusterProcess
 
 pytest.importorskip("ray", reason="the extra cluster is not installed")
@@ -24,7 +24,8 @@ CONFIG = {
     "server": {"port": 0},
     "machine": {"num_cpus": 4},
     "health": {"period": 1, "timeout": 3, "grace": 1},
-    "target": {"engine": ENGINE, "scale": {"min": 2, "max": 2}},
+    "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
+    "drafters": DRAFTERS,
 }
 
 
@@ -61,6 +62,18 @@ def test_replicas_write_what_one_engine_writes(cluster: ClusterProcess) -> None:
     with ThreadPoolExecutor(8) as pool:
         found = dict(zip(asks, pool.map(lambda each: complete(cluster, each), asks), strict=True))
     assert found == expected
+
+
+def test_drafter_nodes_draft_for_both_replicas(cluster: ClusterProcess) -> None:
+    def joined() -> list[Any]:
+        found = httpx.get(f"{cluster.url}/cluster", timeout=30).json()["nodes"]
+        return [node for node in found if node["state"] == "joined"]
+
+    wait_for(lambda: len(joined()) == 2)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda prompt: complete(cluster, Ask(prompt, None)), PROMPTS * 3))
+    assert all(node["drafts"] > 0 for node in joined())
+    assert figure(cluster, "spec_decode_num_accepted_tokens_total") > 0
 
 
 def test_requests_with_a_shared_prefix_meet_in_one_cache(cluster: ClusterProcess) -> None:
