@@ -28,7 +28,12 @@ from benchmarks.cluster_process import ClusterProcess
 from cospec import LLM, SamplingParams
 
 RESULT = Path(__file__).parent / "results" / "chaos.json"
-ENGINE = {"model": "zoo", "max_num_seqs": 8, "kv_cache_memory_bytes": 40_000_000, "measure_at_start": False}
+ENGINE: dict[str, Any] = {
+    "model": "zoo",
+    "max_num_seqs": 8,
+    "kv_cache_memory_bytes": 40_000_000,
+    "measure_at_start": False,
+}
 PROMPTS = (
     "The sum of 2 and 3 is",
     "Question: Anna has 4 apples and buys 5 more. How many apples does she have?\nAnswer:",

@@ -23,7 +23,7 @@ CONFIG = {
     "name": f"test-{os.getpid()}",
     "server": {"port": 0},
     "machine": {"num_cpus": 4},
-    "health": {"period": 1, "timeout": 3, "grace": 1},
+    "health": {"period": 1, "timeout": 3, "grace": 1, "head": 3},
     "target": {"engine": {**ENGINE, "speculative_config": ON_NODES}, "scale": {"min": 2, "max": 2}},
     "drafters": DRAFTERS,
 }
@@ -67,7 +67,7 @@ def test_replicas_write_what_one_engine_writes(cluster: ClusterProcess) -> None:
 def test_drafter_nodes_draft_for_both_replicas(cluster: ClusterProcess) -> None:
     def joined() -> list[Any]:
         found = httpx.get(f"{cluster.url}/cluster", timeout=30).json()["nodes"]
-        return [node for node in found if node["state"] == "joined"]
+        return [node for node in found if node["state"] == "ready"]
 
     wait_for(lambda: len(joined()) == 2)
     with ThreadPoolExecutor(8) as pool:
@@ -113,3 +113,12 @@ def test_a_lost_replica_changes_no_token(cluster: ClusterProcess, fault: signal.
                 lost = True
     assert (tokens, text) == expected
     assert figure(cluster, "requests_replayed_total") == replayed + 1
+
+
+def test_without_a_head_the_cluster_stops_with_one_sentence(cluster: ClusterProcess) -> None:
+    (head,) = [pid for pid, command in cluster.below().items() if "gcs_server" in command.split()[0]]
+    os.kill(head, signal.SIGKILL)
+    assert cluster.process.wait(60) == 1
+    last = cluster.log.strip().splitlines()[-1]
+    assert last.startswith("cospec: The head of the Ray cluster at")
+    assert last.endswith("unfinished requests can be submitted again.")

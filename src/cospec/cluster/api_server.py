@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray.serve.handle import DeploymentHandle
 
@@ -26,7 +26,9 @@ class ApiServer:
         drafters: deployments that belong to the application; the API server calls none of them.
     """
 
-    async def __init__(self, config: ClusterConfig, target: DeploymentHandle, *drafters: DeploymentHandle) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
+        self, config: ClusterConfig, target: DeploymentHandle[Any], *drafters: DeploymentHandle[Any]
+    ) -> None:
         replicas = RayReplicas(target)
         info, _ = await asyncio.gather(replicas.info(), asyncio.to_thread(import_tokenizers))
         settings = read_keys(config.server)

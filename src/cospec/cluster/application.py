@@ -40,27 +40,28 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 
 def application(config: ClusterConfig, build: Build = build_engine) -> serve.Application:
     """The API server over the replicas of the target, and the drafter nodes."""
-    watched = {
+    watched: dict[str, Any] = {
         "health_check_period_s": config.health.period,
         "health_check_timeout_s": config.health.timeout,
         "graceful_shutdown_timeout_s": config.health.grace,
         "logging_config": LOGGING,
     }
+    router: dict[str, Any] = {"request_router_class": PrefixRouter}
     engine = _threaded(config)
     server = config.server
-    replica = serve.deployment(
+    replica = _deployment(
         EngineReplica,
         name=TARGET,
         ray_actor_options=config.target.placement.actor_options,
         max_ongoing_requests=QUEUE_PER_SEQUENCE * engine.max_num_seqs,
-        request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
+        request_router_config=RequestRouterConfig(**router),
         **_replicas(config.target.scale),
         **watched,
     )
     supervision = Supervision(server.engine_timeout, server.max_engine_restarts)
     plan = NodePlan(config.drafter_keys) if config.drafters else None
     target = replica.bind(engine, supervision, plan, build)
-    api = serve.deployment(
+    api = _deployment(
         serve.ingress()(ApiServer),
         name=API,
         ray_actor_options={"num_cpus": 0},
@@ -68,18 +69,26 @@ def application(config: ClusterConfig, build: Build = build_engine) -> serve.App
         **watched,
     )
     nodes = [_drafter(each, watched).bind(engine, each, config.drafter_keys, target) for each in config.drafters]
-    return api.bind(config, target, *nodes)
+    bound: serve.Application = api.bind(config, target, *nodes)
+    return bound
 
 
 def _drafter(drafter: DrafterOptions, watched: Mapping[str, Any]) -> serve.Deployment:
     """Drafter nodes of one kind; they take no calls."""
-    return serve.deployment(
+    return _deployment(
         NodeActor,
         name=DRAFTERS.format(name=drafter.name),
         num_replicas=drafter.nodes,
         ray_actor_options=drafter.placement.actor_options,
         **watched,
     )
+
+
+def _deployment(actor: Any, **options: Any) -> serve.Deployment:
+    """Ray Serve's function without its overloads, which know no class with options."""
+    made: Any = serve.deployment(actor, **options)
+    deployment: serve.Deployment = made
+    return deployment
 
 
 def _threaded(config: ClusterConfig) -> EngineConfig:

@@ -64,11 +64,13 @@ class Health(Options):
         period: between two health checks.
         timeout: for an answer; three checks without an answer end the actor, and Ray starts another.
         grace: for the running requests of an actor that is ended.
+        head: without Ray's head, after which the cluster stops; a head with stored state may restart within this time.
     """
 
     period: float = Field(default=5, gt=0, strict=False)
     timeout: float = Field(default=10, gt=0, strict=False)
     grace: float = Field(default=30, ge=0, strict=False)
+    head: float = Field(default=20, gt=0, strict=False)
 
 
 class TargetOptions(Options):

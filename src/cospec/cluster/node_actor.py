@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 from ray import serve
 from ray.exceptions import RayError
@@ -36,8 +37,8 @@ class NodeActor:
         keys: the folder of ``cospec node keys``; None within one machine.
     """
 
-    async def __init__(
-        self, config: EngineConfig, drafter: DrafterOptions, keys: Path | None, target: DeploymentHandle
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
+        self, config: EngineConfig, drafter: DrafterOptions, keys: Path | None, target: DeploymentHandle[Any]
     ) -> None:
         from cospec.assembly.nodes import build_offers  # heavy imports, only for an actor that loads models
 

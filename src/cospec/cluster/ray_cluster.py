@@ -18,9 +18,8 @@ from cospec.cluster import state_file
 from cospec.cluster.config import Machine
 from cospec.errors import CospecError, InvalidInput, words
 
-HEAD_SECONDS = 20.0  # without the head, after which the cluster counts as lost
 LOOK_SECONDS = 1.0
-LEAVE_SECONDS = 15.0  # for Ray to end in order
+LEAVE_SECONDS = 5.0  # for Ray to end in order
 NO_STATISTICS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
 
@@ -103,10 +102,10 @@ class HeadWatch:
 
     Args:
         address: of the head, ``host:port``.
-        patience: seconds; a head with stored state (Redis) may restart within that time.
+        patience: seconds without the head, after which the cluster counts as lost.
     """
 
-    def __init__(self, address: str, patience: float = HEAD_SECONDS) -> None:
+    def __init__(self, address: str, patience: float) -> None:
         host, _, port = address.rpartition(":")
         self._address = host.strip("[]"), int(port)
         self._patience = patience

@@ -20,9 +20,9 @@ METRICS_SECONDS = 3.0
 class RayReplicas:
     """Every call goes through the router of the handle; see ``prefix_router``."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
-        self._streams = handle.options(stream=True)
+        self._streams: Any = handle.options(stream=True)
 
     async def info(self) -> EngineInfo:
         """Wait for the first replica."""

@@ -46,7 +46,7 @@ class NodePlan:
 class EngineReplica:
     """Runs one engine process. The methods are called by the API server through Ray Serve, never per step."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits constructors
         self, config: EngineConfig, supervision: Supervision, nodes: NodePlan | None = None, build: Build = build_engine
     ) -> None:
         self._client = AsyncEngineClient(build, supervision)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cospec.cluster import ray_cluster, state_file
 from cospec.cluster.config import ClusterConfig
-from cospec.cluster.ray_cluster import LOOK_SECONDS, HeadWatch
+from cospec.cluster.ray_cluster import LOOK_SECONDS, HeadLost, HeadWatch
 from cospec.errors import InvalidInput, words
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -40,7 +40,7 @@ def up(config: ClusterConfig, address: str | None, announce: Callable[[str], Non
             token = os.environ.get("RAY_AUTH_TOKEN_PATH", "") if address is None else ""
             state_file.write(state_file.RunningCluster(config.name, os.getpid(), head, url, token))
             announce(url)
-            watch = HeadWatch(head)
+            watch = HeadWatch(head, config.health.head)
             while not stopped.wait(LOOK_SECONDS):
                 watch.check(LOOK_SECONDS)
     state_file.remove(config.name)
@@ -60,12 +60,18 @@ def deployed(config: ClusterConfig, port: int, **options: Any) -> Iterator[None]
     http = {"host": config.server.host, "port": port, "request_timeout_s": config.server.request_timeout}
     serve.start(proxy_location="HeadOnly", http_options=http, logging_config=LOGGING)
     try:
-        serve.run(application(config, **options), name=config.name, route_prefix="/")
+        try:
+            serve.run(application(config, **options), name=config.name, route_prefix="/")
+        except RuntimeError as error:
+            reason = words(f"not started ({str(error).strip().splitlines()[-1]})")
+            raise InvalidInput("the cluster", reason, "a configuration that starts") from error
         yield
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise InvalidInput("the cluster", words(f"not started ({reason})"), "a configuration that starts") from error
-    finally:
+    except HeadLost:  # nothing answers any more, and Ray's processes end with this process
+        raise
+    except BaseException:
+        serve.shutdown()
+        raise
+    else:
         serve.shutdown()
 
 

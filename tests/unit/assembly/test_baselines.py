@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,12 @@ from cospec.config import EngineConfig, read_file
 
 FOLDER = Path("examples/baselines")
 NAMES = ("plain", "one-drafter", "specinfer", "pipeinfer", "cosine")
-SMALL = {"measure_at_start": False, "kv_cache_memory_bytes": 20_000_000, "max_model_len": 256, "threads": 1}
+SMALL: dict[str, Any] = {
+    "measure_at_start": False,
+    "kv_cache_memory_bytes": 20_000_000,
+    "max_model_len": 256,
+    "threads": 1,
+}
 PROMPTS = ["The sum of 2 and 3 is", "def add(a, b):"]
 
 
