@@ -105,7 +105,7 @@ class ClusterProcess:
             self.process.kill()
         return self.process.wait()
 
-    def left(self, patience: float = 10.0) -> dict[int, str]:
+    def left(self, patience: float = 40.0) -> dict[int, str]:
         """Processes that still run ``patience`` seconds after the end, of all that were seen."""
         deadline = time.monotonic() + patience
         while (running := {pid: command for pid in self.seen if (command := _command(pid))}) and (
