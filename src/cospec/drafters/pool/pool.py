@@ -31,6 +31,7 @@ from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Routing
 from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
 from cospec.errors import InvalidInput
+from cospec.options import parse
 from cospec.registry import COMBINERS, ROUTINGS
 
 RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
@@ -73,7 +74,7 @@ class PoolDrafter(Drafter):
     """
 
     samples = True
-    drafts_ahead = False
+    drafts_ahead = False  # unless every member proposes whole drafts, and drafts ahead
     learns = True
     reads_states = False  # unless a member does
     is_pool = True
@@ -87,6 +88,7 @@ class PoolDrafter(Drafter):
         self.names = tuple(member.name for member in self.members)
         self.stream_kinds = combiner.stream_kinds
         self.reads_states = any(member.drafter.reads_states for member in self.members)
+        self.drafts_ahead = all(each.stepper is None and each.drafter.drafts_ahead for each in self.members)
         priced = sum(not member.costless for member in self.members)
         self.capabilities = DrafterCapabilities(
             costless=priced == 0, trees=combiner.branches, chains=not combiner.branches, num_drafters=max(1, priced)
@@ -113,7 +115,9 @@ class PoolDrafter(Drafter):
     @classmethod
     def build(cls, options: PoolOptions, build_context: DrafterBuildContext) -> PoolDrafter:
         """Build every drafter; errors name the drafter."""
-        combiner, routing = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)()
+        combiner, chosen = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)
+        where = "speculative_config.routing_options."
+        routing = chosen.build(parse(chosen.Options, options.routing_options, where))
         drafters = build_drafters(options, build_context)
         if StreamKind.DRAFT in combiner.stream_kinds:
             try:
@@ -229,7 +233,9 @@ class PoolDrafter(Drafter):
                 record = PoolRequestState(DrafterWeights(len(self.members)), context.sampling.greedy)
                 self.records[context.id] = record
             weights = record.weights
-            if scores_known_tokens and weights.rounds >= weights.score_at:
+            if context.assumed:  # the state of the draft under verification stays until its commit
+                record = PoolRequestState(weights, record.greedy)
+            elif scores_known_tokens and weights.rounds >= weights.score_at:
                 weights.score_at += RESCORE_AFTER + weights.score_at
                 due.append(context)
             weights.rounds += 1
