@@ -27,18 +27,27 @@ namespace {
 constexpr long REDUNDANT_NORM_ROWS = 16;  // up to so many rows each thread normalizes for itself, which saves a barrier
 
 struct Buffers {
-    float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin;
+    float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin, *partial;
 };
 
-Buffers buffers_for(Scratch& scratch, const LlamaConfig& s, long rows, int threads) {
+// What a forward reads and writes besides the batch.
+struct ForwardIO {
+    float* logits;                       // [num_logit_rows, vocab_size]; null where no caller reads the logits
+    float* states = nullptr;             // [num_logit_rows, hidden], the inputs of the head; or null
+    const float* stage_input = nullptr;  // [num_rows, hidden]; null for the first stage, which embeds the tokens
+    float* stage_output = nullptr;       // [num_rows, hidden]; null for the last stage
+    SumShards sum = nullptr;             // null: the layers are not sharded
+};
+
+Buffers buffers_for(Scratch& scratch, const LlamaConfig& s, long rows, int threads, bool sharded) {
     const long head_rows = s.heads + 2 * s.kv_heads, half = s.dim / 2;
     const long sizes[] = {rows * s.hidden, rows * s.hidden,
         rows * s.hidden * (rows <= REDUNDANT_NORM_ROWS ? threads : 1), rows * head_rows * s.dim, rows * s.heads * s.dim,
-        rows * s.intermediate, rows * half, rows * half};
-    long total = 0, at[8];
-    for (int i = 0; i < 8; i++) at[i] = total, total += (sizes[i] + 31) / 32 * 32;
+        rows * s.intermediate, rows * half, rows * half, sharded ? rows * s.hidden : 0};
+    long total = 0, at[9];
+    for (int i = 0; i < 9; i++) at[i] = total, total += (sizes[i] + 31) / 32 * 32;
     float* p = scratch.reserve(total);
-    return {p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5], p + at[6], p + at[7]};
+    return {p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5], p + at[6], p + at[7], p + at[8]};
 }
 
 AttentionParams attention_params(
@@ -67,6 +76,7 @@ struct Forward {
     const LlamaConfig& s;
     const InputBatch& b;
     const Buffers& buf;
+    const ForwardIO& io;
     const Team& team;
     const Kernels& k;
 
@@ -85,11 +95,23 @@ struct Forward {
         return y;
     }
 
+    // y += the product; of a sharded layer the sum of all shards' products.
+    void add_product(const Linear* l, const float* x, long rows, float* y) const {
+        if (!io.sum) return product(l, x, rows, y, s.hidden, ADD);
+        product(l, x, rows, buf.partial, s.hidden, STORE);
+        if (team.id == 0) io.sum(buf.partial, rows * s.hidden);
+        team.barrier();
+        for (long i = team.begin(rows * s.hidden); i < team.end(rows * s.hidden); i++) y[i] += buf.partial[i];
+        team.barrier();
+    }
+
     void embed() const {
         const long half = s.dim / 2;
         for (long r = team.begin(b.num_rows); r < team.end(b.num_rows); r++) {
             float* x = buf.x + r * s.hidden;
-            if (s.embedding_format == BF16)
+            if (io.stage_input)
+                memcpy(x, io.stage_input + r * s.hidden, sizeof(float) * s.hidden);
+            else if (s.embedding_format == BF16)
                 k.bf16_to_float((const uint16_t*)s.embedding + b.ids[r] * s.hidden, s.hidden, x);
             else
                 memcpy(x, (const float*)s.embedding + b.ids[r] * s.hidden, sizeof(float) * s.hidden);
@@ -126,13 +148,12 @@ struct Forward {
         team.barrier();
     }
 
-    // states: [num_logit_rows, hidden], the inputs of the head; or null.
-    void run(const LlamaLayer* layers, std::atomic<long>* tasks, float* logits, float* states) const {
+    void run(const LlamaLayer* layers, std::atomic<long>* tasks) const {
         embed();
         for (long i = 0; i < s.num_layers; i++) {
             const LlamaLayer& layer = layers[i];
             const AttentionParams params = attention_params(s, b, buf, i, layer.window);
-            const bool last = i == s.num_layers - 1;
+            const bool last = !io.stage_output && i == s.num_layers - 1;
             product(layer.qkv, norm(buf.x, layer.input_norm, b.num_rows), b.num_rows, buf.qkv, params.q_row, STORE);
             write_kv(layer, params);
             if (last && b.num_logit_rows == 0) return;
@@ -141,14 +162,20 @@ struct Forward {
             if (last) gather_logit_rows();
             float* x = last ? buf.gathered : buf.x;
             const long rows = last ? b.num_logit_rows : b.num_rows;
-            product(layer.output, last ? buf.qkv : buf.attended, rows, x, s.hidden, ADD);
+            add_product(layer.output, last ? buf.qkv : buf.attended, rows, x);
             product(layer.gate_up, norm(x, layer.mlp_norm, rows), rows, buf.intermediate, s.intermediate, SWIGLU);
-            product(layer.down, buf.intermediate, rows, x, s.hidden, ADD);
+            add_product(layer.down, buf.intermediate, rows, x);
         }
+        if (io.stage_output) return copy_rows(buf.x, b.num_rows, io.stage_output);
+        if (!io.logits) return;
         const float* last = norm(buf.gathered, s.final_norm, b.num_logit_rows);
-        for (long r = team.begin(b.num_logit_rows); states && r < team.end(b.num_logit_rows); r++)
-            memcpy(states + r * s.hidden, last + r * s.hidden, sizeof(float) * s.hidden);
-        product(s.head, last, b.num_logit_rows, logits, s.head->outputs, STORE);
+        if (io.states) copy_rows(last, b.num_logit_rows, io.states);
+        product(s.head, last, b.num_logit_rows, io.logits, s.head->outputs, STORE);
+    }
+
+    void copy_rows(const float* from, long rows, float* to) const {
+        for (long r = team.begin(rows); r < team.end(rows); r++)
+            memcpy(to + r * s.hidden, from + r * s.hidden, sizeof(float) * s.hidden);
     }
 };
 
@@ -166,12 +193,12 @@ API void cospec_llama_free(LlamaModel* model) { delete model; }
 
 namespace {
 
-void forward(LlamaModel* model, const InputBatch& batch, float* logits, float* states = nullptr) {
+void forward(LlamaModel* model, const InputBatch& batch, const ForwardIO& io) {
     const int threads = num_threads();
-    const Buffers buffers = buffers_for(model->scratch, model->config, batch.num_rows, threads);
+    const Buffers buffers = buffers_for(model->scratch, model->config, batch.num_rows, threads, io.sum != nullptr);
     std::vector<std::atomic<long>> tasks(model->layers.size());
     in_parallel(threads, [&](const Team& team) {
-        Forward{model->config, batch, buffers, team, kernels()}.run(model->layers.data(), tasks.data(), logits, states);
+        Forward{model->config, batch, buffers, io, team, kernels()}.run(model->layers.data(), tasks.data());
     });
 }
 
@@ -204,14 +231,14 @@ void select_tokens(const Rollout& r, long num_sequences, long vocab, long step) 
 // logits: [num_logit_rows, vocab_size]
 API void cospec_llama_forward(LlamaModel* model, const InputBatch* batch, float* logits) {
     pthread_mutex_lock(&model->lock);
-    forward(model, *batch, logits);
+    forward(model, *batch, {logits});
     pthread_mutex_unlock(&model->lock);
 }
 
 // Like cospec_llama_forward, with the hidden states that the head reads: [num_logit_rows, hidden].
 API void cospec_llama_hidden_states(LlamaModel* model, const InputBatch* batch, float* logits, float* states) {
     pthread_mutex_lock(&model->lock);
-    forward(model, *batch, logits, states);
+    forward(model, *batch, {logits, states});
     pthread_mutex_unlock(&model->lock);
 }
 
@@ -220,7 +247,17 @@ API int cospec_llama_score(LlamaModel* model, const KVCacheView* cache, const Ba
     InputBatch batch;
     pthread_mutex_lock(&model->lock);
     const bool valid = model->batch_builder.build(*view, *cache, 0, &batch);
-    if (valid) forward(model, batch, logits);
+    if (valid) forward(model, batch, {logits});
+    pthread_mutex_unlock(&model->lock);
+    return valid;
+}
+
+// Like cospec_llama_score, for a part of the model.
+API int cospec_llama_stage(LlamaModel* model, const KVCacheView* cache, const BatchView* view, const StageIO* io) {
+    InputBatch batch;
+    pthread_mutex_lock(&model->lock);
+    const bool valid = model->batch_builder.build(*view, *cache, 0, &batch);
+    if (valid) forward(model, batch, {io->logits, nullptr, io->input, io->output, io->sum});
     pthread_mutex_unlock(&model->lock);
     return valid;
 }
@@ -230,7 +267,7 @@ namespace {
 void rollout_steps(LlamaModel* model, const InputBatch& first, Rollout rollout) {
     const long n = first.num_sequences, vocab = model->config.head->outputs;
     if (!rollout.logits) rollout.logits = model->step_logits.reserve(n * vocab);
-    forward(model, first, rollout.logits);
+    forward(model, first, {rollout.logits});
     select_tokens(rollout, n, vocab, 0);
     std::vector<int64_t> ids(n), positions(n), mask(n, 0), logit_rows(n);
     std::vector<int32_t> sequence(n), visible(n), starts(n + 1), write_at(n);
@@ -253,7 +290,7 @@ void rollout_steps(LlamaModel* model, const InputBatch& first, Rollout rollout) 
             write_at[s] = ++positions[s];
             visible[s] = positions[s] + 1;
         }
-        forward(model, next, rollout.logits + step * rollout.logits_stride);
+        forward(model, next, {rollout.logits + step * rollout.logits_stride});
         select_tokens(rollout, active, vocab, step);
     }
 }

@@ -26,7 +26,7 @@ from cospec.core.types import (
     SchedulerOutput,
     StepOutput,
 )
-from cospec.errors import InvalidInput, failure
+from cospec.errors import InvalidInput, VerifierLost, failure
 from cospec.metrics.engine import Counters, EngineMetrics
 from cospec.text.input_processor import InputProcessor
 
@@ -177,6 +177,8 @@ class Engine:
         entries = step.submitted.entries
         try:
             result = self.execution_mode.collect(step.submitted)
+        except VerifierLost as error:
+            return self._recover(error)
         except Exception as error:  # as in ``_submit``
             self._end_oldest(entries)
             return self._retry(entries, error)
@@ -216,6 +218,17 @@ class Engine:
         outputs = [StepOutput(entry, None, None, error=failure(error)) for entry in ended]
         _, events = self.output_processor.commit(outputs)
         self._end([entry.sequence for entry in ended])
+        return events
+
+    def _recover(self, error: VerifierLost) -> list[Event]:
+        """Compute all running requests again: the target's caches are lost, and all steps in flight with these."""
+        self.counters.verifier_losses += 1
+        entries: list[ScheduledRequest] = []
+        while self._in_flight:
+            entries += self._in_flight[0].submitted.entries
+            self._end_oldest(self._in_flight[0].submitted.entries)
+        events = self._retry(entries, error)
+        self.execution_mode.free([sequence.id for sequence in self.scheduler.lose_cache()])
         return events
 
     def set_wakeup_fd(self, descriptor: int) -> None:

@@ -22,6 +22,7 @@ from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.model_runner import Forwards
+from cospec.models.shard import Shard, SumShards
 from cospec.models.weights.format import LinearWeights, WeightFormat
 from cospec.native import operators
 
@@ -220,6 +221,30 @@ class FusedLlama:
         return self.runner.states(batch, layers)
 
 
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """How the layers of a stage differ from those of a whole model.
+
+    Attributes:
+        last: whether the stage has the model's last layer.
+        sum: the sum over the shards of the stage; None for one shard.
+    """
+
+    last: bool = True
+    sum: SumShards | None = None
+
+    def add(self, x: Tensor, product: Tensor) -> Tensor:
+        """Return ``x`` plus a shard's product, summed over the shards."""
+        if self.sum is not None:
+            total = product.float().cpu().contiguous()
+            self.sum(total)
+            product = total.to(product)
+        return x + product
+
+
+WHOLE = StagePart()
+
+
 class TorchRunner:
     """The same operations in torch, on any device, with any attention back end."""
 
@@ -251,23 +276,37 @@ class TorchRunner:
         """Like ``logits``, with a prepared attention."""
         return self._product(self._hidden(batch, layers, attend), self._head).float()
 
+    def head(self, x: Tensor) -> Tensor:
+        """Return float32 logits ``[R, V]`` of states after the last layer."""
+        return self._product(self._norm(x, self._weights.final_norm), self._head).float()
+
     @torch.no_grad()
     def _hidden(self, batch: InputBatch, layers: Sequence[LayerBlocks], attend: LayerAttend) -> Tensor:
-        w = self._weights
+        x = F.embedding(batch.ids, self._weights.embedding)
+        return self._norm(self.run_layers(batch, x, layers, attend), self._weights.final_norm)
+
+    def run_layers(
+        self, batch: InputBatch, x: Tensor, layers: Sequence[LayerBlocks], attend: LayerAttend, part: StagePart = WHOLE
+    ) -> Tensor:
+        """Return the states after the layers: of the rows with logits after the model's last layer, else of all rows.
+
+        Args:
+            x: states ``[T, hidden]`` before the layers.
+        """
+        w, add = self._weights, part.add
         angles = batch.positions[:, None].float() * w.frequencies
         turn = (angles.cos() * w.rotary_scale)[:, None], (angles.sin() * w.rotary_scale)[:, None]
-        x = F.embedding(batch.ids, w.embedding)
         for layer, (qkv, output, gate_up, down), pages in zip(w.layers, self._layers, layers, strict=True):
             states = self._product(self._norm(x, layer.input_norm), qkv).unflatten(-1, (-1, w.dim))
             q, k, v = states.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
             q, k = (_rotate(self._norm(part, norm), turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
             attended = attend(q, k, v, pages, AttentionShape(w.scale, layer.window)).flatten(1)
-            if layer is w.layers[-1]:
+            if part.last and layer is w.layers[-1]:
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
-            x = x + self._product(attended, output)
+            x = add(x, self._product(attended, output))
             gate, up = self._product(self._norm(x, layer.mlp_norm), gate_up).chunk(2, dim=-1)
-            x = x + self._product(F.silu(gate) * up, down)
-        return self._norm(x, w.final_norm)
+            x = add(x, self._product(F.silu(gate) * up, down))
+        return x
 
     def _product(self, x: Tensor, linear: tuple[Tensor, Tensor | None]) -> Tensor:
         """Multiply as ``WeightFormat.product``, with a weight that was decoded once."""
@@ -276,6 +315,23 @@ class TorchRunner:
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalise in float32 for every dtype of ``x``."""
         return x if weight is None else F.rms_norm(x.float(), weight.shape, weight, self._weights.eps).to(x.dtype)
+
+
+class TorchStage:
+    """The forward of a stage in torch, see ``stage.PackedStage``."""
+
+    def __init__(
+        self, weights: LlamaWeights, cache: KVCache, attention: AttentionBackend, shard: Shard, sum: SumShards | None
+    ) -> None:
+        self._runner, self._weights, self._cache = TorchRunner(weights, attention), weights, cache
+        self._part = StagePart(shard.last, sum)
+
+    def __call__(self, batch: InputBatch, states: Tensor | None) -> Tensor:
+        """See ``stage.PackedStage``."""
+        table, runner = self._weights.embedding, self._runner
+        x = F.embedding(batch.ids, table) if states is None else states.to(table.dtype)
+        x = runner.run_layers(batch, x, self._cache.layers, runner.attention.prepare(batch), self._part)
+        return runner.head(x) if self._part.last else x
 
 
 def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
