@@ -37,9 +37,10 @@ FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off
 LINK = ["-shared", "-pthread"]
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1", "-O1"]
 LINK_MACOS = ["-Wl,-install_name,@rpath/_native.so"]  # otherwise the name is the path of a temporary folder
-AVX2 = ["-mavx2", "-mfma"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
-ISAS = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": [*AVX512, "-mavx512bf16"]}
+VNNI = [*AVX512, "-mavx512vnni"]
+ISAS = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": VNNI, "avx512_bf16": [*VNNI, "-mavx512bf16"]}
 NATIVE = ("auto", "required", "off")
 
 

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import write
+from benchmarks.netns import address, inside
 from benchmarks.papers.dsd_nodes import ALPHA, WINDOW
 from cospec import SamplingParams
 from cospec.assembly.build import assemble
@@ -33,8 +34,12 @@ from cospec.assembly.sharding import load_target
 from cospec.config import EngineConfig, LinkConfig, SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.distributed.model import ShardedModel
+from cospec.distributed.stage_processes import WORKER, launch_here
 from cospec.drafters.synthetic import SyntheticDrafter
 from cospec.models.loading import LoadOptions
+from cospec.models.shard import Shard
+from cospec.runtime.process_executor import Worker
+from cospec.runtime.transport import ChildProcess
 from cospec.text.input_processor import make_requests
 
 LAYERS, VOCAB = 8, 512
@@ -109,13 +114,21 @@ def write_model(folder: Path, hidden: int) -> None:
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
 
 
+def launch_inside(name: str, shard: Shard) -> Worker:
+    """Start the process of a stage in its network namespace."""
+    return ChildProcess(WORKER, [name], before=inside(shard.stage))
+
+
 class Pipeline:
     """A sharded target, and engines around the target."""
 
     def __init__(self, folder: Path, nodes: int, given: argparse.Namespace) -> None:
         options = LoadOptions(device="cpu", dtype="float32", cache_bytes=256 << 20)
-        config = EngineConfig(pipeline_parallel_size=nodes, threads=1)
-        model, self.close = load_target(config, [(str(folder), options)], options)
+        apart = given.namespaces > 0
+        hosts = tuple(address(node) for node in range(nodes)) if apart else ("127.0.0.1",)
+        config = EngineConfig(pipeline_parallel_size=nodes, threads=1, stage_hosts=hosts)
+        launch = launch_inside if apart else launch_here
+        model, self.close = load_target(config, [(str(folder), options)], options, launch)
         assert isinstance(model, ShardedModel)
         self.model, self._given, self.draft = model, given, 0.0
 
@@ -229,13 +242,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--namespaces", type=int, default=0, help="nodes in namespaces of benchmarks.netns")
+    parser.add_argument("--delay", type=float, default=0.01, help="seconds of a link between namespaces")
     given = parser.parse_args(arguments)
+    if given.namespaces:
+        given.nodes, given.ratios = [given.namespaces], [0.0]
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), given.hidden)
         found = [measure_nodes(Path(folder), count, given) for count in given.nodes]
     for table in tables(found):
         Console().print(table)
-    write("dsd", {"acceptance": ALPHA, "window": WINDOW, "pipelines": found})
+    write("dsd_namespaces" if given.namespaces else "dsd", {"acceptance": ALPHA, "window": WINDOW, "pipelines": found})
 
 
 if __name__ == "__main__":

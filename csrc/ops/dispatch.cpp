@@ -15,14 +15,19 @@ const Kernels* best() {
 #if defined(COSPEC_HAS_AVX512)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq")) {
+#if defined(COSPEC_HAS_AVX512_VNNI)
+        const bool vnni = __builtin_cpu_supports("avx512vnni");
 #if defined(COSPEC_HAS_AVX512_BF16)
-        if (__builtin_cpu_supports("avx512bf16")) return &kernels_avx512_bf16;
+        if (vnni && __builtin_cpu_supports("avx512bf16")) return &kernels_avx512_bf16;
+#endif
+        if (vnni) return &kernels_avx512_vnni;
 #endif
         return &kernels_avx512;
     }
 #endif
 #if defined(COSPEC_HAS_AVX2)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &kernels_avx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        return &kernels_avx2;
 #endif
 #endif
     return &kernels_base;
@@ -36,6 +41,9 @@ const Kernels* const supported[] = {
 #endif
 #if defined(COSPEC_HAS_AVX512)
     &kernels_avx512,
+#endif
+#if defined(COSPEC_HAS_AVX512_VNNI)
+    &kernels_avx512_vnni,
 #endif
 #if defined(COSPEC_HAS_AVX512_BF16)
     &kernels_avx512_bf16,

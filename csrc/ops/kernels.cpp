@@ -1,11 +1,34 @@
 // The kernel table of one instruction set. COSPEC_ISA names the set; the file is compiled once for each.
 #include "ops/kernels.h"
 #include "ops/attention_kernel.h"
+#include "ops/block_kernel.h"
 #include "ops/linear_kernel.h"
 #include "ops/row_kernel.h"
 #include "ops/sampling_kernel.h"
 
 namespace cospec {
+
+namespace {
+
+void linear(const LinearParams& params, int part, int parts, float* scratch) {
+    switch (params.linear->format) {
+#define FORMAT(name, id, Element, inputs_per_word, scaled, Kernel) \
+    case id: linear_part<Kernel>(params, part, parts, scratch); break;
+        WEIGHT_FORMATS(FORMAT)
+#undef FORMAT
+#define FORMAT(name, id, Block) \
+    case id: block_part<Block>(params, part, parts, scratch); break;
+        BLOCK_FORMATS(FORMAT)
+#undef FORMAT
+    }
+}
+
+size_t linear_scratch(long rows, long inputs) {
+    const size_t panels = panel_scratch(rows, inputs), blocks = block_scratch(rows, inputs);
+    return panels > blocks ? panels : blocks;
+}
+
+}  // namespace
 
 #define JOIN(a, b) a##b
 #define TABLE(isa) JOIN(kernels_, isa)

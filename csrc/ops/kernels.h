@@ -11,6 +11,7 @@ namespace cospec {
 // The width of the last panel is a multiple of 32.
 // In bf16 panels one 32-bit word holds two inputs' weights of an output, the earlier input in the lower half.
 // bf16 panels pad an odd number of inputs with zeros.
+// Weights in blocks have panels of 32 outputs, see ops/block_formats.h.
 struct Linear {
     int format;
     long outputs, inputs;
@@ -83,6 +84,7 @@ struct Kernels {
 extern const Kernels kernels_base;
 extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
+extern const Kernels kernels_avx512_vnni;
 extern const Kernels kernels_avx512_bf16;
 
 }  // namespace cospec

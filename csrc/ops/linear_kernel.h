@@ -153,7 +153,7 @@ static long chunk_rows(long rows, long inputs) {
     return rows < max_rows ? rows : max_rows;
 }
 
-static size_t linear_scratch(long rows, long inputs) {
+static size_t panel_scratch(long rows, long inputs) {
     return (size_t)chunk_rows(rows, inputs) * (PANEL + 2 * (inputs + 1));  // sums, rounded inputs, interleaved inputs
 }
 
@@ -274,15 +274,6 @@ template <class W> static void linear_part(const LinearParams& params, int part,
             chunk<W, false>(params, first, rows, from, to, scratch);
         else
             chunk<W, true>(params, first, rows, from, to, scratch);
-    }
-}
-
-static void linear(const LinearParams& params, int part, int parts, float* scratch) {
-    switch (params.linear->format) {
-#define FORMAT(name, id, Element, inputs_per_word, scaled, Kernel) \
-    case id: linear_part<Kernel>(params, part, parts, scratch); break;
-        WEIGHT_FORMATS(FORMAT)
-#undef FORMAT
     }
 }
 

@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #endif
 
+#include "ops/block_formats.h"
 #include "ops/dispatch.h"
 
 namespace cospec {
@@ -86,6 +87,9 @@ Linear* linear_new(int format, const void* const* parts, const float* bias, long
         break;
         WEIGHT_FORMATS(FORMAT)
 #undef FORMAT
+        default:
+            l->weight = allocate(packed_block_bytes(format, outputs, inputs));
+            pack_blocks(format, (const uint8_t*)parts[0], outputs, inputs, (uint8_t*)l->weight);
     }
     return l;
 }
@@ -136,8 +140,8 @@ void run_attention_tasks(const AttentionParams& params, std::atomic<long>& next)
 // The number of a weight format. -1 when the library has no kernel of that name.
 API int cospec_weight_format(const char* name) {
     const char* const names[] = {
-#define FORMAT(name, id, Element, inputs_per_word, scaled, Kernel) name,
-        WEIGHT_FORMATS(FORMAT)
+#define FORMAT(name, ...) name,
+        WEIGHT_FORMATS(FORMAT) BLOCK_FORMATS(FORMAT)
 #undef FORMAT
     };
     for (int format = 0; format < NUM_WEIGHT_FORMATS; format++)

@@ -32,8 +32,8 @@ class SpeculativeConfig(Options):
         max_nodes: tokens of a draft tree per step, side branches included. None drafts chains.
         widths: children per node at each level of the tree. None lets the likeliest paths decide.
         execution_mode: the order of drafting and verification. ``auto`` chooses by measured times.
-        drafter_executor: where an overlapped drafter runs: in the target's thread (``inline``), in another thread, or
-            in a process.
+        drafter_executor: where an overlapped drafter runs: in the target's thread (``inline``), in another ``thread``,
+            or in a ``process``.
         drafter_cores: processors reserved for the drafter's process; the target uses the others. Each side starts one
             thread per processor. An empty list lets both sides use all processors.
         request_may_choose: the choices that a request may make for its own drafts.
@@ -48,7 +48,7 @@ class SpeculativeConfig(Options):
     max_nodes: int | None = Field(default=None, ge=1, le=64)
     widths: tuple[Annotated[int, Field(ge=1, le=64)], ...] = Field(default=(), max_length=64, strict=False)
     execution_mode: str = "auto"
-    drafter_executor: Literal["inline", "thread", "process"] = "thread"
+    drafter_executor: str = "thread"
     drafter_cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
     request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "acceptance_method"], ...] = Field(
         default=("off", "length", "policy", "drafters", "acceptance_method"), strict=False
@@ -193,7 +193,7 @@ class EngineConfig(Options):
     linear_backend: Literal["auto", "native", "mkldnn", "torch"] = "auto"
     attention_backend: str = "auto"
     threads: int | None = Field(default=None, ge=1, le=64)
-    instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_bf16"] = "auto"
+    instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_vnni", "avx512_bf16"] = "auto"
     native: Literal["auto", "off"] = "auto"
     pipeline_parallel_size: int = Field(default=1, ge=1, le=256)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)

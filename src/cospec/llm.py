@@ -250,6 +250,7 @@ class LLM:
             prompt_logprobs=own[0].prompt_logprobs,
             outputs=tuple(builder.build(params.logprobs is not None) for builder in own),
             distribution=own[0].distribution,
+            exact=own[0].exact,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from cospec.errors import InvalidInput, words
 
@@ -48,6 +48,24 @@ def _name_dtype(value: object) -> object:
 
 
 Dtype = Annotated[Literal["auto", "float32", "bfloat16", "float16"], BeforeValidator(_name_dtype)]
+
+
+class DrafterPlace(Options):
+    """Where a drafter runs.
+
+    Attributes:
+        executor: a name in the table of executors: ``inline``, in the caller's thread; in a ``thread`` of its own; or
+            in a ``process`` of its own. Other drafters run meanwhile.
+        cores: processors reserved for the process. An empty list lets all processes share the processors.
+        name: of the drafter in its pool; empty: the name of the method.
+    """
+
+    executor: str = "inline"
+    cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
+    name: str = ""
+
+
+ENGINE_THREAD = DrafterPlace()
 
 
 class WeightOptions(Options):

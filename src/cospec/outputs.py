@@ -31,7 +31,12 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """All outputs of one prompt, and the name of the distribution of their tokens."""
+    """All outputs of one prompt, and the distribution of their tokens.
+
+    Attributes:
+        distribution: the name of the distribution.
+        exact: see ``core.types.Distribution``.
+    """
 
     request_id: str
     prompt: str | None
@@ -39,6 +44,7 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
     outputs: tuple[CompletionOutput, ...]
     distribution: str
+    exact: bool = True
 
     @property
     def stats(self) -> RequestStats:
@@ -61,6 +67,11 @@ class OutputBuilder:
     def distribution(self) -> str:
         """The name of the distribution of the tokens."""
         return self._events[-1].distribution
+
+    @property
+    def exact(self) -> bool:
+        """Whether the tokens follow the distribution exactly, see ``core.types.Distribution``."""
+        return self._events[-1].exact
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:

@@ -1,7 +1,7 @@
 """Tables of plug-ins: lazy maps from a configuration name to a class.
 
-A new drafter, acceptance method, blend, policy, logits processor, execution mode or weight format is one file and one
-line here. Each table has an interface. The interface declares what a class needs or offers
+A new drafter, acceptance method, blend, policy, logits processor, execution mode, executor or weight format is one file
+and one line here. Each table has an interface. The interface declares what a class needs or offers
 (``AcceptanceMethod.stream_kind``, ``Drafter.samples``). The engine reads these attributes and no names.
 
 A plug-in in another package needs no line here. The package names the class in an entry point of the table's group, or
@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the tables import an interface when they check a class
     from cospec.drafters.pool.routing.selection import Routing
     from cospec.models.attention.backend import AttentionBackend
     from cospec.models.weights.format import WeightFormat
+    from cospec.runtime.drafter_executor import DrafterExecutor
 
 PluginT = TypeVar("PluginT")
 
@@ -319,6 +320,20 @@ EXECUTION_MODES: PluginTable[type[ExecutionMode]] = PluginTable(
         on_instances=("components", "times", "info", "readable"),
     ),
 )
+EXECUTORS: PluginTable[type[DrafterExecutor]] = PluginTable(
+    "speculative_config.drafter_executor",
+    {
+        "inline": "cospec.runtime.executors:InlineExecutor",
+        "thread": "cospec.runtime.executors:ThreadExecutor",
+        "process": "cospec.runtime.process_executor:ProcessExecutor",
+    },
+    Declares(
+        "executor",
+        "cospec.runtime.drafter_executor:DrafterExecutor",
+        on_instances=("parallel", "busy"),
+        named=True,
+    ),
+)
 ATTENTION_BACKENDS: PluginTable[type[AttentionBackend]] = PluginTable(
     "attention_backend",
     {
@@ -334,6 +349,8 @@ WEIGHT_FORMATS: PluginTable[type[WeightFormat]] = PluginTable(
         "bf16": "cospec.models.weights.bf16:Bf16",
         "fp16": "cospec.models.weights.fp16:Fp16",
         "int8": "cospec.models.weights.int8:Int8",
+        "q8_0": "cospec.models.weights.q8_0:Q8_0",
+        "q4_0": "cospec.models.weights.q4_0:Q4_0",
     },
     Declares("weight format", "cospec.models.weights.format:WeightFormat", named=True),
 )

@@ -21,6 +21,7 @@ from cospec.core.engine import Engine
 from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
+from cospec.errors import DrafterLost
 from cospec.llm import LLM
 from cospec.models.attention.backend import AttentionShape
 from cospec.models.kv_cache import LayerBlocks
@@ -33,6 +34,7 @@ from cospec.registry import (
     COMBINERS,
     DRAFTERS,
     EXECUTION_MODES,
+    EXECUTORS,
     LOGITS_PROCESSORS,
     POLICIES,
     ROUTINGS,
@@ -43,6 +45,7 @@ from cospec.sampling_params import SamplingParams
 from harness.attention import ATTENTION_LAYERS, ATTENTION_SEGMENTS, SCALE, attention_case, dense_attention
 from harness.ensembles import ensemble_engine
 from harness.pools import pool_of, toy_drafters
+from harness.remote_drafters import recipe_of
 from harness.tiny import tiny
 from harness.toys import toy_engine
 
@@ -57,6 +60,7 @@ RECIPES: dict[str, tuple[PluginTable[Any], str, str]] = {
     "combiner": (COMBINERS, "heaviest", "Heaviest"),
     "routing": (ROUTINGS, "best", "Best"),
     "execution mode": (EXECUTION_MODES, "together", "Together"),
+    "executor": (EXECUTORS, "deferred", "DeferredExecutor"),
     "weight format": (WEIGHT_FORMATS, "ternary", "Ternary"),
     "attention back end": (ATTENTION_BACKENDS, "plain", "PlainAttention"),
 }
@@ -164,6 +168,22 @@ def test_an_execution_mode() -> None:
     assert tokens == plain()
     assert stats.drafted > 0
     assert engine.execution_mode.info.name == "together"
+
+
+def test_an_executor() -> None:
+    drafter = EXECUTORS.load("deferred").place(recipe_of(repeat))
+    for mode in ("pipelined", "draft-ahead", "sequential"):
+        engine = chosen(drafter, execution_mode=mode, drafter_executor="deferred")
+        tokens, stats = written(engine, seed=4)
+        assert tokens == plain()
+        assert stats.drafted > 0
+    executor = drafter.executor
+    assert executor is not None and executor.busy > 0
+    pending = executor.submit("propose", [], [])
+    assert not pending.done()
+    drafter.close()
+    with pytest.raises(DrafterLost):
+        pending.result()
 
 
 @pytest.mark.parametrize(

@@ -16,18 +16,24 @@ from cospec.core.interfaces import Executor
 from cospec.core.rng import StreamKind
 from cospec.core.types import Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
-from cospec.runtime.executors import InlineExecutor, ThreadExecutor
+from cospec.registry import EXECUTORS
+from cospec.runtime.executors import InlineExecutor
 from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
-from harness.remote_drafters import Recording, TcpWorker
+from harness.remote_drafters import Recording, TcpWorker, recipe_of
 
-EXECUTORS: dict[str, Callable[[Path], Executor]] = {
-    "inline": lambda log: InlineExecutor(Recording(log)),
-    "thread": lambda log: ThreadExecutor(Recording(log)),
-    "process": lambda log: ProcessExecutor(partial(Recording, log)),
+
+def placed(name: str, log: Path) -> Executor:
+    """The executor of that name around a recording drafter."""
+    drafter = EXECUTORS.load(name).place(recipe_of(partial(Recording, log)))
+    return drafter.executor or InlineExecutor(drafter)
+
+
+MADE: dict[str, Callable[[Path], Executor]] = {
+    **{name: partial(placed, name) for name in EXECUTORS},
     "tcp": lambda log: ProcessExecutor(partial(Recording, log), launch=TcpWorker),
 }
-CONCURRENT = ["thread", "process", "tcp"]
+CONCURRENT = [name for name in MADE if name != "inline"]
 PARAMS = SamplingParams(temperature=0)
 
 
@@ -39,12 +45,12 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def executor(request: pytest.FixtureRequest, log: Path) -> Iterator[Executor]:
-    made = EXECUTORS[request.param](log)
+    made = MADE[request.param](log)
     yield made
     made.close()
 
 
-each = pytest.mark.parametrize("executor", EXECUTORS, indirect=True)
+each = pytest.mark.parametrize("executor", MADE, indirect=True)
 concurrent = pytest.mark.parametrize("executor", CONCURRENT, indirect=True)
 
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cospec.core.bitmask import unpack
-from cospec.core.interfaces import Model, VocabMapping
+from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats, StepTimes
@@ -29,11 +28,13 @@ from cospec.core.types import (
     TargetProbs,
 )
 from cospec.core.types import RequestState as Seq_
+from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
+from cospec.logits_processors.bitmask import unpack
 from cospec.models.medusa_heads import MedusaHeads
 from cospec.models.toy import ToyModel
-from cospec.options import LIKE_TARGET, WeightOptions
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions
 from cospec.policies.policy_context import PolicyContext
 from cospec.registry import (
     ACCEPTANCE_METHODS,
@@ -79,9 +80,7 @@ class ToyHost:
     def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
-    def build_drafter(
-        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
-    ) -> Drafter:
+    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
         return build_inline(method, options, self)
 
 

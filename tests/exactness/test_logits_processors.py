@@ -10,8 +10,8 @@ from unittest.mock import patch
 import pytest
 
 from cospec.core.plugins import Drafter
-from cospec.core.processor_states import ProcessorStates, RequestProcessors
 from cospec.drafters.model import ModelDrafter
+from cospec.logits_processors.states import ProcessorStates, RequestProcessors
 from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from harness.oracle import total_variation

@@ -11,8 +11,9 @@ from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.interfaces import Clock, DrafterBuildContext, Model
+from cospec.core.interfaces import Clock, Model
 from cospec.core.plugins import Drafter
+from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.drafters.pool.members import Member

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from cospec.core.bitmask import Bitmask, ban
 from cospec.core.plugins import LogitsProcessor
+from cospec.logits_processors.bitmask import Bitmask, ban
 from cospec.models.toy import ToyModel
 from cospec.options import Options
 from cospec.registry import LOGITS_PROCESSORS

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.errors import ModelError
 from cospec.models.toy import ToyModel
+from cospec.runtime.drafter_executor import DrafterRecipe
 from cospec.runtime.process_executor import Build
 from harness.pools import pool_of, toy_drafters
 
@@ -102,6 +105,11 @@ class TcpWorker:
         self.stream.close()
         self._process.kill()
         self._process.wait()
+
+
+def recipe_of(build: Build) -> DrafterRecipe:
+    """What an executor gets to know of a drafter without a configuration."""
+    return DrafterRecipe("toy", "draft_model", {}, build, build, torch.device("cpu"), VOCAB)
 
 
 def toy(name: str) -> Build:

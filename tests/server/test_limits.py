@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from cospec.errors import InvalidInput
-from cospec.server import limits
+from cospec.server import bodies
 from cospec.server.settings import ServerSettings
 from server.test_errors import error_of
 
@@ -131,9 +131,9 @@ def test_what_is_within_the_bounds_is_served(server_of: Callable[..., Running]) 
 
 
 def test_signs_inside_texts_are_no_structure() -> None:
-    limits.check_structure(json.dumps({"prompt": '{"a": [1]}' * 50_000}).encode())
+    bodies.check_structure(json.dumps({"prompt": '{"a": [1]}' * 50_000}).encode())
     with pytest.raises(InvalidInput, match="too large a structure"):
-        limits.check_structure(json.dumps({"prompt": [{"a": [1]}] * 50_000}).encode())
+        bodies.check_structure(json.dumps({"prompt": [{"a": [1]}] * 50_000}).encode())
 
 
 def test_a_prompt_of_many_brackets_is_served(server: Running) -> None:

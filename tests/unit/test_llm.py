@@ -37,7 +37,7 @@ def test_results_come_in_the_order_of_the_prompts() -> None:
     assert [len(output.outputs[0].token_ids) for output in found] == [9, 2, 5]
     for output in found:
         stats = output.outputs[0].stats
-        assert output.distribution == "target"
+        assert output.distribution == "target" and output.exact
         assert len(output.outputs[0].sources) == len(output.outputs[0].token_ids)
         assert stats.accepted == sum(stats.accepted_by_drafter.values())
         assert stats.mean_acceptance_length == pytest.approx(1 + stats.accepted / stats.drafts if stats.drafts else 1)

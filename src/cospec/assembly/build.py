@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import TextInfo, Verification, connect
+from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification, connect
 from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, same_tokens, share_cores
 from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
@@ -20,8 +19,9 @@ from cospec.core.engine import Engine, EngineComponents
 from cospec.core.interfaces import Model
 from cospec.core.pipelined_verifier import PipelinedVerifier
 from cospec.core.plugins import Drafter
+from cospec.core.types import TARGET
 from cospec.core.verifier import TargetVerifier
-from cospec.drafters.pool.options import called
+from cospec.drafters.pool.options import called, check_cores
 from cospec.ensemble.blends.registry import build_blend
 from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.ensemble import LoadedModels, distinct
@@ -43,7 +43,7 @@ from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_n
 from cospec.options import WeightOptions, parse
 from cospec.policies.latency.step import LatencyModels
 from cospec.profiling.start import costs_at_start
-from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, POLICIES, import_plugins
+from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, EXECUTORS, POLICIES, import_plugins
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def assemble(
     verifier = TargetVerifier(target, Single(), acceptance_methods, native)
     pipelined = None if target.pipelined is None else PipelinedVerifier(target.pipelined, verifier)
     verification = Verification(
-        target, pipelined or verifier, target.pages, target.max_len, verifier.blend.name, acceptance_methods, text
+        target, pipelined or verifier, target.pages, target.max_len, TARGET, acceptance_methods, text
     )
     limits, reason = verification.limits(config), why_not(target) if native else NATIVE_OFF
     multi_step = None
@@ -239,9 +239,8 @@ def _check(speculative: SpeculativeConfig) -> None:
     ACCEPTANCE_METHODS.check(speculative.acceptance_method, "auto")
     EXECUTION_MODES.check(speculative.execution_mode)
     check_policy(speculative)
-    if speculative.drafter_cores and speculative.drafter_executor != "process":
-        allowed = "absent unless drafting is 'process'"
-        raise InvalidInput("speculative_config.drafter_cores", list(speculative.drafter_cores), allowed)
+    EXECUTORS.check(speculative.drafter_executor)
+    check_cores("speculative_config.drafter_cores", speculative.drafter_cores, speculative.drafter_executor)
     if speculative.method == "off" and speculative.options:
         key = next(iter(speculative.options))
         raise InvalidInput(f"key speculative_config.{key}", speculative.options[key], "left out when method is 'off'")

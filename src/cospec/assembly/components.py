@@ -6,14 +6,13 @@ engine differ in these parts alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from cospec.acceptance.methods import AcceptanceMethods
 from cospec.assembly.drafting import Drafting
 from cospec.config import LONGEST_DRAFT, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
@@ -25,9 +24,50 @@ from cospec.core.interfaces import (
     Verifier,
 )
 from cospec.core.output_processor import OutputProcessor
+from cospec.core.plugins import AcceptanceMethod
 from cospec.core.scheduler import Scheduler, SchedulerLimits
-from cospec.core.types import DrafterCapabilities
+from cospec.core.types import Distribution, DrafterCapabilities
+from cospec.registry import ACCEPTANCE_METHODS
 from cospec.text.input_processor import InputProcessor
+
+
+class AcceptanceMethods(Mapping[str, AcceptanceMethod]):
+    """Maps names to acceptance methods of cospec and of plug-ins. A plug-in is loaded for its first request.
+
+    Attributes:
+        chains_only: names of methods that verify chains only.
+        inexact_methods: names of methods that do not follow the target distribution exactly.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, AcceptanceMethod] = {}
+        self.chains_only: Container[str] = _MethodNames(self, lambda acceptance_method: not acceptance_method.trees)
+        self.inexact_methods: Container[str] = _MethodNames(self, lambda acceptance_method: not acceptance_method.exact)
+
+    def __getitem__(self, name: str) -> AcceptanceMethod:
+        found = self._made.get(name)
+        if found is None:
+            if not ACCEPTANCE_METHODS.knows(name):
+                raise KeyError(name)
+            found = self._made[name] = ACCEPTANCE_METHODS.load(name)()
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ACCEPTANCE_METHODS.names)
+
+    def __len__(self) -> int:
+        return len(ACCEPTANCE_METHODS.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _MethodNames(Container[str]):
+    """The names of the methods with a property."""
+
+    methods: AcceptanceMethods
+    holds: Callable[[AcceptanceMethod], bool]
+
+    def __contains__(self, name: object) -> bool:
+        return ACCEPTANCE_METHODS.knows(name) and self.holds(self.methods[str(name)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +98,18 @@ class Verification:
         model: the target, or the first model of an ensemble.
         pages: the accounting of all caches that verification needs.
         max_len: tokens of one sequence that every model can read.
-        distribution: the name that responses declare.
-        check_ensemble: checks the ensemble of a request and returns its name; None: requests may not choose.
+        distribution: what responses declare.
+        check_ensemble: checks the ensemble of a request and returns its distribution; None: requests may not choose.
     """
 
     model: Model
     verifier: Verifier
     pages: BlockManager
     max_len: int
-    distribution: str
+    distribution: Distribution
     acceptance_methods: AcceptanceMethods
     text: TextInfo = TextInfo()
-    check_ensemble: Callable[[Mapping[str, Any]], str] | None = None
+    check_ensemble: Callable[[Mapping[str, Any]], Distribution] | None = None
 
     def limits(self, config: EngineConfig) -> SchedulerLimits:
         """The bounds of a step as configured, within what the models and caches can hold."""

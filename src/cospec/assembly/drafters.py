@@ -13,19 +13,18 @@ import torch
 from tokenizers import Tokenizer
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.core.interfaces import Executor, Model, TargetInfo, VocabMapping
+from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
+from cospec.drafters.interfaces import TargetInfo, VocabMapping
 from cospec.drafters.vocab_mapping import MappedVocab, SharedVocab
 from cospec.errors import InvalidInput, words
 from cospec.models.checkpoint import read_object
 from cospec.models.loading import LoadOptions, load_model, resolve
 from cospec.native import library
-from cospec.options import LIKE_TARGET, WeightOptions, parse
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions, parse
 from cospec.process_utils import keep_to, others
-from cospec.registry import DRAFTERS, import_plugins
-from cospec.runtime.drafter_proxy import DrafterProxy
-from cospec.runtime.executors import ThreadExecutor
-from cospec.runtime.process_executor import ProcessExecutor
+from cospec.registry import DRAFTERS, EXECUTORS, import_plugins
+from cospec.runtime.drafter_executor import DrafterRecipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +48,21 @@ class EngineHost:
     threads: int | None = None
     plugins: tuple[str, ...] = ()
 
-    def build_drafter(
-        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
-    ) -> Drafter:
+    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
         """See ``DrafterBuildContext``."""
         cls = DRAFTERS.load(method)
         parsed = parse(cls.Options, options, "speculative_config.")
-        if executor == "process":
-            return DrafterProxy(
-                ProcessExecutor(partial(_build_alone, method, dict(options), self.remote(cores)), cores)
-            )
-        drafter: Drafter = cls.build(parsed, self)
-        return DrafterProxy(thread_of(drafter, self.target.device)) if executor == "thread" else drafter
+        recipe = DrafterRecipe(
+            name=place.name or method,
+            method=method,
+            options=options,
+            build=partial(cls.build, parsed, self),
+            elsewhere=partial(_build_alone, method, dict(options), self.remote(place.cores)),
+            device=self.target.device,
+            vocab_size=self.target.vocab_size,
+            cores=place.cores,
+        )
+        return EXECUTORS.load(place.executor).place(recipe)
 
     def remote(self, cores: Sequence[int]) -> RemoteHost:
         """Describe this host to a drafter's process on ``cores``; empty for all."""
@@ -114,19 +116,17 @@ class RemoteHost(EngineHost):
 
     target: TargetFacts
 
-    def build_drafter(
-        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
-    ) -> Drafter:
+    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
         """See ``DrafterBuildContext``; a drafter's process starts no other places."""
-        if executor != "inline":
-            raise InvalidInput("executor", executor, "'inline', because the pool has a process of its own")
+        if place.executor != ENGINE_THREAD.executor:
+            raise InvalidInput("executor", place.executor, "'inline', because the pool has a process of its own")
         return EngineHost.build_drafter(self, method, options)
 
 
 def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, config: EngineConfig) -> Drafter | None:
     """The configured drafter, where it is configured to work; None where nothing is drafted.
 
-    A drafter in a thread is built inline: ``executor_of`` starts the thread for the modes that overlap.
+    A drafter in a thread is built inline: ``DrafterExecutor.overlap`` starts the thread for the modes that overlap.
 
     Raises:
         CospecError: it cannot be built, in one sentence.
@@ -134,29 +134,11 @@ def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, con
     if speculative.method == "off" or speculative.policy == "off":
         return None
     host = replace(build_context, threads=config.threads, plugins=config.plugins)
-    if speculative.drafter_executor != "process":
-        return _build_configured(speculative, host)
-    cores = speculative.drafter_cores
-    return DrafterProxy(ProcessExecutor(partial(_build_configured_alone, speculative, host.remote(cores)), cores))
-
-
-def executor_of(drafter: Drafter | None, drafter_executor: str, device: torch.device) -> Executor | None:
-    """The executor that overlapped modes reach the drafter by; None: the engine's own thread."""
-    if drafter is None or drafter_executor == "inline":
-        return None
-    return thread_of(drafter, device) if drafter.executor is None else drafter.executor
-
-
-def thread_of(drafter: Drafter, device: torch.device) -> ThreadExecutor:
-    """A thread of the drafter.
-
-    Args:
-        device: of the target. On CUDA the thread's work goes into a stream of its own, so that it need not wait for the
-            target's.
-    """
-    if device.type == "cuda":
-        return ThreadExecutor(drafter, parallel=True, around=partial(torch.cuda.stream, torch.cuda.Stream(device)))
-    return ThreadExecutor(drafter)
+    given, executor = _given_options(speculative), speculative.drafter_executor
+    if EXECUTORS.load(executor).builds_inline:
+        executor = ENGINE_THREAD.executor
+    place = DrafterPlace(executor=executor, cores=speculative.drafter_cores)
+    return host.build_drafter(speculative.method, given, place)
 
 
 @contextmanager
@@ -200,34 +182,22 @@ def same_tokens(first: Path, second: Path) -> bool:
     return bool(vocabularies[0] == vocabularies[1])
 
 
-def _build_configured(speculative: SpeculativeConfig, host: EngineHost) -> Drafter:
-    """Build the configured drafter in this thread."""
+def _given_options(speculative: SpeculativeConfig) -> dict[str, Any]:
+    """The keys of the configured drafter's method, also those that every configuration has."""
     cls = DRAFTERS.load(speculative.method)
     common = {
         key: getattr(speculative, key) for key in SpeculativeConfig.model_fields if key in cls.Options.model_fields
     }
     check_keys(speculative, cls)
-    given = {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
-    return host.build_drafter(speculative.method, given)
-
-
-def _build_configured_alone(speculative: SpeculativeConfig, host: RemoteHost) -> Drafter:
-    """The same in the drafter's own process."""
-    _prepare(host)
-    return _build_configured(speculative, host)
+    return {key: value for key, value in common.items() if value is not None} | dict(speculative.options)
 
 
 def _build_alone(method: str, options: dict[str, Any], host: RemoteHost) -> Drafter:
-    """Build a drafter of a pool in the drafter's own process."""
-    _prepare(host)
-    return host.build_drafter(method, options)
-
-
-def _prepare(host: RemoteHost) -> None:
-    """Set up the drafter's process."""
+    """Set up the drafter's own process, and build the drafter there."""
     set_threads(host.threads)
     library.use_instruction_set(host.options.instruction_set)
     import_plugins(host.plugins)
+    return host.build_drafter(method, options)
 
 
 def check_keys(speculative: SpeculativeConfig, cls: type[Any]) -> None:

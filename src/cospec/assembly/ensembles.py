@@ -8,14 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import TextInfo, Verification, connect
+from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification, connect
 from cospec.assembly.drafting import Drafting, drafting_by
 from cospec.config import CollaborationConfig, EngineConfig, SpeculativeConfig
 from cospec.core.engine import EngineComponents
 from cospec.core.interfaces import Blend
 from cospec.core.plugins import Drafter
-from cospec.ensemble.blends.registry import BlendRegistry
+from cospec.ensemble.blends.registry import BlendRegistry, distribution_of
 from cospec.ensemble.collaborative import SEVERAL_MODELS, Collaborative
 from cospec.ensemble.ensemble import (
     EnsembleDecoder,
@@ -55,10 +54,10 @@ def assemble_ensemble(
         verifier,
         verifier.pages,
         min(model.max_len for model in loaded.models),
-        own.name,
+        distribution_of(own),
         acceptance_methods,
         text,
-        (lambda ensemble: blends.build(ensemble).name) if config.collaboration.request_ensembles else None,
+        (lambda ensemble: distribution_of(blends.build(ensemble))) if config.collaboration.request_ensembles else None,
     )
     if drafter is None:
         members = _proposing_members(decoder, own, config)

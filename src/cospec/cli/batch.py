@@ -120,6 +120,7 @@ def _row(conversation: _Conversation, last: Event) -> dict[str, Any]:
         "finish_reason": last.finish.value if last.finish else None,
         "stats": _stats(conversation.stats),
         "distribution": last.distribution,
+        "exact": last.exact,
     }
     if len(conversation.batch_request.turns) > 1:
         row["answers"] = conversation.answers

@@ -18,6 +18,7 @@ from cospec.core.stats import StepStats
 from cospec.core.submitted_step import FailedFuture, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
+    Distribution,
     Event,
     FinishReason,
     Request,
@@ -42,7 +43,7 @@ class EngineComponents:
     execution_mode: ExecutionMode
     output_processor: OutputProcessor
     input_processor: InputProcessor
-    distribution: str
+    distribution: Distribution
     tokenizer: Any = None  # a Hugging Face fast tokenizer; None for models without text
     model_path: Path | None = None
     clock: Clock = time.monotonic
@@ -95,7 +96,8 @@ class Engine:
 
     @property
     def distribution(self) -> str:
-        return self.parts.distribution
+        """The name of the distribution of requests without an ensemble of their own."""
+        return self.parts.distribution.name
 
     @property
     def vocab_size(self) -> int:

@@ -1,10 +1,9 @@
-"""Interfaces of models, blends, verifiers, execution modes and executors; ``plugins`` has those of plug-ins."""
+"""Interfaces of models, blends, verifiers, execution modes and executors; ``plugins`` has the base classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
@@ -14,14 +13,12 @@ from cospec.core.submitted_step import Future, StepResult, SubmittedStep
 from cospec.core.types import (
     Commit,
     Draft,
-    DraftContext,
     RequestState,
     ScheduledRequest,
     SchedulerOutput,
     StepOutput,
 )
 from cospec.native.library import NativeBlend
-from cospec.options import LIKE_TARGET, WeightOptions
 from cospec.options import Options as PluginOptions
 
 if TYPE_CHECKING:  # the scheduler imports no torch
@@ -143,81 +140,11 @@ class PipelinedModel(Model, Protocol):
         """Like ``forward``; the logits arrive later. Raises as ``forward``, and ``VerifierLost``."""
 
 
-class VocabMapping(Protocol):
-    """Maps tokens and logits between the vocabularies of a drafter and of the target."""
-
-    same: bool  # both vocabularies are equal
-    rows: int  # rows of logits that ``map_logits`` needs, at most, at the end of a sequence
-
-    def tokens(self, context: DraftContext) -> tuple[Sequence[int], int] | None:
-        """Return the sequence in the drafter's ids, and the length of the unchanged prefix.
-
-        The prefix is compared with the ids of the last call and ``to_own`` of the tokens since.
-        None: the text cannot be encoded at this token.
-        """
-
-    def stable_len(self, context: DraftContext) -> int:
-        """Return the number of leading tokens whose ids will not change."""
-
-    def map_logits(self, texts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
-        """Return rows ``[S, V]`` over the target's ids after ``texts [S]``, from the last rows of each text."""
-
-    def to_own(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return draft tokens in the drafter's ids."""
-
-    def to_target(self, logits: Tensor) -> Tensor:
-        """Map rows over the drafter's ids to rows ``[R, V]`` over the target's; minus infinity for missing tokens."""
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
-
-
-class TargetInfo(Protocol):
-    """Data of the target for drafters in any process. A ``Model`` implements the protocol."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def device(self) -> torch.device: ...
-
-
-class DrafterBuildContext(Protocol):
-    """What the engine offers to a drafter that is being built."""
-
-    @property
-    def target(self) -> TargetInfo:
-        """What the drafts are for."""
-
-    target_path: Path | None  # the folder of its weights, when it has one
-    default_drafter: str | None  # the drafter that belongs to the target, when it has one
-    default_heads: str | None  # the heads that belong to the target, when it has some
-    native: bool  # whether native drafting is allowed
-
-    def load_drafter(self, name: str, weights: WeightOptions = LIKE_TARGET) -> Model:
-        """A model with the target's vocabulary; raises ``InvalidInput`` when it has another."""
-
-    def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
-        """Load a model with any vocabulary, and map the vocabularies; ``InvalidInput`` if these share no token."""
-
-    def build_drafter(
-        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
-    ) -> Drafter:
-        """Build a drafter that runs in this thread (``inline``), in its own ``thread``, or in its own ``process``.
-
-        Args:
-            method: a name in the table of drafters.
-            options: the drafter's own keys.
-            cores: the processors of the process; empty for all.
-
-        Raises:
-            CospecError: the drafter cannot be built, or cannot run there.
-        """
-
-
 class Blend(Protocol):
     """Joins the logits of several models, row by row. Pure. ``cls.build(options, count)`` makes it for ``count``."""
 
     name: str  # as responses declare it
+    exact: bool  # the blend is what the user asks for; False: it relaxes the first model's distribution for speed
     members: tuple[int, ...]  # the models whose logits the blend reads
     recipe: NativeBlend | None  # the blend in the native library, with equal bits; None: not in the library
 

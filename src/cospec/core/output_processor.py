@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from cospec.core.interfaces import Clock
 from cospec.core.stats import RequestStats
-from cospec.core.types import Commit, Event, FinishReason, Request, RequestState, StepOutput
+from cospec.core.types import Commit, Distribution, Event, FinishReason, Request, RequestState, StepOutput
 from cospec.errors import failure
 from cospec.text.detokenizer import IncrementalDetokenizer
 
@@ -60,7 +60,7 @@ class OutputProcessor:
     """Makes commits and events from the outputs of steps.
 
     Args:
-        distribution: the name that every response declares.
+        distribution: what every response declares, unless its request has an ensemble of its own.
         eos: end-of-sequence ids; none of these is a stop *reason*.
         inexact_methods: names of acceptance methods that are not exact, which responses declare.
     """
@@ -68,7 +68,7 @@ class OutputProcessor:
     def __init__(
         self,
         tokenizer: Tokenizer | None,
-        distribution: str,
+        distribution: Distribution,
         eos: frozenset[int] = frozenset(),
         clock: Clock = time.monotonic,
         inexact_methods: Container[str] = frozenset(),
@@ -196,6 +196,7 @@ class OutputProcessor:
         """The tokens and the text since the last event."""
         sequence, output, stop_reason, error = update
         request, finish, start = sequence.request, sequence.finish, output.delivered
+        distribution = self._distribution_of(request)
         written = start - len(request.prompt)
         wants_prompt = request.sampling.prompt_logprobs is not None and not written and error is None
         fresh = written - len(request.resumed_output)  # an earlier process delivered the log-probabilities before
@@ -220,17 +221,16 @@ class OutputProcessor:
             stop_reason=stop_reason,
             stats=replace(stats) if finish is not None else None,
             error=error,
-            distribution=self._distribution_of(request),
+            distribution=distribution.name,
+            exact=distribution.exact,
         )
 
-    def _distribution_of(self, request: Request) -> str:
-        """The name of the request's distribution, inside the name of an acceptance method that is not exact."""
+    def _distribution_of(self, request: Request) -> Distribution:
+        """The request's distribution, inside the name of an acceptance method that is not exact."""
         distribution, chosen = request.distribution or self._distribution, request.speculation
-        return (
-            f"{chosen.acceptance_method}({distribution})"
-            if chosen.enabled and chosen.acceptance_method in self._inexact_methods
-            else distribution
-        )
+        if chosen.enabled and chosen.acceptance_method in self._inexact_methods:
+            return Distribution(f"{chosen.acceptance_method}({distribution.name})", exact=False)
+        return distribution
 
     def _break(self, sequence: RequestState, error: Exception, now: float) -> tuple[Commit, _Update]:
         """The end of an output whose text cannot be written; the event has its tokens and no more text."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from cospec.core.bitmask import Bitmask
 from cospec.core.rng import RandomStreams, StreamKind
 from cospec.core.stats import StepStats
 from cospec.core.types import (
@@ -25,74 +23,14 @@ from cospec.core.types import (
     TokenScores,
     VerifyResult,
 )
+from cospec.logits_processors.bitmask import Bitmask
 from cospec.options import Options as PluginOptions
 
 if TYPE_CHECKING:  # policies and acceptance methods import no torch
     from torch import Tensor
 
-    from cospec.core.interfaces import Executor, Model
-    from cospec.core.model_io import TokenBatch
-
-
-@dataclass(frozen=True, slots=True)
-class StartLogits:
-    """Logits after the committed tokens, from a stepwise drafter.
-
-    Attributes:
-        ids: the sequences with room in the drafter's KV cache, in the given order.
-        logits: ``[len(ids), V]``.
-    """
-
-    ids: tuple[str, ...]
-    logits: Tensor
-
-
-class StepwiseDrafter(Protocol):
-    """Drafts token by token; the caller chooses the tokens."""
-
-    @property
-    def model(self) -> Model:
-        """The drafter's model. A caller with ``model.native_forward`` may run the model itself, see ``prepare``."""
-
-    def open(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> StartLogits:
-        """Catch up on the committed tokens and make room for ``depths`` more; no ids if no sequence has room."""
-
-    def feed(self, ids: Sequence[str], tokens: Sequence[int]) -> Tensor:
-        """Return logits ``[len(ids), V]`` after one more token of each opened sequence."""
-
-    def prepare(self, contexts: Sequence[DraftContext], depths: Sequence[int]) -> TokenBatch:
-        """Make room as ``open`` does; return the batch that the caller feeds, with one row of logits per sequence."""
-
-    def extend(self, ids: Sequence[str], paths: Sequence[Sequence[int]]) -> None:
-        """Report the tokens that the caller wrote to the drafter's KV cache after the batch of ``prepare``."""
-
-    def score_known_tokens(self, contexts: Sequence[DraftContext]) -> dict[str, TokenScores]:
-        """The probability of the latest known tokens, by sequence. Sequences without room are left out."""
-
-    def commit(self, commits: Sequence[Commit]) -> None:
-        """Keep the committed part of the fed tokens. Unknown ids are ignored."""
-
-    def free(self, ids: Sequence[str]) -> None:
-        """Forget sequences. Unknown ids are ignored."""
-
-
-class DraftCache(Protocol):
-    """A drafter's model and its KV cache, for native code that runs the model."""
-
-    @property
-    def model(self) -> Model: ...
-
-    def backlog_len(self, id: str, known: int) -> int:
-        """Return the largest number of ``known`` tokens that are not in the cache; changes nothing."""
-
-    def reserve(self, id: str, tokens: Sequence[int], ahead: int) -> int | None:
-        """Make room for ``ahead`` tokens after the known ones.
-
-        Returns the number of cached known tokens, at most all but the last; None without room.
-        """
-
-    def report_written(self, id: str, fed: int) -> None:
-        """Report that the caller wrote the first ``fed`` known tokens to the drafter's KV cache."""
+    from cospec.core.interfaces import Executor
+    from cospec.drafters.interfaces import DraftCache, StepwiseDrafter
 
 
 class Drafter(ABC):
@@ -101,7 +39,7 @@ class Drafter(ABC):
     Attributes:
         name: written on the tokens of each draft; each instance sets it.
         Options: the drafter's own keys of ``speculative_config``.
-        build: ``build(options, build_context)`` makes a drafter, see ``interfaces.DrafterBuildContext``.
+        build: ``build(options, build_context)`` makes a drafter, see ``drafters.interfaces``.
         samples: True: draws tokens from a q; False: chooses them (point mass).
         drafts_ahead: continues contexts whose last tokens are assumed (draft-ahead).
         reads_states: commits have to carry the target's hidden states.
@@ -269,7 +207,7 @@ class LogitsProcessor(ABC):
         """Return the state after one more token of the output; ``state`` stays unchanged."""
 
     def mask(self, state: Any, vocab_size: int) -> Bitmask | None:
-        """Return the tokens that may follow, packed as in ``core.bitmask``; None: every token may follow."""
+        """Return the tokens that may follow, see ``logits_processors.bitmask``; None: every token may follow."""
         return None
 
     def edit(self, logits: Tensor, states: Sequence[Any]) -> Tensor:

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.core.bitmask import unpack
-from cospec.core.processor_states import ProcessorStates, RequestProcessors
 from cospec.core.rng import Floats
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import DraftContext
+from cospec.logits_processors.bitmask import unpack
+from cospec.logits_processors.states import ProcessorStates, RequestProcessors
 from cospec.native import library
 from cospec.sampling_params import SamplingParams
 

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
-from cospec.core.processor_states import RequestProcessors
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.core.stats import RequestStats, TokenLogprobs
 from cospec.core.tree import depths, is_chain
+from cospec.logits_processors.states import RequestProcessors
 from cospec.sampling_params import SamplingParams
 
 
@@ -49,6 +49,22 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Distribution:
+    """What the tokens of a request follow, as its responses declare.
+
+    Attributes:
+        name: ``target``, or the name of a blend, inside the name of an acceptance method that is not exact.
+        exact: the tokens follow the target, or the blend in its place, and nothing was relaxed for speed.
+    """
+
+    name: str = "target"
+    exact: bool = True
+
+
+TARGET = Distribution()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One requested output. A call with ``n`` outputs makes ``n`` requests that share ``parent``."""
 
@@ -62,7 +78,7 @@ class Request:
     speculation: Speculation = Speculation()
     priority: int = 0  # smaller goes first
     ensemble: Mapping[str, Any] | None = None  # a blend of its own, for an ensemble
-    distribution: str = ""  # what its events declare; filled when the request is resolved
+    distribution: Distribution | None = None  # of its own ensemble; filled when the request is resolved
     streams: bool = True  # an event for every step with new tokens; False: one event at the end
     resumed_output: tuple[int, ...] = ()  # output that an earlier engine process delivered
 
@@ -379,3 +395,4 @@ class Event:
     stats: RequestStats | None = None
     error: str | None = None
     distribution: str = "target"
+    exact: bool = True  # see ``Distribution``

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from cospec.core.interfaces import Model, VocabMapping
+from cospec.core.interfaces import Model
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Commit, DraftBudget, DraftContext
 from cospec.drafters.dynamic_tree import room
+from cospec.drafters.interfaces import VocabMapping
 
 CATCH_UP_TOKENS = 2048  # tokens per forward; longer backlogs are fed in pieces to bound memory
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cospec.core.interfaces import DrafterBuildContext, Model, VocabMapping
+from cospec.core.interfaces import Model
 from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.core.rng import Floats, RandomStreams, StreamKey, StreamKind, exponential_sample
@@ -23,11 +23,12 @@ from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenSco
 from cospec.drafters.calibration import Calibration
 from cospec.drafters.draft_kv_cache import DraftKVCache
 from cospec.drafters.dynamic_tree import DynamicTree, branches, grow
+from cospec.drafters.interfaces import DrafterBuildContext, VocabMapping
 from cospec.drafters.prompt_scoring import score_known_tokens
 from cospec.drafters.stepwise import ModelStepwiseDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import InvalidInput
-from cospec.native.torch_threads import one_torch_thread
+from cospec.native.operators import one_torch_thread
 from cospec.options import WeightOptions
 
 

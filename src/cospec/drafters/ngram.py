@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from cospec.core.interfaces import DrafterBuildContext
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput
 from cospec.options import Options
 

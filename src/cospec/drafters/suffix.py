@@ -18,10 +18,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from cospec.core.interfaces import DrafterBuildContext
 from cospec.core.plugins import Drafter
 from cospec.core.tree import MAX_NODES
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.options import Options
 
 LONGEST = 32  # maximum length of a counted suffix

@@ -22,10 +22,10 @@ from zlib import crc32
 
 from pydantic import Field
 
-from cospec.core.interfaces import DrafterBuildContext
 from cospec.core.plugins import Drafter
 from cospec.core.rng import RandomStreams, StreamKind, derive_seed
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput
 from cospec.options import Options
 

@@ -30,7 +30,7 @@ FURTHEST = 64  # upper bound of these tokens, in text without spaces
 
 
 class SharedVocab:
-    """The drafter's tokens are the target's. Implements ``core.interfaces.VocabMapping``, as ``MappedVocab`` does."""
+    """The drafter's tokens are the target's. Implements ``interfaces.VocabMapping``, as ``MappedVocab`` does."""
 
     same = True
     rows = 1

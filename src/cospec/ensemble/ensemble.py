@@ -21,7 +21,7 @@ from cospec.ensemble.proposal_chain import ProposalChain, ProposalChains
 from cospec.ensemble.proposer_policy import GoodputProposerPolicy
 from cospec.ensemble.state import DraftToVerify
 from cospec.errors import InvalidInput, words
-from cospec.native.torch_threads import one_torch_thread
+from cospec.native.operators import one_torch_thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from cospec.core.types import (
 from cospec.errors import DrafterLost
 from cospec.execution.draft_buffer import DraftBuffer, DraftRequest
 from cospec.execution.draft_errors import failed_outputs, propose_one_by_one
+from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
 from cospec.runtime.executors import InlineExecutor
 
-DRAFT_TIMEOUT = 10.0  # seconds that an idle target waits for drafts
 AHEAD_SEEDS = 1 << 32  # derived seeds from this number on belong to drafts made ahead
 
 log = logging.getLogger(__name__)

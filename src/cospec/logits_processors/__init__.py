@@ -1,1 +1,1 @@
-"""The logits processors of cospec. ``core.processors`` keeps their states."""
+"""The logits processors of cospec, packed masks, and the states of processors along draft trees."""

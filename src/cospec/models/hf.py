@@ -233,7 +233,7 @@ def check_packing(model: Any, cache: KVCache, attention: AttentionBackend) -> No
     together = packed.forward(TokenBatch((SequenceSlice("a", 0, one), SequenceSlice("b", 0, two))))[6:]
     pieces = [packed.forward(TokenBatch((SequenceSlice("c", start, two[start : start + 2]),))) for start in (0, 2)]
     if None in likeliest(together):
-        return  # NaN rows cannot be compared; ``models.smoke_check`` refuses such a model
+        return  # NaN rows cannot be compared; ``model_runner.check_numbers`` refuses such a model
     worst = float((together - torch.cat(pieces)).abs().max())
     tolerance = (1e-3 if packed.dtype is torch.float32 else 0.1) * max(1.0, float(together.std()))
     if not worst <= tolerance:

@@ -82,7 +82,7 @@ def _stock(module: Callable[[Tensor, Tensor | None], nn.Module]) -> Build:
 
     def build(weight: StoredWeight, bias: Tensor | None) -> nn.Module:
         product = module(weight.decode(), bias)
-        return product if weight.format.input_dtype is None else _RoundedInputs(product, weight.format)
+        return _RoundedInputs(product, weight.format) if weight.format.rounds_inputs else product
 
     return build
 

@@ -32,9 +32,8 @@ from cospec.models.memory import (
     need_of,
     pages_for,
 )
-from cospec.models.model_runner import ModelRunner
+from cospec.models.model_runner import ModelRunner, check_numbers
 from cospec.models.shard import SumShards, check_shards, read_part, shard_config
-from cospec.models.smoke_check import check_numbers
 from cospec.models.stage import PythonStage, StageForward
 from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, bytes_of, choose_format
 

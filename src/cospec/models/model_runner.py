@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cospec.core.interfaces import BlockManager, NativeForward
-from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
+from cospec.core.interfaces import BlockManager, Model, NativeForward
+from cospec.core.model_io import RolloutOutput, RolloutParams, SequenceSlice, TokenBatch
+from cospec.core.sampling import likeliest
 from cospec.core.types import Commit
+from cospec.errors import ModelError
 from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache
 
@@ -18,6 +20,7 @@ Score = Callable[[InputBatch], Tensor]
 """Float32 logits ``[R, V]`` of a batch; writes its keys and values after each sequence's start."""
 Read = Callable[[InputBatch], tuple[Tensor, Tensor]]
 """Like ``Score``, with the float32 states ``[R, hidden]``, after the last norm."""
+SMOKE_TEST = "smoke-test"  # id of the sequence of ``check_numbers``
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +104,21 @@ class ModelRunner:
     def free(self, ids: Sequence[str]) -> None:
         """Free sequences. Unknown ids are ignored."""
         self.cache.free(ids)
+
+
+def check_numbers(model: Model, name: str) -> None:
+    """Score two tokens after loading, to find damaged weights. A cache without space for two tokens skips the check.
+
+    Raises:
+        ModelError: the logits are NaN.
+    """
+    tokens = (0, 1 % model.vocab_size)
+    model.pages.match_prefix(SMOKE_TEST, ())
+    try:
+        if not model.pages.allocate(SMOKE_TEST, len(tokens)):
+            return
+        rows = model.forward(TokenBatch((SequenceSlice(SMOKE_TEST, 0, tokens),)))
+    finally:
+        model.free([SMOKE_TEST])
+    if None in likeliest(rows):
+        raise ModelError(f"The model {name} gives logits that are not numbers; its weights are damaged or overflow.")

@@ -28,7 +28,7 @@ from cospec.system import usable_processors
 if TYPE_CHECKING:  # decisions that draw random numbers need no torch
     from torch import Tensor
 
-ISAS = ("base", "avx2", "avx512", "avx512_bf16")
+ISAS = ("base", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 MAX_THREADS = 64
 
 # Arguments and result of each function of the library; structs go by address.

@@ -42,7 +42,7 @@ from cospec.native.native_request import (
     NativeRequest,
     native_drafter,
 )
-from cospec.native.torch_threads import one_torch_thread
+from cospec.native.operators import one_torch_thread
 
 LONGEST = 8  # steps of one call
 SECONDS = 0.02  # no further step begins that would end later, because a caller may wait

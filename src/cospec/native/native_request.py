@@ -6,9 +6,10 @@ from array import array
 from dataclasses import dataclass
 
 from cospec.core.interfaces import NativeForward
-from cospec.core.plugins import AcceptanceMethod, DraftCache, Drafter
+from cospec.core.plugins import AcceptanceMethod, Drafter
 from cospec.core.types import Request, ScheduledRequest
 from cospec.drafters.draft_kv_cache import CATCH_UP_TOKENS
+from cospec.drafters.interfaces import DraftCache
 from cospec.native.verifier import supports, words_of
 
 EDITED = "penalties, bias or min_tokens"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import weakref
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,7 @@ __all__ = [
     "available",
     "isa",
     "cdll",
+    "one_torch_thread",
     "rms_norm",
     "set_isa",
     "set_threads",
@@ -137,3 +140,23 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     width = weight.numel()
     cdll().cospec_rms_norm(x.data_ptr(), weight.data_ptr(), eps, x.numel() // width, width, y.data_ptr())
     return y
+
+
+@contextmanager
+def one_torch_thread(native: bool = True) -> Iterator[None]:
+    """Limit torch to one thread; nothing changes unless ``native``.
+
+    Torch handles only a few rows of logits between native forwards. Torch's workers spin for milliseconds after each
+    large operation, on the processors that the kernels need. Rows are computed bit by bit alike on every number of
+    threads.
+
+    Args:
+        native: whether all forwards in the context are native.
+    """
+    before = torch.get_num_threads()
+    if native:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

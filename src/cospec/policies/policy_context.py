@@ -10,6 +10,7 @@ from cospec.policies.latency.step import LatencyModels
 
 DEFAULT_LENGTH = 4
 DEFAULT_MAX_LENGTH = 8
+PIPELINE_MAX_LENGTH = 24  # of a target in stages, whose links make every step slow and longer drafts cheap (DSD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class PolicyContext:
             policies that choose; None leaves the length to the policy.
         max_nodes, widths: as configured: the tree for policies with a fixed shape; None for chains.
         capabilities: what the drafter supports, and what drafting costs.
+        max_length: the longest length where none is configured.
         costs: time models measured on this machine; without measurements, a policy learns them from steps.
         clock: returns seconds; None if the policy needs no clock.
     """
@@ -29,6 +31,7 @@ class PolicyContext:
     max_nodes: int | None = None
     widths: tuple[int, ...] = ()
     capabilities: DrafterCapabilities = DrafterCapabilities()
+    max_length: int = DEFAULT_MAX_LENGTH
     costs: LatencyModels = LatencyModels()
     clock: Callable[[], float] | None = None
 
@@ -40,4 +43,4 @@ class PolicyContext:
     @property
     def longest(self) -> int:
         """The longest draft for a policy that chooses."""
-        return DEFAULT_MAX_LENGTH if self.num_speculative_tokens is None else self.num_speculative_tokens
+        return self.max_length if self.num_speculative_tokens is None else self.num_speculative_tokens

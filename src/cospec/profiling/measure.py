@@ -19,15 +19,25 @@ from cospec.core.interfaces import Clock, Model, MultiStepRunner
 from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
-from cospec.core.types import Commit, DraftBudget, DraftContext
+from cospec.core.types import (
+    Commit,
+    DraftBudget,
+    DraftContext,
+    Request,
+    RequestState,
+    ScheduledRequest,
+    SchedulerOutput,
+    Speculation,
+)
 from cospec.policies.latency.forward import LatencySample
-from cospec.profiling.multi_step import ROUNDS, MultiStepTimer
 from cospec.sampling_params import SamplingParams
 
 MAX_REPEATS = 11
 TURNS = 1 + MAX_REPEATS // 2  # the first turn calls each point once, the others twice
 MIN_POINTS = 6  # points that are measured without a time limit
 GREEDY = SamplingParams(temperature=0.0)
+STEPS_PER_CALL = 8  # the steps after the first have realistic processor caches
+ENDLESS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,7 @@ def measure_multi_steps(
     """
     rng, end = np.random.default_rng(0), clock() + seconds
     count, timer = max(grid.sequences), None if multi_step is None else MultiStepTimer(multi_step)
-    ahead = ROUNDS * max(grid.tokens + grid.rows) if timer else 0
+    ahead = STEPS_PER_CALL * max(grid.tokens + grid.rows) if timer else 0
     texts = {
         context: [
             DraftContext(
@@ -261,3 +271,40 @@ def _commit_tokens(
         commits.append(Commit(context.id, len(text), tuple(tokens), (), len(text) + 1))
         text.extend(tokens)
     drafter.commit(commits)
+
+
+class MultiStepTimer:
+    """Times steps on known texts, always from the same position, that run as one native call.
+
+    Single steps take longer, mostly independent of the drafts, so drafts would look too cheap. Only the target's pages
+    are reserved; the drafter reads the texts, because its state is the starting point.
+    """
+
+    def __init__(self, runner: MultiStepRunner) -> None:
+        self._runner = runner
+        self._sequences: dict[str, RequestState] = {}
+
+    def time_steps(self, contexts: Sequence[DraftContext], depth: int) -> list[tuple[float, float, float]]:
+        """Return cached tokens, drafting and verifying seconds of each step; empty if the call is unsupported."""
+        sequences = [self._sequence(context) for context in contexts]
+        budget = DraftBudget(depth, depth) if depth else DraftBudget()
+        entries = tuple(ScheduledRequest(sequence, 1, budget) for sequence in sequences)
+        if self._runner.supports(SchedulerOutput(0, entries, STEPS_PER_CALL)):
+            return []
+        outputs, times = self._runner.run(entries, STEPS_PER_CALL, {})
+        known = sum(sequence.computed for sequence in sequences)
+        found = []
+        for place, (draft, target) in enumerate(times.each or ((times.draft, times.target),)):
+            found.append((float(known), draft, target))
+            for output in outputs[place * len(entries) : (place + 1) * len(entries)]:
+                known += 1 + (len(output.result.path) if output.result is not None else 0)
+        return found[1:] or found
+
+    def _sequence(self, context: DraftContext) -> RequestState:
+        if context.id not in self._sequences:
+            sampling = SamplingParams(temperature=0.0, max_tokens=ENDLESS, ignore_eos=True)
+            request = Request(
+                context.id, tuple(context.tokens), sampling, 0, speculation=Speculation(acceptance_method="match")
+            )
+            self._sequences[context.id] = RequestState(request, list(context.tokens), len(context.tokens) - 1)
+        return self._sequences[context.id]

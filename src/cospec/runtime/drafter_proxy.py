@@ -9,7 +9,7 @@ from cospec.core.interfaces import Executor
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
-from cospec.execution.draft_dispatcher import DRAFT_TIMEOUT
+from cospec.runtime.drafter_executor import DRAFT_TIMEOUT
 from cospec.runtime.messages import DrafterInfo
 
 

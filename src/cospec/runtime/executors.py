@@ -6,24 +6,48 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from cospec.core.interfaces import Clock
+from cospec.core.interfaces import Clock, Executor
 from cospec.core.plugins import Drafter
 from cospec.errors import DrafterLost
+from cospec.runtime.drafter_executor import DrafterExecutor, DrafterRecipe
+from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import DrafterInfo
+
+if TYPE_CHECKING:
+    import torch
 
 CLOSED = "The drafter's executor is closed."
 
 
-class InlineExecutor:
+class InlineExecutor(DrafterExecutor):
     """Makes each call at once, in the thread that submits the call."""
 
+    name: ClassVar[str] = "inline"
+    builds_inline: ClassVar[bool] = True
+    takes_cores: ClassVar[bool] = False
     parallel = False
 
     def __init__(self, drafter: Drafter, clock: Clock = time.monotonic) -> None:
-        self.busy, self.present = 0.0, True
+        self.busy, self._present = 0.0, True
         self._drafter, self._clock = drafter, clock
+
+    @classmethod
+    def place(cls, recipe: DrafterRecipe) -> Drafter:
+        """The drafter itself, which its caller's thread calls."""
+        return recipe.build()
+
+    @classmethod
+    def overlap(cls, drafter: Drafter, device: torch.device) -> Executor | None:
+        """None: the engine's thread drafts."""
+        return None
+
+    @property
+    def present(self) -> bool:
+        """Whether the executor is open."""
+        return self._present
 
     def submit(self, method: str, *args: Any) -> Future[Any]:
         """Make the call; the future is done when this returns."""
@@ -41,10 +65,10 @@ class InlineExecutor:
 
     def close(self) -> None:
         """Take no more calls."""
-        self.present = False
+        self._present = False
 
 
-class ThreadExecutor:
+class ThreadExecutor(DrafterExecutor):
     """Makes calls in one thread of its own, which starts with the first call.
 
     Args:
@@ -55,6 +79,10 @@ class ThreadExecutor:
         info: the declared attributes of the drafter.
     """
 
+    name: ClassVar[str] = "thread"
+    builds_inline: ClassVar[bool] = True
+    takes_cores: ClassVar[bool] = False
+
     def __init__(
         self,
         drafter: Drafter,
@@ -62,11 +90,37 @@ class ThreadExecutor:
         parallel: bool = False,
         around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.parallel, self.busy, self.present = parallel, 0.0, True
+        self.parallel, self.busy, self._present = parallel, 0.0, True
         self._drafter, self._clock, self._around = drafter, clock, around
         self._thread = ThreadPoolExecutor(1, "cospec-drafter")
         self._waiting: set[Future[Any]] = set()
         self.info = DrafterInfo.of(drafter)
+
+    @classmethod
+    def place(cls, recipe: DrafterRecipe) -> Drafter:
+        """Build the drafter in this thread, and run its calls in a new thread."""
+        return DrafterProxy(cls.of(recipe.build(), recipe.device))
+
+    @classmethod
+    def overlap(cls, drafter: Drafter, device: torch.device) -> Executor | None:
+        """A new thread for a drafter that was built in the engine's thread."""
+        return cls.of(drafter, device) if drafter.executor is None else drafter.executor
+
+    @classmethod
+    def of(cls, drafter: Drafter, device: torch.device) -> ThreadExecutor:
+        """A thread for ``drafter``. On CUDA the thread's work goes into a stream of its own and need not wait for the
+        target's work.
+        """
+        if device.type != "cuda":
+            return cls(drafter)
+        import torch
+
+        return cls(drafter, parallel=True, around=partial(torch.cuda.stream, torch.cuda.Stream(device)))
+
+    @property
+    def present(self) -> bool:
+        """Whether the executor is open."""
+        return self._present
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -85,7 +139,7 @@ class ThreadExecutor:
 
     def close(self) -> None:
         """Wait for the call at work; the calls after it are lost."""
-        self.present = False
+        self._present = False
         self._thread.shutdown(cancel_futures=True)
         while self._waiting:
             self._waiting.pop().set_exception(DrafterLost(CLOSED))

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from cospec.core.plugins import Drafter
-from cospec.core.processor_states import RequestProcessors
 from cospec.core.rng import StreamKind
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities, Event, Request
 from cospec.errors import InvalidInput
+from cospec.logits_processors.states import RequestProcessors
 from cospec.runtime.codec import ProtocolError
 from cospec.sampling_params import SamplingParams
 

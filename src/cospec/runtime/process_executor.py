@@ -11,12 +11,14 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from cospec.core.interfaces import Clock
 from cospec.core.plugins import Drafter
 from cospec.errors import DrafterLost, ModelError
 from cospec.runtime.codec import ProtocolError, encode_call
+from cospec.runtime.drafter_executor import DrafterExecutor, DrafterRecipe
+from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.messages import (
     Commits,
     ContextEncoder,
@@ -102,7 +104,7 @@ class ProcessFuture:
         return self._result
 
 
-class ProcessExecutor:
+class ProcessExecutor(DrafterExecutor):
     """An ``interfaces.Executor``. Used by one thread, as an engine is.
 
     Attributes:
@@ -118,6 +120,9 @@ class ProcessExecutor:
         ModelError: the drafter cannot be built; the sentence is the drafter's.
     """
 
+    name: ClassVar[str] = "process"
+    builds_inline: ClassVar[bool] = False
+    takes_cores: ClassVar[bool] = True
     parallel = True
 
     def __init__(
@@ -137,6 +142,11 @@ class ProcessExecutor:
         self._start()
         self.info = self._built()
         self.weights: dict[str, float] = self.info.weights
+
+    @classmethod
+    def place(cls, recipe: DrafterRecipe) -> Drafter:
+        """Start a process that builds the drafter."""
+        return DrafterProxy(cls(recipe.elsewhere, recipe.cores))
 
     @property
     def present(self) -> bool:

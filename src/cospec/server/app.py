@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
-from cospec.server import errors, fields, limits, metrics, schemas, templating
+from cospec.server import bodies, errors, fields, metrics, schemas, templating
 from cospec.server.admission import Tickets, ticket
 from cospec.server.auth import HostCheck, KeyCheck
 from cospec.server.responses import ChatShape, CompletionShape
@@ -106,8 +106,8 @@ async def _admit(http: HttpRequest, service: Service, schema: type[BodyT]) -> tu
     held.arrive()
     body = await schemas.receive(schema, http, service.settings)
     ignored = fields.check(body, service.settings.strict)
-    limits.check_choices(body.bounded, service.settings)
-    held.take(limits.outputs(body.prompt_count, body.n, service.settings))
+    bodies.check_choices(body.bounded, service.settings)
+    held.take(bodies.outputs(body.prompt_count, body.n, service.settings))
     return body, ignored
 
 

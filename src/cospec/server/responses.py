@@ -1,6 +1,6 @@
 """The JSON of answers: completions and chat completions, whole and in chunks, and their usage.
 
-Besides OpenAI's keys every answer has ``distribution``, the name of the tokens' distribution. With
+Besides OpenAI's keys every answer has ``distribution``, the name of the tokens' distribution, and ``exact``. With
 ``include_speculation_stats``, ``usage.speculation`` holds the statistics of ``SPECULATION``, summed over all choices.
 ``return_sources`` adds the source of each token to every choice and chunk.
 """
@@ -129,6 +129,7 @@ def whole(call: Call, shape: Shape, outputs: Sequence[Output]) -> dict[str, Any]
         "choices": [shape.choice(index, output) for index, output in enumerate(outputs)],
         "usage": usage(call, outputs),
         "distribution": outputs[-1].distribution,
+        "exact": outputs[-1].exact,
     }
 
 

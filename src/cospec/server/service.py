@@ -63,6 +63,7 @@ class Output:
     stop_reason: str | int | None = None
     stats: RequestStats | None = None
     distribution: str = "target"
+    exact: bool = True
     started: bool = False
 
     def take(self, event: Event) -> None:
@@ -75,7 +76,7 @@ class Output:
             self.prompt_logprobs = event.prompt_logprobs
         self.finish, self.stop_reason = event.finish, event.stop_reason
         self.stats = event.stats or self.stats
-        self.distribution = event.distribution
+        self.distribution, self.exact = event.distribution, event.exact
         self.started = True
 
 

@@ -82,7 +82,7 @@ def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: S
     for choice in choices:
         chunk = responses.chunk(call, shape, [choice])
         if choice["finish_reason"] is not None:
-            chunk["distribution"] = output.distribution
+            chunk["distribution"], chunk["exact"] = output.distribution, output.exact
         if call.body.usage_always:
             chunk["usage"] = responses.usage(call, outputs)
         found.append(_sse(chunk))

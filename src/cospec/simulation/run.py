@@ -12,19 +12,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cospec.acceptance.methods import AcceptanceMethods
-from cospec.assembly.components import Verification, connect
+from cospec.assembly.components import AcceptanceMethods, Verification, connect
 from cospec.assembly.drafting import Drafting, build_policy, check_policy
 from cospec.config import SpeculativeConfig
 from cospec.core.engine import Engine
 from cospec.core.plugins import Policy
 from cospec.core.scheduler import SchedulerLimits
-from cospec.core.types import Request
+from cospec.core.types import TARGET, Request
 from cospec.errors import InvalidInput, words
 from cospec.models.block_manager import BlockPool
 from cospec.options import parse
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
+from cospec.policies.policy_context import DEFAULT_MAX_LENGTH, PIPELINE_MAX_LENGTH
 from cospec.registry import EXECUTION_MODES
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
@@ -110,7 +110,7 @@ class World:
         executor = SimulatedExecutor(drafter, clock, self.drafting.nodes)
         EXECUTION_MODES.check(variant.execution_mode)
         capacity = cache.pages.capacity
-        verification = Verification(cache, verifier, cache.pages, capacity, "target", AcceptanceMethods())
+        verification = Verification(cache, verifier, cache.pages, capacity, TARGET, AcceptanceMethods())
         order = EXECUTION_MODES.load(variant.execution_mode)
         drafting = Drafting(order, policy, drafter, executor, why_no_multi_step="simulated models")
         limits = SchedulerLimits(
@@ -142,7 +142,8 @@ class World:
         given |= {"policy_options": variant.policy_options, "execution_mode": variant.execution_mode}
         config = parse(SpeculativeConfig, {"method": "simulated", **given}, "variants.")
         check_policy(config)
-        return build_policy(config, drafter, clock, LatencyModels(target, draft))
+        most = DEFAULT_MAX_LENGTH if self.scenario.target.stages == 1 else PIPELINE_MAX_LENGTH
+        return build_policy(config, drafter, clock, LatencyModels(target, draft), most)
 
 
 def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from cospec.core.rng import StreamKind, derive_seed
-from cospec.core.types import Request, Speculation
+from cospec.core.types import Distribution, Request, Speculation
 from cospec.errors import InvalidInput, words
 from cospec.options import parse
 from cospec.registry import ACCEPTANCE_METHODS, LOGITS_PROCESSORS, POLICIES
@@ -97,7 +97,7 @@ class InputProcessor:
         max_depth: the longest draft that a request may choose.
         may_choose: the fields of ``Speculation`` that a request may set.
         drafts: whether the engine has a drafter. Without a drafter no request is speculated for.
-        ensembles: checks the ensemble of a request and returns its name; None if requests may not choose.
+        ensembles: checks the ensemble of a request and returns its distribution; None if requests may not choose.
         stream_kinds: of the acceptance methods that can verify the drafter's drafts; None for all. ``auto`` takes only
             these methods.
         drafters: names of a pool's drafters; None without a pool.
@@ -114,7 +114,7 @@ class InputProcessor:
     max_depth: int
     drafts: bool = True
     may_choose: frozenset[str] = frozenset(("off", "length", "policy", "drafters", "acceptance_method"))
-    ensembles: Callable[[Mapping[str, Any]], str] | None = None
+    ensembles: Callable[[Mapping[str, Any]], Distribution] | None = None
     stream_kinds: frozenset[StreamKind] | None = None
     drafters: tuple[str, ...] | None = None
     sampled_method: str = "block"
@@ -166,10 +166,10 @@ class InputProcessor:
         learns = self.learns or (speculation.policy is not None and POLICIES.load(speculation.policy).learns)
         return replace(resolved, seed=own_seed(resolved, number if learns else 0))
 
-    def _distribution(self, request: Request) -> str:
-        """Return the name of the request's own distribution; empty if the request sets no ensemble."""
+    def _distribution(self, request: Request) -> Distribution | None:
+        """Return the distribution of the request's own ensemble; None if the request sets no ensemble."""
         if request.ensemble is None:
-            return ""
+            return None
         if self.ensembles is None:
             raise InvalidInput("ensemble", request.ensemble, "left out, because requests may not choose the ensemble")
         return self.ensembles(request.ensemble)

@@ -105,6 +105,7 @@ def test_a_rule_that_is_not_exact_is_declared() -> None:
     for name, distribution in (("typical", "typical(target)"), ("recursive", "target")):
         events = run_all(engine, [make_request(name, (1, 2), WIDE, speculation=Speculation(acceptance_method=name))])
         assert {event.distribution for event in events[name]} == {distribution}
+        assert {event.exact for event in events[name]} == {distribution == "target"}
     quiet = Speculation(acceptance_method="typical", enabled=False)
     events = run_all(engine, [make_request("off", (1, 2), WIDE, speculation=quiet)])
     assert {event.distribution for event in events["off"]} == {"target"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,12 @@ import torch
 
 from cospec import register_acceptance_method
 from cospec.acceptance.match import Match
-from cospec.acceptance.methods import AcceptanceMethods
+from cospec.assembly.components import AcceptanceMethods
 from cospec.assembly.drafters import EngineHost, TargetFacts, build_drafter
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.errors import ModelError
 from cospec.models.loading import LoadOptions
-from cospec.registry import ACCEPTANCE_METHODS
+from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, import_plugins
 from cospec.runtime.drafter_proxy import DrafterProxy
 
 PLUGIN = """
@@ -31,11 +32,15 @@ cospec.register_drafter("of-a-plugin", Own)
 """
 
 
-def test_a_drafter_that_a_module_registers_works_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_a_module_registers_works_in_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     (tmp_path / "drafter_plugin.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
     host = EngineHost(TargetFacts(5, torch.device("cpu")), tmp_path, None, None, LoadOptions())
     chosen = SpeculativeConfig(method="of-a-plugin", drafter_executor="process")
+    import_plugins(("drafter_plugin",))
+    request.addfinalizer(partial(DRAFTERS.unregister, "of-a-plugin"))
     with pytest.raises(ModelError, match=r"speculative_config\.method is 'of-a-plugin'"):
         build_drafter(chosen, host, EngineConfig())
     drafter = build_drafter(chosen, host, EngineConfig(plugins=("drafter_plugin",)))

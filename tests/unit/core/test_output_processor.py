@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from cospec.core.output_processor import OutputProcessor
 from cospec.core.stats import TokenLogprobs
 from cospec.core.types import (
+    TARGET,
     Draft,
     DraftBudget,
     Event,
@@ -54,7 +55,7 @@ def commit(
     tokenizer: Tokenizer | None, params: SamplingParams, pieces: list[list[int]], prompt: tuple[int, ...] = (THE,)
 ) -> tuple[RequestState, list[Event]]:
     """Each piece is one round: all but its last token are an accepted draft, with two more nodes than were kept."""
-    made = OutputProcessor(tokenizer, "target", frozenset({EOS}))
+    made = OutputProcessor(tokenizer, TARGET, frozenset({EOS}))
     sequence = RequestState(Request("s", prompt, params, 0, parent="p"), list(prompt))
     events = []
     for piece in pieces:
@@ -208,7 +209,7 @@ def test_special_tokens_are_left_out_or_kept(tokenizer: Tokenizer) -> None:
 
 
 def test_an_error_ends_one_sequence() -> None:
-    made = OutputProcessor(None, "target")
+    made = OutputProcessor(None, TARGET)
     sequence = RequestState(Request("s", (1, 2), SamplingParams(), 0), [1, 2])
     commits, events = made.commit(
         [StepOutput(ScheduledRequest(sequence, 2, DraftBudget()), None, None, error="it broke")]
@@ -219,7 +220,7 @@ def test_an_error_ends_one_sequence() -> None:
 
 
 def test_a_round_that_only_computes_says_nothing() -> None:
-    made = OutputProcessor(None, "target")
+    made = OutputProcessor(None, TARGET)
     sequence = RequestState(Request("s", (1, 2, 3, 4), SamplingParams(), 0), [1, 2, 3, 4])
     commits, events = made.commit([StepOutput(ScheduledRequest(sequence, 3, DraftBudget()), None, None)])
     assert events == []

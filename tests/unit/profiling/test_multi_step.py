@@ -1,4 +1,4 @@
-"""Rounds that run as one call are timed as such calls, and leave nothing behind."""
+"""Steps that run as one call are timed as such calls, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ from cospec.drafters.model import ModelDrafter
 from cospec.ensemble.blends.weighted import Single
 from cospec.native import library
 from cospec.native.multi_step import NativeMultiStep
-from cospec.profiling.measure import Grid, measure_multi_steps
-from cospec.profiling.multi_step import ROUNDS, MultiStepTimer
+from cospec.profiling.measure import STEPS_PER_CALL, Grid, MultiStepTimer, measure_multi_steps
 from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, load, write_pair
 
 pytestmark = pytest.mark.skipif(not library.available(), reason=library.why_not() or "native kernels")
+
+
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine ends no call early."""
+    monkeypatch.setattr("cospec.native.multi_step.SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,7 @@ def test_points_are_rounds_that_run_as_one(folders: tuple[Path, Path], but: int)
     for s in forwards:
         ahead = min((s.context / s.sequences - c for c in grid.contexts), key=abs)
         stepped = s.sequences == but or s.tokens in grid.chunks
-        assert ahead == 0 if stepped else 0 < ahead < ROUNDS * s.tokens / s.sequences
+        assert ahead == 0 if stepped else 0 < ahead < STEPS_PER_CALL * s.tokens / s.sequences
     assert {(s.sequences, s.passes) for s in drafts} == {(1, 2), (4, 2)}
     assert {(n, depth) for n, depth, _ in noted.found} == {(n, depth) for n in {1, 4} - {but} for depth in (0, 2)}
     assert target.pages.usage == drafter.model.pages.usage == 0
@@ -84,6 +89,6 @@ def test_every_call_begins_at_the_same_place(folders: tuple[Path, Path]) -> None
         assert target.pages.allocate(context.id, 100)
     timer = MultiStepTimer(runner_of(target, drafter))
     _, first, second = (timer.time_steps(contexts, 2) for _ in range(3))  # the first has to read the texts
-    assert len(first) == ROUNDS - 1 and [known for known, *_ in first] == [known for known, *_ in second]
-    assert 2 * 19 < first[0][0] <= 2 * 19 + 2 * 3, "the first execution_mode is left out, and wrote something"
+    assert len(first) == STEPS_PER_CALL - 1 and [known for known, *_ in first] == [known for known, *_ in second]
+    assert 2 * 19 < first[0][0] <= 2 * 19 + 2 * 3, "the first step is left out, and wrote something"
     assert all(draft > 0 and target > 0 for _, draft, target in first)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from cospec.core.interfaces import Clock
-from cospec.core.plugins import StartLogits, StepwiseDrafter
 from cospec.core.rng import Floats
 from cospec.core.types import DraftContext
+from cospec.drafters.interfaces import StartLogits, StepwiseDrafter
 
 ResultT = TypeVar("ResultT")
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cospec.core.interfaces import Clock
-from cospec.core.plugins import Drafter, StepwiseDrafter
+from cospec.core.plugins import Drafter
 from cospec.core.submitted_step import Future
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, TokenScores
+from cospec.drafters.interfaces import StepwiseDrafter
 from cospec.errors import CospecError
 
 FAILURES = (CospecError, ArithmeticError, LookupError, OSError, RuntimeError, ValueError)

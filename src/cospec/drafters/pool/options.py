@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from cospec.core.interfaces import DrafterBuildContext
 from cospec.core.plugins import Drafter
+from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.errors import InvalidInput, ModelError, words
-from cospec.options import Options, parse
-from cospec.registry import DRAFTERS
+from cospec.options import DrafterPlace, Options, parse
+from cospec.registry import DRAFTERS, EXECUTORS
 
 WHERE = "speculative_config.drafters"
 RESERVED = ("target", "bonus")  # other sources of tokens
@@ -38,19 +38,6 @@ class PoolOptions(Options):
     )
     deadline: float | None = Field(default=None, gt=0, strict=False)
     at_most: int | None = Field(default=None, ge=1)
-
-
-class DrafterPlace(Options):
-    """Where a drafter of a pool runs.
-
-    Attributes:
-        executor: ``inline``, in the pool's thread; in a ``thread`` of its own; or in a ``process`` of its own. Other
-            drafters run meanwhile.
-        cores: processors reserved for the process. An empty list lets all processes share the processors.
-    """
-
-    executor: Literal["inline", "thread", "process"] = "inline"
-    cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +74,7 @@ def _build_each(options: PoolOptions, build_context: DrafterBuildContext, built:
         if name in RESERVED or name in (each.name for each in built):
             raise InvalidInput(f"{WHERE}[{number}].name", name, "a name that nothing else has")
         try:
-            built.append(Named(name, _build(given, build_context)))
+            built.append(Named(name, _build({**given, "name": name}, build_context)))
         except InvalidInput as error:
             raise error.within(called(number, name)) from None
         except ModelError as error:
@@ -112,11 +99,18 @@ def check_distributions(drafters: list[Named], combiner: str) -> None:
 
 
 def _build(given: Mapping[str, Any], build_context: DrafterBuildContext) -> Drafter:
-    own = {key: value for key, value in given.items() if key not in ("name", "method", *DrafterPlace.model_fields)}
+    own = {key: value for key, value in given.items() if key not in ("method", *DrafterPlace.model_fields)}
     place = parse(DrafterPlace, {key: given[key] for key in DrafterPlace.model_fields if key in given})
-    if place.cores and place.executor != "process":
-        raise InvalidInput("cores", list(place.cores), "absent unless executor is 'process'")
-    return build_context.build_drafter(_method(given, "method"), own, place.executor, place.cores)
+    EXECUTORS.check(place.executor, field="executor")
+    check_cores("cores", place.cores, place.executor)
+    return build_context.build_drafter(_method(given, "method"), own, place)
+
+
+def check_cores(field: str, cores: Sequence[int], executor: str) -> None:
+    """Raise ``InvalidInput`` about ``field`` if processors are reserved for an executor that takes none."""
+    if cores and not EXECUTORS.load(executor).takes_cores:
+        takers = " or ".join(repr(name) for name in EXECUTORS.names if EXECUTORS.load(name).takes_cores)
+        raise InvalidInput(field, list(cores), f"absent unless executor is {takers}")
 
 
 def _method(given: Mapping[str, Any], field: str) -> str:

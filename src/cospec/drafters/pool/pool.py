@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cospec.core.interfaces import Clock, DrafterBuildContext
+from cospec.core.interfaces import Clock
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.submitted_step import Future
 from cospec.core.tree import chain
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.drafters.interfaces import DrafterBuildContext
 from cospec.drafters.pool.combiners.combine import Combiner
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig
 from cospec.drafters.pool.lockstep_session import LockstepSession

@@ -42,6 +42,7 @@ class Adaptive:
 
     def __init__(self, options: AdaptiveOptions) -> None:
         self.name = f"adaptive(tau={options.tau:g})"
+        self.exact = not options.tau
         self.members = (0, 1) if options.tau else (0,)
         self.recipe = None if options.tau else PLAIN
         self._options = options

@@ -33,6 +33,7 @@ class Contrastive:
     """``softmax(l_0 - mu l_1)``: the first model is the strong one."""
 
     Options: ClassVar[type[ContrastiveOptions]] = ContrastiveOptions
+    exact = True
 
     def __init__(self, mu: float = 0.1, plausibility: float = 0.0) -> None:
         more = f", plausibility={plausibility:g}" if plausibility else ""

@@ -52,6 +52,8 @@ def register_blend(name: str, function: Combine) -> None:
 class Custom:
     """Calls a user's function and checks its result. An exception ends the requests that use the blend."""
 
+    exact = True
+
     def __init__(self, name: str, function: Combine, count: int) -> None:
         self.name, self.members = name, tuple(range(count))
         self.recipe: NativeBlend | None = None

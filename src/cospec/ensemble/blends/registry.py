@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from cospec.core.interfaces import Blend
-from cospec.core.types import Request
+from cospec.core.types import Distribution, Request
 from cospec.errors import InvalidInput, words
 from cospec.options import parse
 from cospec.registry import BLENDS
@@ -39,6 +39,11 @@ def build_blend(ensemble: Mapping[str, Any], count: int) -> Blend:
     options = {key: value for key, value in ensemble.items() if key != "method"}
     blend: Blend = cls.build(parse(cls.Options, options, "ensemble."), count)
     return blend
+
+
+def distribution_of(blend: Blend) -> Distribution:
+    """Return what responses declare of a blend."""
+    return Distribution(blend.name, blend.exact)
 
 
 class BlendRegistry:

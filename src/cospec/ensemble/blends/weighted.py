@@ -90,6 +90,7 @@ class Single:
 
     Options: ClassVar[type[SingleOptions]] = SingleOptions
     name = "target"
+    exact = True
     members: tuple[int, ...] = (0,)
     recipe: NativeBlend | None = PLAIN
 
@@ -115,6 +116,7 @@ class Weighted:
     """
 
     Options: ClassVar[type[BlendWeights]] = BlendWeights
+    exact = True
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.name = display_name("weighted", weights)
@@ -157,6 +159,7 @@ class Realign:
     """
 
     Options: ClassVar[type[BlendWeights]] = BlendWeights
+    exact = True
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.name = display_name("realign", weights)

@@ -15,7 +15,7 @@ class Bf16(WeightFormat):
 
     name = "bf16"
     dtype = torch.bfloat16
-    input_dtype = torch.bfloat16
+    rounds_inputs = True
     table_dtype = torch.bfloat16
     kernel = "bf16"
 
@@ -30,6 +30,10 @@ class Bf16(WeightFormat):
     def pack(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """See ``WeightFormat``."""
         return tuple(parts)
+
+    def round_inputs(self, x: Tensor) -> Tensor:
+        """See ``WeightFormat``."""
+        return x.bfloat16().to(x.dtype)
 
     def num_bytes(self, outputs: int, inputs: int) -> int:
         """See ``WeightFormat``."""

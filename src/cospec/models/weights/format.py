@@ -32,7 +32,7 @@ class WeightFormat(ABC):
     Attributes:
         dtype: the option ``dtype`` that selects the format; None if the option ``quantization`` names the format.
         devices: types of devices that compute with the format.
-        input_dtype: the dtype that products round their inputs to; None leaves the inputs unchanged.
+        rounds_inputs: whether ``round_inputs`` changes inputs.
         table_dtype: of embedding tables, which are looked up instead of multiplied.
         kernel: the native kernel that reads the tensors of ``pack``, see ``csrc/ops/weight_formats.h``.
     """
@@ -40,7 +40,7 @@ class WeightFormat(ABC):
     name: ClassVar[str]
     dtype: ClassVar[torch.dtype | None] = None
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    input_dtype: ClassVar[torch.dtype | None] = None
+    rounds_inputs: ClassVar[bool] = False
     table_dtype: ClassVar[torch.dtype] = torch.float32
     kernel: ClassVar[str] = "fp32"
 
@@ -50,7 +50,7 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Return the value ``[out, in]`` of parts, in the floating ``dtype``."""
+        """Return the value ``[out, in]`` of parts, in the floating ``dtype``; inputs may be padded with zeros."""
 
     @abstractmethod
     def num_bytes(self, outputs: int, inputs: int) -> int:
@@ -72,7 +72,7 @@ class WeightFormat(ABC):
 
     def round_inputs(self, x: Tensor) -> Tensor:
         """Return inputs rounded as products round them, in the dtype of ``x``."""
-        return x if self.input_dtype is None else x.to(self.input_dtype).to(x.dtype)
+        return x
 
     def product(self, x: Tensor, weight: StoredWeight, bias: Tensor | None = None) -> Tensor:
         """Return ``x @ weight.T + bias``, ``[..., in]`` to ``[..., out]``, in the dtype of ``x``."""
@@ -103,7 +103,7 @@ class StoredWeight:
 
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the value ``[outputs, inputs]``."""
-        return self.format.decode(self.parts, dtype)
+        return self.format.decode(self.parts, dtype)[:, : self.inputs]
 
     def join(self, others: Sequence[StoredWeight], rows: Rows = torch.cat) -> StoredWeight:
         """Join this weight and others of the same format and inputs: ``rows`` gets each part of all weights."""
@@ -144,12 +144,8 @@ def choose_format(
         return fitting[0] if fitting else formats["fp32"]
     found = formats.get(quantization)
     if found is None or found.dtype is not None or device.type not in found.devices:
-        allowed = [
-            f"{name} on {' or '.join(f'a {where.upper()}' for where in each.devices)}"
-            for name, each in formats.items()
-            if each.dtype is None
-        ]
-        raise InvalidInput(field, quantization, f"{', '.join(allowed)}, or None")
+        names = [name for name, each in formats.items() if each.dtype is None]
+        raise InvalidInput(field, quantization, f"{', '.join(names)} on a CPU, or None")
     return found
 
 

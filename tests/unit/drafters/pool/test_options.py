@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,18 @@ import pytest
 
 import cospec
 from cospec.config import EngineConfig
-from cospec.core.interfaces import Model, VocabMapping
+from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
 from cospec.core.rng import StreamKind
 from cospec.core.types import DraftBudget, DraftContext
+from cospec.drafters.interfaces import VocabMapping
 from cospec.drafters.pool.options import Named, PoolOptions, check_distributions
 from cospec.drafters.pool.pool import PoolDrafter
 from cospec.drafters.vocab_mapping import SharedVocab
 from cospec.errors import CospecError, InvalidInput, ModelError
 from cospec.models.checkpoint import resolve
 from cospec.models.toy import ToyModel
-from cospec.options import LIKE_TARGET, WeightOptions, parse
+from cospec.options import ENGINE_THREAD, LIKE_TARGET, DrafterPlace, WeightOptions, parse
 from cospec.sampling_params import SamplingParams
 from harness.pools import build_inline, toy_drafters
 
@@ -45,9 +46,7 @@ class Host:
     def load_mapped(self, name: str, weights: WeightOptions = LIKE_TARGET) -> tuple[Model, VocabMapping]:
         return self.load_drafter(name), SharedVocab()
 
-    def build_drafter(
-        self, method: str, options: Mapping[str, Any], executor: str = "inline", cores: Sequence[int] = ()
-    ) -> Drafter:
+    def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
         return build_inline(method, options, self)
 
 

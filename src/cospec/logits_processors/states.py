@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cospec.core.bitmask import Bitmask, allow_all
 from cospec.errors import InvalidInput, words
+from cospec.logits_processors.bitmask import Bitmask, allow_all
 from cospec.options import parse
 from cospec.registry import LOGITS_PROCESSORS
 from cospec.sampling_params import SamplingParams

@@ -1,0 +1,236 @@
+// Products of weights in blocks of integers. Inputs are rounded to integers per row and 32 inputs.
+//
+// The contract: an output is one chain of fused multiply-adds over the blocks, in ascending order of inputs.
+// A step adds integer sum * (weight scale * input scale); of formats with minimums, another step follows and adds
+// - minimum * (input scale * sum of the input integers). The integer sums are exact.
+// So results are equal for every number of rows, threads and every instruction set.
+#pragma once
+#include <utility>
+
+#include "ops/integer_simd.h"
+#include "ops/linear_kernel.h"
+
+namespace cospec {
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int BLOCK_ROWS = 8;  // most rows of a tile
+constexpr int halves_of_tile(int rows) { return rows <= 4 ? 2 : 1; }
+#else
+constexpr int BLOCK_ROWS = 4;
+constexpr int halves_of_tile(int rows) { return rows == 1 ? 2 : 1; }
+#endif
+constexpr long BLOCK_PREFETCH = 4096;  // bytes ahead of the loads
+constexpr long BLOCK_CHUNK = 256;      // most rows of a chunk
+
+// Call f with 0, 1, ... N - 1 as constants.
+template <int N, class F> INLINE void for_constants(F&& f) {
+    if constexpr (N > 0) {
+        for_constants<N - 1>(f);
+        f(std::integral_constant<int, N - 1>{});
+    }
+}
+
+// Rows of rounded inputs: integers, and for each 32 inputs the scale. A padded row ends with zeros.
+struct RoundedInputs {
+    int8_t* integers;  // [rows, inputs]
+    float* scales;     // [rows, inputs / 32]
+    int32_t* starts;   // [rows, inputs / SUB]: - OFFSET * sum of integers, where chains of integers start
+    float* sums;       // [rows, inputs / 32]: scale * sum of integers
+    long inputs;       // padded
+    static constexpr long padded(long inputs) { return (inputs + 255) / 256 * 256; }
+    // Floats of a padded row.
+    static constexpr long row_floats(long inputs) { return inputs / 4 + inputs / 32 + inputs / 16 + inputs / 32; }
+};
+
+// Round 32 inputs to integers from -127 to 127, ties to even. Returns the scale: NaN where an input is not finite.
+static float round_32(const float* x, int8_t* to) {
+    uint32_t words[32], largest = 0;
+    memcpy(words, x, 128);
+    for (int i = 0; i < 32; i++) {
+        const uint32_t size = words[i] & 0x7fffffffu;  // ordered like the numbers, and NaN and infinity come last
+        largest = size > largest ? size : largest;
+    }
+    float magnitude;
+    memcpy(&magnitude, &largest, 4);
+    const bool finite = largest < 0x7f800000u;
+    const float factor = finite && magnitude >= 1e-30f ? 127.0f / magnitude : 0.0f;
+    float rounded[32];
+    for (int i = 0; i < 32; i++) rounded[i] = (finite ? x[i] : 0.0f) * factor + 12582912.0f;  // the last bit is 1
+    memcpy(words, rounded, 128);
+    for (int i = 0; i < 32; i++) to[i] = (int8_t)(words[i] - 0x4b400000u);
+    return finite ? (factor ? magnitude / 127.0f : 0.0f) : __builtin_nanf("");
+}
+
+template <class F> static void round_row(const float* x, long inputs, const RoundedInputs& to, long row) {
+    int8_t* integers = to.integers + row * to.inputs;
+    for (long b = 0; 32 * b < to.inputs; b++, integers += 32) {
+        const long left = inputs - 32 * b;
+        float padded[32] = {};
+        if (left < 32) memcpy(padded, x + 32 * b, sizeof(float) * (left > 0 ? left : 0));
+        const float scale = round_32(left < 32 ? padded : x + 32 * b, integers);
+        int32_t sums[2] = {};
+        for (int half = 0; half < 2; half++)
+            for (int i = 0; i < 16; i++) sums[half] += integers[16 * half + i];
+        const long at = row * to.inputs / 32 + b;
+        to.scales[at] = scale;
+        to.sums[at] = scale * (float)(sums[0] + sums[1]);
+        if (F::SUB == 32)
+            to.starts[at] = -F::OFFSET * (sums[0] + sums[1]);
+        else
+            for (int half = 0; half < 2; half++) to.starts[2 * at + half] = -F::OFFSET * sums[half];
+    }
+}
+
+// Words 2 PAIR and 2 PAIR + 1 of a half panel's 32 inputs.
+template <class F, int PAIR> INLINE void load_pair(const uint8_t* half, Bytes* w) {
+    const uint8_t* low = half + Layout<F>::HIGH;
+    if constexpr (F::LOW == 8) {
+        w[0] = load_bytes(low + 128 * PAIR), w[1] = load_bytes(low + 128 * PAIR + 64);
+    } else {
+        const Bytes both = load_bytes(low + 64 * PAIR);
+        w[0] = shifted<0>(both, 15), w[1] = shifted<4>(both, 15);
+        if constexpr (F::HIGH > 0) {
+            constexpr int quads = 8 / F::HIGH, mask = ((1 << F::HIGH) - 1) << 4, at = 2 * PAIR % quads * F::HIGH;
+            const Bytes high = load_bytes(half + 64 * (2 * PAIR / quads));
+            w[0] = w[0] | shifted<at - 4>(high, mask), w[1] = w[1] | shifted<at + F::HIGH - 4>(high, mask);
+        }
+        if constexpr (F::TABLE) w[0] = lookup(F::VALUES, w[0]), w[1] = lookup(F::VALUES, w[1]);
+    }
+}
+
+template <class F> INLINE V load_scales(const uint8_t* p) {
+    if constexpr (F::SCALE == FLOAT16)
+        return from_half((const uint16_t*)p);
+    else
+        return from_bf16((const uint16_t*)p);
+}
+
+// ROWS rows of inputs against HALVES halves of a panel.
+template <class F> struct BlockTile {
+    const uint8_t* panel;
+    const RoundedInputs* x;
+    long row, blocks;
+    float* sums;  // [rows, PANEL]
+};
+
+template <class F, int ROWS, int HALVES> static void block_tile(const BlockTile<F>& t, int first) {
+    typedef Layout<F> L;
+    V total[ROWS][HALVES];
+    UNROLL_FOR (int r = 0; r < ROWS; r++)
+        UNROLL_FOR (int h = 0; h < HALVES; h++) total[r][h] = zero();
+    const uint8_t* block = t.panel;
+    const long row = t.x->inputs;
+    const int8_t* x = t.x->integers + t.row * row;
+    const float *x_scales = t.x->scales + t.row * row / 32, *x_sums = t.x->sums + t.row * row / 32;
+    const int32_t* starts = t.x->starts + t.row * row / F::SUB;
+    for (long b = 0; b < t.blocks; b++, block += L::BLOCK) {
+        V scale[HALVES], minimum[HALVES];
+        UNROLL_FOR (int h = 0; h < HALVES; h++) {
+            scale[h] = load_scales<F>(block + 32 * (first + h));
+            if constexpr (F::MINIMUMS) minimum[h] = zero() - load_scales<F>(block + 64 + 32 * (first + h));
+        }
+        const uint8_t* group = block + L::HEAD;
+        for (int g = 0; g < F::INPUTS / 32; g++, group += L::GROUP) {
+            for (long line = 0; line < L::GROUP * HALVES / 2; line += 64)
+                __builtin_prefetch(group + BLOCK_PREFETCH + line);
+            for_constants<32 / F::SUB>([&](auto part) __attribute__((always_inline)) {
+                constexpr int PART = decltype(part)::value, PAIRS = F::SUB / 8;
+                Ints sums[ROWS][HALVES];
+                UNROLL_FOR (int r = 0; r < ROWS; r++)
+                    UNROLL_FOR (int h = 0; h < HALVES; h++) sums[r][h] = splat_int(starts[r * (row / F::SUB) + PART]);
+                for_constants<PAIRS>([&](auto i) __attribute__((always_inline)) {
+                    constexpr int PAIR = PART * PAIRS + decltype(i)::value;
+                    Bytes w[HALVES][2];
+                    UNROLL_FOR (int h = 0; h < HALVES; h++)
+                        load_pair<F, PAIR>(group + L::SUB_SCALES + L::HALF * (first + h), w[h]);
+                    UNROLL_FOR (int r = 0; r < ROWS; r++)
+                        UNROLL_FOR (int h = 0; h < HALVES; h++)
+                            sums[r][h] = dot<F::LARGEST>(w[h][0], w[h][1], x + r * row + 8 * PAIR, sums[r][h]);
+                });
+                UNROLL_FOR (int h = 0; h < HALVES; h++) {
+                    V own = scale[h], own_minimum = minimum[h];
+                    const uint8_t* sub = group + HALF_PANEL * (first + h);
+                    if constexpr (F::SUB_SCALES && F::MINIMUMS) {
+                        own = own * widen_uint8(sub);
+                        own_minimum = own_minimum * widen_uint8(sub + BLOCK_PANEL);
+                    } else if constexpr (F::SUB_SCALES) {
+                        own = own * from_int8((const int8_t*)sub + BLOCK_PANEL * PART);
+                    }
+                    UNROLL_FOR (int r = 0; r < ROWS; r++) {
+                        const V factor = own * splat(x_scales[r * (row / 32)]);
+                        total[r][h] = fma(to_float(sums[r][h]), factor, total[r][h]);
+                        if constexpr (F::MINIMUMS)
+                            total[r][h] = fma(own_minimum, splat(x_sums[r * (row / 32)]), total[r][h]);
+                    }
+                }
+            });
+            x += 32, x_scales++, x_sums++, starts += 32 / F::SUB;
+        }
+    }
+    UNROLL_FOR (int r = 0; r < ROWS; r++)
+        UNROLL_FOR (int h = 0; h < HALVES; h++) store(t.sums + r * PANEL + 16 * (first + h), total[r][h]);
+}
+
+template <class F, int ROWS> static void block_tiles(const BlockTile<F>& t) {
+    constexpr int halves = halves_of_tile(ROWS);
+    for (int first = 0; first < 2; first += halves) block_tile<F, ROWS, halves>(t, first);
+}
+
+template <class F> static void block_group(const BlockTile<F>& t, int rows) {
+    switch (rows) {
+#define CASE(n)                                              \
+    case n:                                                  \
+        if constexpr (n <= BLOCK_ROWS) block_tiles<F, n>(t); \
+        break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+#undef CASE
+    }
+}
+
+static long block_chunk_rows(long rows) { return rows < BLOCK_CHUNK ? rows : BLOCK_CHUNK; }
+
+static size_t block_scratch(long rows, long inputs) {
+    const long padded = RoundedInputs::padded(inputs);
+    return (size_t)block_chunk_rows(rows) * (PANEL + RoundedInputs::row_floats(padded));
+}
+
+// Panels [from, to) for a chunk of rows.
+template <class F>
+static void block_chunk(const LinearParams& params, long first, long rows, long from, long to, float* scratch) {
+    const Linear& l = *params.linear;
+    const long padded = RoundedInputs::padded(l.inputs), groups = (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    float* sums = scratch;
+    float* scales = sums + rows * PANEL;
+    float* x_sums = scales + rows * padded / 32;
+    int32_t* starts = (int32_t*)(x_sums + rows * padded / 32);
+    const RoundedInputs x = {(int8_t*)(starts + rows * padded / 16), scales, starts, x_sums, padded};
+    for (long r = 0; r < rows; r++) round_row<F>(params.x + (first + r) * params.x_row, l.inputs, x, r);
+    const long step = params.epilogue == SWIGLU ? 2 : 1;
+    for (long panel = from; panel < to; panel += step) {
+        for (long own = 0; own < step; own++)
+            for (long g = 0; g < groups; g++) {
+                const long start = rows * g / groups, end = rows * (g + 1) / groups;
+                const uint8_t* packed = (const uint8_t*)l.weight + (panel + own) * Layout<F>::panel_bytes(l.inputs);
+                block_group<F>({packed, &x, start, Layout<F>::blocks(l.inputs), sums + start * PANEL + 32 * own},
+                    (int)(end - start));
+            }
+        write_outputs(params, sums, first, rows, 32 * panel, 2);
+    }
+}
+
+template <class F> static void block_part(const LinearParams& params, int part, int parts, float* scratch) {
+    const long unit = params.epilogue == SWIGLU ? 2 : 1;
+    const long units = (params.linear->outputs + 31) / 32 / unit;
+    const long from = units * part / parts * unit, to = units * (part + 1) / parts * unit;
+    if (from == to) return;
+    for (long first = 0; first < params.rows; first += BLOCK_CHUNK) {
+        const long left = params.rows - first;
+        block_chunk<F>(params, first, block_chunk_rows(left), from, to, scratch);
+    }
+}
+
+}  // namespace
+
+}  // namespace cospec
