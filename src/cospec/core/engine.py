@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -180,7 +181,8 @@ class Engine:
         try:
             result = self.execution_mode.collect(step.submitted)
         except VerifierLost as error:
-            return self._recover(error)
+            self._end_oldest(entries)
+            return self._recover(entries, error)
         except Exception as error:  # as in ``_submit``
             self._end_oldest(entries)
             return self._retry(entries, error)
@@ -222,13 +224,16 @@ class Engine:
         self._end([entry.sequence for entry in ended])
         return events
 
-    def _recover(self, error: VerifierLost) -> list[Event]:
+    def _recover(self, failed: Sequence[ScheduledRequest], error: VerifierLost) -> list[Event]:
         """Compute all running requests again: the target's caches are lost, and all steps in flight with these."""
         self.counters.verifier_losses += 1
-        entries: list[ScheduledRequest] = []
+        entries = list(failed)
         while self._in_flight:
-            entries += self._in_flight[0].submitted.entries
-            self._end_oldest(self._in_flight[0].submitted.entries)
+            step = self._in_flight[0].submitted
+            with suppress(Exception):  # the verifier still uses the caches of steps that it has not answered
+                self.execution_mode.collect(step)
+            entries += step.entries
+            self._end_oldest(step.entries)
         events = self._retry(entries, error)
         self.execution_mode.free([sequence.id for sequence in self.scheduler.lose_cache()])
         return events
