@@ -14,11 +14,11 @@ READY := $(VENV)/.ready
 INSTALLED_FROM := pyproject.toml $(wildcard hatch_build.py csrc/*.cpp csrc/*/*)
 CPP = $(shell find csrc tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: help setup serve test test-cluster lint format bench clean
+.PHONY: help setup serve test test-exactness-python test-cluster lint format bench clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "  make %-13s%s\n", name, $$0 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "  make %-22s%s\n", name, $$0 }'
 
 # torch goes first and pinned: a looser requirement would be met by the newest build, with gigabytes of GPU libraries.
 $(READY): $(INSTALLED_FROM)
@@ -38,6 +38,9 @@ serve: $(READY) ## serve the model that comes with the package on http://127.0.0
 
 test: lint ## check style, types and imports, then run every test that needs no cluster
 	$(BIN)/python -m pytest -n 2 --dist worksteal --max-worker-restart 4 -m "not ray and not cluster" $(ARGS)
+
+test-exactness-python: $(READY) ## run the exactness tests without the native library
+	$(BIN)/python -m pytest -n 2 --dist worksteal --native off tests/exactness $(ARGS)
 
 test-cluster: $(READY) ## run the tests that start a cluster of processes
 	$(BIN)/python -m pytest -m "ray or cluster" $(ARGS)

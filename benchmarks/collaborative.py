@@ -4,10 +4,11 @@ Run ``python -m benchmarks.collaborative``. All systems generate the same number
 one process and random order, for every setting, batch, temperature and domain. Prompts are computed before the
 measurement; another ratio includes the prompts.
 
-``standard`` asks every model for every token, and ``parallel`` does so in threads. ``plain`` lets a small drafter
-outside of the ensemble draft. ``naive`` lets one member propose, and ``alternate`` lets all members propose. The engine
-chooses the proposal lengths by trial. So every system first generates untimed outputs, at each batch and temperature,
-for other prompts of all domains; ``--warm 0`` includes the first trials.
+``standard`` asks every model for every token, and ``parallel`` does so in threads. ``plain`` is CoS's SD: the last
+model, the smallest, drafts for the ensemble as for one target. In ``outside`` a drafter that is no member drafts.
+``naive`` lets one member propose, and ``alternate`` lets all members propose. The engine chooses the proposal lengths
+by trial. So every system first generates untimed outputs, at each batch and temperature, for other prompts of all
+domains; ``--warm 0`` includes the first trials.
 
 The tables also have predictions. CoS's theorems 3.1 and 3.6 use the observed acceptance and the time of forward passes.
 The exact process of CoS's steps uses the time of whole turns, verification included.
@@ -87,10 +88,14 @@ def warm_up(writers: Mapping[str, Writer], work: Sequence[Sequence[Ids]], chosen
 def systems(setting: Setting, batch: int) -> dict[str, Writer]:
     """Return the systems by name. In the naive form the last model, usually a small one, proposes."""
     last = len(setting.models) - 1
+    outside = {}
+    if PLAIN["model"] not in setting.models:
+        outside["outside"] = writer(setting, {}, batch, speculative_config=PLAIN)
     return {
         "standard": writer(setting, {"proposal": "standard"}, batch),
         "parallel": writer(setting, {"proposal": "parallel"}, batch),
-        "plain": writer(setting, {}, batch, speculative_config=PLAIN),
+        "plain": writer(setting, {}, batch, speculative_config={**PLAIN, "model": setting.models[last]}),
+        **outside,
         "naive": writer(setting, {"proposal": "naive", "proposer": last}, batch),
         "alternate": writer(setting, {"proposal": "alternate"}, batch),
     }

@@ -68,7 +68,7 @@ class StepRecorder:
     """Records the steps of an engine."""
 
     def __init__(self, llm: LLM) -> None:
-        self._rounds: list[MeasuredSteps] = []
+        self._steps: list[MeasuredSteps] = []
         self._drafted: set[str] = set()
         self._policy = llm.engine.scheduler.policy
         self._observe = self._policy.observe
@@ -78,14 +78,14 @@ class StepRecorder:
         """Record a step, and whether the drafter saw one of its texts for the first time."""
         ids = {commit.id for commit in commits if commit.drafted}
         fed = not ids <= self._drafted
-        self._rounds.extend(MeasuredSteps(each, fed) for each, _ in split_steps(stats, commits))
+        self._steps.extend(MeasuredSteps(each, fed) for each, _ in split_steps(stats, commits))
         self._drafted |= ids
         self._observe(stats, commits)
 
     def take(self) -> list[MeasuredSteps]:
         """Return the steps since the last call."""
-        rounds, self._rounds = self._rounds, []
-        return rounds
+        steps, self._steps = self._steps, []
+        return steps
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Run:
     """The result of serving: latencies in seconds, one per job, and steps."""
 
     latencies: Sequence[float]
-    rounds: Sequence[MeasuredSteps]
+    steps: Sequence[MeasuredSteps]
 
     def rest(self, jobs: Sequence[Job]) -> float:
         """Return the seconds per step outside of its total: a request waited and no step ran."""
@@ -102,7 +102,7 @@ class Run:
             end = job.due + latency
             waited += max(0.0, end - max(until, job.due))
             until = max(until, end)
-        return max(0.0, waited - sum(one.stats.total for one in self.rounds)) / len(self.rounds)
+        return max(0.0, waited - sum(one.stats.total for one in self.steps)) / len(self.steps)
 
 
 @dataclass
@@ -161,15 +161,15 @@ class Cell:
         }
         return cls(sets, correct, runs)
 
-    def simulated(self, name: str, place: int, rounds: Sequence[MeasuredSteps]) -> list[float]:
+    def simulated(self, name: str, place: int, steps: Sequence[MeasuredSteps]) -> list[float]:
         """Return the simulated latencies of a run, with level, pace and rest of the run next to it.
 
         Args:
-            rounds: of many runs with other requests, which determine the shape. A fit to single sequences does not know
+            steps: of many runs with other requests, which determine the shape. A fit to single sequences does not know
                 the time of two.
         """
         jobs, fitted = self.sets[place % 2], self.runs[name][place ^ 1]
-        costs = fit_steps(rounds, fitted.rounds)
+        costs = fit_steps(steps, fitted.steps)
         target, draft = (cost.to_json() for cost in costs)
         scenario = Scenario.model_validate(
             {
@@ -179,7 +179,7 @@ class Cell:
                 "drafting": {"cost": draft},
                 "domains": [{"trace": "guessed.jsonl", "prompt": {"mean": len(jobs[0].prompt)}}],
                 "arrivals": {"kind": "trace", "trace": "arrivals.txt"},
-                "pace": [{"seconds": seconds, "factor": factor} for seconds, factor in pace(fitted.rounds, costs)],
+                "pace": [{"seconds": seconds, "factor": factor} for seconds, factor in pace(fitted.steps, costs)],
                 "variants": [{"name": name, **VARIANTS[name]}],
             }
         )
@@ -201,7 +201,7 @@ def compare(turn: Mapping[float, Cell], pairs: Mapping[tuple[float, str], Pair])
                 for other_rate, other in turn.items()
                 for other_place, run in enumerate(other.runs[name])
                 if other_rate != rate or other_place % 2 != place % 2
-                for one in run.rounds
+                for one in run.steps
             ]
             pair = pairs[rate, name]
             pair.simulated += cell.simulated(name, place, others)

@@ -122,7 +122,7 @@ def on_toys(drafting: Drafting, params: SamplingParams) -> dict[str, float]:
     for who, models in (("target", [target]), ("drafter", drafting.models)):
         forwards, rows = sum(model.calls for model in models), sum(model.rows for model in models)
         if models:
-            found[f"{who}_forwards_per_round"] = forwards / metrics.rounds
+            found[f"{who}_forwards_per_round"] = forwards / metrics.steps
             found[f"{who}_forwards_per_token"] = forwards / metrics.generation_tokens
             found[f"{who}_rows_per_token"] = rows / metrics.generation_tokens
     return found

@@ -1,4 +1,4 @@
-"""The figures of ``README.md`` and the headlines of ``docs/results.md``, read from the stored results."""
+"""The figures of ``README.md`` and the headlines of the reports, read from the stored results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def headlines() -> str:
     """One table: what was measured, the figure, the command, the report."""
     lines = ["| measurement | figure | command | report |", "| --- | --- | --- | --- |"]
     for what, figure, command, report in _rows():
-        lines.append(f"| {what} | {figure} | `{command}` | [{report}](../benchmarks/report/{report}.md) |")
+        lines.append(f"| {what} | {figure} | `{command}` | [{report}]({report}.md) |")
     return "\n".join([*lines, ""])
 
 

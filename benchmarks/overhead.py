@@ -112,11 +112,11 @@ def shares(llm: LLM, clock: Clock, params: SamplingParams, batch: int, repeats: 
             for request in make_requests(text[:40], llm.encode(text)[:128], params):
                 llm.engine.add(replace(request, streams=False))  # as in ``LLM.generate``
         llm.engine.step()  # the prompts
-        before, rounds, started = clock.read(), llm.engine.counters.rounds, time.perf_counter()
+        before, rounds, started = clock.read(), llm.engine.counters.steps, time.perf_counter()
         while llm.engine.scheduler.running and len(llm.engine.scheduler.running) == batch:
             llm.engine.step()
         total, inside = time.perf_counter() - started, clock.read() - before
-        rounds = llm.engine.counters.rounds - rounds
+        rounds = llm.engine.counters.steps - rounds
         while llm.engine.has_work:
             llm.engine.step()
         results.append((total / rounds * 1e3, inside / rounds * 1e3))

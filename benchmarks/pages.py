@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from textwrap import fill
 
 from benchmarks import modules
+from benchmarks.claims import claims
 from benchmarks.common import ROOT
 from benchmarks.headlines import headlines, summary
 from benchmarks.tables import COMMANDS, block
 
 REPORT = ROOT / "benchmarks" / "report"
 PAGES = ("README.md", "docs/results.md")
-BLOCKS = {"summary": summary, "headlines": headlines}
+BLOCKS = {"summary": summary, "claims": claims}
 BLOCK = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SCRIPTS = {"overhead": "benchmarks.overhead", "overhead_fp32": "benchmarks.overhead --dtype float32"}
 
@@ -98,7 +99,9 @@ REPORTS = {
     "ensembles": Report(
         "Several models, one distribution",
         "Speed over `standard`, which asks every model for every token. `parallel` asks all models in "
-        "threads. In `plain` a drafter that is no member drafts. In `naive` one member proposes. `alternate` "
+        "threads. In `plain` the last member drafts, and in `outside` "
+        "a drafter that is no member; results without `outside` have this drafter in `plain`. In `naive` one "
+        "member proposes. `alternate` "
         "is the default. *prompts too* is `alternate` with the prefill in the time. `weighted-two` and "
         "`weighted-three` blend models of one size; `weighted-small` (λ = 0.3) and `contrastive` blend a "
         "large and a small model.",
@@ -124,7 +127,13 @@ REPORTS = {
 INDEX = (
     "# Benchmark reports\n\nWritten by `python -m benchmarks` and `python -m benchmarks.papers`.\n"
     "The source is `benchmarks/results`. Do not edit.\n"
-    "Intervals are 95%. [docs/results.md](../../docs/results.md) has the headlines.\n\n"
+    "Intervals are 95%. [docs/results.md](../../docs/results.md) has the papers' headlines.\n\n"
+)
+
+
+HEADLINES = (
+    "\n\n## Headlines\n\nSpeeds are ratios: above 1 is faster. Latencies are ratios: below 1 is better. The target\n"
+    "has 22.4 M parameters and its drafter 1.1 M. All figures are of two cores of an AMD EPYC.\n\n"
 )
 
 
@@ -163,7 +172,7 @@ def main() -> None:
     REPORT.mkdir(exist_ok=True)
     lines = [f"* [{report.title}]({name}.md)" for name, report in REPORTS.items()]
     lines.append("* [Figures of the papers, and figures of cospec](papers.md)")
-    (REPORT / "README.md").write_text(INDEX + "\n".join(lines) + "\n", encoding="utf-8")
+    (REPORT / "README.md").write_text(INDEX + "\n".join(lines) + HEADLINES + headlines(), encoding="utf-8")
     for name in REPORTS:
         (REPORT / f"{name}.md").write_text(page(name), encoding="utf-8")
     for name in PAGES:

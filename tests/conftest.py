@@ -20,6 +20,18 @@ _CACHE = tempfile.mkdtemp(prefix="cospec-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--native off`` runs the tests without the native library; tests of the library skip themselves."""
+    parser.addoption("--native", choices=("auto", "off"), default="auto", help="off: run without the native library")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Switch the library off for this process, and for the processes that the tests start."""
+    if config.getoption("--native") == "off":
+        os.environ["COSPEC_NATIVE"] = "off"
+
+
 GRACE = 30.0  # seconds past the time limit
 _STDERR = os.fdopen(os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2), "w")  # pytest captures the other one
 

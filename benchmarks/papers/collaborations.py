@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.ensembles import PLAIN, SETTINGS
 from benchmarks.papers.sources import Found, Source
 
 COLLABORATIVE = Source("collaborative", "python -m benchmarks.collaborative")
+QUALITY = Source("quality", "python -m benchmarks.quality")
 SWEEPS = Source("collaborative_sweeps", "python -m benchmarks.collaborative_sweeps")
 
 
@@ -18,6 +20,12 @@ class Collaborations:
 
     found: Found
     setting: str
+
+    @property
+    def other_plain(self) -> bool:
+        """Whether the file is from before ``outside``, when a drafter that is no member drafted in ``plain``."""
+        measured = self.found["settings"][self.setting][0]["over_standard"]
+        return "outside" not in measured and PLAIN["model"] not in SETTINGS[self.setting].models
 
     def rows(self, temperature: float, batch: int) -> list[Found]:
         """By domain.
@@ -32,7 +40,15 @@ class Collaborations:
         return rows
 
     def over_standard(self, method: str, temperature: float, batch: int) -> str:
-        """Speed of a method on each domain."""
+        """Speed of a method on each domain.
+
+        Raises:
+            KeyError: it was measured with another drafter than CoS's SD has, the smallest member.
+        """
+        if self.other_plain:
+            if method == "plain":
+                raise KeyError(method)
+            method = "plain" if method == "outside" else method
         cells = [f"{row['domain']} {interval(row['over_standard'][method])}" for row in self.rows(temperature, batch)]
         return ", ".join(cells)
 
@@ -53,6 +69,11 @@ class Collaborations:
         rows = [row for row in self.rows(temperature, 1) if "calls_per_token" in row]
         return ", ".join(f"{row['domain']} {sum(row['calls_per_token'][method].values()):.2f}" for row in rows)
 
+    def raw(self, method: str, temperature: float) -> str:
+        """Tokens per second on each domain, one request at a time."""
+        rows = self.rows(temperature, 1)
+        return ", ".join(f"{row['domain']} {row['tokens_per_second'][method]:.0f}" for row in rows)
+
     def sweep(self, value: str) -> str:
         """Speed at each point.
 
@@ -61,6 +82,18 @@ class Collaborations:
         """
         points = self.found["sweeps"][self.setting][value]
         return ", ".join(f"{point}: {speed[0]:.2f}×" for point, speed in points.items())
+
+
+def quality(found: Found, models: str, option: str, domain: str) -> str:
+    """Nats per token of reference answers at each value of an option.
+
+    Raises:
+        KeyError: it was not measured.
+    """
+    rows = [row for row in found["rows"] if (row["models"], row["option"], row["domain"]) == (models, option, domain)]
+    if not rows:
+        raise KeyError(domain)
+    return ", ".join("{:g}: {:.3f} ({:.3f} to {:.3f})".format(row["value"], *row["nats"]) for row in rows)
 
 
 def interval(figures: Sequence[Any]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from benchmarks.papers.command import main
 from benchmarks.papers.common import How, Page, Section
 from benchmarks.papers.comparisons import COMPARED, over_plain
+from benchmarks.papers.not_run import remaining
 from benchmarks.papers.pools import DOMAINS, POOL, Pool
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
@@ -16,12 +17,20 @@ SOURCES = tuple(MODES.values())
 CARD = Source("src/cospec/zoo/card.json", "cospec train evaluate --out runs/zoo --to src/cospec/zoo", How.MEASURED)
 NAMES = ("generic", *DOMAINS, "copy")
 TEMPERATURES = (0.0, 0.8)
+STRUCTURES = {"a chain of 4": "generic", "a tree of 8": "generic tree", "a tree of 8 of all drafters": "union all"}
 COUPLED = "coupled k=5"  # the scenarios' stand-in for the paper's strongest baseline
 
 
 def page(results: Results) -> Page:
     """What the paper's text has in numbers; its tables are pictures, of which the text quotes ranges."""
-    sections = (drafters(results), card(results), offline(results), online(results), ablation(results))
+    sections = (
+        drafters(results),
+        card(results),
+        offline(results),
+        online(results),
+        ablation(results),
+        remaining("cosine"),
+    )
     return Page("cosine", "CoSine", sections, results.here)
 
 
@@ -45,6 +54,15 @@ def drafters(results: Results) -> Section:
             lambda found, domain=domain: variance(Pool(found), domain),
         )
         for domain in DOMAINS
+    ]
+    rows += [
+        results.row(
+            f"Figure 2(b): acceptance length of {words}",
+            "trees over chains, several drafters over one",
+            POOL,
+            lambda found, name=name: Pool(found).interval("acceptance", name),
+        )
+        for words, name in STRUCTURES.items()
     ]
     return Section(
         "Table 2 and figure 3: every drafter on every domain, mean acceptance length",

@@ -1,70 +1,137 @@
-"""DSD's adaptive law on our models: what τ brings in acceptance, and what it costs in distance from the target."""
+"""DSD's adaptive verification on our models: what a bound on the divergence brings in speed, and costs in quality.
+
+Speed is that of one request at a time at temperature 1, in alternation with exact verification on the same path, and
+with the default's own path (one target, a model drafter of as many tokens). Quality is the log-likelihood of reference
+answers under the relaxed distribution, and the target's perplexity of the texts that were written.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from benchmarks.common import DOMAINS, prompts
+import numpy as np
+import torch
+
+from benchmarks.common import DOMAINS, ROOT, prompts
 from benchmarks.papers.sources import Found
 from cospec import LLM, SamplingParams
 from cospec.core.interfaces import Model
-from cospec.core.model_io import SequenceSlice, TokenBatch
 from cospec.core.types import Speculation
 from cospec.ensemble.blends.adaptive import Adaptive, AdaptiveOptions
+from cospec.ensemble.calibration import ReferenceRows, calibrate, read_answers, score
 from cospec.models.loading import load_model
 from cospec.outputs import RequestOutput
 
-TAUS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.8)
+BOUNDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4)
+TOLERANCE = 0.02  # nats per token
 WINDOW = 4
 MODELS = ("zoo", "zoo:drafter")
+EXACT_PATH = "one target"
 
 
-def measure(per_domain: int = 8, tokens: int = 48) -> Found:
-    """Write with every τ at temperature 1, then measure the law on what was written."""
+def measure(per_domain: int = 5, tokens: int = 48, rounds: int = 3) -> Found:
+    """Write with every bound in alternation, then measure the distribution on reference answers."""
     texts = [text for domain in DOMAINS for text in prompts(domain, per_domain)]
-    llm = LLM(
+    relaxed = LLM(
         models=list(MODELS),
-        ensemble={"blend": "adaptive", "tau": 0.2},
+        ensemble={"method": "adaptive"},
         collaboration={"proposal": "naive", "gamma": WINDOW, "proposer": 1},
     )
+    single = LLM(MODELS[0], {"method": "draft_model", "num_speculative_tokens": WINDOW, "policy": "fixed"})
     models = [load_model(name) for name in MODELS]
-    params = [SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, seed=n) for n in range(len(texts))]
+    validation, held_out = (read_answers(models, answers(relaxed, *part)) for part in ((0, 2), (2, 10)))
+    fits = {bound: calibrate(validation, bound, TOLERANCE).options for bound in BOUNDS}
+    systems: dict[str, tuple[LLM, Mapping[str, Any] | None]] = {EXACT_PATH: (single, None)}
+    for bound in BOUNDS:
+        systems[f"{bound:g}"] = relaxed, {"method": "adaptive", **fits[bound].model_dump()}
+    seconds, outputs = timed(systems, texts, tokens, rounds)
     rows = []
-    for tau in TAUS:
-        outputs = llm.generate(
-            texts, params, Speculation(acceptance_method="rejection"), {"blend": "adaptive", "tau": tau}
-        )
-        rows.append({"tau": tau, **acceptance(outputs), "divergence": divergence(models, outputs, tau)})
-    return {"prompts": len(texts), "tokens": tokens, "window": WINDOW, "rows": rows}
+    for bound in BOUNDS:
+        own = outputs[f"{bound:g}"]
+        figures = {
+            **acceptance(own),
+            "divergence": float(np.mean([output.divergence or 0.0 for output in own])),
+            "speed": speed(seconds["0"], seconds[f"{bound:g}"]),
+            "speed_over_one_target": speed(seconds[EXACT_PATH], seconds[f"{bound:g}"]),
+            "loss": loss(held_out, fits[bound]),
+            "perplexity": perplexity(models[0], own),
+        }
+        rows.append({"max_divergence": bound, "options": fits[bound].model_dump(), **figures})
+    throughput = {name: tokens * len(texts) / float(np.median(runs.sum(-1))) for name, runs in seconds.items()}
+    about = {"prompts": len(texts), "tokens": tokens, "window": WINDOW, "rounds": rounds, "tolerance": TOLERANCE}
+    return {**about, "answer_tokens": len(held_out), "tokens_per_second": throughput, "rows": rows}
 
 
-def acceptance(outputs: list[RequestOutput]) -> dict[str, float]:
+def answers(llm: LLM, first: int, last: int) -> list[tuple[list[int], list[int]]]:
+    """Prompts and reference answers of every domain, in tokens."""
+    found = []
+    for domain in DOMAINS:
+        lines = (ROOT / "examples" / "data" / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
+        for row in map(json.loads, lines[len(lines) // 2 :][first:last]):
+            found.append((llm.encode(row["turns"][0]), llm.encode(row["reference"])[:96]))
+    return found
+
+
+def timed(
+    systems: Mapping[str, tuple[LLM, Mapping[str, Any] | None]], texts: Sequence[str], tokens: int, rounds: int
+) -> tuple[dict[str, np.ndarray], dict[str, list[RequestOutput]]]:
+    """Seconds ``[rounds, texts]`` and all outputs of each system; the systems take turns at every text."""
+    seconds = {name: np.zeros((rounds, len(texts))) for name in systems}
+    outputs: dict[str, list[RequestOutput]] = {name: [] for name in systems}
+    shuffled = np.random.default_rng(0)
+    for round in range(-1, rounds):  # the first one warms up
+        for place, text in enumerate(texts):
+            seed = 1000 * (round + 1) + place
+            params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, seed=seed)
+            for name in shuffled.permutation(list(systems)):
+                llm, ensemble = systems[str(name)]
+                started = time.perf_counter()
+                found = llm.generate(text, params, Speculation(acceptance_method="rejection"), ensemble)
+                if round >= 0:
+                    seconds[str(name)][round, place] = time.perf_counter() - started
+                    outputs[str(name)] += found
+    return seconds, outputs
+
+
+def speed(base: np.ndarray, own: np.ndarray) -> dict[str, float]:
+    """How many times as fast: the ratio of total times, with a 95% interval over the texts."""
+    before, after = base.sum(0), own.sum(0)
+    draws = np.random.default_rng(0).integers(len(before), size=(2000, len(before)))
+    low, high = np.quantile(before[draws].sum(-1) / after[draws].sum(-1), [0.025, 0.975])
+    return {"ratio": float(before.sum() / after.sum()), "low": float(low), "high": float(high)}
+
+
+def loss(rows: ReferenceRows, options: AdaptiveOptions) -> dict[str, float]:
+    """Nats per token by which reference answers are less likely than under the target, with a 95% interval."""
+    blend = Adaptive(options)
+    lost = []
+    for target, drafter, tokens in rows.parts():
+        relaxed = torch.log_softmax(blend.combine([target, drafter][: len(blend.members)]).double(), -1)
+        own = torch.log_softmax(target.double(), -1)
+        lost.append((own - relaxed).gather(-1, tokens[:, None])[:, 0].numpy())
+    each = np.concatenate(lost)
+    half = 1.96 * float(each.std()) / len(each) ** 0.5
+    return {"mean": float(each.mean()), "low": float(each.mean()) - half, "high": float(each.mean()) + half}
+
+
+def perplexity(target: Model, outputs: Sequence[RequestOutput]) -> float:
+    """The target's perplexity of what was written."""
+    total = count = 0.0
+    for output in outputs:
+        prompt, written = output.prompt_token_ids, output.outputs[0].token_ids
+        rows = score(target, [*prompt, *written], len(prompt))
+        logs = torch.log_softmax(rows.double(), -1).gather(-1, torch.tensor(written)[:, None])
+        total, count = total - float(logs.sum()), count + len(written)
+    return float(np.exp(total / count))
+
+
+def acceptance(outputs: Sequence[RequestOutput]) -> dict[str, float]:
     """Of all outputs together: 1 + accepted / drafts, and accepted / (accepted + rejections)."""
     stats = [output.stats for output in outputs]
     accepted, rejected, drafts = (
-        sum(getattr(each, name) for each in stats) for name in ("accepted", "rejections", "drafts")
+        sum(each) for each in zip(*((s.accepted, s.rejections, s.drafts) for s in stats), strict=True)
     )
     return {"acceptance_length": 1 + accepted / drafts, "acceptance": accepted / (accepted + rejected)}
-
-
-def divergence(models: list[Model], outputs: list[RequestOutput], tau: float) -> float:
-    """Mean total variation between the law and the target's own distribution at the positions that were written."""
-    blend, total, count = Adaptive(AdaptiveOptions(tau=tau)), 0.0, 0
-    for output in outputs:
-        written = output.outputs[0].token_ids
-        logits = [rows(model, [*output.prompt_token_ids, *written], len(output.prompt_token_ids)) for model in models]
-        distribution, own = (torch.softmax(each.double(), -1) for each in (blend.combine(logits), logits[0]))
-        total += float((distribution - own).abs().sum()) / 2
-        count += len(own)
-    return total / count
-
-
-def rows(model: Model, tokens: list[int], first: int) -> Tensor:
-    """Logits of every position from ``first`` on."""
-    model.pages.match_prefix("text", ())
-    model.pages.allocate("text", len(tokens))
-    try:
-        return model.forward(TokenBatch((SequenceSlice("text", 0, tuple(tokens[:-1]), logits_from=first - 1),))).clone()
-    finally:
-        model.free(["text"])

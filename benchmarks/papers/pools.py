@@ -46,12 +46,15 @@ class Pool:
         return "{:.2f} ({:.2f} to {:.2f})".format(*self.at(system, workload, temperature)[figure])
 
     def speed(self, system: str, other: str, workload: str = MIXED) -> str:
-        """Tokens per second over those of another system, and the same of the acceptance length."""
-        ratios = [
+        """Tokens per second over those of another system, as the product of acceptance and the rest of a step.
+
+        The rest is how many steps run in a second: the time of drafting, verification and the pool's own work.
+        """
+        speed, tokens = (
             self.value(figure, system, workload) / self.value(figure, other, workload)
-            for figure in ("tokens_per_s", "acceptance")
-        ]
-        return f"{ratios[0]:.2f}× (acceptance length {ratios[1]:.2f}×)"
+            for figure in ("tokens_per_s", "tokens_per_call")
+        )
+        return f"{speed:.2f}× = {tokens:.2f}× tokens per step · {speed / tokens:.2f}× steps per second"
 
     def best_single(self, workload: str = MIXED) -> str:
         """The drafter with the longest accepted drafts."""

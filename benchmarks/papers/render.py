@@ -15,7 +15,8 @@ of the small models of the package, on a processor. Compare which system wins, b
 changes. [papers.md](../../docs/papers.md) lists the mechanisms and their files.
 
 The column *how* names the origin of a figure: **measured here**, **measured on a GPU**, **simulated** (the engine with
-drawn acceptances and computed times), **computed** (from an equation, by the code of the policies), or **not run**. The
+drawn acceptances and computed times), **computed** (from an equation, by the code of the policies or by a simulation of
+nothing else), or **not run**, with the reason. The
 number in brackets leads to the command, the machine and the date below the table. A cell of the paper's column is empty
 where the paper gives no number. Intervals are 95%.
 
@@ -41,16 +42,18 @@ def _counts(page: Page) -> list[int]:
 
 
 def _section(section: Section) -> str:
-    runs: list[Run] = list(dict.fromkeys(row.run for row in section.rows))
+    runs: list[Run] = list(dict.fromkeys(row.run for row in section.rows if row.run.command))
     lines = ["| | paper | here | how | note |", "| --- | --- | --- | --- | --- |"]
-    lines += [_cells(row, runs.index(row.run) + 1) for row in section.rows]
+    lines += [_cells(row, runs.index(row.run) + 1 if row.run.command else None) for row in section.rows]
     sources = [f"{number}. {_source(run)}" for number, run in enumerate(runs, 1)]
     text = f"{section.text}\n\n" if section.text else ""
-    return f"### {section.title}\n\n{text}" + "\n".join(lines) + "\n\n" + "\n".join(sources) + "\n"
+    below = "\n" + "\n".join(sources) + "\n" if sources else ""
+    return f"### {section.title}\n\n{text}" + "\n".join(lines) + "\n" + below
 
 
-def _cells(row: Row, number: int) -> str:
-    cells: Sequence[str] = (row.what, row.paper, row.ours, f"{row.how} [{number}]", row.note)
+def _cells(row: Row, number: int | None) -> str:
+    how = row.how if number is None else f"{row.how} [{number}]"
+    cells: Sequence[str] = (row.what, row.paper, row.ours, how, row.note)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -10,6 +10,7 @@ from benchmarks.papers import smartspec_figures as figures
 from benchmarks.papers.command import main
 from benchmarks.papers.common import Page, Row, Section
 from benchmarks.papers.curves import Curves
+from benchmarks.papers.not_run import remaining
 from benchmarks.papers.scenarios import Runs, scenario
 from benchmarks.papers.sources import Found, Results, Source
 from cospec.policies.goodput.draft_shapes import nodes, tree_tokens
@@ -31,6 +32,7 @@ def page(results: Results) -> Page:
     """The tables and figures of the paper that have numbers or a claim that can be checked."""
     sections = (
         rates(results),
+        steps(results),
         lengths(results),
         model(results),
         lookup(results),
@@ -38,6 +40,7 @@ def page(results: Results) -> Page:
         trees(results),
         heads(results),
         expectations(results),
+        remaining("smartspec"),
     )
     return Page("smartspec", "SmartSpec", sections, results.here)
 
@@ -84,6 +87,21 @@ def crossings(results: Results, source: Source, read: Callable[[Found], Curves],
     for load in sorted(read(found).latency) if found else ():
         rows.append(results.row(f"{load:g}/s ({who})", "", source, lambda found, load=load: read(found).row(load)))
     return rows
+
+
+def steps(results: Results) -> Section:
+    """Figure 3."""
+    rows = [
+        results.computed(
+            f"Batch {batch}, k = {length}",
+            "latency of a step grows with k, steps fall",
+            figures.batch_latency(batch, length),
+        )
+        for batch in (1, 16, 64)
+        for length in (0, 1, 3, 5)
+    ]
+    text = "Time of one forward of the target, and forwards for 128 tokens at an acceptance of 0.7."
+    return Section("Figure 3: latency of a step and number of steps", tuple(rows), text)
 
 
 def lengths(results: Results) -> Section:

@@ -86,6 +86,17 @@ struct Forward {
         team.barrier();
     }
 
+    // Products of the same input, side by side in the rows of y.
+    void project(const LlamaLayer& layer, const float* x, float* y, long y_row) const {
+        for (const Linear* l : {layer.q, layer.k, layer.v}) {
+            if (!l) continue;
+            float* scratch = thread_scratch().reserve(k.linear_scratch(b.num_rows, l->inputs));
+            k.linear({l, x, l->inputs, b.num_rows, y, y_row, l->outputs, STORE}, team.id, team.size, scratch);
+            y += l->outputs;
+        }
+        team.barrier();
+    }
+
     const float* norm(const float* x, const float* weight, long rows) const {
         const bool redundant = rows <= REDUNDANT_NORM_ROWS;
         float* y = buf.normed + (redundant ? team.id * rows * s.hidden : 0);
@@ -154,7 +165,7 @@ struct Forward {
             const LlamaLayer& layer = layers[i];
             const AttentionParams params = attention_params(s, b, buf, i, layer.window);
             const bool last = !io.stage_output && i == s.num_layers - 1;
-            product(layer.qkv, norm(buf.x, layer.input_norm, b.num_rows), b.num_rows, buf.qkv, params.q_row, STORE);
+            project(layer, norm(buf.x, layer.input_norm, b.num_rows), buf.qkv, params.q_row);
             write_kv(layer, params);
             if (last && b.num_logit_rows == 0) return;
             run_attention_tasks(params, tasks[i]);

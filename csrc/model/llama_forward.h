@@ -7,11 +7,12 @@
 namespace cospec {
 
 // Weights of one layer; norms are float32. Projections of one input are one product.
-// qkv joins queries, keys and values; gate_up interleaves gates and inputs for the epilogue SWIGLU.
+// The projections of queries, keys and values lie one after another: q joins the next ones of its format, which are
+// null. gate_up interleaves gates and inputs for the epilogue SWIGLU.
 struct LlamaLayer {
     const float *input_norm, *mlp_norm;
     const float *q_norm, *k_norm;  // [dim] each, or null
-    const Linear *qkv, *output, *gate_up, *down;
+    const Linear *q, *k, *v, *output, *gate_up, *down;
     long window;  // 0: none
 };
 

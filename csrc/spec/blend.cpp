@@ -48,13 +48,14 @@ void add_logits(const LogitsSource& s, long row, double* out, double* scratch) {
 }  // namespace
 
 void blend_row(const LogitsSource& source, long row, double* out, double* scratch) {
+    if (source.form == ADAPTIVE) return adapt_row(source, row, out, scratch);
     source.form == MIXTURE ? mix_distributions(source, row, out, scratch) : add_logits(source, row, out, scratch);
 }
 
 // Blend `rows` rows. out: [rows, vocab_size].
 API void cospec_blend(const LogitsSource* source, long rows, double* out) {
     in_parallel(threads_for(rows), [&](const Team& team) {
-        std::vector<double> scratch(source->vocab_size);
+        std::vector<double> scratch(BLEND_SCRATCH_ROWS * source->vocab_size);
         for (long row = team.begin(rows); row < team.end(rows); row++)
             blend_row(*source, row, out + row * source->vocab_size, scratch.data());
     });

@@ -7,20 +7,35 @@ namespace cospec {
 enum BlendForm {
     SINGLE = 0,   // the first model's logits, unchanged
     MIXTURE = 1,  // log sum_m weights[m] softmax(logits[m])
-    LINEAR = 2    // log softmax(sum_m weights[m] logits[m])
+    LINEAR = 2,   // log softmax(sum_m weights[m] logits[m])
+    ADAPTIVE = 3  // the first model's distribution, moved towards the second's: spec/adaptive.cpp
 };
 
 struct LogitsSource {
     const float* const* logits;  // [num_models] pointers to [rows, vocab_size]
-    const double* weights;       // [num_models]
+    const double* weights;       // [num_models]; of ADAPTIVE the fields of AdaptiveParams
     int64_t num_models, vocab_size, form;
     // LINEAR excludes tokens whose first-model logit is lower than the largest one plus this cutoff.
     double plausibility_cutoff;
+    double* divergences;  // [rows]; ADAPTIVE writes each computed row's total variation from the first model
     const float* row(long model, long row) const { return logits[model] + row * vocab_size; }
 };
 
+struct AdaptiveParams {
+    double max_divergence;           // no row is further from the first model, in total variation
+    double lambda1;                  // every token is key where the second entropy exceeds the first this many times
+    double lambda2;                  // a token is key where its probabilities differ by more
+    double lambda3;                  // every token is key where the distributions overlap by less
+    double search_steps, shortfall;  // of the search for the exponent
+};
+
+constexpr long BLEND_SCRATCH_ROWS = 3;
+
 // Compute one row of a blend in double precision, [vocab_size]. A row that holds NaN stays NaN.
-// `scratch` has room for vocab_size numbers.
+// `scratch` has room for BLEND_SCRATCH_ROWS * vocab_size numbers.
 void blend_row(const LogitsSource& source, long row, double* out, double* scratch);
+
+// The same for ADAPTIVE.
+void adapt_row(const LogitsSource& source, long row, double* out, double* scratch);
 
 }  // namespace cospec

@@ -135,7 +135,7 @@ struct MultiStepRunner {
 
     const VerifyResult* verify(const float* logits) {
         const double weight = 1.0;
-        const LogitsSource source = {&logits, &weight, 1, vocab_size, SINGLE, 0.0};
+        const LogitsSource source = {&logits, &weight, 1, vocab_size, SINGLE, 0.0, nullptr};
         workspace.results.resize(task.num_slots * sizeof(VerifyResult) / sizeof(int64_t) + workspace.nodes.size());
         cospec_verify(
             &source, workspace.tasks.data(), task.num_slots, workspace.nodes.data(), workspace.results.data());

@@ -103,7 +103,7 @@ struct Verifier {
     const VerifyTask& task;
     const Draft& draft;
     double* target_probs;  // [num_nodes + 1, vocab_size]; rows are computed on first use
-    double* scratch;       // [vocab_size]
+    double* scratch;       // [BLEND_SCRATCH_ROWS, vocab_size]
     double* row_logits;    // [vocab_size], the blended or masked logits of the latest row
     std::vector<bool> valid_rows;
     bool sample_failed = false;  // no weight was positive
@@ -238,7 +238,7 @@ struct Verifier {
 
 // Estimate the cost of a task in comparisons of one logit.
 long cost(const VerifyTask& task, const LogitsSource& source) {
-    const long blend_cost = source.form == SINGLE ? 0 : 6 * source.num_models;
+    const long blend_cost = source.form == SINGLE ? 0 : (source.form == ADAPTIVE ? 30 : 6) * source.num_models;
     return task.num_rows * source.vocab_size * (blend_cost + (task.params.sampling.temperature > 0.0 ? 20 : 1));
 }
 
@@ -261,9 +261,10 @@ API void cospec_verify(
             const VerifyTask& task = tasks[i];
             const int64_t* tokens = nodes + task.node_offset;
             const Draft draft = {tokens, tokens + task.num_nodes, paths + task.node_offset};
-            double* buffer = (double*)thread_scratch().reserve(2 * (task.num_nodes + 3) * vocab_size);
-            Verifier verifier{
-                *source, vocab_size, task, draft, buffer + 2 * vocab_size, buffer, buffer + vocab_size, {}};
+            double* buffer =
+                (double*)thread_scratch().reserve(2 * (task.num_nodes + 2 + BLEND_SCRATCH_ROWS) * vocab_size);
+            double* row_logits = buffer + BLEND_SCRATCH_ROWS * vocab_size;
+            Verifier verifier{*source, vocab_size, task, draft, row_logits + vocab_size, buffer, row_logits, {}};
             verified[i] = verifier.verify();
             for (long row = task.check_row; row < task.first_row; row++)
                 verified[i].invalid |= verifier.argmax_token(row - task.first_row) < 0;

@@ -33,9 +33,10 @@ class SpeculativeConfig(Options):
         widths: children per node at each level of the tree. None lets the likeliest paths decide.
         execution_mode: the order of drafting and verification. ``auto`` chooses by measured times.
         drafter_executor: where an overlapped drafter runs: in the target's thread (``inline``), in another ``thread``,
-            or in a ``process``.
+            in a ``process``, or on drafter nodes (``node``).
         drafter_cores: processors reserved for the drafter's process; the target uses the others. Each side starts one
             thread per processor. An empty list lets both sides use all processors.
+        drafter_nodes: how drafter nodes reach the engine: ``bind``, ``keys``, ``quantile``, ``deadline``, ``trusted``.
         request_may_choose: the choices that a request may make for its own drafts.
         options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``.
     """
@@ -50,6 +51,7 @@ class SpeculativeConfig(Options):
     execution_mode: str = "auto"
     drafter_executor: str = "thread"
     drafter_cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
+    drafter_nodes: Mapping[str, Any] = Field(default_factory=dict)
     request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "acceptance_method"], ...] = Field(
         default=("off", "length", "policy", "drafters", "acceptance_method"), strict=False
     )

@@ -54,8 +54,8 @@ class DrafterPlace(Options):
     """Where a drafter runs.
 
     Attributes:
-        executor: a name in the table of executors: ``inline``, in the caller's thread; in a ``thread`` of its own; or
-            in a ``process`` of its own. Other drafters run meanwhile.
+        executor: a name in the table of executors: ``inline``, in the caller's thread; in a ``thread`` or
+            ``process`` of its own; or on drafter nodes (``node``). Other drafters run meanwhile.
         cores: processors reserved for the process. An empty list lets all processes share the processors.
         name: of the drafter in its pool; empty: the name of the method.
     """

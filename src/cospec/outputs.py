@@ -47,6 +47,11 @@ class RequestOutput:
     exact: bool = True
 
     @property
+    def divergence(self) -> float | None:
+        """Mean total variation per token from the target's distribution; None unless the blend relaxes the target."""
+        return self.stats.mean_divergence
+
+    @property
     def stats(self) -> RequestStats:
         """Counters of all outputs together. Times are those of the first token and of the last end, in seconds."""
         return total([output.stats for output in self.outputs])

@@ -326,6 +326,7 @@ EXECUTORS: PluginTable[type[DrafterExecutor]] = PluginTable(
         "inline": "cospec.runtime.executors:InlineExecutor",
         "thread": "cospec.runtime.executors:ThreadExecutor",
         "process": "cospec.runtime.process_executor:ProcessExecutor",
+        "node": "cospec.cluster.nodes.executor:NodeExecutor",
     },
     Declares(
         "executor",

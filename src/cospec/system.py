@@ -18,6 +18,11 @@ ROOT = Path("/")
 _UNKNOWN_MEMORY = 4 << 30
 
 
+def cache_directory() -> Path:
+    """Return the user's directory of files that cospec can make again (XDG)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cospec"
+
+
 def unsupported() -> str | None:
     """Return one sentence why cospec does not run on this operating system; None if cospec runs."""
     if sys.platform == "win32":

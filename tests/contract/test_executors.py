@@ -7,19 +7,23 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cospec.cluster.nodes.executor import NodeExecutor
 from cospec.core.interfaces import Executor
 from cospec.core.rng import StreamKind
-from cospec.core.types import Draft, DraftBudget, DraftContext
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
 from cospec.errors import DrafterLost
 from cospec.registry import EXECUTORS
 from cospec.runtime.executors import InlineExecutor
+from cospec.runtime.messages import DrafterInfo
 from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
+from harness.nodes import hub_for_tests, thread_node, until
 from harness.remote_drafters import Recording, TcpWorker, recipe_of
 
 
@@ -30,7 +34,8 @@ def placed(name: str, log: Path) -> Executor:
 
 
 MADE: dict[str, Callable[[Path], Executor]] = {
-    **{name: partial(placed, name) for name in EXECUTORS},
+    **{name: partial(placed, name) for name in EXECUTORS if name != "node"},
+    "node": lambda log: NodeWithThread(log),
     "tcp": lambda log: ProcessExecutor(partial(Recording, log), launch=TcpWorker),
 }
 CONCURRENT = [name for name in MADE if name != "inline"]
@@ -41,6 +46,22 @@ PARAMS = SamplingParams(temperature=0)
 def log(tmp_path: Path) -> Path:
     """A file with a line for each call that a drafter got."""
     return tmp_path / "calls"
+
+
+class NodeWithThread(NodeExecutor):
+    """The executor of a drafter on a node, which runs in a thread of this process."""
+
+    def __init__(self, log: Path) -> None:
+        hub = hub_for_tests(16)
+        slot = hub.add("toy", "draft_model", samples=False)
+        super().__init__(hub, slot, DrafterInfo.of(Recording(log)))
+        self._ending = ExitStack()
+        self._ending.enter_context(thread_node(hub, [("toy", Recording(log))], 16))
+        until(lambda: self.present)
+
+    def close(self) -> None:
+        super().close()
+        self._ending.close()
 
 
 @pytest.fixture
@@ -59,7 +80,7 @@ def context(id: str, *tokens: int, assumed: int = 0) -> DraftContext:
 
 
 def drafts(executor: Executor, *contexts: DraftContext, timeout: float = 60.0) -> list[Draft]:
-    found: list[Draft] = executor.submit("propose", contexts, [DraftBudget(2, 2)] * len(contexts)).result(timeout)
+    found: list[Draft] = executor.submit("propose", contexts, [DraftBudget(8, 8)] * len(contexts)).result(timeout)
     return found
 
 
@@ -72,25 +93,18 @@ def present(executor: Executor) -> bool:
     return executor.present
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the condition was never true"
-        time.sleep(0.01)
-
-
 @each
 def test_calls_are_made_in_the_order_of_submission(executor: Executor, log: Path) -> None:
     assert executor.present and executor.busy == 0
     futures = []
     for number in range(20):
-        executor.submit("commit", [])
         futures.append(executor.submit("propose", [context(f"r{number}", 1)], [DraftBudget(1, 1)]))
+        executor.submit("commit", [Commit(f"r{number}", 1, (2,), (), 1)])
         executor.submit("free", [f"r{number}"])
     assert [future.result(60)[0].id for future in futures] == [f"r{number}" for number in range(20)]
     assert all(future.done() for future in futures)
     drafts(executor, context("last", 1))
-    calls = [line for number in range(20) for line in ("commit", f"propose r{number}", f"free r{number}")]
+    calls = [line for number in range(20) for line in (f"propose r{number}", "commit", f"free r{number}")]
     assert log.read_text().splitlines() == [*calls, "propose last"]
     assert executor.busy > 0
 
@@ -151,7 +165,7 @@ def test_an_executor_is_closed_while_it_is_busy(executor: Executor, log: Path) -
     try:  # a thread finishes its call, a process is ended
         assert work.result(1)[0].id == "sleep"
     except DrafterLost:
-        assert isinstance(executor, ProcessExecutor)
+        assert isinstance(executor, ProcessExecutor | NodeExecutor)
     assert "later" not in log.read_text()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cospec-drafter")]
 

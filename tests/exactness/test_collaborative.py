@@ -49,8 +49,8 @@ BLENDS: dict[str, tuple[int, dict[str, Any], Mix]] = {
     "contrastive": (2, {"method": "contrastive", "mu": 0.5, "plausibility": 0.3}, contrastive(0.5, 0.3)),
     "realign": (2, {"method": "realign", "weights": [-0.5, 1.5]}, powers(-0.5, 1.5)),
     "adaptive": (
-        2, {"method": "adaptive", "tau": 0.5, "lambda1": 1.1, "lambda2": 0.25, "lambda3": 0.5},
-        adaptive(0.5, 1.1, 0.25, 0.5),
+        2, {"method": "adaptive", "max_divergence": 0.05, "lambda1": 1.1, "lambda2": 0.25, "lambda3": 0.5},
+        adaptive(0.05, 1.1, 0.25, 0.5),
     ),
     "custom": (2, {"method": "geometric-test"}, powers(0.5, 0.5)),
     "single": (2, {"method": "single"}, weighted(1.0, 0.0)),

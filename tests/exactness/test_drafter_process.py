@@ -14,7 +14,7 @@ from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.runtime.process_executor import ProcessExecutor
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
-from harness.overlap import ROUNDS, under
+from harness.overlap import MODES, under
 from harness.remote_drafters import VOCAB, toy
 from harness.toys import run_all, tokens_of, toy_engine, with_pool
 
@@ -54,7 +54,7 @@ def drafter(request: pytest.FixtureRequest) -> Iterator[DrafterProxy]:
     executor.close()
 
 
-@pytest.mark.parametrize("execution_mode", ROUNDS)
+@pytest.mark.parametrize("execution_mode", MODES)
 def test_outputs_are_identical(execution_mode: str, drafter: DrafterProxy) -> None:
     for name, params in PARAMS.items():
         for pages, chunk in ((256, 64), (13, 7)):  # with room, and preempted while drafts are on their way
@@ -84,9 +84,9 @@ def test_the_zoo_writes_the_same_under_every_round(zoo: cospec.LLM) -> None:
     components = zoo.engine.execution_mode.components
     for name in TEXTS:
         plain = written(zoo, name, drafts=False)
-        for cls in ROUNDS.values():
+        for cls in MODES.values():
             zoo.engine.execution_mode = cls(components)
             assert written(zoo, name, drafts=True) == plain, (name, cls)
             if hasattr(zoo.engine.execution_mode, "close"):
                 zoo.engine.execution_mode.close()
-    zoo.engine.execution_mode = ROUNDS["auto"](components)
+    zoo.engine.execution_mode = MODES["auto"](components)

@@ -21,14 +21,14 @@ from cospec.models.toy import ToyModel
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.oracle import Unsound, total_variation
-from harness.overlap import ROUNDS, Picky, under
+from harness.overlap import MODES, Picky, under
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, run_all, tokens_of, toy_engine, with_pool
 
 EXACT, SEEN = 1e-12, 1e-3
 PROMPT, LENGTH = (0, 1), 5  # so long that what was drafted ahead is judged
 PLAIN = SamplingParams(max_tokens=6)
-BESIDE = [name for name in ROUNDS if name != "sequential"]
+BESIDE = [name for name in MODES if name != "sequential"]
 
 
 def target(vocab: int = 2) -> ToyModel:

@@ -40,7 +40,7 @@ def test_same_outputs(folders: tuple[Path, Path], acceptance_method: str, k: int
     noted = calls(whole)
     assert written(whole, asked) == written(steps, asked)
     first, second = whole.metrics(), steps.metrics()
-    for name in ("rounds", "target_calls", "generation_tokens", "drafts", "draft_tokens", "accepted_tokens"):
+    for name in ("steps", "target_calls", "generation_tokens", "drafts", "draft_tokens", "accepted_tokens"):
         assert getattr(first, name) == getattr(second, name), name
     longest = max(rounds for _, rounds in noted)
     if shape == "edited":

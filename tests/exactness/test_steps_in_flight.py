@@ -22,7 +22,7 @@ from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 from harness.in_flight import Disturbed, QueuedVerifier, most_in_flight, run_disturbed, with_steps_in_flight
 from harness.oracle import total_variation
-from harness.overlap import ROUNDS, under
+from harness.overlap import MODES, under
 from harness.reference import joint_distribution_of
 from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, with_pool
 
@@ -61,7 +61,7 @@ def wanted(name: str) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("execution_mode", ROUNDS)
+@pytest.mark.parametrize("execution_mode", MODES)
 def test_outputs_are_identical(execution_mode: str, drafter: str, count: int) -> None:
     for executor in ("inline", "worker"):
         for name, params in PARAMS.items():
@@ -73,7 +73,7 @@ def test_outputs_are_identical(execution_mode: str, drafter: str, count: int) ->
 
 
 @pytest.mark.parametrize("acceptance_method", ["rejection", "block"])
-@pytest.mark.parametrize("execution_mode", ROUNDS)
+@pytest.mark.parametrize("execution_mode", MODES)
 def test_the_law_is_kept(execution_mode: str, acceptance_method: str) -> None:
     """Every path through the random choices of drafts and verification."""
     model, plain = ToyModel(2, order=1, seed=1), SamplingParams(max_tokens=6)
@@ -84,7 +84,7 @@ def test_the_law_is_kept(execution_mode: str, acceptance_method: str) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("execution_mode", ROUNDS)
+@pytest.mark.parametrize("execution_mode", MODES)
 def test_outputs_are_identical_in_a_small_cache(execution_mode: str, count: int) -> None:
     """A request in flight keeps its pages, the others are preempted and admitted again in pieces."""
     preempted = 0
@@ -122,7 +122,7 @@ def differing(found: Disturbed) -> set[str]:
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("drafter", ["none", "other", "tree"])
-@pytest.mark.parametrize("execution_mode", ROUNDS)
+@pytest.mark.parametrize("execution_mode", MODES)
 def test_aborts_and_errors_change_no_other_request(execution_mode: str, drafter: str, count: int) -> None:
     ends: list[FinishReason] = []
     for seed in range(6):

@@ -102,7 +102,7 @@ def test_methods_without_a_form_are_verified_readably() -> None:
     assert {id: mixed[id] for id in mixed if id != "r0-0"} == {id: wanted[id] for id in wanted if id != "r0-0"}
 
 
-V, DEPTH, COUNT = 3, 2, 30_000
+V, DEPTH, COUNT = 3, 2, 10_000
 TABLES = np.random.default_rng(0).dirichlet(np.ones(V), size=(2, 1 + V + V * V))  # p and q after each prefix
 
 

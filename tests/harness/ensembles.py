@@ -135,8 +135,8 @@ def contrastive(mu: float, plausibility: float) -> Mix:
     return mix
 
 
-def adaptive(tau: float, entropy: float, apart: float, overlap: float) -> Mix:
-    """Bent towards the second where the token is no key token."""
+def adaptive(bound: float, entropy: float, apart: float, overlap: float) -> Mix:
+    """Moved towards the second where the token is no key token, as far as the bound allows."""
 
     def mix(rows: Sequence[Sequence[float]]) -> list[float]:
         target, drafter = rows
@@ -145,8 +145,15 @@ def adaptive(tau: float, entropy: float, apart: float, overlap: float) -> Mix:
         key = [
             h_d / h_t > entropy or shared < overlap or abs(t - d) > apart for t, d in zip(target, drafter, strict=True)
         ]
-        return normalised(
-            [t if is_key else t ** (1 - tau) * d**tau for t, d, is_key in zip(target, drafter, key, strict=True)]
-        )
+        tau = 1.0
+        for _ in range(6):
+            moved = normalised(
+                [t if is_key else t ** (1 - tau) * d**tau for t, d, is_key in zip(target, drafter, key, strict=True)]
+            )
+            distance = sum(abs(m - t) for m, t in zip(moved, target, strict=True)) / 2
+            if distance <= bound:
+                return moved
+            tau *= 0.95 * bound / distance
+        return list(target)
 
     return mix

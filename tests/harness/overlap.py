@@ -31,7 +31,7 @@ from cospec.runtime.messages import (
     Propose,
 )
 
-ROUNDS = {"auto": Auto, "sequential": Sequential, "pipelined": Pipelined, "draft-ahead": DraftAhead}
+MODES = {"auto": Auto, "sequential": Sequential, "pipelined": Pipelined, "draft-ahead": DraftAhead}
 
 
 def _failed(error: Exception) -> Future[Any]:
@@ -155,5 +155,5 @@ def under(engine: Engine, name: str, executor: str = "inline", cls: Callable[...
     """The engine with another round, or one of class ``cls``."""
     components = engine.execution_mode.components
     own = HANDLES[executor](components.drafter) if components.drafter else None
-    engine.execution_mode = (cls or ROUNDS[name])(replace(components, executor=own))
+    engine.execution_mode = (cls or MODES[name])(replace(components, executor=own))
     return engine

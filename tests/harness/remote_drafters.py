@@ -1,4 +1,7 @@
-"""Drafters for processes of their own: built by name, well and badly behaved."""
+"""Drafters for processes of their own: built by name, well and badly behaved.
+
+A process imports this module, so torch is imported only where a drafter needs torch.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,16 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from cospec.core.plugins import Drafter
 from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
-from cospec.drafters.model import ModelDrafter
 from cospec.drafters.ngram import NgramDrafter
 from cospec.errors import ModelError
-from cospec.models.toy import ToyModel
-from cospec.runtime.drafter_executor import DrafterRecipe
-from cospec.runtime.process_executor import Build
-from harness.pools import pool_of, toy_drafters
+
+if TYPE_CHECKING:
+    from cospec.runtime.drafter_executor import DrafterRecipe
+    from cospec.runtime.process_executor import Build
 
 VOCAB = 6
 SLEEP_SECONDS = 1.0
@@ -109,7 +110,11 @@ class TcpWorker:
 
 def recipe_of(build: Build) -> DrafterRecipe:
     """What an executor gets to know of a drafter without a configuration."""
-    return DrafterRecipe("toy", "draft_model", {}, build, build, torch.device("cpu"), VOCAB)
+    import torch
+
+    from cospec.runtime.drafter_executor import DrafterRecipe
+
+    return DrafterRecipe("toy", "draft_model", {}, build, build, torch.device("cpu"))
 
 
 def toy(name: str) -> Build:
@@ -130,6 +135,10 @@ def refusing() -> Drafter:
 def _toy(name: str) -> Drafter:
     if name == "ngram":
         return NgramDrafter(1, 3)
+    from cospec.drafters.model import ModelDrafter
+    from cospec.models.toy import ToyModel
+    from harness.pools import pool_of, toy_drafters
+
     if name == "pool":
         return pool_of(toy_drafters(VOCAB), "fuse", "hedge", VOCAB)
     itself = ToyModel(VOCAB, order=2, seed=1, sharpness=2.0)

@@ -115,7 +115,7 @@ def enumerated_law(
         own, ahead = _parts(seed)
         return BranchingRandom(traces[own], (base, *ahead) if ahead else base, by_round)
 
-    with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", _unmixed):
+    with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", unmixed):
         while waiting or outputs:
             while waiting and len(outputs) < 16:
                 seed = len(traces)
@@ -137,7 +137,7 @@ def enumerated_law(
 _OWN_BITS = 24
 
 
-def _unmixed(seed: int, index: int) -> int:
+def unmixed(seed: int, index: int) -> int:
     """In place of a seed derived from both: one whose parts ``_parts`` gives back."""
     return index << _OWN_BITS | seed
 
@@ -169,7 +169,7 @@ def enumerated_law_among(
                 return BranchingRandom(branching, (base, *ahead) if ahead else base)
             return RandomStreams(derive_seed(own, *ahead) if ahead else own, base)
 
-        with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", _unmixed):
+        with drawing(draws), patch("cospec.execution.draft_dispatcher.derive_seed", unmixed):
             for each in (*company, request):
                 engine.add(each)
             while len(output) < length:

@@ -72,7 +72,7 @@ class FakeEngine:
         self._written: dict[str, int] = {}
         self._held: dict[str, Event] = {}  # what requests wrote that do not stream
         self._finished: Counter[str] = Counter()
-        self._rounds = 0
+        self._steps = 0
 
     @classmethod
     def build(cls, config: EngineConfig) -> FakeEngine:
@@ -117,7 +117,7 @@ class FakeEngine:
         pass
 
     def step(self) -> list[Event]:
-        self._rounds += 1
+        self._steps += 1
         texts = {id: self._text.decode(list(request.prompt)) for id, request in self._requests.items()}
         if any("DIE" in text for text in texts.values()):
             os._exit(3)
@@ -153,7 +153,7 @@ class FakeEngine:
             draft_tokens={"fake": 9},
             accepted_tokens={"fake": 5},
             accepted_per_pos={"fake": [3, 2]},
-            rounds=self._rounds,
+            steps=self._steps,
             native_requests=7,
             python_path_requests={"logprobs": 2},
             requests_finished=dict(self._finished),

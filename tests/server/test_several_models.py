@@ -41,7 +41,7 @@ BAD = [
     ({"method": "weighted", "mu": 0.5}, "key ensemble.mu is 0.5"),
     ({"method": "contrastive", "mu": -1}, "ensemble.mu is -1"),
     ({"method": "contrastive", "plausibility": 2}, "ensemble.plausibility is 2"),
-    ({"method": "adaptive", "tau": 2}, "ensemble.tau is 2"),
+    ({"method": "adaptive", "max_divergence": 2}, "ensemble.max_divergence is 2"),
     ({"method": "realign", "weights": [3, 3]}, "whose sum is 6"),
     ({"method": "realign", "lambda": 1e30}, "ensemble.lambda is 1e+30"),
     ({"method": "weighted", "weights": [1e308, 1e308]}, "ensemble.weights is [1e+308, 1e+308]"),
@@ -91,7 +91,7 @@ def test_they_are_listed_as_one_model(served: Served) -> None:
         ({"method": "weighted", "lambda": 0.3}, "weighted(0.7, 0.3)"),
         ({"method": "contrastive", "mu": 0.5, "plausibility": 0.1}, "contrastive(mu=0.5, plausibility=0.1)"),
         ({"method": "realign", "lambda": 1.5}, "realign(-0.5, 1.5)"),
-        ({"method": "adaptive", "tau": 0.4}, "adaptive(tau=0.4)"),
+        ({"method": "adaptive", "max_divergence": 0.4}, "adaptive(max_divergence=0.4)"),
         ({"method": "single"}, "target"),
         ({"method": "second"}, "second"),
     ],
@@ -101,6 +101,8 @@ def test_a_request_brings_a_law_of_its_own(served: Served, ensemble: dict[str, A
     body = {**BODY, "ensemble": ensemble, "frequency_penalty": 0.5, "top_p": 0.9}
     whole = served.http.post("/v1/completions", json=body).json()
     assert (whole["distribution"], whole["exact"]) == (name, not name.startswith("adaptive"))
+    assert (whole["divergence"] is None) == whole["exact"]
+    assert whole["exact"] or 0 < whole["divergence"] <= 0.4
     quiet = served.http.post("/v1/completions", json={**body, "speculation": {"enabled": False}}).json()
     assert quiet["choices"][0]["text"] == whole["choices"][0]["text"]
     lines = served.http.post("/v1/completions", json={**body, "stream": True}).text.splitlines()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cospec.assembly.components import AcceptanceMethods, TextInfo, Verification, connect
-from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, same_tokens, share_cores
+from cospec.assembly.drafters import EngineHost, build_drafter, closed_on_error, hub_of, same_tokens, share_cores
 from cospec.assembly.drafting import check_policy, drafting_by
 from cospec.assembly.ensembles import assemble_ensemble, blend_options_of, check_speculation
 from cospec.assembly.sharding import load_target, refuse_shards
@@ -40,7 +40,7 @@ from cospec.models.lora import base_folder
 from cospec.models.memory import MemoryPlan
 from cospec.native import library
 from cospec.native.multi_step import LONGEST, NATIVE_OFF, NativeMultiStep, why_not
-from cospec.options import WeightOptions, parse
+from cospec.options import ENGINE_THREAD, WeightOptions, parse
 from cospec.policies.latency.step import LatencyModels
 from cospec.profiling.start import costs_at_start
 from cospec.registry import ACCEPTANCE_METHODS, DRAFTERS, EXECUTION_MODES, EXECUTORS, POLICIES, import_plugins
@@ -100,13 +100,14 @@ def _build(config: EngineConfig) -> tuple[EngineComponents, str]:
     host = EngineHost(
         target, path, default_drafter(config.model), DEFAULT_HEADS.get(config.model), options, config.native == "auto"
     )
+    host = replace(host, nodes=hub_of(speculative, target))
     drafter = build_drafter(speculative, host, config)
     with closed_on_error(drafter):
         costs = _costs(target, drafter, path, speculative, config)
         text = TextInfo(tokenizer, path, eos_ids(base_folder(path), tokenizer))
         components = assemble(target, drafter, speculative, config, text, costs)
     components = replace(components, closers=(*components.closers, end_target))
-    return components, drafting(speculative, host.default_drafter)
+    return _with_nodes(components, host), drafting(speculative, host.default_drafter)
 
 
 def memory_plan_of(config: EngineConfig) -> tuple[MemoryPlan, str]:
@@ -128,6 +129,10 @@ def _costs(
     policy = POLICIES.load(speculative.policy_name)
     if drafter is None or not config.measure_at_start or not policy.needs_latency:
         return LatencyModels()
+    if _elsewhere(speculative.drafter_executor) or any(
+        _elsewhere(own.get("executor")) for where, _, own in _methods(speculative) if where
+    ):
+        return LatencyModels()  # other machines join later
     names = ("device", "dtype", "quantization", "linear_backend", "attention_backend", "instruction_set", "native")
     how = {name: getattr(config, name) for name in names}
     drafts = f"{speculative.method} {sorted(speculative.options.items())}"
@@ -162,13 +167,19 @@ def _ensemble_parts(config: EngineConfig) -> tuple[EngineComponents, str]:
     tokenizer = load_tokenizer(resolve(config.tokenizer) if config.tokenizer else paths[0])
     host = EngineHost(cast.models[0], paths[0], default_drafter(given[0]), None, options, config.native == "auto")
     text = TextInfo(tokenizer, paths[0], eos_ids(base_folder(paths[0]), tokenizer))
+    host = replace(host, nodes=hub_of(speculative, cast.models[0]))
     drafter = build_drafter(speculative, host, config)
     chosen = config.model_copy(update={"speculative_config": speculative})
     by_members = f"the models draft for each other ({config.collaboration.proposal})"
     drafts = by_members if drafter is None else drafting(speculative, host.default_drafter)
     with closed_on_error(drafter):
         components = assemble_ensemble(cast, drafter, chosen, text)
-    return replace(components, model_paths=tuple(paths)), drafts
+    return _with_nodes(replace(components, model_paths=tuple(paths)), host), drafts
+
+
+def _with_nodes(components: EngineComponents, host: EngineHost) -> EngineComponents:
+    """The components of an engine whose metrics have the status of drafter nodes."""
+    return components if host.nodes is None else replace(components, nodes=host.nodes.status)
 
 
 def assemble(
@@ -275,6 +286,9 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
     found = []
     for where, method, own in _methods(speculative):
         name = own.get("model") or default_drafter(target)
+        executor = own.get("executor", ENGINE_THREAD.executor) if where else speculative.drafter_executor
+        if _elsewhere(executor):
+            continue
         if DRAFTERS.load(method).has_kv_cache and isinstance(name, str):
             weights = _weight_options(where, method, own)
             try:
@@ -286,6 +300,11 @@ def _drafting(speculative: SpeculativeConfig, target: str, options: LoadOptions)
                 own_error = error.field in weights.model_fields_set
                 raise error.within(where or "speculative_config") if own_error else error from None
     return found
+
+
+def _elsewhere(executor: object) -> bool:
+    """Whether an executor's drafters run on other machines."""
+    return EXECUTORS.knows(executor) and not EXECUTORS.load(str(executor)).same_machine
 
 
 def _weight_options(where: str, method: str, own: Mapping[str, Any]) -> WeightOptions:

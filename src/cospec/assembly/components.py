@@ -96,6 +96,7 @@ class Verification:
 
     Attributes:
         model: the target, or the first model of an ensemble.
+        models: all models of an ensemble.
         pages: the accounting of all caches that verification needs.
         max_len: tokens of one sequence that every model can read.
         distribution: what responses declare.
@@ -110,6 +111,7 @@ class Verification:
     acceptance_methods: AcceptanceMethods
     text: TextInfo = TextInfo()
     check_ensemble: Callable[[Mapping[str, Any]], Distribution] | None = None
+    models: tuple[Model, ...] = ()
 
     def limits(self, config: EngineConfig) -> SchedulerLimits:
         """The bounds of a step as configured, within what the models and caches can hold."""
@@ -172,6 +174,7 @@ def connect(
             learns=drafting.learns or mode_learns,
         ),
         distribution=verification.distribution,
+        models=verification.models,
         tokenizer=text.tokenizer,
         model_path=text.path,
         clock=clock,

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+from cospec.cluster.nodes.hub import NodeHub
+from cospec.cluster.nodes.options import NodesOptions
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.interfaces import Model
 from cospec.core.plugins import Drafter
@@ -37,7 +39,11 @@ class TargetFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineHost:
-    """What drafters may ask of the engine while they are built."""
+    """What drafters may ask of the engine while they are built.
+
+    Attributes:
+        nodes: the verifier's end of the connections to drafter nodes; None in a drafter's process.
+    """
 
     target: TargetInfo
     target_path: Path
@@ -47,6 +53,7 @@ class EngineHost:
     native: bool = True
     threads: int | None = None
     plugins: tuple[str, ...] = ()
+    nodes: NodeHub | None = None
 
     def build_drafter(self, method: str, options: Mapping[str, Any], place: DrafterPlace = ENGINE_THREAD) -> Drafter:
         """See ``DrafterBuildContext``."""
@@ -59,8 +66,8 @@ class EngineHost:
             build=partial(cls.build, parsed, self),
             elsewhere=partial(_build_alone, method, dict(options), self.remote(place.cores)),
             device=self.target.device,
-            vocab_size=self.target.vocab_size,
             cores=place.cores,
+            nodes=self.nodes,
         )
         return EXECUTORS.load(place.executor).place(recipe)
 
@@ -139,6 +146,12 @@ def build_drafter(speculative: SpeculativeConfig, build_context: EngineHost, con
         executor = ENGINE_THREAD.executor
     place = DrafterPlace(executor=executor, cores=speculative.drafter_cores)
     return host.build_drafter(speculative.method, given, place)
+
+
+def hub_of(speculative: SpeculativeConfig, target: TargetInfo) -> NodeHub:
+    """The verifier's end of the connections to drafter nodes. The first drafter on nodes opens the socket."""
+    options = parse(NodesOptions, speculative.drafter_nodes, "speculative_config.drafter_nodes.")
+    return NodeHub(options, target.vocab_size)
 
 
 @contextmanager

@@ -58,6 +58,7 @@ def assemble_ensemble(
         acceptance_methods,
         text,
         (lambda ensemble: distribution_of(blends.build(ensemble))) if config.collaboration.request_ensembles else None,
+        loaded.models,
     )
     if drafter is None:
         members = _proposing_members(decoder, own, config)

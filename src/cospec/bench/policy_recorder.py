@@ -21,12 +21,12 @@ class PolicyRecorder(Policy):
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.commits: list[Commit] = []
-        self.rounds: list[StepStats] = []
+        self.steps: list[StepStats] = []
 
     def clear(self) -> None:
         """Clear the records."""
         self.commits.clear()
-        self.rounds.clear()
+        self.steps.clear()
 
     def plan(self, load: BatchState) -> list[DraftBudget]:
         """See the wrapped policy."""
@@ -44,7 +44,7 @@ class PolicyRecorder(Policy):
     def observe(self, stats: StepStats, commits: Sequence[Commit]) -> None:
         """Record, then pass to the wrapped policy."""
         self.commits.extend(commits)
-        self.rounds.extend(each for each, _ in split_steps(stats, commits))
+        self.steps.extend(each for each, _ in split_steps(stats, commits))
         self._policy.observe(stats, commits)
 
     def learn(self) -> None:

@@ -20,9 +20,10 @@ import torch
 from cospec.bench.policy_recorder import recorded_engine
 from cospec.config import EngineConfig
 from cospec.core.stats import StepStats
-from cospec.models.checkpoint import read_config, resolve, weight_files
+from cospec.models.checkpoint import read_config, resolve
+from cospec.models.files.open_source import open_source
 from cospec.models.loading import weights_dtype
-from cospec.models.weights.format import bytes_of, choose_format
+from cospec.models.weights.format import choose_format
 from cospec.sampling_params import SamplingParams
 from cospec.text.input_processor import make_requests
 
@@ -50,17 +51,17 @@ class StepCost:
     cache_bytes: float
     operations: float
 
-    def of(self, rounds: Sequence[StepStats]) -> tuple[float, float]:
+    def of(self, steps: Sequence[StepStats]) -> tuple[float, float]:
         """Return bytes and operations of the target in these steps."""
-        bytes_read = sum(self.weight_bytes + one.context_tokens * self.cache_bytes for one in rounds)
-        return bytes_read, sum(one.batched_tokens * self.operations for one in rounds)
+        bytes_read = sum(self.weight_bytes + one.context_tokens * self.cache_bytes for one in steps)
+        return bytes_read, sum(one.batched_tokens * self.operations for one in steps)
 
 
 def measure_device(device: str = "cpu", dtype: torch.dtype = torch.float32) -> Device:
     """Measure bandwidth and FLOP rate, each the best of many tries. Measure on a quiet machine.
 
     Args:
-        dtype: of the weights, which also rounds the inputs of products.
+        dtype: of the weights, which also steps the inputs of products.
     """
     # A processor without bfloat16 instructions multiplies such weights as float32.
     kinds = {torch.float32, dtype} if device == "cpu" else {torch.bfloat16}
@@ -94,18 +95,15 @@ def _best(call: Callable[[], Any], tries: int) -> float:
 
 def cost_of(model: str, dtype: str = "auto", quantization: str | None = None, cuda: bool = False) -> StepCost:
     """Read the costs from file headers. An input embedding that is no output layer is only looked up."""
-    from safetensors import safe_open
-
     folder = resolve(model)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in weight_files(folder):
-        with safe_open(str(file), framework="numpy") as tensors:
-            shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
-    untied = "lm_head.weight" in shapes
-    read = [shape for key, shape in shapes.items() if not (untied and key.endswith("embed_tokens.weight"))]
+    source = open_source(folder)
+    untied = "lm_head.weight" in source.shapes
+    unread = [key for key in source.shapes if untied and key.endswith("embed_tokens.weight")]
+    read = [shape for key, shape in source.shapes.items() if key not in unread]
     format = choose_format(quantization, weights_dtype(folder, dtype), torch.device("cuda" if cuda else "cpu"))
     cache_bytes = _cache_bytes(folder, 2 if cuda else 4)
-    return StepCost(float(bytes_of(format, read)), cache_bytes, 2.0 * sum(map(prod, read)))
+    weight_bytes = source.num_bytes(format, quantization is not None or cuda, unread)
+    return StepCost(float(weight_bytes), cache_bytes, 2.0 * sum(map(prod, read)))
 
 
 def _cache_bytes(folder: Path, width: int) -> float:
@@ -130,20 +128,20 @@ def watch(config: EngineConfig, texts: Sequence[str], max_tokens: int) -> tuple[
             engine.add(request)
         while engine.has_work:
             engine.step()
-    writing = [one for one in seen.rounds if one.batched_tokens - one.proposed == one.sequences == len(texts)]
+    writing = [one for one in seen.steps if one.batched_tokens - one.proposed == one.sequences == len(texts)]
     cuda = config.device != "cpu" and torch.cuda.is_available()
     return cost_of(config.model, config.dtype, config.quantization, cuda), writing
 
 
-def figures(cost: StepCost, rounds: Sequence[StepStats], device: Device) -> dict[str, Any]:
+def figures(cost: StepCost, steps: Sequence[StepStats], device: Device) -> dict[str, Any]:
     """Return costs per committed token, and shares of the device's limits."""
-    bytes_read, operations = cost.of(rounds)
-    tokens = sum(one.committed for one in rounds)
-    target = sum(one.times.target for one in rounds)
-    total = sum(one.total for one in rounds)
+    bytes_read, operations = cost.of(steps)
+    tokens = sum(one.committed for one in steps)
+    target = sum(one.times.target for one in steps)
+    total = sum(one.total for one in steps)
     floor = max(bytes_read / device.bytes_per_s, operations / device.flops_per_s)
     return {
-        "rounds": len(rounds),
+        "rounds": len(steps),
         "tokens": tokens,
         "megabytes_per_token": bytes_read / tokens / 1e6,
         "megaflop_per_token": operations / tokens / 1e6,

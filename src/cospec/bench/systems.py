@@ -26,6 +26,7 @@ SYSTEMS: PluginTable[Buildable] = PluginTable(
     {
         "cospec": "cospec.bench.engine_system:EngineSystem",
         "url": "cospec.bench.url_system:UrlSystem",
+        "llama-cpp": "cospec.bench.llama_cpp_system:LlamaCppSystem",
         "transformers": "cospec.bench.transformers_systems:GENERATE",
         "transformers-assisted": "cospec.bench.transformers_systems:ASSISTED",
         "transformers-lookup": "cospec.bench.transformers_systems:LOOKUP",

@@ -21,6 +21,7 @@ from pydantic import Field
 from cospec.bench.counters import SpeculationCounters
 from cospec.bench.timing import Chunk, Params, Prompt, Timing
 from cospec.models.hf_logging import hf_logging_off
+from cospec.models.hf_weights import hf_config, hf_model
 from cospec.models.linear import weight_of
 from cospec.models.loading import load_tokenizer, resolve, weights_dtype
 from cospec.options import Options, parse
@@ -304,10 +305,10 @@ def load_plain(folder: Path, dtype: torch.dtype, rounded: bool = False, device: 
         dtype: of the arithmetic.
         rounded: round weights and inputs of linear layers to bfloat16, as the engine does on a CPU.
     """
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import GenerationConfig
 
     with hf_logging_off():
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        model: Any = hf_model(folder, hf_config(folder.name, folder), dtype)[0]
     if rounded:
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().to(dtype)

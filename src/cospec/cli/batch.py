@@ -121,6 +121,7 @@ def _row(conversation: _Conversation, last: Event) -> dict[str, Any]:
         "stats": _stats(conversation.stats),
         "distribution": last.distribution,
         "exact": last.exact,
+        "divergence": total(conversation.stats).mean_divergence,
     }
     if len(conversation.batch_request.turns) > 1:
         row["answers"] = conversation.answers

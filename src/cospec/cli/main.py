@@ -14,12 +14,15 @@ from typer.core import TyperGroup
 
 from cospec.cli import (
     bench,
+    calibrate,
     chat,
     doctor,
     generate,
     help,
     models,
+    node,
     profile,
+    quantize,
     serve,
     simulate,
     train,
@@ -73,13 +76,16 @@ _COMMANDS: tuple[tuple[Callable[..., None], tuple[str, ...]], ...] = (
     (models.models, ()),
     (doctor.doctor, (help.ENGINE,)),
     (verify.verify, (help.ENGINE,)),
+    (calibrate.calibrate, (help.ENGINE,)),
     (profile.profile, (help.ENGINE,)),
+    (quantize.quantize, (help.ENGINE,)),
     (simulate.simulate, ()),
 )
 for _command, _sources in _COMMANDS:
     app.command(cls=help.command_class(*_sources))(_command)
 app.add_typer(help.use_plain_help(bench.app, help.ENGINE), name="bench")
 app.add_typer(help.use_plain_help(train.app), name="train")
+app.add_typer(help.use_plain_help(node.app), name="node")
 
 
 def main() -> None:

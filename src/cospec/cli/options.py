@@ -27,8 +27,8 @@ SpeculativeConfig = Annotated[
         metavar="JSON",
         help="""How to draft and verify, such as '{"method": "ngram", "num_speculative_tokens": 4}'. Keys: method,
         num_speculative_tokens, max_nodes, widths, acceptance_method, policy, policy_options, execution_mode,
-        drafter_executor (inline, thread or process), drafter_cores, request_may_choose, and the keys of the method,
-        such as model. Each drafter of a pool has its own executor and cores.""",
+        drafter_executor (inline, thread, process or node), drafter_cores, drafter_nodes, request_may_choose, and the
+        keys of the method, such as model. Each drafter of a pool has its own executor and cores.""",
         rich_help_panel=ENGINE,
         show_default="the family's drafter, otherwise suffix, under the policy goodput",
     ),

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help="zoo, zoo:NAME, a folder, or a hub name.")] = "zoo",
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL...",
+            help="zoo, zoo:NAME, a folder, or a hub name; several form an ensemble.",
+            show_default="zoo",
+        ),
+    ] = None,
     speculative_config: options.SpeculativeConfig = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and shorter outputs.")] = False,
     json_file: Annotated[
@@ -31,6 +38,9 @@ def verify(
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = None,
     native: options.Native = None,
+    ensemble: options.OutputDistribution = None,
+    collaboration: options.Collaboration = None,
+    plugins: options.Plugins = None,
 ) -> None:
     """Run the checks: enumeration, greedy identity, chi-square, drafter invariance. Exit status 1 on a failure."""
     from rich.console import Console
@@ -41,8 +51,12 @@ def verify(
     check_file(json_file, "json")
     started = time.monotonic()
     speculative = None if speculative_config is None else read_json(speculative_config, "speculative_config")
+    blended = None if ensemble is None else read_json(ensemble, "ensemble")
+    proposals = None if collaboration is None else read_json(collaboration, "collaboration")
     given = present(device=device, dtype=dtype, threads=threads, instruction_set=instruction_set, native=native)
-    context = suite.context_of_llm(model, speculative, quick, **given)
+    given |= present(ensemble=blended, collaboration=proposals, plugins=plugins or None)
+    names = models or ["zoo"]
+    context = suite.context_of_llm(names, speculative, quick, **given)
     console = Console()
     checks = []
     with console.status("loading") as status:
@@ -52,7 +66,8 @@ def verify(
     seconds = time.monotonic() - started
     _print(console, checks, seconds)
     if json_file is not None:
-        _write(json_file, {"model": model, "speculative_config": speculative, "quick": quick}, checks, seconds)
+        about = {"models": names, "ensemble": blended, "speculative_config": speculative, "quick": quick}
+        _write(json_file, about, checks, seconds)
     if not all(check.passed for check in checks):
         raise typer.Exit(1)
 

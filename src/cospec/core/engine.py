@@ -49,7 +49,9 @@ class EngineComponents:
     model_path: Path | None = None
     clock: Clock = time.monotonic
     model_paths: tuple[Path, ...] = ()  # of all members of an ensemble
+    models: tuple[Model, ...] = ()  # the same
     weights: Callable[[], Mapping[str, float]] = dict  # of a pool's drafters, by name
+    nodes: Callable[[], list[dict[str, Any]]] = list  # the status of drafter nodes
     closers: tuple[Callable[[], None], ...] = ()  # end the threads and processes of the components
     multi_step: MultiStepRunner | None = None
 
@@ -142,7 +144,7 @@ class Engine:
             if sequence is None or sequence.finish is not None:
                 continue
             sequence.finish = FinishReason.ABORT
-            self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, FinishReason.ABORT)
+            self.counters.finish(sequence.stats, sequence.prompt_len, FinishReason.ABORT)
             self.output_processor.forget(id)
             if self.scheduler.is_in_flight(id):
                 self._aborted.add(id)
@@ -257,6 +259,7 @@ class Engine:
             counted,
             steps_in_flight=len(self._in_flight),
             policy={name: float(value) for name, value in scheduler.policy.gauges().items()},
+            nodes=self.parts.nodes(),
             drafter_weights={name: float(value) for name, value in self.parts.weights().items()},
             execution_mode_info={
                 "execution_mode": self.execution_mode.info.name,
@@ -293,7 +296,7 @@ class Engine:
         """Count and forget sequences that ended."""
         ended = []
         for sequence in sequences:
-            self.counters.finish(sequence.stats.cached_prompt_tokens, sequence.prompt_len, str(sequence.finish))
+            self.counters.finish(sequence.stats, sequence.prompt_len, str(sequence.finish))
             ended.append(sequence.id)
         self._forget(ended)
 

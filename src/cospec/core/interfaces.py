@@ -144,7 +144,7 @@ class Blend(Protocol):
     """Joins the logits of several models, row by row. Pure. ``cls.build(options, count)`` makes it for ``count``."""
 
     name: str  # as responses declare it
-    exact: bool  # the blend is what the user asks for; False: it relaxes the first model's distribution for speed
+    exact: bool  # the blend is what the user asks for; False: it relaxes the first for speed
     members: tuple[int, ...]  # the models whose logits the blend reads
     recipe: NativeBlend | None  # the blend in the native library, with equal bits; None: not in the library
 

@@ -1,4 +1,7 @@
-"""Appends accepted tokens to requests, ends outputs, and trims tokens, cache length and counts at the same token."""
+"""Turns the outputs of a step into commits and events: appends tokens, ends outputs, detokenizes.
+
+Runs in the engine, after the verifier. Tokens, cache length and counts end at the same token.
+"""
 
 from __future__ import annotations
 
@@ -139,6 +142,9 @@ class OutputProcessor:
         sequence.computed = base + min(len(path), len(new) - 1)
         if step_output.logprobs:
             sequence.logprobs.extend(step_output.logprobs[: len(new)])
+        divergences = step_output.divergences[: len(new)]
+        stats.divergence += sum(divergences)
+        stats.relaxed_tokens += len(divergences)
         nodes, committed_rejection = 0, False
         if draft is not None:
             nodes = len(draft.tokens)

@@ -33,6 +33,8 @@ class RequestStats:
     accepted_by_drafter: dict[str, int] = field(default_factory=dict)
     tokens_by_source: dict[str, int] = field(default_factory=dict)  # committed tokens, see ``Event.sources``
     model_calls: dict[str, int] = field(default_factory=dict)  # of each member of an ensemble
+    divergence: float = 0.0  # sum over tokens of a relaxed blend: total variation from the target's distribution
+    relaxed_tokens: int = 0  # tokens of a relaxed blend
     ttft: float | None = None  # seconds from arrival to the first token
     e2e: float | None = None  # seconds from arrival to the end
 
@@ -41,13 +43,18 @@ class RequestStats:
         """1 + accepted / drafts: mean tokens per verified draft, with the recovered or bonus token."""
         return 1.0 + self.accepted / self.drafts if self.drafts else 1.0
 
+    @property
+    def mean_divergence(self) -> float | None:
+        """Mean total variation per token between the output's distribution and the target's; None: not relaxed."""
+        return self.divergence / self.relaxed_tokens if self.relaxed_tokens else None
+
 
 def total(parts: Sequence[RequestStats]) -> RequestStats:
     """The counts of several requests together; their earliest first token and their latest end."""
     found = RequestStats()
     for name in (each.name for each in fields(RequestStats)):
         values = [getattr(part, name) for part in parts]
-        if isinstance(getattr(found, name), int):
+        if isinstance(getattr(found, name), int | float):
             setattr(found, name, sum(values))
         elif isinstance(sums := getattr(found, name), dict):
             for key, count in (item for counts in values for item in counts.items()):

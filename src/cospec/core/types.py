@@ -341,6 +341,7 @@ class StepOutput:
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the result's tokens, when the request asks for them
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt positions after those computed before
     error: str | None = None  # why this sequence cannot go on, in one sentence
+    divergences: tuple[float, ...] = ()  # of the result's tokens, where a relaxed blend is the target
     state: object = (
         None  # ``Tensor [H]``: the hidden state from which the result's token was sampled; see ``Model.states``
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -140,8 +141,10 @@ class TargetVerifier:
     ) -> list[StepOutput]:
         """Verify tasks of ``supports_blend``; blend ``member_logits [R, V]`` only in rows that verification reads."""
         assert self._native is not None, "``supports_blend`` was not asked"
-        results = self._native.verify_by(tasks, self.acceptance_method, Source(member_logits, recipe))
-        return [self.output_of(task, result, member_logits[0]) for task, result in zip(tasks, results, strict=True)]
+        source = Source(member_logits, recipe)
+        results = self._native.verify_by(tasks, self.acceptance_method, source)
+        outputs = [self.output_of(task, result, member_logits[0]) for task, result in zip(tasks, results, strict=True)]
+        return outputs if source.divergences is None else with_divergences(tasks, outputs, source.divergences)
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Keep accepted nodes in the target's cache."""
@@ -185,6 +188,20 @@ class TargetVerifier:
                 task.verified_rows.start + 1 + result.path[-1] if result.path else task.verified_rows.start
             ]
         return StepOutput(entry, draft, result, own, prompt, state=state)
+
+
+def with_divergences(
+    tasks: Sequence[VerifyTask], outputs: Sequence[StepOutput], rows: Sequence[float]
+) -> list[StepOutput]:
+    """Return the outputs with the divergence of each token, from the divergences ``[R]`` of the rows of logits."""
+    found = []
+    for task, output in zip(tasks, outputs, strict=True):
+        if output.result is not None:
+            first = task.verified_rows.start
+            own = (first, *(first + 1 + node for node in output.result.path))[: task.count]
+            output = replace(output, divergences=tuple([rows[row] for row in own]))
+        found.append(output)
+    return found
 
 
 def _no_reason(acceptance_method: AcceptanceMethod) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from cospec.core.interfaces import Model
@@ -33,9 +34,16 @@ from cospec.options import WeightOptions
 
 
 class ModelDrafterOptions(WeightOptions):
-    """``model``: a zoo member, folder or hub name; None takes the target's own drafter."""
+    """Options of ``draft_model``.
+
+    Attributes:
+        model: a zoo member, folder or hub name; None takes the target's own drafter.
+        draft_top_k: chains are drawn from so many of the likeliest tokens only; None draws from all tokens. The
+            distributions of drafts are then short messages.
+    """
 
     model: str | None = None
+    draft_top_k: int | None = Field(default=None, ge=1)
 
 
 @dataclass(slots=True)
@@ -57,6 +65,7 @@ class ModelDrafter(Drafter):
         vocabulary: what its tokens are to the target's; None for the same ones.
         calibration: what its confidences are worth; None takes them as they are.
         native: whether chains may be drafted by ``Model.rollout``.
+        top_k: see ``ModelDrafterOptions.draft_top_k``.
     """
 
     samples = True
@@ -74,11 +83,14 @@ class ModelDrafter(Drafter):
         vocabulary: VocabMapping | None = None,
         calibration: Calibration | None = None,
         native: bool = True,
+        *,
+        top_k: int | None = None,
     ) -> None:
         self.model, self.name = model, name
         self._vocabulary, self._calibration = vocabulary or SharedVocab(), calibration
         self._kv_cache = DraftKVCache(model, self._vocabulary)
-        self._rolls = native and model.has_rollout and self._vocabulary.same
+        self._rolls = native and model.has_rollout and self._vocabulary.same and top_k is None
+        self._top_k = top_k
         self.learns = calibration is not None  # widths of trees
         self._drafted: dict[
             str, DynamicTree
@@ -95,7 +107,8 @@ class ModelDrafter(Drafter):
         if path is None:
             raise InvalidInput("speculative_config.model", None, "the folder or name of a drafter for this target")
         model, vocabulary = build_context.load_mapped(path, options)
-        return cls(model, vocabulary=vocabulary, calibration=Calibration(), native=build_context.native)
+        native, top_k = build_context.native, options.draft_top_k
+        return cls(model, vocabulary=vocabulary, calibration=Calibration(), native=native, top_k=top_k)
 
     def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
         """Return one draft per context whose cache fits; all contexts run as one batch at every step."""
@@ -127,8 +140,8 @@ class ModelDrafter(Drafter):
 
     @property
     def draft_kv_cache(self) -> DraftKVCache | None:
-        """The model with its cache; None if the vocabularies differ."""
-        return self._kv_cache if self._vocabulary.same else None
+        """The model with its cache; None if the vocabularies differ, or ``draft_top_k`` cuts distributions."""
+        return self._kv_cache if self._vocabulary.same and self._top_k is None else None
 
     def stepper(self) -> ModelStepwiseDrafter | None:
         """Return the stepwise interface in the target's ids; None if the vocabularies differ."""
@@ -205,7 +218,7 @@ class ModelDrafter(Drafter):
         """Extend chains one token at a time; ``logits [len(chains), V]`` follow the committed tokens."""
         active = chains
         while True:
-            _extend(active, logits)
+            _extend(active, logits, self._top_k)
             active = [chain for chain in active if len(chain.tokens) < chain.depth]
             if not active:
                 return
@@ -229,13 +242,19 @@ def _identity(raw: Floats) -> Floats:
     return raw
 
 
-def _extend(chains: Sequence[_Chain], logits: Tensor) -> None:
-    """Choose one more token for each chain from its row of ``logits``; all draws of the step are one call."""
+def _extend(chains: Sequence[_Chain], logits: Tensor, top_k: int | None = None) -> None:
+    """Choose one more token for each chain from its row of ``logits``; all draws of the step are one call.
+
+    Args:
+        top_k: likeliest tokens that tokens are drawn from; None for all.
+    """
     best = likeliest(logits)
     drawing = [(row, chain) for row, chain in enumerate(chains) if best[row] is not None and not _plain(chain)]
     if drawing:
         rows = torch.stack([logits[row] for row, _ in drawing])  # an index tensor would start torch's threads
         q = target_probs(rows, [_block(chain) for _, chain in drawing])
+        if top_k is not None:
+            q = _likeliest_of(q, top_k)
         tokens = exponential_sample(q, [_stream(chain) for _, chain in drawing])
         for place, (row, chain) in enumerate(drawing):
             best[row] = None if tokens[place] < 0 else tokens[place]
@@ -253,6 +272,17 @@ def _extend(chains: Sequence[_Chain], logits: Tensor) -> None:
         if chain.confident and chain.context.sampling.greedy:
             chain.confidence.append(_greedy_probability(logits[row : row + 1], chain))
         chain.tokens.append(token)
+
+
+def _likeliest_of(q: Floats, top_k: int) -> Floats:
+    """The distributions ``[R, V]`` of the ``top_k`` likeliest tokens of each row."""
+    if top_k >= q.shape[1]:
+        return q
+    kept = np.zeros_like(q)
+    best = np.argpartition(-q, top_k - 1, axis=1)[:, :top_k]
+    np.put_along_axis(kept, best, np.take_along_axis(q, best, 1), 1)
+    totals = kept.sum(1, keepdims=True)
+    return np.divide(kept, totals, out=kept, where=totals > 0)
 
 
 def _apply_rollout(chains: Sequence[_Chain], rolled: RolloutOutput) -> None:

@@ -14,7 +14,7 @@ from cospec.acceptance.reference import NOT_FINITE, VerifyTask
 from cospec.core.interfaces import Blend, Model
 from cospec.core.plugins import AcceptanceMethod
 from cospec.core.types import RequestState, StepOutput
-from cospec.core.verifier import TargetVerifier
+from cospec.core.verifier import TargetVerifier, with_divergences
 from cospec.ensemble.blends.registry import BlendRegistry
 from cospec.ensemble.blends.weighted import Single
 from cospec.ensemble.proposal_chain import ProposalChain, ProposalChains
@@ -57,6 +57,8 @@ class EnsembleDecoder:
             except InvalidInput as error:
                 return [StepOutput(task.entry, None, None, error=str(error)) for task in tasks]
             outputs = self.verifier.decide(tasks, logits)
+            if not blend.exact:
+                outputs = with_divergences(tasks, outputs, divergences_of(logits, member_logits[0]))
         return [_named(output, blend) if output.error == NOT_FINITE else output for output in outputs]
 
     def limit_torch_threads(self) -> AbstractContextManager[None]:
@@ -139,6 +141,13 @@ def _named(output: StepOutput, blend: Blend) -> StepOutput:
     return replace(
         output, error=str(InvalidInput(f"ensemble {blend.name}", words("not numbers at this prompt"), allowed))
     )
+
+
+def divergences_of(relaxed: Tensor, target: Tensor) -> list[float]:
+    """Return the total variation between the distributions of each row ``[R]``, of logits ``[R, V]``."""
+    p, q = (torch.softmax(rows.double(), -1) for rows in (relaxed, target))
+    found: list[float] = (0.5 * (p - q).abs().sum(-1)).tolist()
+    return found
 
 
 def check_vocabularies(loaded: LoadedModels) -> None:

@@ -1,4 +1,4 @@
-"""Proposals and logits of one sequence in several models (CoS section 3.4).
+"""Tokens that an ensemble's members proposed for one request, not yet verified, with logits (CoS section 3.4).
 
 The *frontier* of a sequence is the position after its last verified token. A chain of proposed tokens follows the
 frontier; each token has a proposer. For every model a chain holds ``fed``, the number of tokens in the model's cache,

@@ -34,6 +34,7 @@ class CollaborativeState:
     stopped: bool = False
     output: StepOutput | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    divergences: tuple[float, ...] = ()
     calls: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -106,6 +107,7 @@ class CollaborativeState:
         seen = chain.pending[: len(verified.draft) if verified.draft else 0]
         self.accepted += seen[:accepted]
         self.logprobs += verified.logprobs
+        self.divergences += verified.divergences
         chain.accept(accepted)
         if result.token is not None:
             chain.replace()
@@ -125,7 +127,13 @@ class CollaborativeState:
         draft = draft_of(self.id, len(self.entry.sequence.tokens), proposals)
         whole = VerifyResult(tuple(range(len(self.accepted))), result.token, result.bonus)
         self.output = StepOutput(
-            self.entry, draft, whole, self.logprobs, verified.prompt_logprobs, model_calls=self.calls
+            self.entry,
+            draft,
+            whole,
+            self.logprobs,
+            verified.prompt_logprobs,
+            divergences=self.divergences,
+            model_calls=self.calls,
         )
 
 

@@ -65,8 +65,7 @@ class _Window:
         """Return the speed-up of each mode if overlapping slows no stage down.
 
         ``pipelined`` takes as long as the slower stage for half of the sequences; measured steps of different widths
-        predict
-        this time. ``draft-ahead`` saves the drafting when every draft was accepted completely.
+        predict this time. ``draft-ahead`` saves the drafting when every draft was accepted completely.
         """
         widths, drafts, targets = np.array(self.stages, dtype=np.float64).T
         width, draft, target = widths.mean(), drafts.mean(), targets.mean()

@@ -16,9 +16,9 @@ class DraftAhead(OverlappedMode):
         drafter  draft A1 | A0     draft A2 | A0 A1  ...
 
     If the target accepts all of a draft and its next token equals the drafter's next token, the following tokens are
-    the
-    next draft. Otherwise they are dropped and the sequence is drafted again. The other sequences wait for this draft: a
-    target reads its weights once for any number of sequences, so a step without this sequence would cost more.
+    the next draft. Otherwise these tokens are dropped and the sequence is drafted again. The other sequences wait for
+    this draft: a target reads its weights once for any number of sequences, so a step without this sequence would cost
+    more.
     """
 
     name: ClassVar[str] = "draft-ahead"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from cospec.core.stats import StepStats
+from cospec.core.stats import RequestStats, StepStats
 from cospec.core.types import Commit, StepOutput
 
 
@@ -29,15 +30,18 @@ class EngineMetrics:
     accepted_tokens: dict[str, int] = field(default_factory=dict)
     accepted_per_pos: dict[str, list[int]] = field(default_factory=dict)
     target_calls: int = 0  # forwards, each for a whole batch
-    rounds: int = 0
+    steps: int = 0
     step_seconds: float = 0.0
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     native_requests: int = 0  # requests of each step that ran natively in all parts
     python_path_requests: dict[str, int] = field(default_factory=dict)  # the others, by reason
     requests_finished: dict[str, int] = field(default_factory=dict)
+    divergence: float = 0.0  # of ended requests with a relaxed blend, see ``RequestStats``
+    relaxed_tokens: int = 0
     execution_mode_info: dict[str, str] = field(default_factory=dict)  # the execution mode in use, and the reason
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
+    nodes: list[dict[str, Any]] = field(default_factory=list)  # drafter nodes, see ``cluster.nodes.hub.NodeHub.status``
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
 
 
@@ -52,12 +56,13 @@ class Counters:
         self.finished: Counter[str] = Counter()
         self.python_path: Counter[str] = Counter()
         self.native = self.verifier_losses = 0
-        self.prompt_tokens = self.prefix_hits = self.generated = self.rounds = 0
+        self.prompt_tokens = self.prefix_hits = self.generated = self.steps = 0
+        self.divergence, self.relaxed_tokens = 0.0, 0
         self.seconds = self.draft_seconds = self.target_seconds = 0.0
 
     def observe(self, outputs: Sequence[StepOutput], commits: Sequence[Commit], stats: StepStats) -> None:
-        """Add one round."""
-        self.rounds += stats.times.steps
+        """Add one step."""
+        self.steps += stats.times.steps
         self.seconds += stats.total
         self.draft_seconds += stats.times.draft
         self.target_seconds += stats.times.target
@@ -81,10 +86,12 @@ class Counters:
             self.accepted[names[node]] += 1
             self.per_position[names[node]][depth] += 1
 
-    def finish(self, cached: int, prompt: int, reason: str) -> None:
-        """Count an ended request."""
+    def finish(self, stats: RequestStats, prompt: int, reason: str) -> None:
+        """Count an ended request with ``prompt`` tokens in its prompt."""
         self.prompt_tokens += prompt
-        self.prefix_hits += cached
+        self.prefix_hits += stats.cached_prompt_tokens
+        self.divergence += stats.divergence
+        self.relaxed_tokens += stats.relaxed_tokens
         self.finished[str(reason)] += 1
 
     def snapshot(self, running: int, waiting: int, usage: float, preemptions: int) -> EngineMetrics:
@@ -106,12 +113,14 @@ class Counters:
             draft_tokens=dict(self.draft_tokens),
             accepted_tokens=dict(self.accepted),
             accepted_per_pos=positions,
-            target_calls=self.rounds,
-            rounds=self.rounds,
+            target_calls=self.steps,
+            steps=self.steps,
             step_seconds=self.seconds,
             draft_seconds=self.draft_seconds,
             target_seconds=self.target_seconds,
             native_requests=self.native,
             python_path_requests=dict(self.python_path),
             requests_finished=dict(self.finished),
+            divergence=self.divergence,
+            relaxed_tokens=self.relaxed_tokens,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cospec.config import EngineConfig, SpeculativeConfig
-from cospec.models.checkpoint import stored, weight_files
+from cospec.models.files.open_source import open_source
 from cospec.models.linear import choose_linear
 from cospec.models.loading import weights_dtype
 from cospec.models.lora import base_folder
@@ -78,7 +78,7 @@ def summarize(
 
 def parameters(folder: Path) -> int:
     """Return the number of weights of the model in ``folder``; an adapter has the size of its base."""
-    return stored(weight_files(base_folder(folder))).elements
+    return open_source(base_folder(folder)).elements
 
 
 def kernels(config: EngineConfig, device: torch.device) -> str:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from cospec.errors import ModelError
+from cospec.models.files.gguf_folder import gguf_folder, is_gguf, linked_file, one_gguf, parts
 
 ZOO = Path(__file__).resolve().parent.parent / "zoo"
-_HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?(:[\w.-]+)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_WEIGHTS = "allowed are float32, bfloat16 and float16 weights in safetensors files"
 # Files that describe a quantization outside config.json.
 _QUANTIZED = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
-_BITSANDBYTES = {"load_in_4bit": 4, "load_in_8bit": 8}
 _ALLOWED = (
-    "zoo, zoo:NAME, a folder with safetensors weights and config.json or adapter_config.json, "
-    "or the name of a model on the hub"
+    "zoo, zoo:NAME, a folder with safetensors weights and config.json or adapter_config.json, a GGUF file, "
+    "or the name of a model on the hub, with :PART for the GGUF file with PART in the name"
 )
 
 
@@ -48,12 +45,20 @@ def resolve(name: str) -> Path:
         return _zoo(name)
     path = Path(name).expanduser()
     if path.is_dir():
-        return path.resolve()
+        return _whole(path.resolve())
     if path.is_file() and path.suffix == ".gguf":
-        raise ModelError(f"The file {path} is a GGUF model, whose weights are quantized or packed; {_WEIGHTS}.")
+        return gguf_folder(path)
     if path.exists() or not _HUB_NAME.fullmatch(name):
         raise ModelError(f"model is {name!r}, which is not an existing folder; allowed is {_ALLOWED} ({_members()}).")
     return _hub(name)
+
+
+def _whole(folder: Path, choice: str = "") -> Path:
+    """Return ``folder``, or the folder that describes the GGUF file in ``folder``."""
+    if is_gguf(folder) or any(folder.glob("*.safetensors")):
+        return folder
+    file = one_gguf(folder, choice)
+    return folder if file is None else gguf_folder(file)
 
 
 def _zoo(name: str) -> Path:
@@ -69,24 +74,48 @@ def _members() -> str:
 
 def _hub(name: str) -> Path:
     import httpx
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    missing = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError)
     try:
-        found = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-        described = any((found / name).exists() for name in ("config.json", "adapter_config.json"))
-        if described and any(found.glob("*.safetensors")):
-            return found
-    except (LocalEntryNotFoundError, HFValidationError):
+        return _fetched(name, *_from_hub(name, offline=True))
+    except (*missing, ModelError):
         pass
     try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError) as error:
+        return _fetched(name, *_from_hub(name, offline=False))
+    except missing as error:
         kind = type(error).__name__
         raise ModelError(
             f"model is {name!r}, which is neither a folder nor could be fetched from the hub ({kind}); "
             f"allowed is {_ALLOWED} ({_members()})."
         ) from None
+
+
+def _from_hub(name: str, offline: bool) -> tuple[Path, str]:
+    """Return the folder of the files of a hub name, and the choice between GGUF files."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    repository, _, choice = name.partition(":")
+    if not choice and not offline:
+        names = HfApi().list_repo_files(repository)
+        packed = [file for file in names if file.endswith(".gguf")]
+        if packed and not any(file.endswith(".safetensors") for file in names):
+            whole = [file for file in packed if "-of-" not in file or "-00001-of-" in file]
+            if len(whole) > 1:
+                found = ", ".join(whole)
+                raise ModelError(f"The model {name} has several GGUF files; choose by {name}:PART of a name: {found}.")
+            choice = Path(whole[0]).name.partition("-00001-of-")[0]
+    patterns = [f"*{each}*" for each in {choice, choice.lower(), choice.upper()}] if choice else _HUB_FILES
+    return Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=offline)), choice
+
+
+def _fetched(name: str, folder: Path, choice: str) -> Path:
+    """Return the folder of a fetched model, described if the model is a GGUF file."""
+    found = _whole(folder, choice)
+    described = any((found / file).exists() for file in ("config.json", "adapter_config.json"))
+    if not described or not (is_gguf(found) or any(found.glob("*.safetensors"))):
+        raise ModelError(f"The model {name} on the hub has no safetensors or GGUF weights with a configuration.")
+    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -98,7 +127,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         return read_object(folder / "config.json")
     except OSError:
-        _refuse_gguf(folder)
         raise ModelError(f"The folder {folder} is not a model: it has no readable config.json.") from None
 
 
@@ -118,51 +146,40 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def check_stored(name: str, folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration with quantized weights or with another location of the weights.
+def check_stored(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a configuration with another location of the weights.
 
     Raises:
-        ModelError: the weights are quantized or elsewhere.
+        ModelError: the weights are elsewhere.
     """
     named = config.get("transformers_weights")
     if named is not None:
         raise ModelError(
             f"The model {name} sets the location of its weights ({named!r}); allowed is model.safetensors."
         )
+
+
+def quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the quantization of a folder's safetensors with the key ``quant_method``; None of floating weights."""
     text = config.get("text_config")
-    parts = [config, text if isinstance(text, dict) else {}]
-    for part in parts:
+    for part in (config, text if isinstance(text, dict) else {}):
         for key in ("quantization_config", "compression_config"):
             if part.get(key) is not None:
-                raise ModelError(_quantized(name, part[key]))
+                return part[key] if isinstance(part[key], dict) else {}
     for file, method in _QUANTIZED.items():
         if (folder / file).exists():
-            raise ModelError(_quantized(name, {"quant_method": method}))
-
-
-def _quantized(name: str, found: Any) -> str:
-    """Return the error about a quantization's configuration."""
-    about = found if isinstance(found, dict) else {}
-    method = about.get("quant_method") or about.get("quant_algo") or "an unnamed method"
-    width = next((about[key] for key in ("bits", "w_bit") if isinstance(about.get(key), int)), None)
-    width = width or next((bits for key, bits in _BITSANDBYTES.items() if about.get(key) is True), None)
-    shown = f"{method}, {width} bits" if width else str(method)
-    return f"The model {name} is stored quantized ({shown}); {_WEIGHTS}, and quantization: int8 makes them small here."
-
-
-def _refuse_gguf(folder: Path) -> None:
-    """Raise ``ModelError`` for a folder with GGUF weights."""
-    file = next(iter(sorted(folder.glob("*.gguf"))), None)
-    if file is not None:
-        raise ModelError(f"The folder {folder} has GGUF weights ({file.name}), quantized or packed; {_WEIGHTS}.")
+            return {"quant_method": method} | read_object(folder / file)
+    return None
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model, each checked to be readable and complete.
+    """Return the files of a model's weights, each safetensors file checked to be readable and complete.
 
     Raises:
         ModelError: a file is missing or corrupt, or no file exists.
     """
+    if is_gguf(folder):
+        return parts(linked_file(folder))
     index = folder / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if index.exists():
@@ -172,7 +189,6 @@ def weight_files(folder: Path) -> list[Path]:
             raise ModelError(f"The file {index} is not an index of safetensors files.") from None
         _check_names(index, names)
     elif not (folder / names[0]).exists():
-        _refuse_gguf(folder)
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         found = "weights in a format that can run code (.bin or .pt)" if pickled else "no weights"
         raise ModelError(f"The folder {folder} has {found}; allowed are safetensors weights (model.safetensors).")
@@ -192,35 +208,3 @@ def _check_names(index: Path, names: list[Any]) -> None:
         inside = isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)
         if not inside:
             raise ModelError(f"The index {index} names {name!r}; allowed are names of files in the same folder.")
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The contents of a model's weight files.
-
-    Attributes:
-        dtype: the most frequent floating dtype of the tensors, in safetensors' names: ``F32``, ``BF16`` or ``F16``.
-        shapes: of all tensors.
-    """
-
-    dtype: str
-    shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def elements(self) -> int:
-        """Number of weights in all tensors."""
-        return sum(map(math.prod, self.shapes))
-
-
-def stored(files: list[Path]) -> Stored:
-    """Read the headers of the files."""
-    counts: dict[str, int] = {}
-    shapes: list[tuple[int, ...]] = []
-    for file in files:
-        with safe_open(str(file), framework="numpy") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - the handle is not a mapping
-                part = tensors.get_slice(name)
-                counts[str(part.get_dtype())] = counts.get(str(part.get_dtype()), 0) + 1
-                shapes.append(tuple(part.get_shape()))
-    floating = {dtype: count for dtype, count in counts.items() if dtype in ("F32", "BF16", "F16")}
-    return Stored(max(floating, key=lambda dtype: floating[dtype], default="F32"), tuple(shapes))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cospec.errors import InvalidInput
-from cospec.models.weights.format import StoredWeight, WeightFormat
+from cospec.models.weights.format import ReadWeight, StoredWeight, WeightFormat
 from cospec.native import operators
 
 Build = Callable[[StoredWeight, Tensor | None], nn.Module]
@@ -110,21 +110,25 @@ def choose_linear(name: str, device: torch.device) -> str:
     raise InvalidInput("linear_backend", name, f"auto or {' or '.join(usable)} on this machine{reason}")
 
 
-def replace_linears(model: nn.Module, backend: str, format: WeightFormat) -> None:
+def replace_linears(model: nn.Module, backend: str, format: WeightFormat, read: ReadWeight | None = None) -> None:
     """Replace the linear layers of a float32 model in place, the output layer included.
 
     Embeddings are stored in the format's ``table_dtype``. A tied output layer keeps sharing the embedding's weight with
     ``torch`` and float32 weights; otherwise the output layer has a copy.
+
+    Args:
+        read: reads a weight by the name of its module; None reads the module's own weight into ``format``.
     """
-    if backend == "torch" and format.dtype is torch.float32:
+    if backend == "torch" and format.dtype is torch.float32 and read is None:
         return  # the model stays unchanged
     build = LINEAR[backend]
-    for parent in list(model.modules()):
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             weight = weight_of(child)
             if weight is not None:
                 bias = child.bias.detach() if isinstance(child.bias, Tensor) else None
-                setattr(parent, name, build(format.read(weight), bias))
+                stored = read(f"{path}.{name}".lstrip("."), weight) if read else format.read(weight)
+                setattr(parent, name, build(stored, bias))
             elif format.table_dtype is not torch.float32 and type(child) is nn.Embedding:
                 setattr(parent, name, TableEmbedding(child.weight.detach(), format.table_dtype))
 

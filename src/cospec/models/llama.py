@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
 from cospec.models.model_runner import Forwards
 from cospec.models.shard import Shard, SumShards
-from cospec.models.weights.format import LinearWeights, WeightFormat
+from cospec.models.weights.format import LinearWeights, ReadWeight, WeightFormat
 from cospec.native import operators
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -32,10 +32,10 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # types whose frequencies 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """The weights of one layer; norms are float32."""
+    """The weights of one layer; norms are float32. ``qkv`` joins the projections of one format."""
 
     input_norm: Tensor
-    qkv: LinearWeights
+    qkv: tuple[LinearWeights, ...]
     q_norm: Tensor | None
     k_norm: Tensor | None
     output: LinearWeights
@@ -51,7 +51,7 @@ class LlamaWeights:
     """The weights of a model of the family, read from transformers' modules.
 
     Attributes:
-        format: of all linear weights.
+        format: of linear weights that the file does not store in blocks.
         embedding: ``[V, hidden]``, also the output layer's weight if tied.
         frequencies: ``[D / 2]`` of the rotary embedding; ``rotary_scale`` multiplies cosines and sines.
     """
@@ -86,32 +86,50 @@ def why_not(config: Any) -> str:
     return f"has heads of size {dim}" if dim % 8 or dim > operators.MAX_DIM else ""
 
 
-def _linear(format: WeightFormat, module: Any) -> LinearWeights:
-    return LinearWeights(format.read(module.weight), None if module.bias is None else module.bias.detach())
+def _linear(name: str, module: Any, read: ReadWeight) -> LinearWeights:
+    return LinearWeights(read(name, module.weight), None if module.bias is None else module.bias.detach())
 
 
-def _layer(layer: Any, config: Any, format: WeightFormat) -> LayerWeights:
-    attention, mlp = layer.self_attn, layer.mlp
+def _layer(name: str, layer: Any, config: Any, read: ReadWeight) -> LayerWeights:
+    def linear(part: str) -> LinearWeights:
+        return _linear(f"{name}.{part}", layer.get_submodule(part), read)
+
+    attention = layer.self_attn
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     q_norm, k_norm = (None if norm is None else norm.weight.detach().float() for norm in norms)
     window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
-    q, k, v = (_linear(format, each) for each in (attention.q_proj, attention.k_proj, attention.v_proj))
     return LayerWeights(
         input_norm=layer.input_layernorm.weight.detach().float(),
-        qkv=q.join(k, v),
+        qkv=joined([linear(f"self_attn.{part}_proj") for part in "qkv"]),
         q_norm=q_norm,
         k_norm=k_norm,
-        output=_linear(format, attention.o_proj),
+        output=linear("self_attn.o_proj"),
         mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
-        gate=_linear(format, mlp.gate_proj),
-        up=_linear(format, mlp.up_proj),
-        down=_linear(format, mlp.down_proj),
+        gate=linear("mlp.gate_proj"),
+        up=linear("mlp.up_proj"),
+        down=linear("mlp.down_proj"),
         window=window,
     )
 
 
-def read_weights(model: Any, format: WeightFormat) -> LlamaWeights:
+def joined(layers: Sequence[LinearWeights]) -> tuple[LinearWeights, ...]:
+    """Join neighbours of the same format and the same use of a bias."""
+    found: list[LinearWeights] = []
+    for layer in layers:
+        last = found[-1] if found else None
+        same = last is not None and last.weight.format.name == layer.weight.format.name
+        if last is not None and same and (last.bias is None) == (layer.bias is None):
+            found[-1] = last.join(layer)
+        else:
+            found.append(layer)
+    return tuple(found)
+
+
+def read_weights(model: Any, format: WeightFormat, read: ReadWeight | None = None) -> LlamaWeights:
     """Read the weights of a loaded transformers model into a format; unchanged weights are not copied.
+
+    Args:
+        read: reads a linear weight by the name of its module; None reads the module's own weight.
 
     Raises:
         ModelError: the model is of another family, or needs an unsupported feature.
@@ -120,14 +138,17 @@ def read_weights(model: Any, format: WeightFormat) -> LlamaWeights:
     reason = why_not(config)
     if reason:
         raise ModelError(f"The fused forward cannot run the model {config.model_type} because it {reason}.")
+    of_module: ReadWeight = read or (lambda _, weight: format.read(weight))
     rotary = inner.rotary_emb
     attention = inner.layers[0].self_attn
     return LlamaWeights(
         format=format,
-        layers=tuple(_layer(layer, config, format) for layer in inner.layers),
+        layers=tuple(
+            _layer(f"model.layers.{number}", layer, config, of_module) for number, layer in enumerate(inner.layers)
+        ),
         embedding=inner.embed_tokens.weight.detach(),
         final_norm=inner.norm.weight.detach().float(),
-        head=_linear(format, model.lm_head),
+        head=_linear("lm_head", model.lm_head, of_module),
         frequencies=rotary.inv_freq.detach().float(),
         rotary_scale=float(rotary.attention_scaling),
         heads=config.num_attention_heads,
@@ -245,20 +266,34 @@ class StagePart:
 WHOLE = StagePart()
 
 
+class _Decoded(NamedTuple):
+    """A linear layer with the value of its weight."""
+
+    format: WeightFormat
+    value: Tensor
+    bias: Tensor | None
+
+
 class TorchRunner:
     """The same operations in torch, on any device, with any attention back end."""
 
     def __init__(self, weights: LlamaWeights, attention: AttentionBackend) -> None:
         self._weights, self.attention = weights, attention
         self._layers = tuple(
-            [self._decoded(x) for x in (layer.qkv, layer.output, layer.gate.join(layer.up), layer.down)]
+            (
+                [self._decoded(part) for part in layer.qkv],
+                self._decoded(layer.output),
+                self._decoded(layer.gate.join(layer.up)),
+                self._decoded(layer.down),
+            )
             for layer in weights.layers
         )
         self._head = self._decoded(weights.head)
 
-    def _decoded(self, linear: LinearWeights) -> tuple[Tensor, Tensor | None]:
-        """Return the value of the weight in the dtype of the states, and the bias."""
-        return linear.weight.decode(self._weights.embedding.dtype), linear.bias
+    def _decoded(self, linear: LinearWeights) -> _Decoded:
+        """Return the value of the weight in the dtype of the states."""
+        weight = linear.weight
+        return _Decoded(weight.format, weight.decode(self._weights.embedding.dtype), linear.bias)
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """See ``FusedLlama.logits``."""
@@ -286,31 +321,32 @@ class TorchRunner:
         return self._norm(self.run_layers(batch, x, layers, attend), self._weights.final_norm)
 
     def run_layers(
-        self, batch: InputBatch, x: Tensor, layers: Sequence[LayerBlocks], attend: LayerAttend, part: StagePart = WHOLE
+        self, batch: InputBatch, x: Tensor, layers: Sequence[LayerBlocks], attend: LayerAttend, stage: StagePart = WHOLE
     ) -> Tensor:
         """Return the states after the layers: of the rows with logits after the model's last layer, else of all rows.
 
         Args:
             x: states ``[T, hidden]`` before the layers.
         """
-        w, add = self._weights, part.add
+        w, add = self._weights, stage.add
         angles = batch.positions[:, None].float() * w.frequencies
         turn = (angles.cos() * w.rotary_scale)[:, None], (angles.sin() * w.rotary_scale)[:, None]
         for layer, (qkv, output, gate_up, down), pages in zip(w.layers, self._layers, layers, strict=True):
-            states = self._product(self._norm(x, layer.input_norm), qkv).unflatten(-1, (-1, w.dim))
+            normed = self._norm(x, layer.input_norm)
+            states = torch.cat([self._product(normed, part) for part in qkv], -1).unflatten(-1, (-1, w.dim))
             q, k, v = states.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
             q, k = (_rotate(self._norm(part, norm), turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
             attended = attend(q, k, v, pages, AttentionShape(w.scale, layer.window)).flatten(1)
-            if part.last and layer is w.layers[-1]:
+            if stage.last and layer is w.layers[-1]:
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
             x = add(x, self._product(attended, output))
             gate, up = self._product(self._norm(x, layer.mlp_norm), gate_up).chunk(2, dim=-1)
             x = add(x, self._product(F.silu(gate) * up, down))
         return x
 
-    def _product(self, x: Tensor, linear: tuple[Tensor, Tensor | None]) -> Tensor:
+    def _product(self, x: Tensor, linear: _Decoded) -> Tensor:
         """Multiply as ``WeightFormat.product``, with a weight that was decoded once."""
-        return F.linear(self._weights.format.round_inputs(x), *linear)
+        return F.linear(linear.format.round_inputs(x), linear.value, linear.bias)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalise in float32 for every dtype of ``x``."""

@@ -14,8 +14,11 @@ from cospec.core.interfaces import Model
 from cospec.errors import InvalidInput, ModelError
 from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
-from cospec.models.checkpoint import check_stored, read_config, resolve, stored, weight_files
+from cospec.models.checkpoint import check_stored, read_config, resolve, weight_files
+from cospec.models.files.open_source import open_source
+from cospec.models.files.source import WeightSource
 from cospec.models.hf_logging import hf_logging_off, weights_progress
+from cospec.models.hf_weights import first_line, hf_config, hf_model
 from cospec.models.kv_cache import KVCache, LayerShape
 from cospec.models.linear import choose_linear, replace_linears
 from cospec.models.llama import FusedLlama, TorchStage, read_weights, why_not
@@ -33,9 +36,9 @@ from cospec.models.memory import (
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner, check_numbers
-from cospec.models.shard import SumShards, check_shards, read_part, shard_config
+from cospec.models.shard import SumShards, check_shards, part_tensors, shard_config
 from cospec.models.stage import PythonStage, StageForward
-from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, bytes_of, choose_format
+from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, WeightFormat, choose_format
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,9 +57,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # names of safetensors
-
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
@@ -69,8 +69,23 @@ class _Recipe:
     dtype: torch.dtype
     format: WeightFormat
     linear: str
-    shapes: tuple[tuple[int, ...], ...]
+    source: WeightSource
     options: LoadOptions
+
+    @property
+    def convert(self) -> bool:
+        """Whether weights in blocks get another format."""
+        return self.options.quantization is not None or self.device.type != "cpu"
+
+    @property
+    def read(self) -> ReadWeight | None:
+        """How linear weights are read from the source; None reads the weights of the loaded modules."""
+        return self.source.reader(self.format, self.convert) if self.direct else None
+
+    @property
+    def direct(self) -> bool:
+        """Whether linear weights go from the files to their format, without a transformers module."""
+        return self.source.packed and self.device.type == "cpu"
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -120,7 +135,7 @@ def memory_plan(models: Sequence[tuple[str, LoadOptions]]) -> MemoryPlan:
     with hf_logging_off():
         recipes = [_recipe(name, own) for name, own in models]
         needs = [_need(recipe) for recipe in recipes]
-        target, config = recipes[0], _config(recipes[0])
+        target, config = recipes[0], hf_config(recipes[0].name, recipes[0].folder)
         length = length_of(config.get_text_config(), target.name, options.max_model_len)
     token = sum(need.token for need in needs)
     budget = divide(needs, target.device, options.gpu_memory_utilization, options.cache_bytes)
@@ -146,7 +161,7 @@ def weights_dtype(found: Path, dtype: str = "auto") -> torch.dtype:
         InvalidInput: the dtype is unknown.
     """
     if dtype == "auto":
-        return _DTYPES[stored(weight_files(base_folder(found))).dtype]
+        return open_source(base_folder(found)).dtype
     if dtype not in TORCH_DTYPES:
         raise InvalidInput("dtype", dtype, f"auto, {', '.join(TORCH_DTYPES)}")
     return TORCH_DTYPES[dtype]
@@ -156,10 +171,10 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
     found = resolve(name)
     folder = base_folder(found)
     raw = read_config(folder)
-    check_stored(name, folder, raw)
-    held = stored(weight_files(folder))
+    check_stored(name, raw)
+    source = open_source(folder)
     device = _device(options.device)
-    dtype = weights_dtype(found, options.dtype)
+    dtype = source.dtype if options.dtype == "auto" else weights_dtype(found, options.dtype)
     return _Recipe(
         name=name,
         folder=folder,
@@ -168,14 +183,14 @@ def _recipe(name: str, options: LoadOptions) -> _Recipe:
         dtype=dtype,
         format=choose_format(options.quantization, dtype, device),
         linear=choose_linear(options.linear_backend, device),
-        shapes=held.shapes,
+        source=source,
         options=options,
     )
 
 
 def _need(recipe: _Recipe) -> MemoryNeed:
-    weights = bytes_of(recipe.format, recipe.shapes)
-    return need_of(_config(recipe).get_text_config(), weights, recipe.cache_dtype)
+    weights = recipe.source.num_bytes(recipe.format, recipe.convert)
+    return need_of(hf_config(recipe.name, recipe.folder).get_text_config(), weights, recipe.cache_dtype)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -194,14 +209,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             )
         except Exception as error:
             # Many libraries read tokenizers and may raise anything.
-            raise ModelError(f"The folder {folder} has no tokenizer that can be read: {_first_line(error)}.") from error
+            raise ModelError(f"The folder {folder} has no tokenizer that can be read: {first_line(error)}.") from error
     return tokenizer
 
 
 def _assemble(recipe: _Recipe) -> Model:
     from cospec.models import hf
 
-    config = _config(recipe)
+    config = hf_config(recipe.name, recipe.folder)
     if _takes_fused(config, recipe):
         return _fused_model(config, recipe)
     model = _weights(config, recipe, recipe.cache_dtype)
@@ -219,7 +234,7 @@ def _checked(
     attention = _attention(recipe, shapes)
     cache, max_len = _cache(config, shapes, attention, recipe)
     if recipe.device.type == "cpu":
-        replace_linears(model, recipe.linear, recipe.format)
+        replace_linears(model, recipe.linear, recipe.format, recipe.read)
     small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
     trial = KVCache(shapes, small, recipe.cache_dtype, recipe.device, attention.by_head)
     hf.check_packing(model, trial, attention)
@@ -237,10 +252,12 @@ def check_division(name: str, options: LoadOptions) -> int:
     """
     with hf_logging_off():
         recipe = _recipe(name, options)
-        config, shard = _config(recipe), options.shard
+        config, shard = hf_config(recipe.name, recipe.folder), options.shard
         check_shards(config, shard.stages, shard.ranks)
     if recipe.adapter is not None:
         raise InvalidInput("pipeline_parallel_size", shard.stages, "1 for a LoRA adapter")
+    if recipe.source.packed:
+        raise InvalidInput("pipeline_parallel_size", shard.stages, "1 for weights that the file stores packed")
     if shard.ranks > 1 and options.quantization is not None:
         raise InvalidInput("tensor_parallel_size", shard.ranks, f"1 with quantization {options.quantization}")
     return int(config.vocab_size)
@@ -259,7 +276,7 @@ def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) ->
 
     with hf_logging_off():
         recipe = _recipe(name, options)
-        whole = _config(recipe)
+        whole = hf_config(name, recipe.folder)
         check_shards(whole, options.shard.stages, options.shard.ranks)
         config = shard_config(whole, options.shard)
         fused = _takes_fused(config, recipe)
@@ -289,7 +306,8 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
     model = _weights(config, recipe, recipe.dtype)
     shapes = hf.probe(model)
     attention = _attention(recipe, shapes)
-    fused = FusedLlama.build(read_weights(model, recipe.format), attention, in_place=recipe.device.type == "cpu")
+    weights = read_weights(model, recipe.format, recipe.read)
+    fused = FusedLlama.build(weights, attention, in_place=recipe.device.type == "cpu")
     del model
     if recipe.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -319,48 +337,31 @@ def _takes_fused(config: Any, recipe: _Recipe) -> bool:
     return recipe.device.type == "cuda" or (_attention(recipe, ()).native_forward and recipe.linear == "native")
 
 
-def _config(recipe: _Recipe) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(recipe.folder, **_LOCAL)
-    except Exception as error:
-        # Configurations of unknown types, or with their own code, end here with an error.
-        raise ModelError(f"The configuration of {recipe.name} cannot be used: {_first_line(error)}.") from error
-
-
 def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
     """Load the Hugging Face model as ``dtype``; weights are rounded first if ``dtype`` has fewer bits than the file."""
-    from transformers import AutoModelForCausalLM
-
     from cospec.models import hf
 
     if getattr(config, "is_encoder_decoder", False):
         raise hf.refusal(config, "is an encoder-decoder")
     merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, rounded once
-    how = {
-        "config": config,
-        "dtype": torch.float32 if merged else dtype,
-        "attn_implementation": hf.ATTENTION_NAME,
-        "output_loading_info": True,
-    }
     try:
-        if recipe.options.shard.whole:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(recipe.folder, use_safetensors=True, **how, **_LOCAL)
-        else:
-            loaded = read_part(config, _config(recipe), recipe.options.shard, weight_files(recipe.folder), how)
+        loaded = torch.float32 if merged else dtype
+        tensors = recipe.source.state_dict(loaded) if recipe.direct else None
+        if not recipe.options.shard.whole:
+            tensors = part_tensors(config, hf_config(recipe.name, recipe.folder), recipe.options.shard, recipe.folder)
+        options = {"attn_implementation": hf.ATTENTION_NAME, "tensors": tensors}
+        model, report = hf_model(recipe.folder, config, loaded, **options)
     except Exception as error:
         # Constructors of some architectures look the attention up in their own tables and may raise anything.
         if hf.ATTENTION_NAME in str(error):
             raise hf.refusal(config, "does not take another attention function") from error
-        raise ModelError(f"The model {recipe.name} cannot be loaded: {_first_line(error)}.") from error
-    model, report = loaded
+        raise ModelError(f"The model {recipe.name} cannot be loaded: {first_line(error)}.") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise ModelError(f"The weights of {recipe.name} lack {len(missing)} tensors of its architecture: {missing[0]}.")
     if recipe.adapter is not None:
         merge(model, recipe.adapter)
-    if recipe.dtype is not torch.float32 and model.dtype is torch.float32:
+    if recipe.dtype is not torch.float32 and model.dtype is torch.float32 and not recipe.direct:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(recipe.dtype).float()
     return model.to(recipe.device).eval().requires_grad_(False)
@@ -387,8 +388,3 @@ def _device(name: str) -> torch.device:
     if name not in usable:
         raise InvalidInput("device", name, f"auto or {' or '.join(usable)} on this machine")
     return torch.device(name)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).rstrip(". ")

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from cospec.errors import ModelError
-from cospec.models.checkpoint import ZOO, weight_files
+from cospec.models.checkpoint import ZOO
+from cospec.models.files.open_source import open_source
 from cospec.models.linear import LINEAR, choose_linear
 from cospec.models.weights.bf16 import Bf16
 from cospec.models.weights.format import TORCH_DTYPES, WeightFormat, choose_format
@@ -89,12 +90,10 @@ def output_embedding(folder: Path) -> Tensor:
     Raises:
         ModelError: the weights have no tensor of a known name.
     """
+    source = open_source(folder)
     for wanted in EMBEDDINGS:
-        for file in weight_files(folder):
-            with safe_open(str(file), framework="pt") as tensors:
-                if wanted in tensors.keys():  # noqa: SIM118 - the handle is not a mapping
-                    found: Tensor = tensors.get_tensor(wanted).float()
-                    return found
+        if wanted in source.shapes:
+            return source.read(wanted).float()
     raise ModelError(f"The weights in {folder} have no output embedding; allowed is {' or '.join(EMBEDDINGS)}.")
 
 

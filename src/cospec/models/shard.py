@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from cospec.errors import InvalidInput, ModelError
+from cospec.models.checkpoint import weight_files
 
 SumShards = Callable[[Tensor], None]
 """Replaces a shard's float32 product by the sum of all shards' products, added in the order of the shards."""
@@ -194,20 +195,17 @@ class ShardReader:
         return cut.contiguous()
 
 
-def read_part(config: Any, whole: Any, shard: Shard, files: Sequence[Path], how: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Load the part of a transformers model; returns the model and transformers' report of the load.
+def part_tensors(config: Any, whole: Any, shard: Shard, folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of a part from the model's folder, by their names in the part's module.
 
     Args:
         config: of the part, see ``shard_config``; ``whole`` of the model.
-        how: keyword arguments of ``from_pretrained``.
     """
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        names = AutoModelForCausalLM.from_config(config, attn_implementation=how["attn_implementation"])
-    tensors = ShardReader(names, whole, shard).read(files)
-    loaded: tuple[Any, Any] = type(names).from_pretrained(None, state_dict=tensors, **how)
-    return loaded
+        names = AutoModelForCausalLM.from_config(config)
+    return ShardReader(names, whole, shard).read(weight_files(folder))
 
 
 def plan_of(config: Any, module: str) -> str | None:

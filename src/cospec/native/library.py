@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # decisions that draw random numbers need no torch
 
 ISAS = ("base", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 MAX_THREADS = 64
+SWITCH = "COSPEC_NATIVE"  # environment variable; ``off`` loads no library, in this process and those that it starts
 
 # Arguments and result of each function of the library; structs go by address.
 SIGNATURES: dict[str, tuple[list[Any], Any]] = {
@@ -67,7 +68,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
 
 
 _SOURCE = structs.packer(structs.LogitsSource)
-FORMS = {"single": 0, "mixture": 1, "linear": 2}
+FORMS = {"single": 0, "mixture": 1, "linear": 2, "adaptive": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,9 @@ class NativeBlend:
 
     Attributes:
         form: ``mixture`` is ``log sum_m weights[m] softmax(logits[m])``, ``linear`` is
-            ``log softmax(sum_m weights[m] logits[m])``, ``single`` are the first model's unchanged logits.
-        weights: one per model.
+            ``log softmax(sum_m weights[m] logits[m])``, ``single`` are the first model's unchanged logits, and
+            ``adaptive`` is ``csrc/spec/adaptive.cpp``.
+        weights: one per model; for ``adaptive`` the fields of ``AdaptiveParams``.
         plausibility_cutoff: ``linear`` excludes tokens whose first-model logit is lower than the largest plus this.
     """
 
@@ -95,9 +97,10 @@ class Source:
     Attributes:
         shape: ``(R, V)``.
         packed: the struct. The pointers in the struct are valid while the object lives.
+        divergences: ``[R]``, of rows that the library computed; None except for the form ``adaptive``.
 
     Args:
-        logits: ``[R, V]`` of each model that the recipe has a weight for, float32 on the CPU.
+        logits: ``[R, V]`` of each model that the blend reads, float32 on the CPU.
     """
 
     def __init__(self, logits: Sequence[Tensor], recipe: NativeBlend = PLAIN) -> None:
@@ -105,9 +108,10 @@ class Source:
         self.shape = (len(self._logits[0]), self._logits[0].shape[1])
         self._pointers = array("Q", [rows.data_ptr() for rows in self._logits])
         self._weights = array("d", recipe.weights)
+        self.divergences = array("d", bytes(8 * self.shape[0])) if recipe.form == "adaptive" else None
         self.packed = _SOURCE.pack(
             start(self._pointers), start(self._weights), len(logits), self.shape[1], FORMS[recipe.form],
-            recipe.plausibility_cutoff,
+            recipe.plausibility_cutoff, 0 if self.divergences is None else start(self.divergences),
         )  # fmt: skip
 
     def turn_to(self, logits: Tensor) -> None:
@@ -126,6 +130,8 @@ class Loaded:
 
 @cache
 def _load() -> Loaded:
+    if os.environ.get(SWITCH) == "off":
+        return Loaded(None, f"{SWITCH} is off")
     return load(Path(__file__).parents[1] / "_native.so")
 
 

@@ -73,8 +73,9 @@ class NativeLlama:
         """Return the fields of a ``LlamaLayer``."""
         gate_up = layer.gate.join(layer.up, rows=_interleave)
         norms = (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
-        linears = (layer.qkv, layer.output, gate_up, layer.down)
-        return *map(self._tensor, norms), *map(self._linear, linears), layer.window or 0
+        projections = [*map(self._linear, layer.qkv), 0, 0][:3]
+        linears = map(self._linear, (layer.output, gate_up, layer.down))
+        return *map(self._tensor, norms), *projections, *linears, layer.window or 0
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """Return float32 logits ``[R, V]`` of the batch, and write its keys and values."""

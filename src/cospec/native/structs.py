@@ -54,7 +54,7 @@ AttentionParams = declare(
 LlamaLayer = declare(
     "LlamaLayer",
     """
-    pointer input_norm mlp_norm q_norm k_norm qkv output gate_up down
+    pointer input_norm mlp_norm q_norm k_norm q k v output gate_up down
     int64 window
     """,
 )
@@ -121,6 +121,7 @@ LogitsSource = declare(
     pointer logits weights
     int64 num_models vocab_size form
     double plausibility_cutoff
+    pointer divergences
     """,
 )
 

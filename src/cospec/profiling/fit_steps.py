@@ -26,36 +26,36 @@ class MeasuredSteps:
     fed: bool = False
 
 
-def fit_steps(rounds: Sequence[MeasuredSteps], of: Sequence[MeasuredSteps]) -> tuple[ForwardLatency, ForwardLatency]:
+def fit_steps(steps: Sequence[MeasuredSteps], of: Sequence[MeasuredSteps]) -> tuple[ForwardLatency, ForwardLatency]:
     """Fit verification (with all time outside of drafting) and drafting; drafting is zero without drafts.
 
     Args:
-        rounds: steps that determine the shape.
+        steps: steps that determine the shape.
         of: steps that determine the level. A fit of relative errors is below the mean if some steps take much longer.
 
     Raises:
         ValueError: no steps.
     """
-    drafts = _drafts(rounds)
+    drafts = _drafts(steps)
     return (
-        _fit([_verification(one.stats) for one in rounds], [_verification(one.stats) for one in of], KNEES),
+        _fit([_verification(one.stats) for one in steps], [_verification(one.stats) for one in of], KNEES),
         _fit(drafts, _drafts(of) or drafts, ()) if drafts else ForwardLatency(),
     )
 
 
-def pace(rounds: Sequence[MeasuredSteps], costs: tuple[ForwardLatency, ForwardLatency]) -> list[tuple[float, float]]:
+def pace(steps: Sequence[MeasuredSteps], costs: tuple[ForwardLatency, ForwardLatency]) -> list[tuple[float, float]]:
     """Return the machine's speed step by step: predicted seconds by ``costs``, and the factor; the mean factor is 1.
 
     Slow phases last for many steps and delay single requests, which a mean does not show.
     """
     target, draft = costs
     found = []
-    for one in rounds:
+    for one in steps:
         predicted = target.predict(_verification(one.stats))
-        steps = _drafts([one])
-        predicted += draft.predict(steps[0]) if steps else one.stats.times.draft
+        drafts = _drafts([one])
+        predicted += draft.predict(drafts[0]) if drafts else one.stats.times.draft
         found.append((predicted, one.stats.total / predicted))
-    mean = sum(one.stats.total for one in rounds) / sum(seconds for seconds, _ in found)
+    mean = sum(one.stats.total for one in steps) / sum(seconds for seconds, _ in found)
     return [(seconds, factor / mean) for seconds, factor in found]
 
 
@@ -64,8 +64,8 @@ def _verification(stats: StepStats) -> LatencySample:
     return LatencySample(stats.context_tokens, stats.batched_tokens, stats.sequences, seconds)
 
 
-def _drafts(rounds: Sequence[MeasuredSteps]) -> list[LatencySample]:
-    stats = [one.stats for one in rounds if one.stats.depth and one.stats.drafts and not one.fed]
+def _drafts(steps: Sequence[MeasuredSteps]) -> list[LatencySample]:
+    stats = [one.stats for one in steps if one.stats.depth and one.stats.drafts and not one.fed]
     return [LatencySample(s.context_tokens, s.proposed / s.depth, s.drafts, s.times.draft, s.depth) for s in stats]
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from cospec.models.files.gguf_folder import is_gguf, linked_file
 from cospec.native import library
 from cospec.policies.latency.forward import ForwardLatency
-from cospec.system import processor
+from cospec.system import cache_directory, processor
 
 FORMAT = 5  # increases when the measurement changes, so that old files are ignored
 
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 def directory() -> Path:
     """Return the directory of the fits."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cospec" / "profiles"
+    return cache_directory() / "profiles"
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def machine(device: str) -> dict[str, Any]:
 def weights(folder: Path) -> dict[str, Any]:
     """Return the key of a model: its path, and name, size and beginning of each weight file."""
     files = []
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob("*.safetensors")) + ([linked_file(folder)] if is_gguf(folder) else []):
         with file.open("rb") as stream:
             files.append([file.name, file.stat().st_size, hashlib.sha256(stream.read(1 << 20)).hexdigest()])
     return {"model": folder.name, "weights": files}

@@ -14,6 +14,8 @@ from cospec.core.submitted_step import Future
 if TYPE_CHECKING:
     import torch
 
+    from cospec.cluster.nodes.hub import NodeHub
+
 DRAFT_TIMEOUT = 10.0  # seconds that an idle target waits for drafts
 
 
@@ -28,9 +30,8 @@ class DrafterRecipe:
         build: makes the drafter in this thread.
         elsewhere: makes the drafter in another process; ``codec.encode_call`` can encode this function.
         device: of the target.
-        vocab_size: of the target.
         cores: processors reserved for the drafter; empty for all.
-        nodes: keys of ``speculative_config.drafter_nodes``.
+        nodes: the verifier's end of the connections to drafter nodes.
     """
 
     name: str
@@ -39,9 +40,8 @@ class DrafterRecipe:
     build: Callable[[], Drafter]
     elsewhere: Callable[[], Drafter]
     device: torch.device
-    vocab_size: int
     cores: Collection[int] = ()
-    nodes: Any = None
+    nodes: NodeHub | None = None
 
 
 class DrafterExecutor(ABC):
@@ -51,6 +51,7 @@ class DrafterExecutor(ABC):
         name: as ``executor`` and ``drafter_executor`` name the executor.
         builds_inline: without a pool, the engine's thread builds the drafter, and drafts where nothing overlaps.
         takes_cores: the configuration may reserve processors.
+        same_machine: the drafter's model is in this machine's memory.
         parallel: the drafter does not wait for the threads and locks of the target.
         busy: seconds of the drafter's calls so far.
     """
@@ -58,6 +59,7 @@ class DrafterExecutor(ABC):
     name: ClassVar[str]
     builds_inline: ClassVar[bool]
     takes_cores: ClassVar[bool]
+    same_machine: ClassVar[bool] = True
     parallel: bool
     busy: float
 

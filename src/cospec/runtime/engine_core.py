@@ -247,16 +247,16 @@ class EngineCoreProc:
             self._channel.send(Events(tuple(events)))
 
     def _fail(self, error: Exception) -> list[Event]:
-        """End the requests that a failed round was about.
+        """End the requests that a failed step was about.
 
-        ``RequestsFailed`` names them. Otherwise all of them end: a round that broke off may have written
+        ``RequestsFailed`` names them. Otherwise all of them end: a step that broke off may have written
         some sequences and not others, and going on from there could give tokens that do not follow the law.
         """
         named = error.ids if isinstance(error, RequestsFailed) else self._live
         requests = [self._live[id] for id in named if id in self._live]
         if not requests:
             raise error
-        log.error("a round failed, %d requests end with an error", len(requests), exc_info=error)
+        log.error("a step failed, %d requests end with an error", len(requests), exc_info=error)
         self._abort([request.id for request in requests])
         return [_failure(request, error) for request in requests]
 

@@ -268,7 +268,7 @@ class ContextDecoder:
             raise ProtocolError(f"Sequence {update.id!r} goes on after {update.base} tokens that never came.")
         tokens = [*known[: update.base], *update.tokens]
         if processors is None or update.start is not None:
-            processors = _processors(start.sampling, tokens[: start.prompt_len])
+            processors = request_processors(start.sampling, tokens[: start.prompt_len])
         self._known[update.id] = tokens, start, processors
         rest = update.seed, update.stream_kind, update.assumed, start.drafters, processors
         return DraftContext(update.id, tokens, start.prompt_len, start.sampling, *rest)
@@ -279,7 +279,7 @@ class ContextDecoder:
             self._known.pop(id, None)
 
 
-def _processors(params: SamplingParams, prompt: Sequence[int]) -> RequestProcessors:
+def request_processors(params: SamplingParams, prompt: Sequence[int]) -> RequestProcessors:
     """The request's logits processors; none if this process does not know all. Drafts then follow other distributions,
     which costs acceptance and changes no output.
     """

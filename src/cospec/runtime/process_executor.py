@@ -1,4 +1,4 @@
-"""The executor of a drafter in a process of its own.
+"""Runs a drafter in a process of its own, and replaces a process that dies or hangs.
 
 Life of the process: started with the engine ──ready──► serves commands in order ──► dies, hangs or raises: its drafts
 are lost, sequences go on without drafts, and a new process starts beside the engine's steps. The new drafter knows

@@ -1,4 +1,4 @@
-"""Decides when an engine process counts as frozen, and whether a dead engine process is started again. No I/O."""
+"""Supervises the engine process: when the process counts as frozen, and when a dead process is restarted. No I/O."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import cospec
 from cospec.errors import EngineStopped, InvalidInput, words
-from cospec.server import bodies, errors, fields, metrics, schemas, templating
+from cospec.server import bodies, errors, fields, metrics, node_metrics, schemas, templating
 from cospec.server.admission import Tickets, ticket
 from cospec.server.auth import HostCheck, KeyCheck
 from cospec.server.responses import ChatShape, CompletionShape
@@ -256,6 +256,11 @@ def _add_operations(app: FastAPI, service: Service) -> None:
             engine = None
         text = service.metrics.render(engine, service.client.status)
         return Response(text, media_type=metrics.CONTENT_TYPE)
+
+    @app.get("/cluster")
+    async def cluster() -> dict[str, Any]:
+        """Return the drafter nodes: state, load, weight, acceptance, latency, cost, lost and late drafts."""
+        return node_metrics.cluster_status(await service.client.metrics())
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from cospec.core.types import Event
 from cospec.runtime.async_engine import EngineStatus
+from cospec.server.node_metrics import node_families
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "cospec:"
@@ -24,7 +25,7 @@ ITL_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15
 E2E_BUCKETS = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
 
 GAUGES = {
-    "num_requests_running": ("requests_running", "Requests whose sequences are in rounds."),
+    "num_requests_running": ("requests_running", "Requests whose sequences are in steps."),
     "num_requests_waiting": ("requests_waiting", "Requests that wait to be admitted."),
     "steps_in_flight": ("steps_in_flight", "Steps that the verifier has not answered."),
     "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV cache in use, 1 is all of it."),
@@ -167,8 +168,15 @@ def families(engine: Mapping[str, Any], model: str) -> list[Metric]:
     found.append(python_path)
     for name, (key, text) in STEPS.items():
         summary = SummaryMetricFamily(PREFIX + name, text, labels=["model_name"])
-        summary.add_metric([model], count_value=engine["rounds"], sum_value=engine[key])
+        summary.add_metric([model], count_value=engine["steps"], sum_value=engine[key])
         found.append(summary)
+    divergence = SummaryMetricFamily(
+        PREFIX + "distribution_divergence",
+        "Total variation of relaxed blends from the target, per token of ended requests.",
+        labels=["model_name"],
+    )
+    divergence.add_metric([model], count_value=engine["relaxed_tokens"], sum_value=engine["divergence"])
+    found.append(divergence)
     for name, value in engine["policy"].items():
         gauge = GaugeMetricFamily(PREFIX + name, POLICY.get(name, "A figure of the policy."), labels=["model_name"])
         gauge.add_metric([model], value)
@@ -205,7 +213,7 @@ def _speculation(engine: Mapping[str, Any], model: str) -> list[Metric]:
     for drafter, weight in engine.get("drafter_weights", {}).items():
         weights.add_metric([model, drafter], weight)
     found.append(weights)
-    return found
+    return [*found, *node_families(engine.get("nodes", ()), model)]
 
 
 class _Snapshot(Collector):

@@ -130,6 +130,7 @@ def whole(call: Call, shape: Shape, outputs: Sequence[Output]) -> dict[str, Any]
         "usage": usage(call, outputs),
         "distribution": outputs[-1].distribution,
         "exact": outputs[-1].exact,
+        "divergence": divergence(outputs),
     }
 
 
@@ -160,6 +161,11 @@ def usage(call: Call, outputs: Sequence[Output]) -> dict[str, Any]:
     if call.body.include_speculation_stats:
         found["speculation"] = speculation(stats)
     return found
+
+
+def divergence(outputs: Sequence[Output]) -> float | None:
+    """Return the mean total variation per token from the target; null unless the blend relaxes the target."""
+    return total([output.stats for output in outputs if output.stats is not None]).mean_divergence
 
 
 def speculation(stats: Sequence[RequestStats]) -> dict[str, Any]:

@@ -83,6 +83,7 @@ def _pieces(item: tuple[int, Event], outputs: list[Output], call: Call, shape: S
         chunk = responses.chunk(call, shape, [choice])
         if choice["finish_reason"] is not None:
             chunk["distribution"], chunk["exact"] = output.distribution, output.exact
+            chunk["divergence"] = responses.divergence([output])
         if call.body.usage_always:
             chunk["usage"] = responses.usage(call, outputs)
         found.append(_sse(chunk))

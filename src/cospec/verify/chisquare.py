@@ -53,7 +53,7 @@ def run_checks(context: CheckContext) -> Iterator[Check]:
     """Check each acceptance method with the user's drafter and with an inaccurate drafter, then a wrong method."""
     wanted = distribution(context)
     even = even_drafter(context, wanted)
-    other = bare_engine(context.model, even, DEPTH)
+    other = bare_engine(context.target, even, DEPTH)
     for acceptance_method in context.acceptance_methods:
         for drafter, engine in _engines(context, acceptance_method, other):
             before = draft_tokens(engine)
@@ -63,7 +63,7 @@ def run_checks(context: CheckContext) -> Iterator[Check]:
             notes = (acceptance_note, *(f"the tokens {tokens} are impossible" for tokens in found.impossible[:3]))
             name = f"acceptance method {acceptance_method}, {drafter}"
             yield Check("chi-square", name, str(found), f"once > {LIKELY:.0e}", found.good, notes, FALSE_ALARM)
-    wrong = bare_engine(context.model, even, DEPTH, {"block": KeepsAll()})
+    wrong = bare_engine(context.target, even, DEPTH, {"block": KeepsAll()})
     found = fit(wanted, partial(samples, context, wrong, "block"), context.effort.samples)
     yield Check("chi-square", "control: keeps every draft token", str(found), f"twice < {LIKELY:.0e}", not found.good)
 
@@ -78,7 +78,7 @@ def even_drafter(context: CheckContext, wanted: JointDistribution) -> EvenDrafte
 
     The engine draws the first token without a draft, so the first draft token has position 1.
     """
-    return EvenDrafter(wanted.likeliest(1, SUPPORT), context.model.vocab_size)
+    return EvenDrafter(wanted.likeliest(1, SUPPORT), context.target.vocab_size)
 
 
 def _engines(context: CheckContext, acceptance_method: str, other: Engine) -> Iterator[tuple[str, Engine]]:

@@ -10,12 +10,17 @@ from typing import Any
 
 from cospec.assembly.build import assemble
 from cospec.assembly.components import TextInfo
+from cospec.assembly.ensembles import assemble_ensemble
 from cospec.config import EngineConfig, SpeculativeConfig
 from cospec.core.engine import Engine
-from cospec.core.interfaces import Model
-from cospec.core.plugins import Drafter
+from cospec.core.interfaces import Model, Verifier
+from cospec.core.plugins import AcceptanceMethod, Drafter
 from cospec.core.types import Request
 from cospec.core.verifier import TargetVerifier
+from cospec.ensemble.blends.registry import BlendRegistry
+from cospec.ensemble.blends.weighted import Single
+from cospec.ensemble.ensemble import EnsembleDecoder, LoadedModels
+from cospec.ensemble.verifier import EnsembleVerifier
 from cospec.llm import LLM
 from cospec.verify.reference import Reference
 
@@ -48,11 +53,15 @@ class CheckContext:
     """The data that every check may use.
 
     Attributes:
+        models: of the distribution, loaded.
+        ensemble: how several models form one distribution; None for one model.
         acceptance_methods: of this engine: for greedy and seeded requests, then for the others.
         tolerance: two closer scores are a near-tie; in logits, or logits over temperature with Gumbel noise.
     """
 
     llm: LLM
+    models: tuple[Model, ...]
+    ensemble: Mapping[str, Any] | None
     reference: Reference
     prompts: tuple[TokenIds, ...]
     acceptance_methods: tuple[str, ...]
@@ -60,22 +69,50 @@ class CheckContext:
     effort: Effort
 
     @property
-    def model(self) -> Model:
-        return self.llm.engine.parts.model
+    def target(self) -> Target:
+        """What drafters of the checks draft for."""
+        return Target(self.models, self.ensemble)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Loaded models without an engine, and how several of them form one distribution."""
+
+    models: tuple[Model, ...]
+    ensemble: Mapping[str, Any] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.models[0].vocab_size
 
 
 def bare_engine(
-    model: Model, drafter: Drafter, length: int, acceptance_methods: Mapping[str, Any] | None = None
+    target: Target, drafter: Drafter, length: int, acceptance_methods: Mapping[str, AcceptanceMethod] | None = None
 ) -> Engine:
-    """Build an engine without text for a loaded model; ``acceptance_methods`` replace the table's."""
+    """Build an engine without text for loaded models; ``acceptance_methods`` replace the table's."""
     speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=length, policy="fixed")
-    parts = assemble(model, drafter, speculative, EngineConfig(), TextInfo())
+    config = EngineConfig(speculative_config=speculative, ensemble=target.ensemble)
+    if target.ensemble is None:
+        parts = assemble(target.models[0], drafter, speculative, config, TextInfo())
+    else:
+        parts = assemble_ensemble(_named(target.models), drafter, config, TextInfo())
     if acceptance_methods is not None:
         made: Any = parts.execution_mode
-        verifier = TargetVerifier(model, made.components.verifier.blend, acceptance_methods)
+        verifier = _verifier(target, acceptance_methods)
         # A native multi-step call would use the table's methods.
         parts = replace(parts, execution_mode=type(made)(replace(made.components, verifier=verifier, multi_step=None)))
     return Engine(parts)
+
+
+def _verifier(target: Target, acceptance_methods: Mapping[str, AcceptanceMethod]) -> Verifier:
+    if target.ensemble is None:
+        return TargetVerifier(target.models[0], Single(), acceptance_methods)
+    blends = BlendRegistry(target.ensemble, len(target.models))
+    return EnsembleVerifier(EnsembleDecoder(_named(target.models), blends, acceptance_methods))
+
+
+def _named(models: Sequence[Model]) -> LoadedModels:
+    return LoadedModels(tuple(models), tuple(f"model {place}" for place in range(len(models))))
 
 
 def run(engine: Engine, requests: Iterable[Request]) -> dict[str, TokenIds]:

@@ -26,10 +26,12 @@ from cospec.core.types import (
     TargetProbs,
     VerifyResult,
 )
+from cospec.ensemble.blends.registry import build_blend
+from cospec.ensemble.blends.weighted import Single
 from cospec.models.toy import ToyModel
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
-from cospec.verify.context import Check, CheckContext, bare_engine
+from cospec.verify.context import Check, CheckContext, Target, bare_engine
 from cospec.verify.controls import NoResidual
 from cospec.verify.oracle import BranchingRandom, BranchTrace, OutputDistribution, total_variation
 
@@ -41,33 +43,39 @@ BranchTraces = dict[str, BranchTrace]
 
 def run_checks(context: CheckContext) -> Iterator[Check]:
     """Check each acceptance method with drawn and with fixed drafts, then a wrong method as control."""
-    length = context.effort.length
+    length, target = context.effort.length, toy_target(len(context.models), context.ensemble)
     for name in context.acceptance_methods:
-        for kind, error in errors(ACCEPTANCE_METHODS.load(name)(), length).items():
+        for kind, error in errors(ACCEPTANCE_METHODS.load(name)(), length, target).items():
             yield Check(
                 "enumeration", f"acceptance method {name}, {kind}", f"TV {error:.1e}", f"< {EXACT:.0e}", error < EXACT
             )
-    error = _error(NoResidual(), None, length)
+    error = _error(NoResidual(), None, length, target)
     yield Check("enumeration", "control: no residual", f"TV {error:.1e}", f"> {SEEN:.0e}", error > SEEN)
 
 
-def errors(acceptance_method: AcceptanceMethod, length: int) -> dict[str, float]:
-    """Return the total variation between the engine's and the toy model's distributions, by kind of draft."""
+def toy_target(count: int = 1, ensemble: Mapping[str, Any] | None = None) -> Target:
+    """Return toy models that form one distribution as the user's models do."""
+    models: Any = tuple(ToyModel(3, order=2, seed=1 + place) for place in range(count))  # their pages have another type
+    return Target(models, ensemble)
+
+
+def errors(acceptance_method: AcceptanceMethod, length: int, target: Target | None = None) -> dict[str, float]:
+    """Return the total variation between the engine's and the toy models' distributions, by kind of draft."""
+    target = target or toy_target()
     drafters: dict[str, ChosenDrafter | None] = {"chosen drafts": ChosenDrafter((0, 1), (-1, 0))}
     if acceptance_method.stream_kind is StreamKind.DRAFT:
         drafters["drawn drafts"] = None
     elif acceptance_method.trees:
         drafters["chosen trees"] = ChosenDrafter((0, 1, 2, 1), (-1, -1, 0, 1))
-    return {kind: _error(acceptance_method, drafter, length) for kind, drafter in drafters.items()}
+    return {kind: _error(acceptance_method, drafter, length, target) for kind, drafter in drafters.items()}
 
 
-def _error(acceptance_method: AcceptanceMethod, chosen: ChosenDrafter | None, length: int) -> float:
+def _error(acceptance_method: AcceptanceMethod, chosen: ChosenDrafter | None, length: int, target: Target) -> float:
     traces: BranchTraces = {}
-    target: Any = ToyModel(3, order=2, seed=1)  # the type of its pages is narrower than the interface's
     drafter = chosen or DrawnDrafter(traces)
     nodes = len(chosen.tokens) if chosen else DEPTH
     engine = bare_engine(target, drafter, nodes, {"block": _branching(acceptance_method, traces)})
-    return total_variation(_enumerate(engine, traces, length), _wanted(target, length))
+    return total_variation(_enumerate(engine, traces, length), wanted(target, length))
 
 
 def _branching(acceptance_method: AcceptanceMethod, traces: Mapping[str, BranchTrace]) -> AcceptanceMethod:
@@ -171,16 +179,23 @@ def _enumerate(engine: Engine, traces: BranchTraces, length: int) -> OutputDistr
     return distribution
 
 
-def _wanted(target: ToyModel, length: int) -> OutputDistribution:
-    """Return the same distribution by definition, in plain Python."""
-    weights = np.array(_softmax(target.logits(PROMPT).tolist()))
+def wanted(target: Target, length: int) -> OutputDistribution:
+    """Return the same distribution by definition, in plain Python; a blend of several models computes single rows."""
+    blend = Single() if target.ensemble is None else build_blend(target.ensemble, len(target.models))
+
+    def logits(context: Sequence[int]) -> list[float]:
+        rows: Any = target.models
+        row: list[float] = blend.combine([rows[member].logits(context)[None] for member in blend.members])[0].tolist()
+        return row
+
+    weights = np.array(_softmax(logits(PROMPT)))
     first = RandomStreams(0, len(PROMPT)).token(weights, len(PROMPT), StreamKind.TARGET)
     distribution: OutputDistribution = {(first,): 1.0}
     for _ in range(length):
         longer: OutputDistribution = {}
         for output, mass in distribution.items():
             assert isinstance(output, tuple)
-            shares = _softmax(target.logits([*PROMPT, *output]).tolist())
+            shares = _softmax(logits([*PROMPT, *output]))
             longer |= {(*output, token): mass * share for token, share in enumerate(shares)}
         distribution = longer
     return distribution

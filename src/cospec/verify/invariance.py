@@ -30,7 +30,7 @@ def _ways(context: CheckContext) -> Iterator[tuple[str, Engine, int, int]]:
     own = context.llm.engine
     for length, size in ((0, 4), (1, 1), (4, 1), (4, 4)):
         yield f"length {length}, batch {size}", own, length, size
-    lookup = bare_engine(context.model, NgramDrafter(1, 3), 4)
+    lookup = bare_engine(context.target, NgramDrafter(1, 3), 4)
     yield "ngram, length 4, batch 4", lookup, 4, 4
 
 

@@ -1,4 +1,7 @@
-"""The same weights in transformers' code: the reference of the engine's tokens and distributions."""
+"""The same weights in transformers' code: the reference of the engine's tokens and distributions.
+
+Several models are blended row by row, by the blend of the engine, which may be the user's own function.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cospec.bench.transformers_systems import load_plain
+from cospec.core.interfaces import Blend
 from cospec.core.rng import RandomStreams, StreamKind, exponentials
 from cospec.llm import LLM
 from cospec.models.loading import weights_dtype
@@ -20,27 +24,34 @@ ROWS = 64  # prefixes per forward
 
 
 class Reference:
-    """A plain Hugging Face model with the engine's weights and the engine's arithmetic.
+    """Plain Hugging Face models with the engine's weights and the engine's arithmetic.
 
     Attributes:
         dtype: of weights and arithmetic; on a CPU sums are float32.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, blend: Blend) -> None:
         engine = llm.engine
-        assert llm.model_path is not None, "a loaded model has a folder"
+        paths = llm.model_paths
+        assert paths, "a loaded model has a folder"
         cuda = engine.config.device != "cpu" and torch.cuda.is_available()
         dtype = engine.parts.model.dtype if cuda else torch.float32
         self._device = torch.device("cuda" if cuda else "cpu")
-        self.dtype = weights_dtype(llm.model_path, engine.config.dtype)
+        self.dtype = weights_dtype(paths[0], engine.config.dtype)
         rounded = self.dtype is torch.bfloat16 and not cuda
-        self._model: Any = load_plain(llm.model_path, dtype, rounded, self._device.type)
+        self._models: list[Any] = [load_plain(path, dtype, rounded, self._device.type) for path in paths]
+        self._blend = blend
 
     @torch.inference_mode()
     def generate(self, prompt: Sequence[int], count: int) -> tuple[int, ...]:
-        """Return ``count`` greedy tokens of ``transformers.generate``."""
+        """Return ``count`` greedy tokens of ``transformers.generate``; several models take a forward for each token."""
+        if len(self._models) > 1:
+            text = list(prompt)
+            for _ in range(count):
+                text.append(int(self._last_logits([text]).argmax()))
+            return tuple(text[len(prompt) :])
         ids = torch.tensor([list(prompt)], device=self._device)
-        found = self._model.generate(
+        found = self._models[0].generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0
         )
         return tuple(found[0, len(prompt) :].tolist())
@@ -67,14 +78,20 @@ class Reference:
     def _logits(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
         """Return ``[len(output), V]``: the rows that chose the tokens of ``output``."""
         ids = torch.tensor([[*prompt, *output[:-1]]], device=self._device)
-        rows: Tensor = self._model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        return rows.cpu()
+        return self._blended(ids)[0, len(prompt) - 1 :]
 
     @torch.inference_mode()
     def _last_logits(self, texts: list[list[int]]) -> Tensor:
         """Return ``[len(texts), V]``: the last logits of texts of one length."""
         parts = torch.tensor(texts, device=self._device).split(ROWS)
-        return torch.cat([self._model(input_ids=part, use_cache=False).logits[:, -1].cpu() for part in parts])
+        return torch.cat([self._blended(part)[:, -1] for part in parts])
+
+    def _blended(self, ids: Tensor) -> Tensor:
+        """Return the logits ``[texts, tokens, V]`` of the members' blend."""
+        members = [self._models[member] for member in self._blend.members]
+        logits = [model(input_ids=ids, use_cache=False).logits.cpu() for model in members]
+        rows = self._blend.combine([each.flatten(0, 1) for each in logits])
+        return rows.view(logits[0].shape)
 
     @staticmethod
     def _gumbel_noise(first: int, shape: Sequence[int], seed: int) -> Tensor:

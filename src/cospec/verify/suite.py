@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cospec.assembly.ensembles import blend_options_of
+from cospec.ensemble.blends.registry import build_blend
+from cospec.ensemble.blends.weighted import Single
 from cospec.errors import InvalidInput
 from cospec.llm import LLM
 from cospec.registry import ACCEPTANCE_METHODS
@@ -35,21 +38,19 @@ def run_checks(context: CheckContext) -> Iterator[Check]:
         yield from check_group.run_checks(context)
 
 
-def context_of_llm(model: str, speculative: Mapping[str, Any] | None, quick: bool, **options: Any) -> CheckContext:
-    """Load the user's model as an engine, and its weights into transformers.
+def context_of_llm(
+    models: Sequence[str], speculative: Mapping[str, Any] | None, quick: bool, **options: Any
+) -> CheckContext:
+    """Load the user's models as an engine, and the weights into transformers.
 
     Raises:
         CospecError: a model or option cannot be served.
-        InvalidInput: the engine's outputs follow another distribution than the target's. The suite cannot verify such
-            engines.
+        InvalidInput: transformers has no model with the weights of the engine.
     """
-    llm = LLM(model, dict(speculative) if speculative is not None else None, **options)
-    if llm.engine.distribution != "target":
-        raise InvalidInput(
-            "distribution",
-            llm.engine.distribution,
-            "target, the distribution of one model, which transformers can compute too",
-        )
+    several = {"models": list(models)} if len(models) > 1 else {}
+    llm = LLM(models[0], dict(speculative) if speculative is not None else None, **several, **options)
+    if llm.engine.config.quantization is not None:
+        raise InvalidInput("quantization", llm.engine.config.quantization, "absent: transformers has no such weights")
     effort = QUICK if quick else FULL
     prompts = tuple(tuple(llm.encode(text)[:CHUNK]) for text in TEXTS[: effort.prompts])
     input_processor = llm.engine.parts.input_processor
@@ -60,5 +61,9 @@ def context_of_llm(model: str, speculative: Mapping[str, Any] | None, quick: boo
     )
     for acceptance_method in acceptance_methods:
         ACCEPTANCE_METHODS.check(acceptance_method)
-    reference = Reference(llm)
-    return CheckContext(llm, reference, prompts, acceptance_methods, tolerance_of(reference.dtype), effort)
+    parts = llm.engine.parts
+    loaded, ensemble = parts.models or (parts.model,), blend_options_of(llm.engine.config) if parts.models else None
+    blend = Single() if ensemble is None else build_blend(ensemble, len(loaded))
+    reference = Reference(llm, blend)
+    tolerance = tolerance_of(reference.dtype)
+    return CheckContext(llm, loaded, ensemble, reference, prompts, acceptance_methods, tolerance, effort)

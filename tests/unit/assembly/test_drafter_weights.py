@@ -55,19 +55,19 @@ def formats(config: EngineConfig) -> list[str]:
     return [each.format for each in memory_plan_of(config)[0].weights]
 
 
-@pytest.mark.parametrize("executor", ["thread", "process"])
 @pytest.mark.parametrize(
-    ("target", "drafter", "planned"),
+    ("executor", "target", "drafter", "planned"),
     [
-        ({"dtype": "bfloat16"}, {"quantization": "int8"}, ["bf16", "int8"]),
-        ({"dtype": "float32"}, {"dtype": "bfloat16"}, ["fp32", "bf16"]),
-        ({"quantization": "int8"}, {"dtype": "auto"}, ["int8", "fp32"]),
-        ({"dtype": "bfloat16"}, {}, ["bf16", "bf16"]),
+        ("process", {"dtype": "bfloat16"}, {"quantization": "int8"}, ["bf16", "int8"]),
+        ("thread", {"dtype": "bfloat16"}, {"quantization": "int8"}, ["bf16", "int8"]),
+        ("thread", {"dtype": "float32"}, {"dtype": "bfloat16"}, ["fp32", "bf16"]),
+        ("thread", {"quantization": "int8"}, {"dtype": "auto"}, ["int8", "fp32"]),
+        ("thread", {"dtype": "bfloat16"}, {}, ["bf16", "bf16"]),
     ],
     ids=str,
 )
 def test_another_format_of_the_drafter_keeps_the_text(
-    pair: tuple[Path, Path], target: dict[str, Any], drafter: dict[str, Any], planned: list[str], executor: str
+    pair: tuple[Path, Path], executor: str, target: dict[str, Any], drafter: dict[str, Any], planned: list[str]
 ) -> None:
     speculative = {"method": "draft_model", "model": str(pair[1]), "num_speculative_tokens": 3, **drafter}
     config = config_of(pair[0], {**speculative, "drafter_executor": executor}, **target)

@@ -79,4 +79,4 @@ def test_a_watched_engine_finds_the_acceptance_it_was_given(rate: float) -> None
     assert row.alpha.low is not None and row.alpha.high is not None
     assert row.alpha.low - 0.03 < rate < row.alpha.high + 0.03
     assert all(one.value is not None and abs(one.value - rate) < 0.12 for one in row.by_position)
-    assert sum(stats.committed for stats in watch.rounds) == row.tokens
+    assert sum(stats.committed for stats in watch.steps) == row.tokens

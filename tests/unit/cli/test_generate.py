@@ -40,7 +40,16 @@ def test_rows(llm: type[FakeLLM], cospec_command: Command, files: Files) -> None
     assert result.exit_code == 0, result.output
     rows = read_lines(output)
     assert set(rows) == {"a", 2}
-    assert set(rows["a"]) == {"id", "text", "token_ids", "finish_reason", "stats", "distribution", "exact"}
+    assert set(rows["a"]) == {
+        "id",
+        "text",
+        "token_ids",
+        "finish_reason",
+        "stats",
+        "distribution",
+        "exact",
+        "divergence",
+    }
     assert (rows["a"]["text"], rows[2]["text"]) == ("xyxy", "abca")
     assert len(rows["a"]["token_ids"]) == 4
     assert (rows["a"]["finish_reason"], rows["a"]["distribution"], rows["a"]["exact"]) == ("length", "target", True)

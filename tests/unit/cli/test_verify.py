@@ -26,8 +26,8 @@ def climbing(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A ladder that gives the checks of ``checks`` and notes what it was asked for."""
     told: dict[str, Any] = {"checks": [GOOD, TIE]}
 
-    def context_of(model: str, speculative: Any, quick: bool, **options: Any) -> dict[str, Any]:
-        told.update(model=model, speculative=speculative, quick=quick, options=options)
+    def context_of(models: list[str], speculative: Any, quick: bool, **options: Any) -> dict[str, Any]:
+        told.update(models=models, speculative=speculative, quick=quick, options=options)
         return told
 
     monkeypatch.setattr(suite, "context_of_llm", context_of)
@@ -40,7 +40,7 @@ def test_all_passed(cospec_command: Command, climbing: dict[str, Any], tmp_path:
     config = '{"method": "ngram"}'
     result = cospec_command("verify", "folder", "--speculative-config", config, "--quick", "--threads", 1, "--json", to)
     assert result.exit_code == 0, result.output
-    assert climbing["model"] == "folder"
+    assert climbing["models"] == ["folder"]
     assert climbing["speculative"] == {"method": "ngram"}
     assert climbing["quick"] is True
     assert climbing["options"] == {"threads": 1}

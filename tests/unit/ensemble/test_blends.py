@@ -12,6 +12,8 @@ import torch
 from cospec import register_blend
 from cospec.ensemble.blends.registry import build_blend
 from cospec.errors import InvalidInput
+from cospec.native import library
+from cospec.native.library import Source
 
 register_blend("first-plus-half", lambda logits: logits[0] + 0.5 * logits[1])
 register_blend("wrong-shape", lambda logits: logits[0][:, :-1])
@@ -35,7 +37,7 @@ LAWS: list[tuple[dict[str, Any], int, str, tuple[int, ...]]] = [
     ({"method": "contrastive", "mu": 0.5, "plausibility": 0.1}, 2, "contrastive(mu=0.5, plausibility=0.1)", (0, 1)),
     ({"method": "contrastive", "mu": 0.0}, 2, "contrastive(mu=0)", (0,)),
     ({"method": "realign", "lambda": 1.5}, 2, "realign(-0.5, 1.5)", (0, 1)),
-    ({"method": "adaptive", "tau": 0.3}, 2, "adaptive(tau=0.3)", (0, 1)),
+    ({"method": "adaptive", "max_divergence": 0.3}, 2, "adaptive(max_divergence=0.3)", (0, 1)),
     ({"method": "first-plus-half"}, 2, "first-plus-half", (0, 1)),
 ]
 
@@ -93,22 +95,61 @@ def test_the_formulas() -> None:
     )
 
 
-def test_the_bend_of_the_adaptive_blend() -> None:
-    """Without key tokens all is bent, with all of them nothing is; a share of one drafter's token is left alone."""
+FREE = {"method": "adaptive", "lambda1": 100.0, "lambda2": 1.0, "lambda3": 0.0}  # no token is key
+
+
+def alike() -> list[torch.Tensor]:
+    """Rows of two models that are alike, so that not every token is key."""
     first, second = rows(2)
-    first = second + 0.1 * first  # alike, so that not every token is a key token
-    p, q = (torch.softmax(each.double(), -1) for each in (first, second))
-    bent = p**0.7 * q**0.3
-    free = {"method": "adaptive", "tau": 0.3, "lambda1": 100.0, "lambda2": 1.0, "lambda3": 0.0}
-    torch.testing.assert_close(distribution_of(free, [first, second]), bent / bent.sum(-1, keepdim=True))
+    return [second + 0.1 * first, second]
+
+
+def distances(found: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    return (found - p).abs().sum(-1) / 2
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
+def test_adaptive_moves_as_far_as_its_bound(precision: torch.dtype) -> None:
+    """Without a bound the blend is the drafter; with one, most rows come near the bound and none exceeds the bound."""
+    given = [each.to(precision) for each in rows(2)]
+    p, q = (torch.softmax(each.double(), -1) for each in given)
+    torch.testing.assert_close(distribution_of(FREE | {"max_divergence": 1.0}, given), q, rtol=1e-9, atol=1e-12)
+    for bound in (0.01, 0.1, 0.3):
+        found = distribution_of(FREE | {"max_divergence": bound}, given)
+        far = distances(found, p)
+        assert bool((far <= bound + 1e-9).all())
+        assert bool((far > 0.8 * bound).float().mean() > 0.7)
+        slope = torch.log(found / p)[:, 1:] - torch.log(found / p)[:, :1]
+        full = torch.log(q / p)[:, 1:] - torch.log(q / p)[:, :1]
+        tau = (slope * full).sum(-1, keepdim=True) / (full * full).sum(-1, keepdim=True)
+        torch.testing.assert_close(slope, tau * full, rtol=1e-6, atol=1e-6)  # one exponent for all tokens of a row
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
+def test_key_tokens_keep_their_odds(precision: torch.dtype) -> None:
+    given = [each.to(precision) for each in alike()]
+    p, q = (torch.softmax(each.double(), -1) for each in given)
     for key in ({"lambda1": 0.0}, {"lambda2": 0.0}, {"lambda3": 1.0}):
-        torch.testing.assert_close(distribution_of(free | key, [first, second]), p)
-    some = distribution_of(free | {"lambda2": 0.01}, [first, second])
-    left = (p - q).abs() > 0.01
-    assert 0 < int(left.sum()) < left.numel()
-    ratio = (some / p)[left.any(-1)]
-    assert not torch.allclose(ratio, torch.ones_like(ratio))
+        torch.testing.assert_close(distribution_of(FREE | key, given), p)
+    some = distribution_of(FREE | {"lambda2": 0.01, "max_divergence": 0.02}, given)
+    key_tokens = (p - q).abs() > 0.01
+    assert 0 < int(key_tokens.sum()) < key_tokens.numel()
+    for row in range(7):
+        odds = (some / p)[row][key_tokens[row]]
+        torch.testing.assert_close(odds, odds[:1].expand_as(odds))
+    assert not torch.allclose(some, p)
     torch.testing.assert_close(some.sum(-1), torch.ones(7, dtype=torch.float64))
+
+
+def test_the_library_reports_the_divergence_of_each_row() -> None:
+    blend = build_blend({"method": "adaptive", "max_divergence": 0.05}, 2)
+    given = alike()
+    source = Source(given, cast(Any, blend.recipe))
+    found = torch.softmax(torch.from_numpy(library.blend_rows(source)), -1)
+    assert source.divergences is not None
+    wanted = distances(found, torch.softmax(given[0].double(), -1))
+    torch.testing.assert_close(torch.tensor(source.divergences.tolist(), dtype=torch.float64), wanted)
+    assert 0 < float(wanted.max()) <= 0.05
 
 
 def test_broken_rows_stay_broken() -> None:

@@ -26,7 +26,7 @@ from cospec.runtime.executors import InlineExecutor, ThreadExecutor
 from cospec.sampling_params import SamplingParams
 from cospec.server.metrics import ServerMetrics
 from harness.methods import override
-from harness.overlap import ROUNDS, under
+from harness.overlap import MODES, under
 from harness.toys import ScriptedDrafter, make_request, run_all, tokens_of, toy_engine
 
 PARAMS = SamplingParams(temperature=0, max_tokens=24)
@@ -186,6 +186,6 @@ def test_the_round_and_its_reason_are_in_the_metrics() -> None:
 def test_a_round_is_chosen_by_name(execution_mode: str) -> None:
     speculative = SpeculativeConfig(num_speculative_tokens=2, execution_mode=execution_mode)
     parts = assemble(ToyModel(4), Recording(), speculative, EngineConfig(), TextInfo())
-    assert type(parts.execution_mode) is ROUNDS[execution_mode]
+    assert type(parts.execution_mode) is MODES[execution_mode]
     with pytest.raises(InvalidInput, match="execution_mode is 'sideways'"):
         TABLE.load("sideways")

@@ -47,7 +47,7 @@ def test_they_add_up(acceptance_method: str) -> None:
     assert metrics.accepted_per_pos["small"] == sorted(metrics.accepted_per_pos["small"], reverse=True)
     assert metrics.requests_finished == {"length": 5}
     assert metrics.num_preemptions == sum(each.preemptions for each in stats) > 0
-    assert metrics.target_calls == metrics.rounds >= max(each.target_calls for each in stats)
+    assert metrics.target_calls == metrics.steps >= max(each.target_calls for each in stats)
     assert (metrics.requests_running, metrics.requests_waiting, metrics.kv_cache_usage) == (0, 0, 0)
     assert metrics.step_seconds >= metrics.draft_seconds + metrics.target_seconds > 0
     sources = [source for own in events.values() for event in own for source in event.sources]
@@ -93,7 +93,7 @@ def test_they_can_be_sent_whatever_the_policy_has_learned() -> None:
     """Numbers of the policy's arithmetic stay within the engine's process: its encoder knows plain ones only."""
     llm = LLM("zoo", enable_prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
-    while llm.engine.metrics().rounds < 200:  # costs are learned every 32, and predictions made with them later
+    while llm.engine.metrics().steps < 200:  # costs are learned every 32, and predictions made with them later
         llm.generate(["It was a dark night, and", "def add(", "Question: Tom has 3 apples"], params)
     metrics = llm.engine.metrics()
     assert msgspec.msgpack.encode(asdict(metrics))

@@ -209,10 +209,9 @@ def test_code_of_the_model_is_never_run(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq, 4 bits"),
-        ({"quantization_config": {"quant_method": "awq", "w_bit": 4}}, "awq, 4 bits"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq, 3 bits"),
+        ({"quantization_config": {"quant_method": "awq", "w_bit": 4, "version": "gemv"}}, "awq, 4 bits, gemv"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes, 8 bits"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "mxfp4"),
         ({"quantization_config": {"bits": 3}}, "an unnamed method, 3 bits"),
@@ -224,18 +223,13 @@ def test_quantized_files_are_refused_by_their_kind(saved: Path, changes: dict[st
 
 
 def test_a_quantization_beside_the_configuration_is_refused_too(saved: Path) -> None:
-    (saved / "quantize_config.json").write_text('{"bits": 4}')
-    assert "is stored quantized (gptq)" in sentence(str(saved))
+    (saved / "hf_quant_config.json").write_text('{"bits": 4}')
+    assert "is stored quantized (modelopt, 4 bits)" in sentence(str(saved))
 
 
-@pytest.mark.parametrize("described", [True, False])
-def test_gguf_weights_are_refused_by_name(saved: Path, described: bool) -> None:
-    os.rename(saved / "model.safetensors", saved / "tiny-Q4_K_M.gguf")
-    if not described:
-        (saved / "config.json").unlink()
-    assert f"The folder {saved} has GGUF weights (tiny-Q4_K_M.gguf)" in sentence(str(saved))
-    file = saved / "tiny-Q4_K_M.gguf"
-    assert sentence(str(file)).startswith(f"The file {file} is a GGUF model")
+def test_a_quantization_without_its_tensors_is_refused(saved: Path) -> None:
+    change_config(saved, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "no qweight exists" in sentence(str(saved))
 
 
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "a\\b.safetensors", "..", "", 7])

@@ -41,6 +41,11 @@ def digest(folder: Path, compiler: str, emulator: tuple[str, ...] = (), isas: tu
         if isas is not None:
             patch.setattr(build, "ISAS", {isa: build.ISAS[isa] for isa in isas})
         library = build.build(folder)
+    return run_check(folder, compiler, library, emulator)
+
+
+def run_check(folder: Path, compiler: str, library: Path, emulator: tuple[str, ...] = ()) -> str:
+    """Build the program that checks a library, and run the program; returns the digest."""
     program = folder / "check"
     flags = ["-std=c++17", "-O1", "-w", f"-I{ROOT / 'csrc'}", f"-Wl,-rpath,{library.parent}"]
     subprocess.run([compiler, *flags, str(CHECK), str(library), "-o", str(program)], check=True)
@@ -51,7 +56,13 @@ def digest(folder: Path, compiler: str, emulator: tuple[str, ...] = (), isas: tu
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return digest(tmp_path_factory.mktemp("here"), "g++")
+    """The digest of the installed library, or of a new one if a source is younger or no library is installed."""
+    folder, installed = tmp_path_factory.mktemp("here"), ROOT / "src" / "cospec" / "_native.so"
+    sources = [ROOT / "hatch_build.py", *(path for path in (ROOT / "csrc").rglob("*") if path.is_file())]
+    built = installed.stat().st_mtime if installed.exists() else 0.0
+    if built > max(path.stat().st_mtime for path in sources) and shutil.which("g++") is not None:
+        return run_check(folder, "g++", installed)
+    return digest(folder, "g++")
 
 
 @pytest.mark.slow

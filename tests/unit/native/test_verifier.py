@@ -121,6 +121,7 @@ BLENDS = [
     ({"method": "contrastive", "mu": 0.4, "plausibility": 0.1}, 2),
     ({"method": "contrastive", "mu": 0, "plausibility": 0.1}, 2),
     ({"method": "realign", "lambda": 1.3}, 2),
+    ({"method": "adaptive", "max_divergence": 0.05, "lambda3": 0.0}, 2),
 ]
 
 

@@ -17,7 +17,7 @@ from cospec.policies.policy_router import PolicyRouter
 from cospec.registry import POLICIES
 from harness.execution import CPU, World, sequences
 
-ROUNDS = 300
+MODES = 300
 
 
 class Scraped(Policy):
@@ -70,7 +70,7 @@ def built(name: str) -> Policy:
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_metrics_change_no_decision(name: str) -> None:
     plain, scraped = (Scraped(built(name), scrape) for scrape in (False, True))
-    rounds = ROUNDS // 3 if name == "milp" else ROUNDS
+    rounds = MODES // 3 if name == "milp" else MODES
     for policy in (plain, scraped):
         World(CPU, changing, 3, stream_kind=0.1, burst=4).play(policy, rounds)
     assert scraped.plans == plain.plans
@@ -90,7 +90,7 @@ class OneAsksForSlope(Scraped):
 def test_metrics_change_no_decision_where_a_request_chooses_its_policy() -> None:
     plain, scraped = (OneAsksForSlope(PolicyRouter(built("goodput"), built), scrape) for scrape in (False, True))
     for policy in (plain, scraped):
-        World(CPU, changing, 3, stream_kind=0.1).play(policy, ROUNDS)
+        World(CPU, changing, 3, stream_kind=0.1).play(policy, MODES)
     assert scraped.plans == plain.plans
     first, second = ({plan[place].depth for plan in plain.plans} for place in (0, 1))
     assert len(first) > 1 and len(second) > 1
@@ -103,7 +103,7 @@ def test_metrics_change_no_casting_of_several_models() -> None:
             FixedSchedule((1, 1), (0, 1)), range(2), ScheduleOptions(lengths=True, proposer=True)
         )
         chance, found = np.random.default_rng(0), []
-        for step in range(ROUNDS):
+        for step in range(MODES):
             if scrape:
                 assert policy.gauges() == policy.gauges() and policy.costs == policy.costs
             budgets = policy.plan(BatchState(sequences(2)))

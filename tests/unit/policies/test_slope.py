@@ -11,7 +11,7 @@ from cospec.policies.slope import Slope, SlopeOptions, trend
 from harness.execution import CPU, FLAT, Rates, World, steady
 
 LONGEST = 8
-ROUNDS = 6000
+MODES = 6000
 
 
 class PapersRule(Slope):
@@ -41,7 +41,7 @@ CASES = {
 
 def late(world: World) -> float:
     """The middle length of the last third."""
-    return float(np.median([lengths[0] for lengths in world.lengths[-ROUNDS // 3 :]]))
+    return float(np.median([lengths[0] for lengths in world.lengths[-MODES // 3 :]]))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -49,7 +49,7 @@ def late(world: World) -> float:
 def test_within_one_of_the_best_from_any_start(case: str, start: int) -> None:
     costs, rates, count = CASES[case]
     world = World(costs, rates, count, seed=start, stream_kind=0.03)
-    world.play(Slope(SlopeOptions(start=start), LONGEST), ROUNDS)
+    world.play(Slope(SlopeOptions(start=start), LONGEST), MODES)
     assert abs(late(world) - best(rates, costs, count)) <= 1
 
 
@@ -61,8 +61,8 @@ def test_the_workload_changes(before: str, after: float) -> None:
         World(costs, rates, count, stream_kind=0.03),
         World(costs, steady(*[after] * count), count, stream_kind=0.03),
     )
-    first.play(policy, ROUNDS)
-    then.play(policy, ROUNDS, ROUNDS)
+    first.play(policy, MODES)
+    then.play(policy, MODES, MODES)
     assert abs(late(first) - best(rates, costs, count)) <= 1
     assert abs(late(then) - best(then.rates, costs, count)) <= 1
 
@@ -73,8 +73,8 @@ def test_the_papers_rule_runs_away() -> None:
     near = {}
     for acceptance_method in (PapersRule, Slope):
         world = World(costs, rates, count, stream_kind=0.03)
-        world.play(acceptance_method(SlopeOptions(start=4), LONGEST), ROUNDS)
-        found = np.array(world.lengths)[ROUNDS // 3 :, 0]
+        world.play(acceptance_method(SlopeOptions(start=4), LONGEST), MODES)
+        found = np.array(world.lengths)[MODES // 3 :, 0]
         near[acceptance_method] = float((abs(found - best(rates, costs, count)) <= 1).mean())
         assert (found.min() == 1) == (acceptance_method is PapersRule)
     assert near[PapersRule] < 0.5 < 0.9 < near[Slope]

@@ -96,7 +96,7 @@ def test_a_pool_sends_its_weights_along_so_that_reading_them_sends_nothing(monke
 
 @pytest.mark.parametrize("execution_mode", ["sequential", "draft-ahead"])
 def test_a_drafter_that_is_killed_costs_its_drafts(execution_mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    executor = ProcessExecutor(toy("itself"))
+    executor = ProcessExecutor(toy("ngram"))
     first = executor.pid
     engine = under(toy_engine(target(), DrafterProxy(executor)), execution_mode, "process")
     found: dict[str, tuple[int, ...]] = {}
@@ -148,7 +148,7 @@ def test_without_a_drafter_nobody_is_held_back(monkeypatch: pytest.MonkeyPatch) 
     executor = ProcessExecutor(doomed(0, "kill"))
     engine = under(toy_engine(target(), DrafterProxy(executor)), "pipelined", "process")
     assert tokens_of(run_all(engine, requests())) == plain()
-    assert engine.metrics().rounds <= 60 + 4
+    assert engine.metrics().steps <= 60 + 4
 
 
 def test_drafter_that_cannot_be_built() -> None:

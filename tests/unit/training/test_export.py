@@ -11,11 +11,18 @@ from typer.testing import CliRunner
 
 from cospec.cli.main import app
 from cospec.errors import ModelError
+from cospec.training import eval_acceptance
 from cospec.training import export as exporting
 from cospec.training.distill import train_drafter, train_specialists
 from cospec.training.export import export, measure
 from cospec.training.family import adopt, load_tokenizer, load_trained, train_target, train_variants
 from cospec.training.recipe import TrainingRecipe
+
+
+@pytest.fixture(autouse=True)
+def short_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acceptance is measured on fewer tokens."""
+    monkeypatch.setattr(eval_acceptance, "LENGTH", 48)
 
 
 def test_export_writes_what_transformers_loads(recipe: TrainingRecipe, runs: Path, tmp_path: Path) -> None:

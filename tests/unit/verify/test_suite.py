@@ -12,6 +12,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from cospec import LLM, register_blend
 from cospec.errors import InvalidInput
 from cospec.registry import ACCEPTANCE_METHODS
 from cospec.sampling_params import SamplingParams
@@ -20,6 +21,7 @@ from cospec.verify import chisquare, enumeration, identity, invariance
 from cospec.verify.context import QUICK, CheckContext, run
 from cospec.verify.controls import KeepsAll, NoResidual
 from cospec.verify.identity import Pair, compare
+from cospec.verify.oracle import total_variation
 from cospec.verify.reference import tolerance_of
 from cospec.verify.suite import context_of_llm
 from harness.llamas import write_pair
@@ -51,7 +53,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
     write_tokenizer(target)
     write_tokenizer(drafter)
     made = context_of_llm(
-        str(target), {"method": "draft_model", "model": str(drafter)}, True, kv_cache_memory_bytes=8 << 20, threads=1
+        [str(target)], {"method": "draft_model", "model": str(drafter)}, True, kv_cache_memory_bytes=8 << 20, threads=1
     )
     effort = replace(QUICK, tokens=12, samples=300, length=2)
     return replace(made, prompts=PROMPTS, effort=effort)
@@ -136,4 +138,45 @@ def test_tolerances_follow_the_arithmetic() -> None:
 
 def test_what_cannot_be_verified_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="method"):
-        context_of_llm("zoo", {"method": "nothing"}, True)
+        context_of_llm(["zoo"], {"method": "nothing"}, True)
+
+
+@pytest.fixture(scope="module")
+def blended(tmp_path_factory: pytest.TempPathFactory) -> CheckContext:
+    """Two models under the user's own blend, which propose to each other."""
+    register_blend(
+        "mean-of-logs", lambda logits: torch.stack([torch.log_softmax(x.double(), -1) for x in logits]).mean(0)
+    )
+    folders = [tmp_path_factory.mktemp(name) for name in ("first", "second")]
+    write_pair(*folders)
+    for folder in folders:
+        write_tokenizer(folder)
+    made = context_of_llm(
+        [str(folder) for folder in folders],
+        None,
+        True,
+        ensemble={"method": "mean-of-logs"},
+        kv_cache_memory_bytes=8 << 20,
+        threads=1,
+    )
+    return replace(made, prompts=PROMPTS, effort=replace(QUICK, tokens=12, samples=300, length=2))
+
+
+@pytest.mark.parametrize(
+    "check_group", [enumeration, identity, chisquare, invariance], ids=lambda check_group: check_group.__name__
+)
+def test_several_models_under_a_blend_of_the_user(blended: CheckContext, check_group: ModuleType) -> None:
+    checks = list(check_group.run_checks(blended))
+    assert checks and [check for check in checks if not check.passed] == []
+
+
+def test_one_model_in_the_place_of_a_blend_is_seen(blended: CheckContext) -> None:
+    """Each group compares with the blend: outputs of the first model alone fail."""
+    alone = replace(blended, llm=LLM(str(blended.llm.model_paths[0]), {"method": "off"}, threads=1))
+    for check_group in (identity, chisquare):
+        assert not all(check.passed for check in check_group.run_checks(alone))
+    first = enumeration.toy_target(2, {"method": "single"})
+    second = enumeration.toy_target(2, {"method": "weighted", "lambda": 0.5})
+    exact = ACCEPTANCE_METHODS.load("rejection")()
+    assert max(enumeration.errors(exact, 2, second).values()) < enumeration.EXACT
+    assert total_variation(enumeration.wanted(first, 2), enumeration.wanted(second, 2)) > enumeration.SEEN

@@ -38,7 +38,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def zoo() -> CheckContext:
-    return context_of_llm("zoo", None, True, threads=1)
+    return context_of_llm(["zoo"], None, True, threads=1)
 
 
 def test_the_enumeration_passes(zoo: CheckContext) -> None:
@@ -49,6 +49,8 @@ def test_the_enumeration_passes(zoo: CheckContext) -> None:
     "check_group", [identity, chisquare, invariance], ids=lambda check_group: check_group.__name__.rpartition(".")[2]
 )
 def test_every_rung_passes(zoo: CheckContext, kernels: str, check_group: ModuleType) -> None:
+    if check_group is chisquare and kernels != BEST:
+        pytest.skip("every instruction set computes the same bits, so one sample is enough")
     checks: list[Any] = list(check_group.run_checks(zoo))
     assert checks
     assert [check for check in checks if not check.passed] == []
@@ -58,7 +60,7 @@ def test_a_rule_without_residual_is_seen(zoo: CheckContext) -> None:
     """The chi-square of the quick run has the power to see a rule that is only slightly wrong."""
     wanted = chisquare.distribution(zoo)
     even = chisquare.even_drafter(zoo, wanted)
-    wrong = bare_engine(zoo.model, even, chisquare.DEPTH, {"block": NoResidual()})
+    wrong = bare_engine(zoo.target, even, chisquare.DEPTH, {"block": NoResidual()})
     assert not chisquare.fit(wanted, partial(chisquare.samples, zoo, wrong, "block"), zoo.effort.samples).good
 
 

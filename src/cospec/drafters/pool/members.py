@@ -169,11 +169,11 @@ class Member:
 
     def _exclude(self, reason: str, what: str) -> None:
         """Exclude the drafter from this step and more: twice as many after each failure."""
-        rounds = min(2**self.failures, LONGEST_REST)
-        self.rest, self.worked = rounds + 1, False
+        steps = min(2**self.failures, LONGEST_REST)
+        self.rest, self.worked = steps + 1, False
         self.failures += 1
         self.left_out[reason] += 1
-        log.warning("drafter %s is left out of %d rounds (%s: %s)", self.name, rounds, reason, what)
+        log.warning("drafter %s is left out of %d steps (%s: %s)", self.name, steps, reason, what)
 
     @property
     def _state(self) -> Drafter | StepwiseDrafter:

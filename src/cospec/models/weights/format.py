@@ -24,6 +24,8 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 """Dtypes by the names of the option ``dtype``."""
 Rows = Callable[[list[Tensor]], Tensor]
 """Joins tensors along their first dimension."""
+ReadWeight = Callable[[str, Tensor], "StoredWeight"]
+"""Reads the weight of a linear layer: the name of its module, and the module's tensor ``[out, in]``."""
 
 
 class WeightFormat(ABC):

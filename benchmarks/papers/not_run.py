@@ -1,0 +1,102 @@
+"""Tables and figures of the papers that have no counterpart here, each with what it says and the reason."""
+
+from __future__ import annotations
+
+from benchmarks.papers.common import How, Row, Run, Section
+
+ILLUSTRATION = "An illustration of the method; it has no figures."
+NO_GPU = "Needs models of 7 to 70 billion parameters on GPUs."
+SMALL = "Not run: no model large enough; models of 22 M parameters answer almost no such question."
+NOT_RECORDED = "The benchmarks do not record the confidence of each token."
+PICTURE = "The paper's text has no numbers of this picture."
+
+# (table or figure, what the paper says, reason)
+REMAINING: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "cosine": (
+        ("Figure 1: phases of speculation", "", ILLUSTRATION),
+        ("Figure 2(a): share of GEMM and GEMV", "drafting is bound by memory, verification by compute", NO_GPU),
+        ("Figure 3(b): acceptance by probability", "80% higher in the top 10%", NOT_RECORDED),
+        ("Figures 4 and 5: architecture, token fusion", "", ILLUSTRATION),
+        ("Table 1: price and speed of servers and consumer GPUs", "a picture of a table", NO_GPU),
+        ("Figure 6(b): latency of the Qwen pair", "15.2 to 20.5% less than the best baseline", NO_GPU),
+        ("Figure 6(a): latency of the LLaMA pair", "17.9 to 27.1% less than the best baseline", NO_GPU),
+        ("Figure 6(c): throughput over PipeInfer", "1.24 to 1.46×", "PipeInfer itself does not run on these machines."),
+        ("Table 3: cost per token", "a picture of a table", "Needs prices of machines that were rented."),
+    ),
+    "dsd": (
+        ("Figure 1: roofline", "", ILLUSTRATION),
+        ("Figure 2: decentralized speculation", "", ILLUSTRATION),
+        (
+            "Table 1: HumanEval, Llama3.1-8B, t = 0",
+            "4.80×, length 5.93; Eagle3 Acc 0.6707, Base Acc 0.6707",
+            SMALL,
+        ),
+        (
+            "Table 1: HumanEval, Qwen3-8B, r = 0.90",
+            "2.56×, length 3.86; Eagle3 Acc 0.8476, Base Acc 0.8537",
+            SMALL,
+        ),
+        (
+            "Table 1: HumanEval, Qwen3-8B, r = 0.82",
+            "2.59×, length 3.92; Eagle3 Acc 0.7988, Base Acc 0.8537",
+            SMALL,
+        ),
+        (
+            "Table 1: GSM8K, Llama3.1-8B, t = 0",
+            "3.60×, length 5.51; Eagle3 Acc 0.8681, Base Acc 0.8704",
+            SMALL,
+        ),
+        (
+            "Table 1: GSM8K, Qwen3-8B, r = 0.90",
+            "2.59×, length 4.04; Eagle3 Acc 0.9166, Base Acc 0.9227",
+            SMALL,
+        ),
+        ("Table 1: injected latency, d = 0.18 to 0.79", "2.33 to 2.42×, length 3.58 to 3.62", NO_GPU),
+        (
+            "Table 2: EAGLE-3",
+            "1.643 to 2.313×, length 2.451 to 3.403",
+            "There is no EAGLE-3 head for the package's models.",
+        ),
+        ("Table 2: AlpacaEval and MT Bench", "2.345×, 2.321×", "The package's models follow no instructions."),
+    ),
+    "cos": (
+        ("Figures 1 to 3 and 7: sketches of the methods", "", ILLUSTRATION),
+        ("Table 1: model pairs", "0.07 to 13 billion parameters", "A list of models, not of results."),
+        ("Table 4: OPT-125M and OPT-13B", "CoS 2.61 to 3.95× at T = 0, 1.69 to 2.16× at T = 1", NO_GPU),
+        ("Figure 8: accuracy against λ on four tasks", "falls slowly as λ rises", SMALL),
+        ("Tables 9 and 10: Ascend 910B3", "CoS 1.66 to 1.86× (WE)", "Needs an Ascend NPU."),
+    ),
+    "smartspec": (
+        ("Figures 2, 4, 6, 8 and 9: batches, lengths, architecture", "", ILLUSTRATION),
+        ("Table 1: models and servers", "", "A list of models and servers, not of results."),
+        ("Figure 10: lengths of inputs and outputs", "", "Of data sets that are not in the package."),
+        (
+            "Figure 17: confidence of accepted and rejected tokens",
+            "accepted tokens have the higher confidence",
+            PICTURE,
+        ),
+    ),
+    "minions": (
+        ("Figures 3 to 7: pipeline, voting, the pool of results", "", ILLUSTRATION),
+        ("Table 1: notation", "", "A list of symbols."),
+        (
+            "Figure 1: acceptance rate by speculation length",
+            "OPT-13B high on finance and dialogue; Llama2-70B low",
+            PICTURE,
+        ),
+        ("Figure 8: latency of serving systems", "Llama2-70B: 2.7 to 3.1× vLLM on average", NO_GPU),
+        ("Figure 9: throughput of serving systems", "Llama2-70B: 2.69 to 3.02× vLLM on average", NO_GPU),
+        ("Figure 13: latency against SpecInfer", "6.34 to 8.89×", "SpecInfer itself does not run on these machines."),
+    ),
+}
+
+
+def remaining(paper: str) -> Section:
+    """The tables and figures of a paper that were not run."""
+    rows = tuple(not_run(*each) for each in REMAINING[paper])
+    return Section("Other tables and figures", rows)
+
+
+def not_run(what: str, said: str, reason: str) -> Row:
+    """A row without a figure of ours; no command would give one."""
+    return Row(what, said, "not run", How.NOT_RUN, Run(""), reason)

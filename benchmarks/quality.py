@@ -1,0 +1,64 @@
+"""What an ensemble is for: the log-likelihood of reference answers under each blend (CoS figure 8, without judges).
+
+Run ``python -m benchmarks.quality``. The answers are those of ``examples/data``, which no model was trained on. CoS
+measures accuracy on four tasks; models of this size answer almost no task, so the likelihood of answers stands for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import DOMAINS, ROOT, write
+from cospec import LLM
+from cospec.ensemble.blends.registry import build_blend
+from cospec.ensemble.calibration import read_answers
+from cospec.models.loading import load_model
+
+MODELS = {"small": ("zoo", "zoo:drafter"), "equal": ("zoo", "zoo:target-prose")}
+WEIGHTS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+CONTRASTS = (0.0, 0.1, 0.2, 0.5)
+BLENDS: dict[str, dict[float, Mapping[str, Any]]] = {
+    "lambda": {weight: {"method": "weighted", "lambda": weight} for weight in WEIGHTS},
+    "mu": {mu: {"method": "contrastive", "mu": mu} for mu in CONTRASTS},
+}
+PER_DOMAIN, LONGEST = 16, 96
+
+
+def main() -> None:
+    """Measure, print, store."""
+    llm = LLM("zoo", {"method": "off"})
+    rows = [row for name in MODELS for domain in DOMAINS for row in measure(llm, name, domain)]
+    for row in rows:
+        print(row)
+    print("written to", write("quality", {"per_domain": PER_DOMAIN, "rows": rows}))
+
+
+def measure(llm: LLM, name: str, domain: str) -> list[dict[str, Any]]:
+    """Nats per token of the answers of a domain under every blend of two models, each with a 95% interval."""
+    lines = (ROOT / "examples" / "data" / f"{domain}.jsonl").read_text(encoding="utf-8").splitlines()
+    given = [json.loads(line) for line in lines[:PER_DOMAIN]]
+    texts = [(llm.encode(row["turns"][0]), llm.encode(row["reference"])[:LONGEST]) for row in given]
+    answers = read_answers([load_model(model) for model in MODELS[name]], texts)
+    found = []
+    for option, blends in BLENDS.items():
+        for value, ensemble in blends.items():
+            blend = build_blend(ensemble, 2)
+            losses = []
+            for target, other, tokens in answers.parts():
+                rows = blend.combine([(target, other)[member] for member in blend.members])
+                logs = torch.log_softmax(rows.double(), -1).gather(-1, tokens[:, None])
+                losses.append(-logs[:, 0].numpy())
+            each = np.concatenate(losses)
+            half = 1.96 * float(each.std()) / len(each) ** 0.5
+            nats = [float(each.mean()), float(each.mean()) - half, float(each.mean()) + half]
+            found.append({"models": name, "domain": domain, "option": option, "value": value, "nats": nats})
+    return found
+
+
+if __name__ == "__main__":
+    main()

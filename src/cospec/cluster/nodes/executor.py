@@ -1,0 +1,200 @@
+"""The executor of a drafter on nodes: any number of nodes serve one drafter of the configuration.
+
+A request stays with the node that has its tokens, unless another node has much less to do. Without a node there are no
+drafts, and requests go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cospec.cluster.nodes.hub import NodeHub, NodeSlot
+from cospec.cluster.nodes.link import NodeLink, Question
+from cospec.core.plugins import Drafter
+from cospec.core.rng import StreamKind
+from cospec.core.submitted_step import FinishedFuture, Future
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext, DrafterCapabilities
+from cospec.errors import DrafterLost, InvalidInput, words
+from cospec.registry import DRAFTERS
+from cospec.runtime.codec import ProtocolError
+from cospec.runtime.drafter_executor import DrafterExecutor, DrafterRecipe
+from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.messages import DrafterInfo
+
+if TYPE_CHECKING:
+    from cospec.cluster.nodes.options import NodesOptions
+
+MOVE_GAIN = 2.0  # a request moves to another node where the load is smaller by this factor
+WAIT_SLICE = 0.5  # seconds of one wait at the socket
+
+Part = tuple[NodeLink, Question]
+
+
+class NodeFuture:
+    """The drafts of one proposal, from one or several nodes."""
+
+    def __init__(self, hub: NodeHub, parts: Sequence[Part]) -> None:
+        self._hub, self._parts = hub, parts
+
+    def done(self) -> bool:
+        """Whether ``result`` returns without waiting: all drafts came, or it is too late for the others."""
+        if not self._over():
+            self._hub.attend(0.0)
+        return self._over()
+
+    def result(self, timeout: float | None = None) -> list[Draft]:
+        """The drafts that arrived by the deadlines of the nodes.
+
+        Raises:
+            TimeoutError: ``timeout`` seconds have passed before the deadlines.
+            DrafterLost: no node answers.
+        """
+        clock = self._hub.clock
+        end = None if timeout is None else clock() + timeout
+        while not self.done():
+            due = max(question.due for _, question in self._parts if not question.settled)
+            left = due - clock()
+            if end is not None:
+                if clock() >= end:
+                    raise TimeoutError
+                left = min(left, end - clock())
+            self._hub.attend(min(max(left, 0.0), WAIT_SLICE))
+        if all(question.lost for _, question in self._parts):
+            raise DrafterLost("No drafter node answers.")
+        return [draft for _, question in self._parts for draft in question.drafts or ()]
+
+    def _over(self) -> bool:
+        return all([question.settled or link.overdue(question) for link, question in self._parts])
+
+
+class NodeExecutor(DrafterExecutor):
+    """Makes the calls of one drafter at nodes. Used by one thread, as an engine is.
+
+    Attributes:
+        info: the declared attributes of the drafter; those of its class, because nodes join later.
+        weights: empty; a drafter on a node is no pool.
+    """
+
+    name: ClassVar[str] = "node"
+    builds_inline: ClassVar[bool] = False
+    takes_cores: ClassVar[bool] = False
+    same_machine: ClassVar[bool] = False
+    parallel = True
+
+    def __init__(self, hub: NodeHub, slot: NodeSlot, info: DrafterInfo) -> None:
+        self.info, self.weights = info, dict[str, float]()
+        self._hub, self._slot, self._closed = hub, slot, False
+        self._homes: dict[str, NodeLink] = {}  # the node that has the tokens of a request
+        self.busy = 0.0
+
+    @classmethod
+    def place(cls, recipe: DrafterRecipe) -> Drafter:
+        """Let nodes offer the drafter.
+
+        Raises:
+            InvalidInput: the drafter cannot be on a node.
+        """
+        hub = recipe.nodes
+        if hub is None:
+            raise InvalidInput("executor", "node", "another executor in a drafter's own process")
+        info = node_info(recipe, hub.options)
+        return DrafterProxy(cls(hub, hub.add(recipe.name, recipe.method, info.samples), info))
+
+    @property
+    def present(self) -> bool:
+        """Whether a node can be asked now."""
+        return not self._closed and any([link.usable for link in self._links()])
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        """Send a call; ``commit`` and ``free`` count as done when they are sent."""
+        self.busy = self._slot.busy
+        match method:
+            case "propose":
+                return self._propose(*args)
+            case "commit":
+                self._commit(*args)
+            case "free":
+                self._free(*args)
+            case _:
+                raise ValueError(f"a drafter on a node has no method {method}")
+        return FinishedFuture(None)
+
+    def close(self) -> None:
+        """Nodes may not offer the drafter any more."""
+        self._closed = True
+        self._hub.remove(self._slot)
+
+    def _links(self) -> list[NodeLink]:
+        return list(self._slot.links.values())
+
+    def _propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> NodeFuture:
+        self._hub.attend(0.0)
+        shares: dict[bytes, list[int]] = {}
+        usable = {identity: link for identity, link in list(self._slot.links.items()) if link.usable}
+        loads = {identity: link.load for identity, link in usable.items()}
+        if usable and not self._closed:
+            for row, context in enumerate(contexts):
+                identity = self._choose(context.id, usable, loads)
+                loads[identity] += usable[identity].times.predict(1.0)
+                shares.setdefault(identity, []).append(row)
+        parts: list[Part] = []
+        for identity, rows in shares.items():
+            link = usable[identity]
+            try:
+                question, frame = link.ask([contexts[row] for row in rows], [budgets[row] for row in rows])
+            except ProtocolError:  # more tokens than a frame may hold
+                continue
+            if not self._hub.send(identity, frame) and not question.lost:
+                link.unsent()
+            parts.append((link, question))
+        return NodeFuture(self._hub, parts)
+
+    def _choose(self, id: str, usable: Mapping[bytes, NodeLink], loads: Mapping[bytes, float]) -> bytes:
+        """The node for a request: the node that has its tokens, or the node with the least predicted time."""
+        best = min(usable, key=lambda identity: loads[identity] + usable[identity].times.predict(1.0))
+        home = self._homes.get(id)
+        for identity, link in usable.items():
+            if link is home:
+                slow = loads[identity] + link.times.predict(1.0)
+                if slow <= MOVE_GAIN * (loads[best] + usable[best].times.predict(1.0)):
+                    return identity
+        self._homes[id] = usable[best]
+        return best
+
+    def _commit(self, commits: Sequence[Commit]) -> None:
+        for identity, link in list(self._slot.links.items()):
+            frame = None if link.quarantine else link.commit(commits)
+            if frame is not None:
+                self._hub.send(identity, frame)
+
+    def _free(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self._homes.pop(id, None)
+        for identity, link in list(self._slot.links.items()):
+            frame = link.free(ids)
+            if frame is not None:
+                self._hub.send(identity, frame)
+
+
+def node_info(recipe: DrafterRecipe, options: NodesOptions) -> DrafterInfo:
+    """What a drafter on nodes declares before any node is there.
+
+    Raises:
+        InvalidInput: nodes cannot run the drafter, or keys are given that a node's command line sets.
+    """
+    cls = DRAFTERS.load(recipe.method)
+    if cls.reads_states or cls.is_pool:
+        why = "reads hidden states of the target" if cls.reads_states else "is a pool"
+        raise InvalidInput("executor", words(f"'node' for {recipe.method!r}, which {why}"), "another executor")
+    own = [key for key in recipe.options if key in cls.Options.model_fields and recipe.options[key] is not None]
+    if own:
+        raise InvalidInput(
+            own[0], recipe.options[own[0]], "absent with executor 'node': cospec node join sets the option"
+        )
+    capabilities = replace(cls.capabilities, costless=False) if cls.capabilities else DrafterCapabilities()
+    streams = cls.stream_kinds
+    if cls.samples and not options.trusted:
+        streams = frozenset({StreamKind.TARGET})
+    return DrafterInfo(recipe.name, cls.samples, cls.drafts_ahead, False, cls.learns, capabilities, streams, None, {})

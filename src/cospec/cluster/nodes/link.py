@@ -1,0 +1,273 @@
+"""One drafter node as the verifier knows it: a state machine without sockets.
+
+Drafts are a cache. A lost, late, repeated, damaged or wrong message costs drafts and nothing else. A node that breaks
+the protocol is quarantined: the verifier neither asks the node nor reads its messages for some time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from cospec.cluster.nodes.checks import AskedDraft, check_draft
+from cospec.cluster.nodes.copies import TokenSender
+from cospec.cluster.nodes.deadline import ResponseTimes, work_of
+from cospec.cluster.nodes.wire import (
+    AskDrafts,
+    DamagedFrame,
+    FrameCodec,
+    NodeCommits,
+    NodeDrafts,
+    NodeFree,
+    NodeHello,
+    ToVerifier,
+)
+from cospec.core.interfaces import Clock
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.runtime.codec import ProtocolError
+
+MOST_DAMAGED = 8  # damaged frames before quarantine
+MOST_OPEN = 32  # questions without an answer, after which a node is asked no more
+MISSES = 3  # late answers in a row after which a node is asked no more, until the node says something
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class NodeCounts:
+    """What happened to the drafts of a node.
+
+    Attributes:
+        drafts: drafts that arrived in time.
+        late: questions whose answer came after the deadline, or not at all.
+        lost: questions that ended without an answer: the node left, was restarted or was quarantined.
+        ignored: answers to no open question: repeated or late.
+        damaged: frames with a wrong checksum.
+        resyncs: new epochs that the node asked for.
+        errors: answers with an error of the drafter.
+    """
+
+    drafts: int = 0
+    late: int = 0
+    lost: int = 0
+    ignored: int = 0
+    damaged: int = 0
+    resyncs: int = 0
+    errors: int = 0
+
+
+@dataclass(slots=True)
+class Question:
+    """Drafts that a node was asked for.
+
+    Attributes:
+        due: the time after which the verifier goes on without the drafts.
+        drafts: the answer; None: no answer yet.
+        lost: no answer will come, or the drafter raised.
+    """
+
+    sent: float
+    due: float
+    work: float
+    asked: dict[str, AskedDraft]
+    drafts: list[Draft] | None = None
+    lost: bool = False
+    late: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more can come."""
+        return self.lost or self.drafts is not None
+
+
+@dataclass(slots=True)
+class NodeLink:
+    """The verifier's side of one node.
+
+    Attributes:
+        hello: what the node offers.
+        samples: the drafter draws its tokens.
+        quarantine: why the node is ignored; empty: the node is in use.
+        waiting: messages that waited at the node when the node last spoke.
+        heard: time of the latest message of the node.
+        busy: seconds of the node's drafter so far.
+    """
+
+    hello: NodeHello
+    vocab_size: int
+    samples: bool
+    clock: Clock
+    times: ResponseTimes = field(default_factory=ResponseTimes)
+    counts: NodeCounts = field(default_factory=NodeCounts)
+    quarantine: str = ""
+    gone: bool = False
+    waiting: int = 0
+    heard: float = 0.0
+    busy: float = 0.0
+    misses: int = 0
+    _open: dict[int, Question] = field(default_factory=dict)
+    _number: int = 0
+    _sender: TokenSender = field(default_factory=TokenSender)
+    _codec: FrameCodec = field(default_factory=lambda: FrameCodec(ToVerifier))
+
+    @property
+    def usable(self) -> bool:
+        """Whether the node can be asked now."""
+        if self.gone or self.quarantine or self.misses >= MISSES:
+            return False
+        return len(self._open) - len(self._expired()) < MOST_OPEN
+
+    @property
+    def load(self) -> float:
+        """Predicted seconds of the questions without an answer."""
+        return sum([self.times.predict(question.work) for question in self._open.values()])
+
+    def knows(self, id: str) -> bool:
+        """Whether the node has a copy of the request's tokens."""
+        return id in self._sender
+
+    def ask(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> tuple[Question, bytes]:
+        """The frame that asks for drafts, and where the answer will be.
+
+        Raises:
+            ProtocolError: the tokens do not fit into a frame.
+        """
+        for number in self._expired():
+            self.times.miss()
+            self._give_up(number)
+        updates = [self._sender.update(context) for context in contexts]
+        self._number += 1
+        frame = self._codec.encode(AskDrafts(self._number, updates, list(budgets)))
+        asked = {
+            context.id: AskedDraft.of(context, budget, update.epoch, self.samples)
+            for context, budget, update in zip(contexts, budgets, updates, strict=True)
+        }
+        now = self.clock()
+        work = work_of(budgets, sum([len(update.tokens) for update in updates]))
+        wait = self.times.deadline(work) + self.load
+        if any(each.wants_q for each in asked.values()):  # time must not select among tokens that were drawn
+            wait = self.times.most
+        question = Question(now, now + min(wait, self.times.most), work, asked)
+        self._open[self._number] = question
+        return question, frame
+
+    def commit(self, commits: Iterable[Commit]) -> bytes | None:
+        """The frame that reports commits of requests that the node knows; None without such requests."""
+        known = [replace(commit, state=None) for commit in commits if commit.id in self._sender]
+        if not known:
+            return None
+        self._number += 1
+        return self._codec.encode(NodeCommits(self._number, known))
+
+    def free(self, ids: Sequence[str]) -> bytes | None:
+        """The frame that has the node forget requests; None where the node knows none of these requests."""
+        known = self._sender.forget(ids)
+        if not known:
+            return None
+        self._number += 1
+        return self._codec.encode(NodeFree(self._number, known))
+
+    def unsent(self) -> None:
+        """The latest question did not leave: the node does not read, or is gone."""
+        _, question = self._open.popitem()
+        question.lost = True
+        self.counts.lost += 1
+        self._sender.forget(list(question.asked))
+
+    def overdue(self, question: Question) -> bool:
+        """Whether the verifier goes on without the answer; counts each late question once."""
+        if question.settled or self.clock() < question.due:
+            return False
+        if not question.late:
+            question.late = True
+            self.counts.late += 1
+            self.misses += 1
+            if self.misses == MISSES:
+                log.warning(
+                    "node %s is late %d times in a row; it is asked again when it answers", self.hello.node, MISSES
+                )
+        return True
+
+    def decode(self, frame: bytes) -> ToVerifier | None:
+        """The message of a frame; None for a frame that is dropped. Quarantines a node that breaks the protocol."""
+        if self.quarantine:
+            return None
+        try:
+            message: ToVerifier = self._codec.decode(frame)
+        except DamagedFrame as error:
+            self.counts.damaged += 1
+            if self.counts.damaged > MOST_DAMAGED:
+                self.exclude(str(error))
+            return None
+        except ProtocolError as error:
+            self.exclude(str(error))
+            return None
+        self.heard, self.misses = self.clock(), 0
+        return message
+
+    def answer(self, message: NodeDrafts) -> float:
+        """Take an answer; returns its seconds. The drafts of an answer that breaks the protocol are dropped."""
+        self.waiting = message.waiting
+        if not 0 < message.number <= self._number or not 0 <= message.seconds < 1e6:
+            self.exclude("The node answers a question that was never asked.")
+            return 0.0
+        question = self._open.pop(message.number, None)
+        if question is None:
+            self.counts.ignored += 1
+            return 0.0
+        for number in [number for number in self._open if number < message.number]:
+            self._give_up(number)  # answers come in the order of the questions
+        self.times.observe(question.work, self.clock() - question.sent)
+        self.busy += message.seconds
+        try:
+            drafts = self._read(message, question)
+        except ProtocolError as error:
+            question.lost = True
+            self.exclude(str(error))
+            return 0.0
+        if message.error:
+            self.counts.errors += 1
+            log.warning("the drafter of node %s failed: %.200r", self.hello.node, message.error)
+            question.lost = True
+        else:
+            self.counts.drafts += len(drafts)
+            question.drafts = drafts
+        return message.seconds
+
+    def exclude(self, reason: str) -> None:
+        """Quarantine the node: the node broke the protocol."""
+        log.warning("node %s is quarantined: %s", self.hello.node, reason)
+        self.quarantine = reason
+        self.lose()
+
+    def lose(self) -> None:
+        """Nothing that the node was asked will be answered."""
+        for question in self._open.values():
+            question.lost = True
+            self.counts.lost += 1
+        self._open.clear()
+        self._sender.clear()
+
+    def _expired(self) -> list[int]:
+        """Questions whose answers must have been lost."""
+        oldest = self.clock() - self.times.most
+        return [number for number, question in self._open.items() if question.sent < oldest]
+
+    def _give_up(self, number: int) -> None:
+        self._open.pop(number).lost = True
+        self.counts.lost += 1
+
+    def _read(self, message: NodeDrafts, question: Question) -> list[Draft]:
+        """The valid drafts of an answer. Drafts of an older epoch are dropped."""
+        resync = self._sender.forget([id for id in message.resync if id in question.asked])
+        self.counts.resyncs += len(resync)
+        drafts: dict[str, Draft] = {}
+        for draft in message.drafts:
+            asked = question.asked.get(draft.id)
+            if asked is None or draft.id in drafts:
+                raise ProtocolError("An answer has a draft that was not asked for.")
+            if draft.epoch != asked.epoch or draft.base != asked.base:
+                raise ProtocolError("An answer has a draft that continues other tokens than asked.")
+            drafts[draft.id] = check_draft(draft, asked, self.vocab_size, self.hello.drafter)
+        return list(drafts.values())

@@ -1,0 +1,159 @@
+"""The process of a drafter node: one thread that reads a message, drafts and answers.
+
+Each drafter of the node has a connection of its own. A verifier that is not there yet, or starts again, gets the offer
+again. Nothing that the verifier sends ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cospec.cluster.nodes.keys import secure_node
+from cospec.cluster.nodes.options import check_address, zeromq
+from cospec.cluster.nodes.service import NodeService
+from cospec.cluster.nodes.wire import MAX_BYTES, NodeBeat, NodeHello, NodeLeave
+from cospec.core.plugins import Drafter
+from cospec.errors import InvalidInput, words
+
+BEAT_SECONDS = 1.0  # between two messages of an idle node, and between two offers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """Where a node belongs.
+
+    Attributes:
+        address: of the verifier, as its ``drafter_nodes.bind``.
+        node: the node's own name.
+        keys: the folder with the node's keys; None: no encryption, allowed within one machine only.
+        cost_per_hour: what the node costs.
+    """
+
+    address: str
+    node: str
+    keys: Path | None = None
+    cost_per_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedDrafter:
+    """A drafter of a node, with its name and method in the configuration of the verifier."""
+
+    name: str
+    method: str
+    drafter: Drafter
+    vocab_size: int
+
+
+class DrafterNode:
+    """Connects drafters to a verifier.
+
+    Raises:
+        InvalidInput: the address is wrong, or not allowed without keys.
+    """
+
+    def __init__(self, options: NodeOptions, offers: Sequence[OfferedDrafter]) -> None:
+        check_address("address", options.address, options.keys)
+        zmq = zeromq()
+        self._context, self._poller = zmq.Context(), zmq.Poller()
+        self._services: dict[Any, NodeService] = {}
+        self._spoken: dict[Any, float] = {}
+        self._stopped = False
+        try:
+            for offer in offers:
+                self._connect(options, offer)
+        except BaseException:
+            self.close()
+            raise
+
+    def stop(self) -> None:
+        """End ``serve`` after the message at work."""
+        self._stopped = True
+
+    def serve(self, note: Callable[[str], None] = log.info) -> None:
+        """Serve until ``stop``; ``note`` gets a sentence where a connection changes."""
+        states = dict.fromkeys(self._services, "")
+        while not self._stopped:
+            for socket, service in self._services.items():
+                self._speak(socket, service)
+                state = service.refused or ("joined" if service.welcome else "waits for the verifier")
+                if state != states[socket]:
+                    states[socket] = state
+                    note(f"{service.hello.node}, drafter {service.hello.drafter}: {state}")
+            for socket, _ in self._poller.poll(BEAT_SECONDS * 1000 / 4):
+                self._serve(socket)
+
+    def close(self) -> None:
+        """Tell the verifier, and close all connections."""
+        for socket, service in self._services.items():
+            self._send(socket, service.encode(NodeLeave()))
+            socket.close(200)
+        self._services.clear()
+        self._context.term()
+
+    def _connect(self, options: NodeOptions, offer: OfferedDrafter) -> None:
+        zmq = zeromq()
+        socket = self._context.socket(zmq.DEALER)
+        hello = NodeHello(options.node, offer.name, offer.method, offer.vocab_size, options.cost_per_hour)
+        service = NodeService(offer.drafter, hello, time.monotonic)
+        self._services[socket], self._spoken[socket] = service, 0.0
+        socket.linger, socket.maxmsgsize, socket.immediate = 0, MAX_BYTES, True
+        socket.sndhwm, socket.rcvhwm = 64, 256
+        socket.heartbeat_ivl, socket.heartbeat_timeout = 1000, 5000
+        socket.reconnect_ivl, socket.reconnect_ivl_max = 100, 2000
+        if options.keys is not None:
+            secure_node(socket, options.keys)
+        try:
+            socket.connect(options.address)
+        except zmq.ZMQError as error:
+            raise InvalidInput("address", words(f"{options.address} ({error})"), "tcp://HOST:PORT") from None
+        self._poller.register(socket, zmq.POLLIN)
+
+    def _speak(self, socket: Any, service: NodeService) -> None:
+        """Offer the drafter, or say that the node is alive."""
+        now = time.monotonic()
+        if now - self._spoken[socket] < BEAT_SECONDS or now < service.hello_at:
+            return
+        self._spoken[socket] = now
+        self._send(socket, service.encode(NodeBeat() if service.welcome else service.hello))
+
+    def _serve(self, socket: Any) -> None:
+        """Handle all messages of a connection."""
+        zmq, service, frames = zeromq(), self._services[socket], list[bytes]()
+        while True:
+            try:
+                parts = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            frames.append(b"".join(parts))
+        for number, frame in enumerate(frames, 1):
+            answer = service.handle(frame, len(frames) - number)
+            if answer is not None:
+                self._spoken[socket] = time.monotonic()
+                self._send(socket, answer)
+
+    def _send(self, socket: Any, frame: bytes) -> None:
+        """Send without waiting. A message to a verifier that is not there is lost."""
+        zmq = zeromq()
+        with suppress(zmq.Again):
+            socket.send(frame, zmq.NOBLOCK)
+
+
+def run_node(options: NodeOptions, offers: Sequence[OfferedDrafter], note: Callable[[str], None]) -> None:
+    """Serve until a signal ends the process: SIGINT or SIGTERM."""
+    node = DrafterNode(options, offers)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: node.stop())
+    try:
+        node.serve(note)
+    finally:
+        node.close()

@@ -1,0 +1,1 @@
+"""Files of weights: GGUF, quantized safetensors, and sources of tensors."""

@@ -1,0 +1,25 @@
+"""Chooses the source of a model's weights from the files of its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cospec.models.checkpoint import quantization, read_object, weight_files
+from cospec.models.files.gguf_folder import is_gguf
+from cospec.models.files.gguf_source import GgufSource
+from cospec.models.files.packed_source import PackedSource
+from cospec.models.files.source import SafetensorsSource, WeightSource
+
+
+def open_source(folder: Path) -> WeightSource:
+    """Open the weights of a model's folder, see ``checkpoint.resolve``.
+
+    Raises:
+        ModelError: a file is missing, unreadable or unsupported.
+    """
+    files = weight_files(folder)
+    if is_gguf(folder):
+        return GgufSource(files[0])
+    config = folder / "config.json"
+    packed = quantization(folder, read_object(config) if config.exists() else {})
+    return SafetensorsSource(files) if packed is None else PackedSource(folder.name, files, packed)

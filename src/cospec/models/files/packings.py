@@ -1,0 +1,335 @@
+"""How quantized checkpoints pack their linear weights: GPTQ, AWQ, compressed-tensors and fp8.
+
+A packing gives the integers, zero points and scales of a weight: ``weight[o, i] = scale[o, g] * (integer[o, i] -
+zero[o, g])``, where ``g = group[i]``. Each class names the packing's definition.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from cospec.errors import ModelError
+
+
+class Layer:
+    """The tensors of one linear layer, by the last part of their names; a tensor is read when it is needed."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], Tensor]) -> None:
+        self.shapes, self._read = shapes, read
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.shapes
+
+    def __getitem__(self, part: str) -> Tensor:
+        return self._read(part)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scheme:
+    """What the integers of a weight mean.
+
+    Attributes:
+        bits: of an integer, which is unsigned in the file.
+        scales: float32 ``[out, groups]``.
+        zeros: int16 ``[out, groups]``.
+        groups: int64 ``[in]``: the group of each input.
+    """
+
+    bits: int
+    scales: Tensor
+    zeros: Tensor
+    groups: Tensor
+
+    @property
+    def kind(self) -> str | None:
+        """The block format that holds the weight exactly: ``q4_0``, ``q8_0``, or None."""
+        inputs = self.groups.view(-1, 32) if len(self.groups) % 32 == 0 else None
+        aligned = inputs is not None and bool((inputs == inputs[:, :1]).all())
+        if not aligned or not torch.equal(self.scales.half().float(), self.scales):
+            return None
+        centred = bool((self.zeros == 1 << self.bits - 1).all())
+        if centred:
+            return "q4_0" if self.bits <= 4 else "q8_0"
+        return "q8_0" if self.bits <= 4 else None
+
+    def decode(self, integers: Tensor) -> Tensor:
+        """Return the weight ``[out, in]``, float32."""
+        return (integers - self.zeros[:, self.groups]).float() * self.scales[:, self.groups]
+
+    def blocks(self, integers: Tensor) -> Tensor:
+        """Return the weight in file blocks of ``kind``, uint8 ``[out, bytes of a row]``."""
+        signed = (integers - self.zeros[:, self.groups]).unflatten(1, (-1, 32))
+        scales = self.scales.half()[:, self.groups[::32]].unsqueeze(-1).contiguous().view(torch.uint8)
+        if self.kind == "q4_0":
+            nibbles = (signed + 8).to(torch.uint8)
+            packed = nibbles[..., :16] | nibbles[..., 16:] << 4
+        else:
+            packed = signed.to(torch.int8).view(torch.uint8)
+        return torch.cat([scales, packed], -1).flatten(1)
+
+
+class Packing(ABC):
+    """The packing of one kind of checkpoint.
+
+    Attributes:
+        parts: names of a layer's tensors; the first is the weight, the others need not exist.
+    """
+
+    parts: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def shape(self, layer: Layer) -> tuple[int, int]:
+        """Return ``(out, in)`` of a layer."""
+
+    @abstractmethod
+    def decode(self, layer: Layer) -> Tensor:
+        """Return the weight ``[out, in]``."""
+
+    def kind(self, layer: Layer) -> str | None:
+        """Return the block format that holds the weight exactly, from all tensors but the first; None without one."""
+        return None
+
+    def blocks(self, layer: Layer) -> Tensor:
+        """Return the weight in file blocks of ``kind``."""
+        raise NotImplementedError
+
+
+class IntegerPacking(Packing):
+    """A packing of integers."""
+
+    @abstractmethod
+    def integers(self, layer: Layer) -> Tensor:
+        """Return the unsigned integers ``[out, in]``, int16."""
+
+    @abstractmethod
+    def scheme(self, layer: Layer) -> Scheme:
+        """Return the meaning of the integers, from all tensors but the first."""
+
+    def decode(self, layer: Layer) -> Tensor:
+        """See ``Packing``."""
+        return self.scheme(layer).decode(self.integers(layer))
+
+    def kind(self, layer: Layer) -> str | None:
+        """See ``Packing``."""
+        return self.scheme(layer).kind
+
+    def blocks(self, layer: Layer) -> Tensor:
+        """See ``Packing``."""
+        return self.scheme(layer).blocks(self.integers(layer))
+
+
+def unpack(packed: Tensor, bits: int, dim: int, order: Sequence[int] | None = None) -> Tensor:
+    """Return the unsigned integers in words of 32 bits along ``dim``, the lowest bits first; int16.
+
+    Args:
+        order: place in its word of the integer that each group of bits holds.
+    """
+    count = 32 // bits
+    words = packed.movedim(dim, -1).to(torch.int64).unsqueeze(-1)
+    integers = (words >> torch.arange(0, 32, bits)) & ((1 << bits) - 1)
+    if order is not None:
+        integers = integers[..., torch.argsort(torch.tensor(order))]
+    return integers.flatten(-2).movedim(-1, dim).to(torch.int16) if count > 1 else packed.to(torch.int16)
+
+
+def as_matrix(scales: Tensor, out: int) -> Tensor:
+    """Return scales of a tensor, of outputs or of groups as ``[out, groups]``."""
+    return (scales if scales.dim() == 2 else scales.reshape(-1, 1)).expand(out, -1).contiguous()
+
+
+def even_groups(inputs: int, count: int) -> Tensor:
+    """Return the group of each input, for groups of neighbours of one size."""
+    return torch.arange(inputs) // -(-inputs // count)
+
+
+@dataclass(frozen=True)
+class Gptq(IntegerPacking):
+    """GPTQ (Frantar et al. 2022, 2210.17323) in AutoGPTQ's files.
+
+    ``qweight [in / n, out]`` packs along the inputs, ``qzeros [groups, out / n]`` along the outputs. Version 1 stores
+    zero points minus one.
+    """
+
+    bits: int
+    version: int
+    parts = ("qweight", "qzeros", "scales", "g_idx")
+
+    def shape(self, layer: Layer) -> tuple[int, int]:
+        """See ``Packing``."""
+        rows, out = layer.shapes["qweight"]
+        return out, rows * 32 // self.bits
+
+    def integers(self, layer: Layer) -> Tensor:
+        """See ``IntegerPacking``."""
+        return unpack(layer["qweight"], self.bits, 0).t().contiguous()
+
+    def scheme(self, layer: Layer) -> Scheme:
+        """See ``IntegerPacking``."""
+        zeros = unpack(layer["qzeros"], self.bits, 1)
+        if self.version == 1:
+            zeros = (zeros + 1) & ((1 << self.bits) - 1)
+        scales = layer["scales"].float().t().contiguous()
+        _, inputs = self.shape(layer)
+        groups = layer["g_idx"].long() if "g_idx" in layer else even_groups(inputs, scales.shape[1])
+        return Scheme(self.bits, scales, zeros.t().contiguous(), groups)
+
+
+@dataclass(frozen=True)
+class Awq(IntegerPacking):
+    """AWQ (Lin et al. 2023, 2306.00978) in AutoAWQ's files of version ``gemm``.
+
+    ``qweight [in, out / 8]`` and ``qzeros [groups, out / 8]`` pack eight outputs, in the order 0 2 4 6 1 3 5 7.
+    """
+
+    parts = ("qweight", "qzeros", "scales")
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+
+    def shape(self, layer: Layer) -> tuple[int, int]:
+        """See ``Packing``."""
+        inputs, words = layer.shapes["qweight"]
+        return words * 8, inputs
+
+    def integers(self, layer: Layer) -> Tensor:
+        """See ``IntegerPacking``."""
+        return unpack(layer["qweight"], 4, 1, self.order).t().contiguous()
+
+    def scheme(self, layer: Layer) -> Scheme:
+        """See ``IntegerPacking``."""
+        zeros = unpack(layer["qzeros"], 4, 1, self.order).t().contiguous()
+        scales = layer["scales"].float().t().contiguous()
+        return Scheme(4, scales, zeros, even_groups(self.shape(layer)[1], scales.shape[1]))
+
+
+@dataclass(frozen=True)
+class PackedIntegers(IntegerPacking):
+    """compressed-tensors' ``pack-quantized``: words of 32 bits along the inputs, signed integers plus half the range.
+
+    ``weight_zero_point [out / n, groups]`` packs along the outputs; ``weight_shape`` holds ``(out, in)``.
+    """
+
+    bits: int
+    parts = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+
+    def shape(self, layer: Layer) -> tuple[int, int]:
+        """See ``Packing``."""
+        out, words = layer.shapes["weight_packed"]
+        return out, words * 32 // self.bits
+
+    def integers(self, layer: Layer) -> Tensor:
+        """See ``IntegerPacking``."""
+        out, inputs = (int(each) for each in layer["weight_shape"])
+        return unpack(layer["weight_packed"], self.bits, 1)[:out, :inputs]
+
+    def scheme(self, layer: Layer) -> Scheme:
+        """See ``IntegerPacking``."""
+        out, inputs = (int(each) for each in layer["weight_shape"])
+        scales = layer["weight_scale"].float()
+        groups = layer["weight_g_idx"].long() if "weight_g_idx" in layer else even_groups(inputs, scales.shape[1])
+        zeros = torch.full(scales.shape, 1 << self.bits - 1, dtype=torch.int16)
+        if "weight_zero_point" in layer:
+            zeros = unpack(layer["weight_zero_point"], self.bits, 0)[:out]
+        return Scheme(self.bits, scales, zeros, groups)
+
+
+class PlainIntegers(IntegerPacking):
+    """compressed-tensors' ``int-quantized``: int8 weights and a scale per tensor, output or group."""
+
+    parts = ("weight", "weight_scale", "weight_zero_point")
+
+    def shape(self, layer: Layer) -> tuple[int, int]:
+        """See ``Packing``."""
+        out, inputs = layer.shapes["weight"]
+        return out, inputs
+
+    def integers(self, layer: Layer) -> Tensor:
+        """See ``IntegerPacking``."""
+        return layer["weight"].to(torch.int16) + 128
+
+    def scheme(self, layer: Layer) -> Scheme:
+        """See ``IntegerPacking``."""
+        out, inputs = self.shape(layer)
+        scales = as_matrix(layer["weight_scale"], out).float()
+        zeros = torch.zeros_like(scales)
+        if "weight_zero_point" in layer:
+            zeros = as_matrix(layer["weight_zero_point"], out)
+        return Scheme(8, scales, zeros.to(torch.int16) + 128, even_groups(inputs, scales.shape[1]))
+
+
+class Fp8(Packing):
+    """Float8 weights, and scales of the tensor, of outputs, or of tiles (``weight_scale_inv`` of DeepSeek)."""
+
+    parts = ("weight", "weight_scale", "weight_scale_inv")
+
+    def shape(self, layer: Layer) -> tuple[int, int]:
+        """See ``Packing``."""
+        out, inputs = layer.shapes["weight"]
+        return out, inputs
+
+    def decode(self, layer: Layer) -> Tensor:
+        """See ``Packing``; the result is bfloat16."""
+        weight = layer["weight"].float()
+        scale = (layer["weight_scale"] if "weight_scale" in layer else layer["weight_scale_inv"]).float()
+        scale = scale if scale.dim() == 2 else as_matrix(scale, weight.shape[0])
+        tile = [-(-length // count) for length, count in zip(weight.shape, scale.shape, strict=True)]
+        whole = scale.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)
+        return (weight * whole[: weight.shape[0], : weight.shape[1]]).bfloat16()
+
+
+_BITSANDBYTES = {"load_in_4bit": 4, "load_in_8bit": 8}
+
+
+def choose_packing(name: str, config: Mapping[str, Any]) -> Packing:
+    """Return the packing that a ``quantization_config`` describes.
+
+    Raises:
+        ModelError: no packing fits; the sentence names method and kind.
+    """
+    method = config.get("quant_method") or config.get("quant_algo")
+    bits = config.get("bits", config.get("w_bit"))
+    layout = str(config.get("checkpoint_format", "gptq"))
+    if method == "gptq" and bits in (2, 4, 8) and layout in ("gptq", "gptq_v2"):
+        return Gptq(bits, 2 if layout == "gptq_v2" else 1)
+    if method == "awq" and bits == 4 and str(config.get("version", "gemm")).lower() == "gemm":
+        return Awq()
+    if method == "fp8":
+        return Fp8()
+    if method == "compressed-tensors":
+        return _compressed(name, config)
+    raise _refused(name, config)
+
+
+def _compressed(name: str, config: Mapping[str, Any]) -> Packing:
+    layout, groups = config.get("format"), config.get("config_groups") or {}
+    kinds = {_bits_and_type(group.get("weights")) for group in groups.values()}
+    if len(kinds) == 1:
+        ((bits, kind),) = kinds
+        if layout == "pack-quantized" and kind == "int" and bits in (2, 4, 8):
+            return PackedIntegers(bits)
+        if layout in ("int-quantized", "naive-quantized") and kind == "int" and bits == 8:
+            return PlainIntegers()
+        if layout in ("float-quantized", "naive-quantized") and kind == "float" and bits == 8:
+            return Fp8()
+    raise _refused(name, config)
+
+
+def _bits_and_type(weights: Any) -> tuple[int, str]:
+    found = weights if isinstance(weights, dict) else {}
+    return int(found.get("num_bits") or 0), str(found.get("type", "int"))
+
+
+def _refused(name: str, config: Mapping[str, Any]) -> ModelError:
+    method = config.get("quant_method") or config.get("quant_algo") or "an unnamed method"
+    bits = next((config[key] for key in ("bits", "w_bit") if isinstance(config.get(key), int)), None)
+    bits = bits or next((each for key, each in _BITSANDBYTES.items() if config.get(key) is True), None)
+    layout = config.get("checkpoint_format") or config.get("version") or config.get("format")
+    shown = ", ".join(str(each) for each in (method, f"{bits} bits" if bits else None, layout) if each)
+    return ModelError(
+        f"The model {name} is stored quantized ({shown}); allowed are gptq with 2, 4 and 8 bits, awq with 4 bits in "
+        "version gemm, compressed-tensors in pack-quantized, int-quantized and float-quantized, and fp8."
+    )

@@ -1,0 +1,131 @@
+"""Sources of a model's weights: tensors by transformers' names, read one at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from cospec.models.weights.blocks import BlockFormat
+from cospec.models.weights.format import ReadWeight, StoredWeight, WeightFormat, bytes_of
+from cospec.registry import WEIGHT_FORMATS
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Floating dtypes by safetensors' names."""
+
+
+class WeightSource(ABC):
+    """The tensors of one model, in one or several files.
+
+    Attributes:
+        shapes: of all tensors by transformers' names.
+        dtype: the most frequent floating dtype of the tensors; float32 where blocks are most frequent.
+        packed: whether transformers cannot read the files.
+        kinds: the block formats of weights ``[out, in]`` that the files hold in blocks.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+    kinds: Mapping[str, str] = MappingProxyType({})
+    packed: ClassVar[bool] = False
+
+    @property
+    def elements(self) -> int:
+        """Number of weights in all tensors."""
+        return sum(map(prod, self.shapes.values()))
+
+    def num_bytes(self, format: WeightFormat, convert: bool = False, without: Sequence[str] = ()) -> int:
+        """Return the bytes of tensors in memory, linear weights as ``linear`` returns them.
+
+        Args:
+            without: names of tensors that do not count.
+        """
+        counted = {name: shape for name, shape in self.shapes.items() if name not in without}
+        kinds = {} if convert else {name: kind for name, kind in self.kinds.items() if name in counted}
+        blocks = [block_format(kind).num_bytes(*counted[name]) for name, kind in kinds.items()]
+        return sum(blocks) + bytes_of(format, [shape for name, shape in counted.items() if name not in kinds])
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """Return the value of a tensor, in a floating dtype that holds the value exactly."""
+
+    def blocks(self, name: str) -> Tensor:
+        """Return the file blocks ``[out, bytes of a row]`` of a weight in ``kinds``."""
+        raise KeyError(name)
+
+    def linear(self, name: str, format: WeightFormat, convert: bool = False) -> StoredWeight:
+        """Return a weight ``[out, in]``: in its own blocks, or in ``format``.
+
+        Args:
+            convert: use ``format`` for weights in blocks too.
+        """
+        if convert or name not in self.kinds:
+            return format.read(self.read(name))
+        return block_format(self.kinds[name]).from_blocks(self.blocks(name), self.shapes[name][1])
+
+    def reader(self, format: WeightFormat, convert: bool = False) -> ReadWeight:
+        """Return ``linear`` by the names of modules; a tied output layer has the embedding's weight."""
+
+        def read(module: str, weight: Tensor) -> StoredWeight:
+            name = f"{module}.weight"
+            name = EMBEDDING if name == HEAD and HEAD not in self.shapes else name
+            return self.linear(name, format, convert) if name in self.shapes else format.read(weight)
+
+        return read
+
+    def state_dict(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return all tensors as ``dtype``. Weights that ``reader`` reads are placeholders without memory."""
+        return {name: self.read(name).to(dtype) for name in self.shapes if not is_linear(name)} | {
+            name: torch.zeros(1, dtype=dtype).expand(shape) for name, shape in self.shapes.items() if is_linear(name)
+        }
+
+
+def is_linear(name: str) -> bool:
+    """Whether a tensor is the weight of a linear layer, by the names that all families of GGUF files have."""
+    return name.endswith("_proj.weight") or name == HEAD
+
+
+def block_format(kind: str) -> BlockFormat:
+    """Return the format of blocks of that name."""
+    found = WEIGHT_FORMATS.load(kind)()
+    return cast(BlockFormat, found)
+
+
+class SafetensorsSource(WeightSource):
+    """Floating tensors of safetensors files. Tensors are mapped, and read when they are converted."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._open = [safe_open(str(file), framework="pt") for file in files]
+        self._of = {name: handle for handle in self._open for name in handle.keys()}  # noqa: SIM118 - no mapping
+        self.shapes = {name: tuple(handle.get_slice(name).get_shape()) for name, handle in self._of.items()}
+        counts = Counter(str(handle.get_slice(name).get_dtype()) for name, handle in self._of.items())
+        floating = {name: count for name, count in counts.items() if name in DTYPES}
+        self.dtype = DTYPES[max(floating, key=lambda name: floating[name], default="F32")]
+
+    def read(self, name: str) -> Tensor:
+        """See ``WeightSource``."""
+        tensor: Tensor = self._of[name].get_tensor(name)
+        return tensor
+
+
+class ModuleSource(WeightSource):
+    """The tensors of a loaded transformers model."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.dtype = next(iter(tensors.values())).dtype
+
+    def read(self, name: str) -> Tensor:
+        """See ``WeightSource``."""
+        return self._tensors[name].detach()

@@ -1,0 +1,63 @@
+"""Configuration and modules of a model in transformers' code, with weights from any source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cospec.errors import ModelError
+from cospec.models.files.open_source import open_source
+
+LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+
+
+def hf_config(name: str, folder: Path) -> Any:
+    """Return transformers' configuration of a model's folder.
+
+    Raises:
+        ModelError: the type is unknown, or needs code of the folder.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, **LOCAL)
+    except Exception as error:
+        # Configurations of unknown types, or with their own code, end here with an error.
+        raise ModelError(f"The configuration of {name} cannot be used: {first_line(error)}.") from error
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the source of the weights unpacks them; transformers would do so again
+    return config
+
+
+def hf_model(folder: Path, config: Any, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Load a causal language model as ``dtype``, and transformers' report about the tensors.
+
+    Args:
+        options: of ``from_pretrained``, such as ``attn_implementation``; ``tensors`` replaces the folder's files.
+
+    Raises:
+        Exception: of transformers' code.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+    options |= {"config": config, "dtype": dtype, "output_loading_info": True}
+    tensors = options.pop("tensors", None)
+    source = open_source(folder)
+    if tensors is None and source.packed:
+        tensors = {name: source.read(name).to(dtype) for name in source.shapes}
+    found: Any
+    if tensors is not None:
+        of_type: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        found = of_type.from_pretrained(None, state_dict=tensors, **options)
+    else:
+        found = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **LOCAL, **options)
+    model, report = found
+    return model, report
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, without a full stop."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(". ")

@@ -1,0 +1,320 @@
+"""Drafter nodes in processes: joined, killed, stopped, late, and hostile. Outputs are those without drafts."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from cospec.cluster.nodes import wire
+from cospec.cluster.nodes.hub import NodeHub
+from cospec.cluster.nodes.keys import make_keys, secure_node
+from cospec.cluster.nodes.wire import FrameCodec, NodeDrafts, NodeHello, Refused, ToNode, Welcome
+from cospec.core.engine import Engine
+from cospec.core.types import Request
+from cospec.models.toy import ToyModel
+from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.sampling_params import SamplingParams
+from harness.nodes import NodeProcess, hub_for_tests, on_nodes, until
+from harness.overlap import ROUNDS, under
+from harness.pools import pool_engine, pool_of
+from harness.remote_drafters import VOCAB, toy
+from harness.toys import make_request, run_all, tokens_of, toy_engine, with_pool
+
+pytest.importorskip("zmq")
+pytestmark = pytest.mark.cluster
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+SEEDED = SamplingParams(temperature=0.9, seed=5, max_tokens=40)
+NAMES = ("itself", "other", "ngram")
+
+
+def target() -> ToyModel:
+    return with_pool(ToyModel(VOCAB, order=2, seed=1, sharpness=2.0), 512, 4)
+
+
+def requests(prefix: str = "r") -> list[Request]:
+    shared = [(3 * n + i * i) % VOCAB for n in range(3) for i in range(4)]
+    made = []
+    for kind, params in (("greedy", GREEDY), ("seeded", SEEDED)):
+        made += [make_request(f"{prefix}{kind}{n}", shared[: 3 + n], params) for n in range(4)]
+    return made
+
+
+def plain(found: list[Request]) -> dict[str, tuple[int, ...]]:
+    return tokens_of(run_all(toy_engine(target(), None), found))
+
+
+@pytest.fixture
+def hub() -> Iterator[NodeHub]:
+    made = hub_for_tests()
+    yield made
+    for slot in list(made.slots.values()):
+        made.remove(slot)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., NodeProcess]]:
+    """Starts nodes, and ends them after the test."""
+    made: list[NodeProcess] = []
+
+    def start_one(hub: NodeHub, *names: str, keys: Path | None = None) -> NodeProcess:
+        made.append(NodeProcess(hub.address, [(name, toy(name)) for name in names], keys))
+        return made[-1]
+
+    yield start_one
+    for node in made:
+        node.close()
+
+
+Start = Callable[..., NodeProcess]
+
+
+def rows(hub: NodeHub, state: str) -> int:
+    return sum(row["state"] == state for row in hub.status())
+
+
+def nodes_of(hub: NodeHub) -> set[str]:
+    return {row["node"] for row in hub.status()}
+
+
+def writes_the_same(engine: Engine, prefix: str) -> None:
+    found = requests(prefix)
+    assert tokens_of(run_all(engine, found)) == plain(found)
+
+
+@pytest.mark.parametrize("combiner", ["fuse", "union"])
+def test_three_nodes_of_a_pool(combiner: str, hub: NodeHub, start: Start) -> None:
+    drafters = {name: on_nodes(hub, name)[0] for name in NAMES}
+    for name in NAMES:
+        start(hub, name)
+    until(lambda: rows(hub, "ready") == 3, "three nodes")
+    engine = pool_engine(target(), pool_of(drafters, combiner, "all", VOCAB))
+    writes_the_same(engine, "a")
+    assert engine.metrics().accepted_tokens["itself"] > 100
+    assert {row["node"]: row["drafts"] > 0 for row in hub.status()} == dict.fromkeys(nodes_of(hub), True)
+    assert len(nodes_of(hub)) == 3
+    engine.close()
+    assert not hub.status()
+
+
+def alone(hub: NodeHub) -> tuple[DrafterProxy, Engine]:
+    drafter, _ = on_nodes(hub, "itself")
+    return drafter, toy_engine(target(), drafter, k=3)
+
+
+@pytest.mark.parametrize("mode", ROUNDS)
+def test_one_drafter_on_two_nodes(mode: str, hub: NodeHub, start: Start) -> None:
+    drafter, engine = alone(hub)
+    for _ in range(2):
+        start(hub, "itself")
+    until(lambda: rows(hub, "ready") == 2, "two nodes")
+    writes_the_same(under(engine, mode, "process"), "a")
+    assert sum(engine.metrics().accepted_tokens.values()) > 100
+    assert all(row["drafts"] > 0 for row in hub.status()), "both nodes draft"
+    drafter.close()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_node_that_ends_costs_drafts(end: signal.Signals, hub: NodeHub, start: Start) -> None:
+    drafter, engine = alone(hub)
+    node = start(hub, "itself")
+    until(lambda: rows(hub, "ready") == 1, "the node")
+    found, tokens = requests("k"), dict[str, tuple[int, ...]]()
+    for request in found:
+        engine.add(request)
+    for step in range(2000):
+        if step == 3:
+            node.send(end)
+            node.wait()
+        for event in engine.step():
+            tokens[event.id] = tokens.get(event.id, ()) + event.tokens
+        if not engine.has_work:
+            break
+    assert tokens == plain(found)
+    until(lambda: not hub.status(), "the node is gone")
+    start(hub, "itself")
+    until(lambda: rows(hub, "ready") == 1, "a new node")
+    before = sum(engine.metrics().accepted_tokens.values())
+    writes_the_same(engine, "n")
+    assert sum(engine.metrics().accepted_tokens.values()) > before
+    drafter.close()
+
+
+def test_a_stopped_node_is_left_out_and_comes_back(hub: NodeHub, start: Start) -> None:
+    drafter, engine = alone(hub)
+    node = start(hub, "itself")
+    until(lambda: rows(hub, "ready") == 1, "the node")
+    writes_the_same(engine, "a")
+    node.send(signal.SIGSTOP)
+    writes_the_same(engine, "b")
+    assert rows(hub, "ready") == 0, "requests go on without the node"
+    (row,) = hub.status()
+    assert row["late"] > 0
+    node.send(signal.SIGCONT)
+    until(lambda: rows(hub, "ready") == 1, "the node speaks again")
+    before = sum(engine.metrics().accepted_tokens.values())
+    writes_the_same(engine, "c")
+    assert sum(engine.metrics().accepted_tokens.values()) > before
+    drafter.close()
+
+
+def test_a_node_joins_while_requests_run(hub: NodeHub, start: Start) -> None:
+    drafter, engine = alone(hub)
+    writes_the_same(engine, "a")
+    assert sum(engine.metrics().accepted_tokens.values()) == 0
+    found, tokens = [make_request("long", (1, 2), SamplingParams(temperature=0, max_tokens=1500))], tuple[int, ...]()
+    engine.add(found[0])
+    start(hub, "itself")
+    while engine.has_work:
+        tokens += tuple(token for event in engine.step() for token in event.tokens)
+        time.sleep(0.001)
+    assert tokens == plain(found)["long"]
+    assert sum(engine.metrics().accepted_tokens.values()) > 0
+    drafter.close()
+
+
+class Peer:
+    """A connection of someone who knows the protocol."""
+
+    def __init__(self, address: str, keys: Path | None = None) -> None:
+        import zmq
+
+        self.codec, self._context = FrameCodec(ToNode), zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.linger = 0
+        if keys is not None:
+            secure_node(self.socket, keys)
+        self.socket.connect(address)
+
+    def say(self, frame: bytes) -> object:
+        """Send a frame; returns the answer, None where none comes."""
+        self.socket.send(frame)
+        return self.hear()
+
+    def hear(self, seconds: float = 2.0) -> object:
+        return self.codec.decode(self.socket.recv()) if self.socket.poll(seconds * 1000) else None
+
+    def hello(self, **changes: object) -> bytes:
+        given = {"node": "peer", "drafter": "itself", "method": "draft_model", "vocab_size": VOCAB, **changes}
+        return self.codec.encode(NodeHello(**given))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.socket.close()
+        self._context.term()
+
+
+@pytest.fixture
+def peer(hub: NodeHub) -> Iterator[Callable[[], Peer]]:
+    made: list[Peer] = []
+
+    def connect() -> Peer:
+        made.append(Peer(hub.address))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"drafter": "unknown"}, "Drafter 'unknown' is unknown; allowed is one of itself."),
+        ({"method": "ngram"}, "has the method 'draft_model'"),
+        ({"vocab_size": 7}, "The target has 6 tokens"),
+        ({"node": "a\nb"}, "printable"),
+        ({"cost_per_hour": float("nan")}, "cost per hour"),
+    ],
+)
+def test_offers_that_do_not_fit_are_refused(
+    changes: dict[str, object], reason: str, hub: NodeHub, peer: Callable[[], Peer]
+) -> None:
+    drafter, _ = alone(hub)
+    answer = peer().say(peer().hello(**changes))
+    assert isinstance(answer, Refused) and reason in answer.reason
+    assert not hub.status()
+    drafter.close()
+
+
+def test_hostile_peers_cost_nothing(hub: NodeHub, start: Start, peer: Callable[[], Peer]) -> None:
+    """Garbage, a wrong version, oversized frames, forged and replayed answers, beside an honest node."""
+    drafter, engine = alone(hub)
+    start(hub, "itself")
+    until(lambda: rows(hub, "ready") == 1, "the honest node")
+    garbage = peer()
+    assert garbage.say(b"x" * 100) is None, "a damaged frame is dropped"
+    assert isinstance(garbage.say(wire.HEADER.pack(wire.MAGIC, wire.VERSION, crc32(b"\xc1")) + b"\xc1"), Refused)
+    assert garbage.say(garbage.hello()) is None, "a peer that sent garbage is ignored"
+    other = peer()
+    frame = bytearray(other.hello())
+    frame[2] += 1
+    answer = other.say(bytes(frame))
+    assert isinstance(answer, Refused) and "version" in answer.reason
+    big = peer()
+    assert big.say(b"\0" * (wire.MAX_BYTES + 1)) is None, "the socket drops the connection"
+    forger = peer()
+    assert isinstance(forger.say(forger.hello()), Welcome)
+    answer = forger.say(forger.codec.encode(NodeDrafts(12345, [], [], 0.0)))
+    assert isinstance(answer, Refused) and "never asked" in answer.reason
+    assert rows(hub, "quarantined") == 1
+    assert forger.say(forger.hello()) is None, "quarantine lasts"
+    replayer, codec = peer(), FrameCodec(ToNode)
+    assert isinstance(replayer.say(replayer.hello()), Welcome)
+    for request in requests("h"):
+        engine.add(request)
+    replayed = 0
+    tokens: dict[str, tuple[int, ...]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            tokens[event.id] = tokens.get(event.id, ()) + event.tokens
+        while replayer.socket.poll(0):
+            message = codec.decode(replayer.socket.recv())
+            if isinstance(message, wire.AskDrafts):
+                for _ in range(3):  # an empty answer, thrice
+                    replayer.socket.send(codec.encode(NodeDrafts(message.number, [], [], 0.0)))
+                    replayed += 1
+    assert tokens == plain(requests("h"))
+    assert replayed > 0
+    assert sum(engine.metrics().accepted_tokens.values()) > 0, "the honest node drafts"
+    drafter.close()
+
+
+def test_only_nodes_with_keys_are_admitted(tmp_path: Path, start: Start) -> None:
+    for folder in ("ours", "theirs"):
+        make_keys(tmp_path / folder, ["node"])
+    hub = hub_for_tests(keys=tmp_path / "ours")
+    drafter, engine = alone(hub)
+    stranger = Peer(hub.address)
+    assert stranger.say(stranger.hello()) is None, "a peer without keys"
+    stranger.close()
+    (tmp_path / "theirs" / "verifier.key").write_bytes((tmp_path / "ours" / "verifier.key").read_bytes())
+    liar = Peer(hub.address, tmp_path / "theirs")
+    assert liar.say(liar.hello()) is None, "a peer with keys of its own"
+    liar.close()
+    assert not hub.status()
+    start(hub, "itself", keys=tmp_path / "ours")
+    until(lambda: rows(hub, "ready") == 1, "the node with keys")
+    writes_the_same(engine, "a")
+    assert sum(engine.metrics().accepted_tokens.values()) > 0
+    drafter.close()
+
+
+def test_a_verifier_that_starts_again_gets_its_nodes() -> None:
+    """The node is there before the verifier, and stays when the verifier ends."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    node = NodeProcess(address, [("itself", toy("itself"))])
+    for _ in range(2):
+        hub = hub_for_tests(bind=address)
+        drafter, engine = alone(hub)
+        until(lambda: rows(hub, "ready") == 1, "the node")  # noqa: B023 - called at once
+        writes_the_same(engine, "a")
+        assert sum(engine.metrics().accepted_tokens.values()) > 0
+        drafter.close()
+    node.close()

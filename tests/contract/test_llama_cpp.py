@@ -1,0 +1,96 @@
+"""A second opinion on GGUF files: llama.cpp's logits, perplexity and tokens, on files that llama.cpp quantized."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cospec.bench.llama_cpp_system import LlamaCppSystem, load
+from cospec.bench.timing import Params, Prompt
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.models.checkpoint import resolve
+from cospec.models.files.gguf_writer import write_gguf
+from cospec.models.files.open_source import open_source
+from cospec.models.loading import load_model, load_tokenizer
+from cospec.models.perplexity import perplexity
+from cospec.native import operators
+
+llama_cpp = pytest.importorskip("llama_cpp", reason="the package llama-cpp-python is not installed")
+TEXT = (
+    "It was a bright cold day in April, and the clocks were striking thirteen. He looked at the old house on the hill, "
+    "and he did not know what to say to his sister, who had come to the door with a candle in her hand.\n"
+    "def add(first, second):\n    return first + second\n"
+    "Question: Tom has 12 apples and gives 5 to Ann. How many are left?\nAnswer: 12 - 5 = <<12-5=7>>7\n#### 7\n"
+)
+# Largest distance of logits in standard deviations. K types round their inputs in longer blocks in llama.cpp.
+DISTANCES = {"F16": 0.02, "Q8_0": 0.05, "Q4_0": 0.05, "Q5_0": 0.05, "Q4_1": 0.05, "Q4_K_M": 0.15, "Q6_K": 0.15}
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The zoo's target in float16, written by cospec."""
+    path = tmp_path_factory.mktemp("gguf") / "zoo-F16.gguf"
+    folder = resolve("zoo")
+    write_gguf(path, folder, open_source(folder), "f16")
+    return path
+
+
+def quantized(whole: Path, kind: str) -> Path:
+    """The file in another type, by llama.cpp's own quantizer."""
+    if kind == "F16":
+        return whole
+    path = whole.with_name(f"zoo-{kind}.gguf")
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    params.nthread = 1
+    assert llama_cpp.llama_model_quantize(str(whole).encode(), str(path).encode(), ctypes.byref(params)) == 0
+    return path
+
+
+@pytest.mark.parametrize("kind", DISTANCES)
+def test_logits_and_perplexity(whole: Path, kind: str) -> None:
+    if not operators.available():
+        pytest.skip(operators.why_not())
+    path = quantized(whole, kind)
+    ids = tuple(load_tokenizer(resolve(str(path))).encode(TEXT))
+    theirs = load(path, n_ctx=512, n_threads=1, logits_all=True)
+    assert tuple(theirs.tokenize(TEXT.encode(), add_bos=False, special=True)) == ids
+    theirs.eval(ids)
+    wanted = torch.from_numpy(theirs.scores[: len(ids)].copy())
+    model = load_model(str(path))
+    assert model.pages.allocate("a", len(ids))
+    found = model.forward(TokenBatch((SequenceSlice("a", 0, ids),)))
+    assert float((found - wanted).abs().max()) < DISTANCES[kind] * float(wanted.std())
+    own = torch.nn.functional.cross_entropy(wanted[:-1].double(), torch.tensor(ids[1:])).exp()
+    assert perplexity(model, ids) == pytest.approx(float(own), rel=0.005)
+
+
+def test_other_weights_are_noticed(whole: Path) -> None:
+    """Negative control: the distance between two types is larger than the distance between two programs."""
+    ids = tuple(load_tokenizer(resolve(str(whole))).encode(TEXT))
+    theirs = load(quantized(whole, "Q4_0"), n_ctx=512, n_threads=1, logits_all=True)
+    theirs.eval(ids)
+    wanted = torch.from_numpy(theirs.scores[: len(ids)].copy())
+    model = load_model(str(whole))
+    assert model.pages.allocate("a", len(ids))
+    found = model.forward(TokenBatch((SequenceSlice("a", 0, ids),)))
+    assert float((found - wanted).abs().max()) > 2 * DISTANCES["Q4_0"] * float(wanted.std())
+
+
+def test_system_of_a_comparison(whole: Path) -> None:
+    system = LlamaCppSystem.build("llama.cpp", {"model": str(whole), "n_ctx": 256, "n_threads": 1})
+    system.start()
+    (timing,) = system.run([Prompt("a", "It was a dark")], Params(max_tokens=8))
+    system.stop()
+    assert timing.reported_tokens == 8 and timing.prompt_tokens > 0
+    assert "".join(chunk.text for chunk in timing.chunks)

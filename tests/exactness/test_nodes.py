@@ -1,0 +1,160 @@
+"""Drafts over the protocol of nodes leave the output distribution as it is, whatever the network does to messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from cospec.core.plugins import Drafter
+from cospec.core.rng import StreamKind
+from cospec.core.types import Commit, Draft, DraftBudget, DraftContext
+from cospec.drafters.model import ModelDrafter
+from cospec.models.toy import ToyModel
+from cospec.sampling_params import SamplingParams
+from harness.node_network import Network
+from harness.oracle import total_variation
+from harness.reference import joint_distribution_of
+from harness.toys import ScriptedDrafter, enumerated_law, make_request, run_all, tokens_of, toy_engine, unmixed
+
+V, EXACT, SEEN = 3, 1e-12, 1e-3
+PROMPT, PARAMS = (0, 1, 0), SamplingParams(max_tokens=8)
+SEEDED = SamplingParams(max_tokens=24, temperature=0.9, seed=5)
+Fault = Callable[[DraftContext, Network], None]
+
+
+class Remote(Drafter):
+    """A drafter at the other end of the protocol. Each request is a question, whose messages ``fault`` carries."""
+
+    name, samples, drafts_ahead, reads_states, learns = "remote", True, False, False, False
+
+    def __init__(self, drafter: Drafter, fault: Fault) -> None:
+        self.network, self.fault, self.drafts = Network(drafter, V, samples=True), fault, 0
+
+    def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+        found: list[Draft] = []
+        for context, budget in zip(contexts, budgets, strict=True):
+            self.network.now += 1.0
+            question = self.network.ask([context], budget.depth)
+            self.fault(context, self.network)
+            found += question.drafts or ()
+        self.drafts += len(found)
+        assert not self.network.link.quarantine
+        return found
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        self._send(self.network.link.commit(commits))
+
+    def free(self, ids: Sequence[str]) -> None:
+        self._send(self.network.link.free(ids))
+
+    def _send(self, frame: bytes | None) -> None:
+        if frame is not None:
+            self.network.to_node.append(frame)
+
+
+def every_fault(context: DraftContext, network: Network) -> None:
+    """Another fault after each output so far: none, a lost question, a lost answer, repetition, a late answer."""
+    kind = (len(context.tokens) + 2 * sum(context.tokens)) % 5
+    if kind == 1:
+        network.to_node.pop()
+    if kind == 3:
+        network.to_node.append(network.to_node[-1])
+    while network.to_node:
+        network.reach_node()
+    if kind == 2:
+        network.to_verifier.pop()
+    if kind == 3:
+        network.to_verifier *= 2
+    while network.to_verifier and kind != 4:
+        network.reach_verifier()
+
+
+def none(context: DraftContext, network: Network) -> None:
+    network.settle()
+
+
+def drafter(top_k: int | None = None) -> ModelDrafter:
+    return ModelDrafter(ToyModel(V, order=1, seed=5, sharpness=1.5), top_k=top_k)
+
+
+def error(remote: Drafter, method: str) -> float:
+    """The distance of the engine's distribution of three tokens from the target's."""
+    target = ToyModel(V, order=2, seed=1)
+    with patch("cospec.cluster.nodes.copies.derive_seed", unmixed):
+        found = enumerated_law(toy_engine(target, remote, method, 2), PROMPT, PARAMS, 3)
+    return total_variation(found, joint_distribution_of(target, PARAMS, PROMPT, 3))
+
+
+@pytest.mark.parametrize("fault", [none, every_fault])
+@pytest.mark.parametrize("method", ["match", "rejection", "block"])
+def test_the_law_is_the_targets(method: str, fault: Fault) -> None:
+    remote = Remote(ScriptedDrafter([0, 1]) if method == "match" else drafter(), fault)
+    assert error(remote, method) < EXACT
+    assert remote.drafts > 0
+    if fault is every_fault:
+        assert remote.network.link.counts.resyncs > 0 and remote.network.link.counts.ignored > 0
+
+
+@pytest.mark.parametrize("method", ["rejection", "block"])
+def test_a_drafter_may_cut_its_distribution_before_it_draws(method: str) -> None:
+    remote = Remote(drafter(top_k=2), none)
+    assert error(remote, method) < EXACT
+    assert remote.drafts > 0
+
+
+@pytest.mark.parametrize("method", ["rejection", "block"])
+def test_a_distribution_that_is_cut_after_the_draw_is_seen(method: str) -> None:
+    """The control: tokens are drawn from all of q, and half of the other entries are sent as 0."""
+
+    def cut(draft: Draft) -> Draft:
+        assert draft.q is not None
+        rows = []
+        for token, row in zip(draft.tokens, draft.q, strict=True):
+            kept = np.where((np.arange(V) == token) | (row == row.max()), row, 0.0)
+            rows.append(kept / kept.sum())
+        return Draft(draft.id, draft.base_len, draft.tokens, draft.parents, draft.drafters, np.array(rows))
+
+    class Cutting(ModelDrafter):
+        def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+            return [cut(draft) for draft in super().propose(contexts, budgets)]
+
+    assert error(Remote(Cutting(ToyModel(V, order=1, seed=5, sharpness=1.5)), none), method) > SEEN
+
+
+def selecting(fault: Fault) -> Remote:
+    """A drafter whose answers are late where their first token is 0."""
+
+    class Selecting(Remote):
+        def propose(self, contexts: Sequence[DraftContext], budgets: Sequence[DraftBudget]) -> list[Draft]:
+            return [draft for draft in super().propose(contexts, budgets) if draft.tokens[0] != 0]
+
+    return Selecting(drafter(), fault)
+
+
+def test_time_must_not_select_among_drawn_tokens() -> None:
+    """So the verifier sets no quantile as deadline for drafts with distributions."""
+    assert error(selecting(none), "rejection") > SEEN
+
+
+@pytest.mark.parametrize("fault", [none, every_fault])
+def test_match_writes_the_same_whatever_comes_late(fault: Fault) -> None:
+    target, requests = ToyModel(V, order=2, seed=1), [make_request(f"r{n}", PROMPT, SEEDED) for n in range(8)]
+    remote = selecting(fault)
+    wanted = tokens_of(run_all(toy_engine(target, None), requests))
+    assert tokens_of(run_all(toy_engine(target, remote, "match", 2), requests)) == wanted
+    assert remote.drafts > 0
+
+
+def test_distributions_wait_for_the_longest_time() -> None:
+    network = Network(drafter(), V, samples=True)
+    for number in range(20):
+        network.ask([DraftContext("a", [1] * (number + 1), 1, PARAMS, 7, StreamKind.TARGET)])
+        network.now += 0.01
+        network.settle()
+    for kind, quick in ((StreamKind.TARGET, True), (StreamKind.DRAFT, False)):
+        question = network.ask([DraftContext("a", [1] * 21, 1, PARAMS, 7, kind)])
+        assert (question.due - question.sent < 1.0) is quick
+        network.settle()

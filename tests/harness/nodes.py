@@ -1,0 +1,100 @@
+"""Drafter nodes for tests: in a thread of this process, or in a process of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from cospec.cluster.nodes.executor import NodeExecutor
+from cospec.cluster.nodes.hub import NodeHub
+from cospec.cluster.nodes.options import NodesOptions
+from cospec.cluster.nodes.worker import DrafterNode, NodeOptions, OfferedDrafter
+from cospec.core.plugins import Drafter
+from cospec.runtime.drafter_executor import DrafterRecipe
+from cospec.runtime.drafter_proxy import DrafterProxy
+from cospec.runtime.process_executor import Build
+from harness.remote_drafters import VOCAB, recipe_of
+
+ANY_PORT = "tcp://127.0.0.1:*"
+
+
+def until(condition: Callable[[], bool], what: str = "the condition", seconds: float = 30.0) -> None:
+    """Wait until ``condition`` holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} was never true"
+        time.sleep(0.005)
+
+
+def hub_for_tests(vocab_size: int = VOCAB, **options: object) -> NodeHub:
+    """A hub at a free port."""
+    return NodeHub(NodesOptions.model_validate({"bind": ANY_PORT, **options}), vocab_size)
+
+
+def on_nodes(hub: NodeHub, name: str, method: str = "draft_model") -> tuple[DrafterProxy, NodeExecutor]:
+    """A drafter that nodes may offer, and its executor."""
+    recipe: DrafterRecipe = replace(recipe_of(lambda: unused()), name=name, method=method, nodes=hub)
+    drafter = NodeExecutor.place(recipe)
+    assert isinstance(drafter, DrafterProxy) and isinstance(drafter.executor, NodeExecutor)
+    return drafter, drafter.executor
+
+
+def unused() -> Drafter:
+    raise AssertionError("a drafter on nodes is built by its node")
+
+
+@contextmanager
+def thread_node(hub: NodeHub, offers: Sequence[tuple[str, Drafter]], vocab_size: int = VOCAB) -> Iterator[DrafterNode]:
+    """A node in a thread of this process."""
+    made = [OfferedDrafter(name, "draft_model", drafter, vocab_size) for name, drafter in offers]
+    node = DrafterNode(NodeOptions(hub.address, "thread"), made)
+    thread = threading.Thread(target=node.serve, name="test-node")
+    thread.start()
+    try:
+        yield node
+    finally:
+        node.stop()
+        thread.join()
+        node.close()
+
+
+class NodeProcess:
+    """A node in a process of its own, forked from this process, which has loaded all modules."""
+
+    def __init__(self, address: str, offers: Sequence[tuple[str, Build]], keys: Path | None = None) -> None:
+        arguments = (address, offers, keys)
+        self._process = multiprocessing.get_context("fork").Process(target=_serve, args=arguments, daemon=True)
+        self._process.start()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def close(self) -> None:
+        """End the process, whatever state it is in."""
+        self._process.kill()
+        self._process.join()
+
+    def wait(self) -> int | None:
+        """Wait for the end; returns the exit code."""
+        self._process.join(20)
+        return self._process.exitcode
+
+
+def _serve(address: str, offers: Sequence[tuple[str, Build]], keys: Path | None) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    made = [OfferedDrafter(name, "draft_model", build(), VOCAB) for name, build in offers]
+    node = DrafterNode(NodeOptions(address, f"process-{os.getpid()}", keys), made)
+    signal.signal(signal.SIGTERM, lambda *_: node.stop())
+    node.serve()
+    node.close()

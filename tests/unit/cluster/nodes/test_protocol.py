@@ -1,0 +1,192 @@
+"""The protocol of drafter nodes over a network that loses, repeats, delays, reorders and damages messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from cospec.cluster.nodes import copies, link
+from cospec.cluster.nodes.link import Question
+from cospec.cluster.nodes.wire import TokensUpdate
+from cospec.core.types import Commit
+from harness.node_network import VOCAB, Echo, Network, context, echo
+
+IDS = st.sampled_from(["a", "b", "c"])
+PLACE = st.integers(0, 30)
+
+
+class Protocol(RuleBasedStateMachine):
+    """The drafts that the verifier takes continue the tokens that the verifier asked about, whatever is lost."""
+
+    @initialize()
+    def start(self) -> None:
+        self.network = Network()
+        self.tokens: dict[str, list[int]] = {"a": [1], "b": [2], "c": [3]}
+        self.asked: list[tuple[Question, dict[str, tuple[int, ...]]]] = []
+        self.damaged = 0
+
+    @rule(ids=st.sets(IDS, min_size=1), assumed=st.integers(0, 2), depth=st.integers(1, 4))
+    def ask(self, ids: set[str], assumed: int, depth: int) -> None:
+        if not self.network.link.usable:
+            return
+        ahead = [5] * assumed
+        contexts = [context(id, [*self.tokens[id], *ahead], assumed) for id in sorted(ids)]
+        question = self.network.ask(contexts, depth)
+        self.asked.append((question, {each.id: echo(each.tokens, depth) for each in contexts}))
+
+    @rule(id=IDS, count=st.integers(1, 3), token=st.integers(0, VOCAB - 1))
+    def commit(self, id: str, count: int, token: int) -> None:
+        tokens = tuple((token + step) % VOCAB for step in range(count))
+        frame = self.network.link.commit([Commit(id, len(self.tokens[id]), tokens, (), 0)])
+        self.tokens[id] += tokens
+        if frame is not None:
+            self.network.to_node.append(frame)
+
+    @rule(id=IDS, token=st.integers(0, VOCAB - 1))
+    def restart_request(self, id: str, token: int) -> None:
+        """The id is used again, with other tokens."""
+        frame = self.network.link.free([id])
+        self.tokens[id] = [token]
+        if frame is not None:
+            self.network.to_node.append(frame)
+
+    @rule(place=PLACE, node=st.booleans())
+    def deliver(self, place: int, node: bool) -> None:
+        frames = self.network.to_node if node else self.network.to_verifier
+        if frames:
+            reach = self.network.reach_node if node else self.network.reach_verifier
+            reach(place % len(frames))
+
+    @rule(place=PLACE, node=st.booleans())
+    def lose(self, place: int, node: bool) -> None:
+        frames = self.network.to_node if node else self.network.to_verifier
+        if frames:
+            frames.pop(place % len(frames))
+
+    @rule(place=PLACE, node=st.booleans())
+    def repeat(self, place: int, node: bool) -> None:
+        frames = self.network.to_node if node else self.network.to_verifier
+        if frames:
+            frames.append(frames[place % len(frames)])
+
+    @rule(place=PLACE, node=st.booleans(), byte=st.integers(3, 400), bit=st.integers(0, 7))
+    def damage(self, place: int, node: bool, byte: int, bit: int) -> None:
+        frames = self.network.to_node if node else self.network.to_verifier
+        if frames and self.damaged < link.MOST_DAMAGED:
+            self.damaged += 1
+            frame = bytearray(frames[place % len(frames)])
+            frame[3 + byte % (len(frame) - 3)] ^= 1 << bit
+            frames[place % len(frames)] = bytes(frame)
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 30.0]))
+    def wait(self, seconds: float) -> None:
+        self.network.now += seconds
+
+    @rule()
+    def restart_node(self) -> None:
+        self.network.link.lose()
+        self.network.join()
+        self.damaged = 0
+
+    @rule()
+    def heal(self) -> None:
+        """Without further damage, the second question of a request gets its draft."""
+        self.network.settle()
+        self.network.now += 100.0
+        for _ in range(2):
+            wanted = {id: echo(tokens, 3) for id, tokens in self.tokens.items()}
+            question = self.network.ask([context(id, tokens) for id, tokens in self.tokens.items()])
+            self.network.settle()
+            found = {draft.id: draft.tokens for draft in question.drafts or ()}
+        assert found == wanted
+
+    @invariant()
+    def drafts_continue_what_was_asked(self) -> None:
+        for question, wanted in self.asked:
+            for draft in question.drafts or ():
+                assert draft.tokens == wanted[draft.id]
+        assert not self.network.link.quarantine, "an honest node is not excluded"
+
+
+TestProtocol = Protocol.TestCase
+TestProtocol.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def one_lost_update(network: Network) -> Sequence[tuple[int, ...]]:
+    """The drafts of the second and third question, where the node misses the update between them."""
+    network.ask([context("a", [1, 2], assumed=1)])
+    network.settle()
+    network.ask([context("a", [1, 3])])
+    network.to_node.clear()
+    network.now += 1.0
+    question = network.ask([context("a", [1, 3, 4])])
+    network.settle()
+    return [draft.tokens for draft in question.drafts or ()]
+
+
+def test_a_lost_update_costs_one_draft_and_a_new_epoch() -> None:
+    network = Network()
+    assert one_lost_update(network) == []
+    assert network.link.counts.resyncs == 1
+    question = network.ask([context("a", [1, 3, 4])])
+    network.settle()
+    assert [draft.tokens for draft in question.drafts or ()] == [echo([1, 3, 4], 3)]
+
+
+def test_without_numbers_of_updates_a_node_drafts_for_wrong_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the property above depends on the check."""
+
+    def blindly(copy: copies.TokenCopy, update: TokensUpdate) -> bool:
+        return update.base <= len(copy.tokens)
+
+    monkeypatch.setattr(copies.TokenCopy, "precedes", blindly)
+    (tokens,) = one_lost_update(Network())
+    assert tokens == echo([1, 2, 4], 3) != echo([1, 3, 4], 3)
+
+
+def test_repeated_and_late_answers_are_ignored() -> None:
+    network = Network()
+    question = network.ask([context("a", [1, 2])])
+    network.reach_node()
+    network.to_verifier *= 3
+    network.settle()
+    assert question.drafts is not None and len(question.drafts) == 1
+    assert network.link.counts.ignored == 2
+    late = network.ask([context("a", [1, 2, 3])])
+    network.now += 60.0
+    assert network.link.overdue(late) and network.link.counts.late == 1
+    network.settle()
+    assert late.drafts is not None, "the answer is there for a caller that waits longer"
+
+
+def test_a_node_that_never_answers_is_asked_no_more() -> None:
+    network = Network()
+    for count in range(link.MISSES):
+        assert network.link.usable, count
+        question = network.ask([context("a", [1] * (count + 1))])
+        network.now += 11.0
+        assert network.link.overdue(question)
+    assert not network.link.usable
+    network.settle()
+    assert network.link.usable, "the node speaks again"
+
+
+def test_an_error_of_the_drafter_costs_one_answer(caplog: pytest.LogCaptureFixture) -> None:
+    class Raising(Echo):
+        def propose(self, contexts, budgets):  # type: ignore[no-untyped-def]
+            if any(each.id == "bad" for each in contexts):
+                raise ZeroDivisionError("no")
+            return super().propose(contexts, budgets)
+
+    network = Network(Raising())
+    question = network.ask([context("bad", [1]), context("good", [2])])
+    network.settle()
+    assert question.lost and network.link.counts.errors == 1
+    assert "ZeroDivisionError" in caplog.text
+    question = network.ask([context("good", [2, 3])])
+    network.settle()
+    assert [draft.tokens for draft in question.drafts or ()] == [echo([2, 3], 3)]

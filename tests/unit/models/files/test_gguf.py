@@ -1,0 +1,221 @@
+"""GGUF files: configuration, weights and names of each architecture, and files that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from cospec.core.model_io import SequenceSlice, TokenBatch
+from cospec.errors import ModelError
+from cospec.models.files.gguf_file import GgufFile
+from cospec.models.files.gguf_source import GgufSource
+from cospec.models.loading import LoadOptions, load_model, resolve
+from harness.gguf_files import write_model
+
+PROMPT = (5, 9, 2, 40, 7, 3, 11, 33, 20, 8)
+COMMON: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+LONG: dict[str, Any] = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.5] * 8, "long_factor": [3.0] * 8,
+    "original_max_position_embeddings": 64, "attention_factor": 1.1,
+}  # fmt: skip
+GEMMA: dict[str, Any] = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4}
+MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "llama": (transformers.LlamaConfig(**COMMON), {}),
+    "llama-biased": (transformers.LlamaConfig(**COMMON, attention_bias=True, tie_word_embeddings=True), {}),
+    "llama3": (transformers.LlamaConfig(**COMMON, rope_parameters=LLAMA3), {}),
+    "llama-linear": (
+        transformers.LlamaConfig(**COMMON, rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}),
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+    ),
+    "llama-yarn": (
+        transformers.LlamaConfig(
+            **COMMON,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
+        },
+    ),
+    "mistral": (transformers.MistralConfig(**COMMON, sliding_window=None), {}),
+    "qwen2": (transformers.Qwen2Config(**COMMON), {}),
+    "qwen3": (transformers.Qwen3Config(**COMMON, head_dim=24), {}),
+    "qwen3moe": (
+        transformers.Qwen3MoeConfig(
+            **COMMON | {"head_dim": 16},
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            norm_topk_prob=True,
+        ),
+        {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32},
+    ),
+    "gemma": (transformers.GemmaConfig(**COMMON, head_dim=16), {}),
+    "gemma2": (
+        transformers.Gemma2Config(**COMMON, **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+        {"attention.sliding_window": 4, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        transformers.Gemma3TextConfig(**COMMON, **GEMMA),
+        {"attention.sliding_window": 4},
+    ),
+    "phi3": (transformers.Phi3Config(**COMMON, sliding_window=None, pad_token_id=0), {}),
+    "phi3-long": (
+        transformers.Phi3Config(
+            **COMMON, original_max_position_embeddings=64, rope_parameters=LONG, sliding_window=None, pad_token_id=0
+        ),
+        {"rope.scaling.original_context_length": 64, "rope.scaling.attn_factor": 1.1},
+    ),
+    "granite": (
+        transformers.GraniteConfig(
+            **COMMON, attention_multiplier=0.3, residual_multiplier=0.5, embedding_multiplier=3.0, logits_scaling=2.0
+        ),
+        {"attention.scale": 0.3, "residual_scale": 0.5, "embedding_scale": 3.0, "logit_scale": 2.0},
+    ),
+    "smollm3": (transformers.SmolLM3Config(**COMMON | {"num_hidden_layers": 4}, pad_token_id=0), {}),
+    "olmo": (transformers.OlmoConfig(**COMMON, clip_qkv=0.5), {"attention.clamp_kqv": 0.5}),
+    "olmo2": (transformers.Olmo2Config(**COMMON), {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def random_model(config: Any) -> Any:
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in model.parameters():
+        scale, start = (0.15, 0.0) if parameter.dim() >= 2 else (0.1, parameter.data)
+        parameter.data = torch.randn(parameter.shape) * scale + start
+    model.tie_weights()
+    return model.requires_grad_(False)
+
+
+def logits(path: Path, **options: Any) -> torch.Tensor:
+    model = load_model(str(path), LoadOptions(**options))
+    assert model.pages.allocate("a", len(PROMPT))
+    return model.forward(TokenBatch((SequenceSlice("a", 0, PROMPT),)))
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_model(str(path))
+    text = str(caught.value)
+    assert text.endswith(".") and "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_from_gguf_equals_transformers(tmp_path: Path, name: str) -> None:
+    config, values = MODELS[name]
+    model = random_model(config)
+    path = write_model(tmp_path / "model.gguf", model, **values)
+    wanted = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    torch.testing.assert_close(logits(path), wanted, atol=2e-4, rtol=0)
+
+
+def test_order_of_rotated_rows_and_offsets_of_norms_matter(tmp_path: Path) -> None:
+    """Negative control: a file without llama.cpp's order of rows is another model."""
+    model = random_model(MODELS["llama"][0])
+    wanted = model(torch.tensor([PROMPT]), use_cache=False).logits[0]
+    rows = model.model.layers[0].self_attn.q_proj.weight
+    rows.data = rows.data.flip(0)
+    other = logits(write_model(tmp_path / "model.gguf", model))
+    assert float((other - wanted).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
+def test_values_are_those_of_the_blocks(tmp_path: Path, kind: str) -> None:
+    model = random_model(MODELS["qwen2"][0])
+    source = GgufSource(write_model(tmp_path / "model.gguf", model, kind))
+    own = gguf.GGMLQuantizationType[kind]
+    for name, tensor in model.state_dict().items():
+        wanted = tensor.numpy()
+        if tensor.dim() > 1:
+            wanted = gguf.quants.dequantize(gguf.quants.quantize(wanted, own), own)
+        np.testing.assert_array_equal(source.read(name).float().numpy(), wanted)
+
+
+def test_folder_with_one_file_and_choice_between_several(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny-Q8_0.gguf", random_model(MODELS["qwen2"][0]), "Q8_0")
+    assert resolve(str(tmp_path)) == resolve(str(tmp_path / "tiny-Q8_0.gguf"))
+    write_model(tmp_path / "tiny-F16.gguf", random_model(MODELS["qwen2"][0]), "F16")
+    assert "tiny-F16.gguf, tiny-Q8_0.gguf" in refusal(tmp_path)
+
+
+def test_changed_file_is_described_again(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", random_model(MODELS["qwen2"][0]))
+    before = resolve(str(path))
+    assert resolve(str(path)) == before
+    write_model(path, random_model(MODELS["qwen3"][0]))
+    assert '"qwen3"' in (resolve(str(path)) / "config.json").read_text()
+
+
+def test_split_model_reads_all_parts(tmp_path: Path) -> None:
+    writers = []
+    for number in (1, 2):
+        writer = gguf.GGUFWriter(tmp_path / f"m-{number:05}-of-00002.gguf", "llama")
+        writer.add_tensor(f"blk.{number}.attn_norm.weight", np.full(8, number, np.float32))
+        writers.append(writer)
+    for writer in writers:
+        for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            write()
+        writer.close()
+    first = tmp_path / "m-00001-of-00002.gguf"
+    assert list(GgufFile.open(first).tensors) == ["blk.1.attn_norm.weight", "blk.2.attn_norm.weight"]
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(ModelError, match=r"m-00002-of-00002\.gguf is missing"):
+        GgufFile.open(first)
+
+
+def test_refused_files(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "model.gguf", random_model(MODELS["llama"][0]))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-64])
+    assert "is not complete" in refusal(path)
+    path.write_bytes(whole[:90])
+    assert "is not a complete GGUF file" in refusal(path)
+    path.write_bytes(b"GGUG" + whole[4:])
+    assert "is not a GGUF file" in refusal(path)
+    path.write_bytes(whole.replace(b"llama", b"slama"))
+    assert "has the GGUF architecture slama; allowed are llama" in refusal(path)
+    path.write_bytes(whole.replace(b"blk.0.attn_q.weight", b"blk.0.attn_z.weight"))
+    assert "has the tensor blk.0.attn_z.weight, which llama does not have" in refusal(path)
+
+
+def test_unknown_type_of_a_tensor_is_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    for key in ("context_length", "embedding_length", "block_count", "feed_forward_length", "head_count"):
+        getattr(writer, f"add_{key}")(8)
+    writer.add_head_count_kv(8)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.int32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    assert "token_embd.weight" in (text := refusal(tmp_path / "model.gguf")) and "type i32; allowed are f32" in text

@@ -1,0 +1,173 @@
+"""Tokenizers from GGUF metadata give the ids and the text of the tokenizers that they were written from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from gguf.constants import TokenType
+from tokenizers import Tokenizer, decoders, normalizers, trainers
+from tokenizers.models import BPE
+
+from cospec.errors import ModelError
+from cospec.models.checkpoint import ZOO, zoo_members
+from cospec.models.files.gguf_file import GgufFile
+from cospec.models.files.gguf_tokenizer import PRE_TOKENIZERS, GgufTokenizer, read_tokenizer
+from cospec.models.loading import load_tokenizer
+from harness.gguf_files import write_tokenizer
+
+TEXTS = (
+    "It was the best of times, it was the worst of times.",
+    "  def f(x):\n\n\treturn {'a': 1234567890}  # don't\r\n",
+    "naïve café — 日本語 🙂 ▁ x\u0301 \u00a0",
+    "<|endoftext|>a<|endoftext|> <s>b</s> <start_of_turn>",
+    "",
+    " ",
+    "a" * 50 + "\n" * 7,
+)
+MEMBERS = [name for name in zoo_members() if (ZOO / name / "tokenizer.json").exists()]
+
+
+def read(writer: Any, path: Path) -> GgufTokenizer:
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+    return read_tokenizer(GgufFile.open(path))
+
+
+def same(found: Tokenizer, wanted: Tokenizer) -> None:
+    for text in TEXTS:
+        ids = wanted.encode(text).ids
+        assert found.encode(text).ids == ids, text
+        assert found.encode(text, add_special_tokens=False).ids == wanted.encode(text, add_special_tokens=False).ids
+        for skip in (True, False):
+            assert found.decode(ids, skip_special_tokens=skip) == wanted.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_tokenizers_of_the_zoo(tmp_path: Path, member: str) -> None:
+    tokenizer = load_tokenizer(ZOO / member)
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    write_tokenizer(writer, tokenizer)
+    found = read(writer, tmp_path / "a.gguf")
+    same(found.tokenizer, tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
+    assert found.chat_template == tokenizer.chat_template
+    assert found.eos_ids == (tokenizer.eos_token_id,)
+
+
+def test_missing_merges_give_other_ids(tmp_path: Path) -> None:
+    """Negative control: the texts need the last merges of the vocabulary."""
+    tokenizer = load_tokenizer(ZOO / MEMBERS[0])
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    write_tokenizer(writer, tokenizer, merges=2000)
+    with pytest.raises(AssertionError):
+        same(read(writer, tmp_path / "a.gguf").tokenizer, tokenizer.backend_tokenizer)  # type: ignore[attr-defined]
+
+
+def sentencepiece(prefix: bool) -> tuple[Tokenizer, list[str], int]:
+    """A tokenizer as of Llama 2 (with a prefix) or Gemma, trained on this file; its tokens and the count of merges."""
+    tokenizer = Tokenizer(BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    start = [normalizers.Prepend("▁")] if prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*start, normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<unk>", "<s>", "</s>", *bytes_], show_progress=False)
+    words = Path(__file__).read_text(encoding="utf-8").replace("▁", "").split()
+    tokenizer.train_from_iterator([" " + word for word in words], trainer)
+    vocab = tokenizer.get_vocab()
+    tokens = sorted(vocab, key=lambda token: vocab[token])
+    fresh = Tokenizer.from_str(tokenizer.to_str())
+    return fresh, tokens, 3 + 256
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@pytest.mark.parametrize("with_merges", [True, False])
+def test_sentencepiece(tmp_path: Path, prefix: bool, with_merges: bool) -> None:
+    import json
+
+    tokenizer, tokens, special = sentencepiece(prefix)
+    kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL] + [TokenType.BYTE] * 256
+    kinds += [TokenType.NORMAL] * (len(tokens) - special)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in json.loads(tokenizer.to_str())["model"]["merges"]]
+    rank = {merge.replace(" ", ""): -float(place) for place, merge in reversed(list(enumerate(merges)))}
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    if with_merges:
+        writer.add_token_merges(merges)
+    else:
+        writer.add_token_scores([rank.get(token, -1e6) for token in tokens])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+    writer.add_add_space_prefix(prefix)
+    plain = json.loads(tokenizer.to_str())
+    plain["added_tokens"] = [
+        token | {"special": True, "normalized": False} for token in plain["added_tokens"] if token["id"] in (1, 2)
+    ]
+    same(read(writer, tmp_path / "a.gguf").tokenizer, Tokenizer.from_str(json.dumps(plain)))
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"), [({}, [1]), ({"add_bos_token": False}, []), ({"add_eos_token": True}, [1, 2])]
+)
+def test_start_and_end_of_a_text(tmp_path: Path, given: dict[str, bool], ids: list[int]) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", "▁", "a"])
+    writer.add_token_types([2, 3, 3, 1, 1])
+    writer.add_token_scores([0.0, 0.0, 0.0, -1.0, -2.0])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    for name, value in given.items():
+        getattr(writer, f"add_{name}")(value)
+    tokenizer = read(writer, tmp_path / "a.gguf").tokenizer
+    text = tokenizer.encode("a")
+    assert [id for id in text.ids if id in (1, 2)] == ids
+    assert tokenizer.encode("a", add_special_tokens=False).ids == [3, 4]
+    pair = tokenizer.encode("a", "a").ids
+    assert pair[: len(ids[:1])] == ids[:1] and pair.count(4) == 2
+
+
+def test_added_tokens_stay_whole(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "qwen2")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(["a", "b", "ab", "<|im_end|>", "<think>"])
+    writer.add_token_merges(["a b"])
+    writer.add_token_types([1, 1, 1, 3, 4])
+    writer.add_eos_token_id(3)
+    found = read(writer, tmp_path / "a.gguf")
+    assert found.tokenizer.encode("ab<|im_end|>a<think>").ids == [2, 3, 0, 4]
+    assert found.tokenizer.decode([2, 3, 4], skip_special_tokens=True) == "ab<think>"
+    assert found.eos_ids == (3,)
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_every_pre_tokenizer_keeps_the_text(tmp_path: Path, name: str) -> None:
+    """All pieces together are the text, for a vocabulary of single bytes."""
+    tokens = sorted(Tokenizer.from_file(str(ZOO / MEMBERS[0] / "tokenizer.json")).get_vocab())
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(name)
+    writer.add_token_list([token for token in tokens if len(token) == 1])
+    writer.add_token_types([1] * sum(len(token) == 1 for token in tokens))
+    tokenizer = read(writer, tmp_path / "a.gguf").tokenizer
+    for text in TEXTS[:2]:
+        assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+@pytest.mark.parametrize(
+    ("model", "pre", "problem"), [("bert", "x", "type bert"), ("gpt2", "odd", "pre-tokenizer odd")]
+)
+def test_unknown_tokenizers_are_named(tmp_path: Path, model: str, pre: str, problem: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(["a"])
+    with pytest.raises(ModelError, match=problem):
+        read(writer, tmp_path / "a.gguf")
