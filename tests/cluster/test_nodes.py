@@ -21,7 +21,7 @@ from cospec.models.toy import ToyModel
 from cospec.runtime.drafter_proxy import DrafterProxy
 from cospec.sampling_params import SamplingParams
 from harness.nodes import NodeProcess, hub_for_tests, on_nodes, until
-from harness.overlap import ROUNDS, under
+from harness.overlap import MODES, under
 from harness.pools import pool_engine, pool_of
 from harness.remote_drafters import VOCAB, toy
 from harness.toys import make_request, run_all, tokens_of, toy_engine, with_pool
@@ -108,7 +108,7 @@ def alone(hub: NodeHub) -> tuple[DrafterProxy, Engine]:
     return drafter, toy_engine(target(), drafter, k=3)
 
 
-@pytest.mark.parametrize("mode", ROUNDS)
+@pytest.mark.parametrize("mode", MODES)
 def test_one_drafter_on_two_nodes(mode: str, hub: NodeHub, start: Start) -> None:
     drafter, engine = alone(hub)
     for _ in range(2):

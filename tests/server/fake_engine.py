@@ -58,6 +58,21 @@ class FakeTokenizer:
     name_or_path: str
 
 
+NODE = {
+    "node": "small",
+    "drafter": "fake",
+    "method": "ngram",
+    "state": "ready",
+    "reason": "",
+    "cost_per_hour": 0.5,
+    "load_seconds": 0.01,
+    "waiting": 1,
+    "busy_seconds": 2.0,
+    "latency_seconds": 0.004,
+    **{name: 3 for name in ("drafts", "late", "lost", "ignored", "damaged", "resyncs", "errors")},
+}
+
+
 class FakeEngine:
     max_model_len = CONTEXT
 
@@ -157,6 +172,8 @@ class FakeEngine:
             native_requests=7,
             python_path_requests={"logprobs": 2},
             requests_finished=dict(self._finished),
+            nodes=[NODE, NODE],
+            drafter_weights={"fake": 0.25},
         )
 
     def _advance(self, request: Request) -> Event:

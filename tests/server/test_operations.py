@@ -106,6 +106,17 @@ def test_metrics_tell_how_requests_ran(server: Running) -> None:
     assert found["cospec:python_path_requests_total", "logprobs"] == 2.0
 
 
+def test_drafter_nodes_are_listed_and_counted(server: Running) -> None:
+    first, second = server.http.get("/cluster").json()["nodes"]
+    assert first == second
+    assert (first["node"], first["state"], first["weight"], first["acceptance_rate"]) == ("small", "ready", 0.25, 5 / 9)
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    found = {(s.name, s.labels.get("node"), s.labels.get("state")): s.value for each in families for s in each.samples}
+    assert found["cospec:drafter_node_state", "small", "ready"] == 2.0
+    assert found["cospec:drafter_node_late_total", "small", None] == 6.0, "connections of one name are added up"
+    assert found["cospec:drafter_node_cost_per_hour", "small", None] == 1.0
+
+
 @pytest.mark.parametrize(("stream", "later"), [(False, 5), (True, 4)])  # of six tokens; of a stream's two come first
 def test_latencies_are_counted_per_token(server: Running, stream: bool, later: int) -> None:
     before = samples(server)

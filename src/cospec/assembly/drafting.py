@@ -12,7 +12,7 @@ from cospec.core.plugins import Drafter, Policy
 from cospec.core.types import DrafterCapabilities
 from cospec.options import parse
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_context import DEFAULT_MAX_LENGTH, PIPELINE_MAX_LENGTH, PolicyContext
+from cospec.policies.policy_context import PolicyContext
 from cospec.policies.policy_router import PolicyRouter
 from cospec.registry import EXECUTION_MODES, EXECUTORS, POLICIES
 
@@ -54,8 +54,7 @@ def drafting_by(
     """The configured order and policy for one drafter, or for none; ``model`` is the one that verifies."""
     policy = POLICIES.load("off" if drafter is None else speculative.policy_name)
     execution_mode = EXECUTION_MODES.load("sequential" if drafter is None else speculative.execution_mode)
-    longest = DEFAULT_MAX_LENGTH if model.pipelined is None else PIPELINE_MAX_LENGTH
-    chosen = build_policy(speculative, drafter, clock, costs, longest)
+    chosen = build_policy(speculative, drafter, clock, costs)
     executor = None
     if drafter is not None:  # last: may start a thread
         executor = EXECUTORS.load(speculative.drafter_executor).overlap(drafter, model.device)
@@ -87,24 +86,15 @@ def check_policy(speculative: SpeculativeConfig) -> None:
 
 
 def build_policy(
-    speculative: SpeculativeConfig,
-    drafter: Drafter | None,
-    clock: Clock,
-    costs: LatencyModels = LatencyModels(),
-    max_length: int = DEFAULT_MAX_LENGTH,
+    speculative: SpeculativeConfig, drafter: Drafter | None, clock: Clock, costs: LatencyModels = LatencyModels()
 ) -> Policy:
-    """The configured policy for this drafter, and others for requests that ask; none without a drafter.
-
-    Args:
-        max_length: the longest draft where the configuration names no length.
-    """
+    """The configured policy for this drafter, and others for requests that ask; none without a drafter."""
     length = speculative.num_speculative_tokens
     setting = PolicyContext(
         num_speculative_tokens=length if isinstance(length, int) else None,
         max_nodes=speculative.max_nodes,
         widths=speculative.widths,
         capabilities=drafter.capabilities if drafter else DrafterCapabilities(),
-        max_length=max_length,
         costs=costs,
         clock=clock,
     )

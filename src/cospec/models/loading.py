@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,7 +16,7 @@ from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.checkpoint import check_stored, read_config, resolve, weight_files
 from cospec.models.files.open_source import open_source
-from cospec.models.files.source import WeightSource
+from cospec.models.files.source import EMBEDDING, WeightSource
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.hf_weights import first_line, hf_config, hf_model
 from cospec.models.kv_cache import KVCache, LayerShape
@@ -38,10 +38,8 @@ from cospec.models.memory import (
 from cospec.models.model_runner import ModelRunner, check_numbers
 from cospec.models.shard import SumShards, check_shards, part_tensors, shard_config
 from cospec.models.stage import PythonStage, StageForward
-from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, WeightFormat, choose_format
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from cospec.models.tokenizer import load_tokenizer
+from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format
 
 __all__ = [
     "LoadOptions",
@@ -60,7 +58,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """The options, made concrete for one folder and one machine; ``adapter`` is merged into ``folder``'s weights."""
+    """The options, made concrete for one folder and one machine; ``adapter`` is merged into ``folder``'s weights.
+
+    Attributes:
+        fused: whether the hand-written forward reads the files, whose tensors have transformers' names.
+    """
 
     name: str
     folder: Path
@@ -71,6 +73,7 @@ class _Recipe:
     linear: str
     source: WeightSource
     options: LoadOptions
+    fused: bool = False
 
     @property
     def convert(self) -> bool:
@@ -80,12 +83,20 @@ class _Recipe:
     @property
     def read(self) -> ReadWeight | None:
         """How linear weights are read from the source; None reads the weights of the loaded modules."""
-        return self.source.reader(self.format, self.convert) if self.direct else None
+        return self.source.reader(self.format, self.dtype, self.convert) if self.direct else None
+
+    @property
+    def table(self) -> StoredWeight | None:
+        """The embedding in the file's blocks, if the hand-written forward reads it; None of other embeddings."""
+        return self.source.table(self.convert) if self.direct else None
 
     @property
     def direct(self) -> bool:
-        """Whether linear weights go from the files to their format, without a transformers module."""
-        return self.source.packed and self.device.type == "cpu"
+        """Whether linear weights go from the files to their format, without a transformers module.
+
+        An adapter is merged into modules. Names that transformers changes at load need its modules too.
+        """
+        return self.adapter is None and self.device.type == "cpu" and (self.source.packed or self.fused)
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -193,33 +204,15 @@ def _need(recipe: _Recipe) -> MemoryNeed:
     return need_of(hf_config(recipe.name, recipe.folder).get_text_config(), weights, recipe.cache_dtype)
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model's folder; an adapter without a tokenizer has its base's.
-
-    Raises:
-        ModelError: no tokenizer exists, or its reading would run code of the folder.
-    """
-    from transformers import AutoTokenizer
-
-    folder = folder if (folder / "tokenizer_config.json").exists() else base_folder(folder)
-    with hf_logging_off():
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                folder, trust_remote_code=False, local_files_only=True
-            )
-        except Exception as error:
-            # Many libraries read tokenizers and may raise anything.
-            raise ModelError(f"The folder {folder} has no tokenizer that can be read: {first_line(error)}.") from error
-    return tokenizer
-
-
 def _assemble(recipe: _Recipe) -> Model:
     from cospec.models import hf
 
     config = hf_config(recipe.name, recipe.folder)
     if _takes_fused(config, recipe):
-        return _fused_model(config, recipe)
+        return _fused_model(config, replace(recipe, fused=EMBEDDING in recipe.source.shapes))
     model = _weights(config, recipe, recipe.cache_dtype)
+    if recipe.device.type == "cpu":
+        replace_linears(model, recipe.linear, recipe.format, recipe.read)
     shapes = hf.probe(model)
     attention, cache, max_len = _checked(model, shapes, config, recipe)
     return hf.packed_model(recipe.name, model, cache, attention, max_len, recipe.options.keep_states)
@@ -233,8 +226,6 @@ def _checked(
 
     attention = _attention(recipe, shapes)
     cache, max_len = _cache(config, shapes, attention, recipe)
-    if recipe.device.type == "cpu":
-        replace_linears(model, recipe.linear, recipe.format, recipe.read)
     small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
     trial = KVCache(shapes, small, recipe.cache_dtype, recipe.device, attention.by_head)
     hf.check_packing(model, trial, attention)
@@ -281,13 +272,16 @@ def load_stage(name: str, options: LoadOptions, sum: SumShards | None = None) ->
         config = shard_config(whole, options.shard)
         fused = _takes_fused(config, recipe)
         model = _weights(config, recipe, recipe.dtype if fused else recipe.cache_dtype)
-        shapes = hf.probe(model)
         if not fused:
+            if recipe.device.type == "cpu":
+                replace_linears(model, recipe.linear, recipe.format)
+            shapes = hf.probe(model)
             attention, cache, _ = _checked(model, shapes, config, recipe)
             own = hf_stage.HFStage(model, whole, cache, attention, options.shard, sum)
             return PythonStage(own, cache, options.shard)
-        attention, weights = _attention(recipe, shapes), read_weights(model, recipe.format)
-        del model
+        weights = read_weights(model, recipe.format)
+        shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
+        attention = _attention(recipe, shapes)
         cache, max_len = _cache(config, shapes, attention, recipe)
     if recipe.device.type == "cpu":
         from cospec.native.llama_stage import NativeStage
@@ -301,14 +295,14 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
 
     The forward stores its own weights, so the loaded model is freed before the cache is allocated.
     """
-    from cospec.models import hf
 
-    model = _weights(config, recipe, recipe.dtype)
-    shapes = hf.probe(model)
+    table = recipe.table
+    model = _weights(config, recipe, recipe.dtype, () if table is None else (EMBEDDING,))
+    weights = read_weights(model, recipe.format, recipe.read, table)
+    shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
     attention = _attention(recipe, shapes)
-    weights = read_weights(model, recipe.format, recipe.read)
     fused = FusedLlama.build(weights, attention, in_place=recipe.device.type == "cpu")
-    del model
+    del model, weights
     if recipe.device.type == "cuda":
         torch.cuda.empty_cache()
     cache, max_len = _cache(config, shapes, attention, recipe)
@@ -332,12 +326,19 @@ def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, r
 
 def _takes_fused(config: Any, recipe: _Recipe) -> bool:
     """Whether the hand-written forward can run the model: on a CPU only if both back ends are native."""
-    if recipe.options.fused == "never" or why_not(config):
+    if recipe.options.fused == "never" or why_not(config) or not _same_gates(recipe):
         return False
     return recipe.device.type == "cuda" or (_attention(recipe, ()).native_forward and recipe.linear == "native")
 
 
-def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
+def _same_gates(recipe: _Recipe) -> bool:
+    """Whether the two projections that enter a feed-forward have one format in every layer."""
+    kinds = {} if recipe.convert else recipe.source.kinds
+    gates = [name for name in recipe.source.shapes if name.endswith(".gate_proj.weight")]
+    return all(kinds.get(name) == kinds.get(name.replace(".gate_proj.", ".up_proj.")) for name in gates)
+
+
+def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype, without: Sequence[str] = ()) -> Any:
     """Load the Hugging Face model as ``dtype``; weights are rounded first if ``dtype`` has fewer bits than the file."""
     from cospec.models import hf
 
@@ -346,7 +347,7 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
     merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, rounded once
     try:
         loaded = torch.float32 if merged else dtype
-        tensors = recipe.source.state_dict(loaded) if recipe.direct else None
+        tensors = recipe.source.state_dict(loaded, without) if recipe.direct else None
         if not recipe.options.shard.whole:
             tensors = part_tensors(config, hf_config(recipe.name, recipe.folder), recipe.options.shard, recipe.folder)
         options = {"attn_implementation": hf.ATTENTION_NAME, "tensors": tensors}

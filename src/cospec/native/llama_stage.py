@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cospec.models.kv_cache import KVCache
-from cospec.models.llama import LlamaWeights
+from cospec.models.llama_weights import LlamaWeights
 from cospec.models.shard import Shard, SumShards
 from cospec.models.stage import StageBatch
 from cospec.native import operators, structs

@@ -10,7 +10,6 @@ from cospec.policies.latency.step import LatencyModels
 
 DEFAULT_LENGTH = 4
 DEFAULT_MAX_LENGTH = 8
-PIPELINE_MAX_LENGTH = 24  # of a target in stages, whose links make every step slow and longer drafts cheap (DSD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,6 @@ class PolicyContext:
             policies that choose; None leaves the length to the policy.
         max_nodes, widths: as configured: the tree for policies with a fixed shape; None for chains.
         capabilities: what the drafter supports, and what drafting costs.
-        max_length: the longest length where none is configured.
         costs: time models measured on this machine; without measurements, a policy learns them from steps.
         clock: returns seconds; None if the policy needs no clock.
     """
@@ -31,7 +29,6 @@ class PolicyContext:
     max_nodes: int | None = None
     widths: tuple[int, ...] = ()
     capabilities: DrafterCapabilities = DrafterCapabilities()
-    max_length: int = DEFAULT_MAX_LENGTH
     costs: LatencyModels = LatencyModels()
     clock: Callable[[], float] | None = None
 
@@ -41,6 +38,11 @@ class PolicyContext:
         return DEFAULT_LENGTH if self.num_speculative_tokens is None else self.num_speculative_tokens
 
     @property
+    def may_grow(self) -> bool:
+        """Whether a policy that chooses may draft longer chains than ``longest``."""
+        return self.num_speculative_tokens is None and not self.capabilities.trees
+
+    @property
     def longest(self) -> int:
-        """The longest draft for a policy that chooses."""
-        return self.max_length if self.num_speculative_tokens is None else self.num_speculative_tokens
+        """The longest draft for a policy that chooses, at first."""
+        return DEFAULT_MAX_LENGTH if self.num_speculative_tokens is None else self.num_speculative_tokens

@@ -24,7 +24,6 @@ from cospec.models.block_manager import BlockPool
 from cospec.options import parse
 from cospec.policies.latency.forward import ForwardLatency
 from cospec.policies.latency.step import LatencyModels
-from cospec.policies.policy_context import DEFAULT_MAX_LENGTH, PIPELINE_MAX_LENGTH
 from cospec.registry import EXECUTION_MODES
 from cospec.sampling_params import SamplingParams
 from cospec.simulation.clock import SimulatedExecutor, VirtualClock
@@ -142,8 +141,7 @@ class World:
         given |= {"policy_options": variant.policy_options, "execution_mode": variant.execution_mode}
         config = parse(SpeculativeConfig, {"method": "simulated", **given}, "variants.")
         check_policy(config)
-        most = DEFAULT_MAX_LENGTH if self.scenario.target.stages == 1 else PIPELINE_MAX_LENGTH
-        return build_policy(config, drafter, clock, LatencyModels(target, draft), most)
+        return build_policy(config, drafter, clock, LatencyModels(target, draft))
 
 
 def simulate(scenario: Scenario, folder: Path = Path()) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class NodeLink:
         """Whether the node can be asked now."""
         if self.gone or self.quarantine or self.misses >= MISSES:
             return False
-        return len(self._open) - len(self._expired()) < MOST_OPEN
+        return len(self._open) - len(self._expired()) < MOST_OPEN and self.load < self.times.most
 
     @property
     def load(self) -> float:
