@@ -39,7 +39,8 @@ class Calibration:
 
     def __init__(self, held: Floats | None = None) -> None:
         self._held = cells() if held is None else held
-        self._hits, self._seen = memoryview(self._held[0]), memoryview(self._held[1])  # numpy reads a number slowly
+        # Views, because numpy reads a single number slowly.
+        self._hits, self._seen = (memoryview(counts).cast("B").cast("d") for counts in self._held)
 
     def read(self, raw: float) -> float:
         """Return the calibrated confidence of a raw confidence, both from 0 to 1."""
