@@ -75,7 +75,7 @@ def server(checkout: Path, method: dict[str, Any], port: int, variables: Mapping
     command += ["--speculative-config", json.dumps(method)]
     process = subprocess.Popen(
         command,
-        env=environment(checkout) | variables,
+        env={**environment(checkout), **variables},
         cwd=checkout,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
