@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/input_batch.h"
+#include "ops/block_formats.h"
 #include "ops/dispatch.h"
 #include "ops/ops.h"
 #include "ops/sampling.h"
@@ -27,18 +28,25 @@ namespace {
 constexpr long REDUNDANT_NORM_ROWS = 16;  // up to so many rows each thread normalizes for itself, which saves a barrier
 
 struct Buffers {
-    float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin;
+    float *x, *gathered, *normed, *qkv, *attended, *intermediate, *cos, *sin, *gate_up, *branch;
 };
 
+// Whether the outputs of attention and feed-forward change before they are added.
+bool has_branches(const LlamaConfig& s) {
+    return s.residual_factor != 1.0f || s.layers[0].after_attention || s.layers[0].after_mlp;
+}
+
 Buffers buffers_for(Scratch& scratch, const LlamaConfig& s, long rows, int threads) {
-    const long head_rows = s.heads + 2 * s.kv_heads, half = s.dim / 2;
+    const long head_rows = s.heads + 2 * s.kv_heads, turns = s.num_tables * s.rotated / 2;
     const long sizes[] = {rows * s.hidden, rows * s.hidden,
         rows * s.hidden * (rows <= REDUNDANT_NORM_ROWS ? threads : 1), rows * head_rows * s.dim, rows * s.heads * s.dim,
-        rows * s.intermediate, rows * half, rows * half};
-    long total = 0, at[8];
-    for (int i = 0; i < 8; i++) at[i] = total, total += (sizes[i] + 31) / 32 * 32;
+        rows * s.intermediate, rows * turns, rows * turns, s.gelu ? rows * s.layers[0].gate_up->outputs : 0,
+        has_branches(s) ? rows * s.hidden : 0};
+    long total = 0, at[10];
+    for (int i = 0; i < 10; i++) at[i] = total, total += (sizes[i] + 31) / 32 * 32;
     float* p = scratch.reserve(total);
-    return {p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5], p + at[6], p + at[7]};
+    return {
+        p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5], p + at[6], p + at[7], p + at[8], p + at[9]};
 }
 
 AttentionParams attention_params(
@@ -55,7 +63,7 @@ AttentionParams attention_params(
     params.out = buf.attended;
     params.heads = s.heads, params.kv_heads = s.kv_heads, params.dim = s.dim;
     params.page_size = b.page_size, params.table_width = b.table_width;
-    params.scale = s.scale, params.window = window;
+    params.scale = s.scale, params.window = window, params.softcap = s.attention_softcap;
     params.positions = b.positions, params.visible = b.visible, params.mask = b.mask;
     params.tables = b.tables, params.starts = b.starts, params.write_at = b.write_at;
     params.num_sequences = b.num_sequences;
@@ -88,6 +96,7 @@ struct Forward {
     }
 
     const float* norm(const float* x, const float* weight, long rows) const {
+        if (!weight) return x;
         const bool redundant = rows <= REDUNDANT_NORM_ROWS;
         float* y = buf.normed + (redundant ? team.id * rows * s.hidden : 0);
         for (long r = redundant ? 0 : team.begin(rows); r < (redundant ? rows : team.end(rows)); r++)
@@ -96,18 +105,57 @@ struct Forward {
         return y;
     }
 
+    // x += the product, or its norm times the residual factor.
+    void add(const Linear* l, const float* in, const float* weight, long rows, float* x) const {
+        if (!has_branches(s)) return product(l, in, rows, x, s.hidden, ADD);
+        product(l, in, rows, buf.branch, s.hidden, STORE);
+        for (long r = team.begin(rows); r < team.end(rows); r++) {
+            float* y = buf.branch + r * s.hidden;
+            if (weight) k.rms_norm(y, weight, s.eps, s.hidden, y);
+            for (long i = 0; i < s.hidden; i++) x[r * s.hidden + i] += s.residual_factor * y[i];
+        }
+        team.barrier();
+    }
+
+    void activate(const Linear* l, const float* in, long rows) const {
+        if (!s.gelu) return product(l, in, rows, buf.intermediate, s.intermediate, SWIGLU);
+        product(l, in, rows, buf.gate_up, l->outputs, STORE);
+        for (long u = team.begin(rows * s.intermediate); u < team.end(rows * s.intermediate); u++) {
+            const long row = u / s.intermediate, column = u % s.intermediate;
+            const float* pair = buf.gate_up + row * l->outputs + column / 32 * 64 + column % 32;
+            const float g = pair[0], inner = 0.79788456080286535588f * (g + 0.044715f * g * g * g);
+            buf.intermediate[u] = 0.5f * g * (1.0f + tanhf(inner)) * pair[32];
+        }
+        team.barrier();
+    }
+
+    void finish_logits(float* logits, long rows) const {
+        if (s.logit_factor == 1.0f && s.logit_softcap == 0.0f) return;
+        const long count = rows * s.head->outputs;
+        for (long i = team.begin(count); i < team.end(count); i++) {
+            const float y = logits[i] * s.logit_factor;
+            logits[i] = s.logit_softcap == 0.0f ? y : s.logit_softcap * tanhf(y / s.logit_softcap);
+        }
+        team.barrier();
+    }
+
     void embed() const {
-        const long half = s.dim / 2;
+        const long turns = s.num_tables * s.rotated / 2;
+        const long table_row = file_row_bytes(s.embedding_format, s.hidden);
         for (long r = team.begin(b.num_rows); r < team.end(b.num_rows); r++) {
             float* x = buf.x + r * s.hidden;
-            if (s.embedding_format == BF16)
+            if (table_row)
+                dequantize_row(s.embedding_format, (const uint8_t*)s.embedding + b.ids[r] * table_row, s.hidden, x);
+            else if (s.embedding_format == BF16)
                 k.bf16_to_float((const uint16_t*)s.embedding + b.ids[r] * s.hidden, s.hidden, x);
             else
                 memcpy(x, (const float*)s.embedding + b.ids[r] * s.hidden, sizeof(float) * s.hidden);
-            for (long i = 0; i < half; i++) {
+            if (s.embedding_factor != 1.0f)
+                for (long i = 0; i < s.hidden; i++) x[i] *= s.embedding_factor;
+            for (long i = 0; i < turns; i++) {
                 const float angle = (float)b.positions[r] * s.inverse_frequencies[i];
-                buf.cos[r * half + i] = cosf(angle) * s.rotary_scale;
-                buf.sin[r * half + i] = sinf(angle) * s.rotary_scale;
+                buf.cos[r * turns + i] = cosf(angle) * s.rotary_scale;
+                buf.sin[r * turns + i] = sinf(angle) * s.rotary_scale;
             }
         }
         team.barrier();
@@ -115,13 +163,22 @@ struct Forward {
 
     // Normalize and rotate queries and keys, and write keys and values to their pages.
     void write_kv(const LlamaLayer& layer, const AttentionParams& params) const {
-        const long heads = s.heads + s.kv_heads;
+        const long heads = s.heads + s.kv_heads, half = s.rotated / 2, turns = s.num_tables * half;
+        if (s.wide_norms) {
+            for (long r = team.begin(b.num_rows); r < team.end(b.num_rows); r++) {
+                float *q = buf.qkv + r * params.q_row, *key = q + s.heads * s.dim;
+                k.rms_norm(q, layer.q_norm, s.eps, s.heads * s.dim, q);
+                k.rms_norm(key, layer.k_norm, s.eps, s.kv_heads * s.dim, key);
+            }
+            team.barrier();
+        }
         for (long u = team.begin(b.num_rows * heads); u < team.end(b.num_rows * heads); u++) {
             const long row = u / heads, head = u % heads;
             float* x = buf.qkv + row * params.q_row + head * s.dim;
             const float* weight = head < s.heads ? layer.q_norm : layer.k_norm;
-            if (weight) k.rms_norm(x, weight, s.eps, s.dim, x);
-            k.apply_rotary(x, buf.cos + row * s.dim / 2, buf.sin + row * s.dim / 2, s.dim);
+            if (weight && !s.wide_norms) k.rms_norm(x, weight, s.eps, s.dim, x);
+            const long turn = row * turns + layer.rotary * half;
+            if (layer.rotary >= 0) k.apply_rotary(x, buf.cos + turn, buf.sin + turn, s.rotated);
             if (head >= s.heads) write_cache(params, b.row_sequence[row], head - s.heads, row, row + 1);
         }
         team.barrier();
@@ -144,7 +201,7 @@ struct Forward {
             const LlamaLayer& layer = layers[i];
             const AttentionParams params = attention_params(s, b, buf, i, layer.window);
             const bool last = i == s.num_layers - 1;
-            project(layer, norm(buf.x, layer.input_norm, b.num_rows), buf.qkv, params.q_row);
+            project(layer, norm(buf.x, layer.attention_norm, b.num_rows), buf.qkv, params.q_row);
             write_kv(layer, params);
             if (last && b.num_logit_rows == 0) return;
             run_attention_tasks(params, tasks[i]);
@@ -152,14 +209,15 @@ struct Forward {
             if (last) gather_logit_rows();
             float* x = last ? buf.gathered : buf.x;
             const long rows = last ? b.num_logit_rows : b.num_rows;
-            product(layer.output, last ? buf.qkv : buf.attended, rows, x, s.hidden, ADD);
-            product(layer.gate_up, norm(x, layer.mlp_norm, rows), rows, buf.intermediate, s.intermediate, SWIGLU);
-            product(layer.down, buf.intermediate, rows, x, s.hidden, ADD);
+            add(layer.output, last ? buf.qkv : buf.attended, layer.after_attention, rows, x);
+            activate(layer.gate_up, norm(x, layer.mlp_norm, rows), rows);
+            add(layer.down, buf.intermediate, layer.after_mlp, rows, x);
         }
         const float* last = norm(buf.gathered, s.final_norm, b.num_logit_rows);
         for (long r = team.begin(b.num_logit_rows); states && r < team.end(b.num_logit_rows); r++)
             memcpy(states + r * s.hidden, last + r * s.hidden, sizeof(float) * s.hidden);
         product(s.head, last, b.num_logit_rows, logits, s.head->outputs, STORE);
+        finish_logits(logits, b.num_logit_rows);
     }
 };
 
@@ -170,6 +228,7 @@ API LlamaModel* cospec_llama_new(const LlamaConfig* config) {
     LlamaModel* model = new LlamaModel;
     model->config = *config;
     model->layers.assign(config->layers, config->layers + config->num_layers);
+    model->config.layers = model->layers.data();
     return model;
 }
 

@@ -10,20 +10,26 @@ namespace cospec {
 // The projections of queries, keys and values lie one after another: q joins the next ones of its format, which are
 // null. gate_up interleaves gates and inputs for the epilogue SWIGLU.
 struct LlamaLayer {
-    const float *input_norm, *mlp_norm;
-    const float *q_norm, *k_norm;  // [dim] each, or null
+    const float *attention_norm, *mlp_norm;    // of the inputs [hidden], or null
+    const float *after_attention, *after_mlp;  // of the outputs [hidden], or null
+    const float *q_norm, *k_norm;              // of each head [dim], of all heads with wide_norms, or null
     const Linear *q, *k, *v, *output, *gate_up, *down;
     long window;  // 0: none
+    long rotary;  // which table of frequencies rotates queries and keys; -1: none
 };
 
 struct LlamaConfig {
     const LlamaLayer* layers;
-    const void* embedding;  // [vocab_size, hidden]
+    const void* embedding;  // [vocab_size, hidden], floats or file blocks
     const float* final_norm;
     const Linear* head;
-    const float* inverse_frequencies;  // [dim / 2] of the rotary embedding
+    const float* inverse_frequencies;  // [num_tables, rotated / 2] of the rotary embedding
     long embedding_format, num_layers, hidden, heads, kv_heads, dim, intermediate;
+    long rotated, num_tables;  // numbers of a head that rotate
+    long wide_norms, gelu;     // gelu: the activation is GELU by tanh, else SiLU
     float eps, scale, rotary_scale;
+    float embedding_factor, residual_factor, logit_factor;
+    float attention_softcap, logit_softcap;  // 0: none
 };
 
 struct LlamaModel;  // a model with its scratch memory

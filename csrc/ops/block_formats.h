@@ -94,5 +94,8 @@ template <class F> struct Layout {
 // Pack rows of file blocks [outputs, blocks, SOURCE]; the calling thread starts the others.
 void pack_blocks(int format, const uint8_t* from, long outputs, long inputs, uint8_t* to);
 size_t packed_block_bytes(int format, long outputs, long inputs);
+// The values of one row of file blocks, and its bytes; 0 where the format has no blocks.
+void dequantize_row(int format, const uint8_t* from, long inputs, float* y);
+long file_row_bytes(int format, long inputs);
 
 }  // namespace cospec

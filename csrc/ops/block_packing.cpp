@@ -1,4 +1,5 @@
 // Packs the blocks of a GGUF file for the kernels. No weight is expanded to a float.
+#include <math.h>
 #include <string.h>
 
 #include "ops/block_formats.h"
@@ -129,7 +130,57 @@ template <class F> void pack_panels(const uint8_t* from, long outputs, long inpu
     }
 }
 
+float float_of(uint16_t bits, ScaleType type) {
+    if (type == BFLOAT16) {
+        const uint32_t word = (uint32_t)bits << 16;
+        float value;
+        memcpy(&value, &word, 4);
+        return value;
+    }
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float size = exponent ? ldexpf((float)(1024 + fraction), exponent - 25) : ldexpf((float)fraction, -24);
+    return bits & 0x8000 ? -size : size;
+}
+
+template <class F> float value_of(const Unpacked& u, int i, float scale, float minimum) {
+    const int integer = u.integers[i];
+    if constexpr (F::TABLE) return scale * (float)(F::VALUES[integer] - F::OFFSET);
+    if (F::SUB_SCALES && F::MINIMUMS)
+        return scale * (float)u.sub_scales[i / 32] * (float)integer - minimum * (float)u.sub_minimums[i / 32];
+    if (F::SUB_SCALES) return scale * (float)(int8_t)u.sub_scales[i / F::SUB] * (float)(integer - F::OFFSET);
+    return F::MINIMUMS ? scale * (float)integer - minimum : scale * (float)(integer - F::OFFSET);
+}
+
+template <class F> void dequantize(const uint8_t* from, long inputs, float* y) {
+    Unpacked unpacked = {};
+    for (long begin = 0; begin < inputs; begin += F::INPUTS, from += F::SOURCE) {
+        unpack(F{}, from, unpacked);
+        const float scale = float_of(unpacked.scale, F::SCALE), minimum = float_of(unpacked.minimum, FLOAT16);
+        for (int i = 0; i < F::INPUTS && begin + i < inputs; i++)
+            y[begin + i] = value_of<F>(unpacked, i, scale, minimum);
+    }
+}
+
 }  // namespace
+
+void dequantize_row(int format, const uint8_t* from, long inputs, float* y) {
+    switch (format) {
+#define FORMAT(name, id, Block) \
+    case id: dequantize<Block>(from, inputs, y); break;
+        BLOCK_FORMATS(FORMAT)
+#undef FORMAT
+    }
+}
+
+long file_row_bytes(int format, long inputs) {
+    switch (format) {
+#define FORMAT(name, id, Block) \
+    case id: return Layout<Block>::blocks(inputs) * Block::SOURCE;
+        BLOCK_FORMATS(FORMAT)
+#undef FORMAT
+    }
+    return 0;
+}
 
 size_t packed_block_bytes(int format, long outputs, long inputs) {
     const long panels = (outputs + BLOCK_PANEL - 1) / BLOCK_PANEL;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -27,13 +29,17 @@ ARCHITECTURES = {
     "olmo": "olmo",
     "olmo2": "olmo2",
 }
+NO_KINDS: Mapping[str, str] = MappingProxyType({})
 ROTATED = ("llama", "granite", "smollm3", "olmo")  # architectures whose queries and keys the converter rearranges
 
 
-def write_model(path: Path, model: Any, kind: str = "F32", tokenizer: Any = None, **values: Any) -> Path:
+def write_model(
+    path: Path, model: Any, kind: str = "F32", tokenizer: Any = None, kinds: Mapping[str, str] = NO_KINDS, **values: Any
+) -> Path:
     """Write ``model`` with weights of the type ``kind``; vectors stay float32.
 
     Args:
+        kinds: other types of tensors, by a part of their names in the file.
         values: metadata of the architecture beside the common values.
     """
     config, architecture = model.config, ARCHITECTURES[model.config.model_type]
@@ -48,7 +54,8 @@ def write_model(path: Path, model: Any, kind: str = "F32", tokenizer: Any = None
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for own, value in _converted(name, tensor.float().numpy(), config, architecture, names):
-            as_kind = GGMLQuantizationType[kind if value.ndim > 1 else "F32"]
+            chosen = next((other for part, other in kinds.items() if part in own), kind)
+            as_kind = GGMLQuantizationType[chosen if value.ndim > 1 else "F32"]
             data = value if as_kind.name == "F32" else quantize(value, as_kind)
             writer.add_tensor(own, data, raw_dtype=as_kind)
     for name, value in _rope_factors(config).items():

@@ -66,7 +66,12 @@ def verify(
     seconds = time.monotonic() - started
     _print(console, checks, seconds)
     if json_file is not None:
-        about = {"models": names, "ensemble": blended, "speculative_config": speculative, "quick": quick}
+        about: dict[str, object] = {
+            "models": names,
+            "ensemble": blended,
+            "speculative_config": speculative,
+            "quick": quick,
+        }
         _write(json_file, about, checks, seconds)
     if not all(check.passed for check in checks):
         raise typer.Exit(1)

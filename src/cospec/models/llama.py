@@ -1,4 +1,4 @@
-"""A hand-written forward for the Llama family: Llama, Mistral, Qwen2 and Qwen3.
+"""A hand-written forward for the families of Llama, see ``llama_weights.FAMILIES``.
 
 Projections of the same input are one product. Only rows with logits pass the last feed-forward. On a CPU the native
 kernels run the whole forward in one call; other devices run the same operations in torch.
@@ -7,7 +7,7 @@ kernels run the whole forward in one call; other devices run the same operations
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,147 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cospec.core.interfaces import NativeForward
-from cospec.errors import ModelError
 from cospec.models.attention.backend import AttentionBackend, AttentionShape, LayerAttend
 from cospec.models.attention.sdpa import SDPA
 from cospec.models.cuda_graphs import CudaRecorder, GraphRunner
 from cospec.models.input_batch import InputBatch
 from cospec.models.kv_cache import KVCache, LayerBlocks
+from cospec.models.llama_weights import LlamaWeights, read_weights, why_not
 from cospec.models.model_runner import Forwards
-from cospec.models.weights.format import LinearWeights, ReadWeight, WeightFormat
+from cospec.models.weights.format import LinearWeights, WeightFormat
 from cospec.native import operators
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the length
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """The weights of one layer; norms are float32. ``qkv`` joins the projections of one format."""
-
-    input_norm: Tensor
-    qkv: tuple[LinearWeights, ...]
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    output: LinearWeights
-    mlp_norm: Tensor
-    gate: LinearWeights
-    up: LinearWeights
-    down: LinearWeights
-    window: int | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LlamaWeights:
-    """The weights of a model of the family, read from transformers' modules.
-
-    Attributes:
-        format: of linear weights that the file does not store in blocks.
-        embedding: ``[V, hidden]``, also the output layer's weight if tied.
-        frequencies: ``[D / 2]`` of the rotary embedding; ``rotary_scale`` multiplies cosines and sines.
-    """
-
-    format: WeightFormat
-    layers: tuple[LayerWeights, ...]
-    embedding: Tensor
-    final_norm: Tensor
-    head: LinearWeights
-    frequencies: Tensor
-    rotary_scale: float
-    heads: int
-    kv_heads: int
-    dim: int
-    eps: float
-    scale: float
-
-
-def why_not(config: Any) -> str:
-    """Return why this forward cannot run a model, as an ending of "because it ..."; empty if supported."""
-    kind = getattr(config, "model_type", "")
-    if kind not in FAMILY:
-        return f"is of type {kind}, not {', '.join(FAMILY)}"
-    if config.hidden_act not in ("silu", "swish"):
-        return f"has the activation {config.hidden_act}"
-    rope = config.rope_parameters.get("rope_type", "default")
-    if rope not in ROPE_TYPES:
-        return f"has rotary embeddings of type {rope}"
-    if config.rope_parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        return "rotates a part of each head"
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return f"has heads of size {dim}" if dim % 8 or dim > operators.MAX_DIM else ""
-
-
-def _linear(name: str, module: Any, read: ReadWeight) -> LinearWeights:
-    return LinearWeights(read(name, module.weight), None if module.bias is None else module.bias.detach())
-
-
-def _layer(name: str, layer: Any, config: Any, read: ReadWeight) -> LayerWeights:
-    def linear(part: str) -> LinearWeights:
-        return _linear(f"{name}.{part}", layer.get_submodule(part), read)
-
-    attention = layer.self_attn
-    norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-    q_norm, k_norm = (None if norm is None else norm.weight.detach().float() for norm in norms)
-    window = config.sliding_window if config.model_type == "mistral" else getattr(attention, "sliding_window", None)
-    return LayerWeights(
-        input_norm=layer.input_layernorm.weight.detach().float(),
-        qkv=joined([linear(f"self_attn.{part}_proj") for part in "qkv"]),
-        q_norm=q_norm,
-        k_norm=k_norm,
-        output=linear("self_attn.o_proj"),
-        mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
-        gate=linear("mlp.gate_proj"),
-        up=linear("mlp.up_proj"),
-        down=linear("mlp.down_proj"),
-        window=window,
-    )
-
-
-def joined(layers: Sequence[LinearWeights]) -> tuple[LinearWeights, ...]:
-    """Join neighbours of the same format and the same use of a bias."""
-    found: list[LinearWeights] = []
-    for layer in layers:
-        last = found[-1] if found else None
-        same = last is not None and last.weight.format.name == layer.weight.format.name
-        if last is not None and same and (last.bias is None) == (layer.bias is None):
-            found[-1] = last.join(layer)
-        else:
-            found.append(layer)
-    return tuple(found)
-
-
-def read_weights(model: Any, format: WeightFormat, read: ReadWeight | None = None) -> LlamaWeights:
-    """Read the weights of a loaded transformers model into a format; unchanged weights are not copied.
-
-    Args:
-        read: reads a linear weight by the name of its module; None reads the module's own weight.
-
-    Raises:
-        ModelError: the model is of another family, or needs an unsupported feature.
-    """
-    config, inner = model.config, model.model
-    reason = why_not(config)
-    if reason:
-        raise ModelError(f"The fused forward cannot run the model {config.model_type} because it {reason}.")
-    of_module: ReadWeight = read or (lambda _, weight: format.read(weight))
-    rotary = inner.rotary_emb
-    attention = inner.layers[0].self_attn
-    return LlamaWeights(
-        format=format,
-        layers=tuple(
-            _layer(f"model.layers.{number}", layer, config, of_module) for number, layer in enumerate(inner.layers)
-        ),
-        embedding=inner.embed_tokens.weight.detach(),
-        final_norm=inner.norm.weight.detach().float(),
-        head=_linear("lm_head", model.lm_head, of_module),
-        frequencies=rotary.inv_freq.detach().float(),
-        rotary_scale=float(rotary.attention_scaling),
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        dim=attention.head_dim,
-        eps=config.rms_norm_eps,
-        scale=float(attention.scaling),
-    )
+__all__ = ["FusedLlama", "TorchRunner", "read_weights", "why_not"]
 
 
 class Runner(Protocol):
@@ -248,11 +118,16 @@ class _Decoded(NamedTuple):
     value: Tensor
     bias: Tensor | None
 
+    def product(self, x: Tensor) -> Tensor:
+        """Multiply as ``WeightFormat.product``, with a weight that was decoded once."""
+        return F.linear(self.format.round_inputs(x), self.value, self.bias)
+
 
 class TorchRunner:
     """The same operations in torch, on any device, with any attention back end."""
 
     def __init__(self, weights: LlamaWeights, attention: AttentionBackend) -> None:
+        weights = replace(weights, layers=tuple(weights.layers))
         self._weights, self.attention = weights, attention
         self._layers = tuple(
             (
@@ -264,6 +139,8 @@ class TorchRunner:
             for layer in weights.layers
         )
         self._head = self._decoded(weights.head)
+        table = weights.table
+        self._embedding = weights.embedding if table is None else table.decode(weights.embedding.dtype)
 
     def _decoded(self, linear: LinearWeights) -> _Decoded:
         """Return the value of the weight in the dtype of the states."""
@@ -277,37 +154,63 @@ class TorchRunner:
     def states(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> tuple[Tensor, Tensor]:
         """See ``FusedLlama.states``."""
         x = self._hidden(batch, layers, self.attention.prepare(batch))
-        return self._product(x, self._head).float(), x.float()
+        return self._logits(x), x.float()
 
     def on(self, cache: KVCache, max_len: int) -> None:
         """See ``Runner``."""
 
     def run(self, batch: InputBatch, layers: Sequence[LayerBlocks], attend: LayerAttend) -> Tensor:
         """Like ``logits``, with a prepared attention."""
-        return self._product(self._hidden(batch, layers, attend), self._head).float()
+        return self._logits(self._hidden(batch, layers, attend))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        factors = self._weights.factors
+        logits = self._head.product(x).float()
+        if factors.logits != 1.0:
+            logits = logits * factors.logits
+        cap = factors.logit_softcap
+        return torch.tanh(logits / cap) * cap if cap else logits
 
     @torch.no_grad()
     def _hidden(self, batch: InputBatch, layers: Sequence[LayerBlocks], attend: LayerAttend) -> Tensor:
         w = self._weights
-        angles = batch.positions[:, None].float() * w.frequencies
-        turn = (angles.cos() * w.rotary_scale)[:, None], (angles.sin() * w.rotary_scale)[:, None]
-        x = F.embedding(batch.ids, w.embedding)
+        x = F.embedding(batch.ids, self._embedding)
+        if w.factors.embedding != 1.0:
+            x = x * w.factors.embedding
+        turns = [self._turn(batch, frequencies) for frequencies in w.frequencies]
         for layer, (qkv, output, gate_up, down), pages in zip(w.layers, self._layers, layers, strict=True):
-            normed = self._norm(x, layer.input_norm)
-            states = torch.cat([self._product(normed, part) for part in qkv], -1).unflatten(-1, (-1, w.dim))
-            q, k, v = states.split([w.heads, w.kv_heads, w.kv_heads], dim=1)
-            q, k = (_rotate(self._norm(part, norm), turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
-            attended = attend(q, k, v, pages, AttentionShape(w.scale, layer.window)).flatten(1)
+            normed = self._norm(x, layer.attention_norm)
+            parts = torch.cat([part.product(normed) for part in qkv], -1)
+            q, k, v = parts.split([w.heads * w.dim, w.kv_heads * w.dim, w.kv_heads * w.dim], dim=-1)
+            turn = None if layer.rotary is None else turns[layer.rotary]
+            q, k = (self._heads(part, norm, turn) for part, norm in ((q, layer.q_norm), (k, layer.k_norm)))
+            shape = AttentionShape(w.scale, layer.window, w.factors.attention_softcap or None)
+            attended = attend(q, k, v.unflatten(-1, (-1, w.dim)), pages, shape).flatten(1)
             if layer is w.layers[-1]:
                 x, attended = x[batch.logit_rows], attended[batch.logit_rows]
-            x = x + self._product(attended, output)
-            gate, up = self._product(self._norm(x, layer.mlp_norm), gate_up).chunk(2, dim=-1)
-            x = x + self._product(F.silu(gate) * up, down)
+            x = self._added(x, output.product(attended), layer.after_attention)
+            gate, up = gate_up.product(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+            gate = F.silu(gate) if w.activation == "silu" else F.gelu(gate, approximate="tanh")
+            x = self._added(x, down.product(gate * up), layer.after_mlp)
         return self._norm(x, w.final_norm)
 
-    def _product(self, x: Tensor, linear: _Decoded) -> Tensor:
-        """Multiply as ``WeightFormat.product``, with a weight that was decoded once."""
-        return F.linear(linear.format.round_inputs(x), linear.value, linear.bias)
+    def _turn(self, batch: InputBatch, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines ``[T, 1, R / 2]``."""
+        angles, scale = batch.positions[:, None].float() * frequencies, self._weights.rotary_scale
+        return (angles.cos() * scale)[:, None], (angles.sin() * scale)[:, None]
+
+    def _heads(self, x: Tensor, norm: Tensor | None, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Normalise, divide into heads ``[T, heads, D]`` and rotate; a wide norm spans all heads."""
+        dim = self._weights.dim
+        if norm is not None and norm.shape[0] != dim:
+            x, norm = self._norm(x, norm), None
+        x = self._norm(x.unflatten(-1, (-1, dim)), norm)
+        return x if turn is None else _rotate(x, turn)
+
+    def _added(self, x: Tensor, branch: Tensor, norm: Tensor | None) -> Tensor:
+        """Add the output of attention or feed-forward to the states."""
+        branch, factor = self._norm(branch, norm), self._weights.factors.residual
+        return x + (branch if factor == 1.0 else branch * factor)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalise in float32 for every dtype of ``x``."""
@@ -315,7 +218,10 @@ class TorchRunner:
 
 
 def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Apply the rotary embedding to ``[T, heads, D]``."""
+    """Apply the rotary embedding to the first numbers of ``[T, heads, D]``."""
     cos, sin = turn
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    rotated = 2 * cos.shape[-1]
+    a, b = x[..., :rotated].float().chunk(2, dim=-1)
+    parts = [a * cos - b * sin, b * cos + a * sin]
+    rest = [x[..., rotated:].float()] if rotated < x.shape[-1] else []
+    return torch.cat(parts + rest, dim=-1).to(x.dtype)

@@ -16,7 +16,7 @@ from cospec.models.attention.backend import AttentionBackend, choose_attention
 from cospec.models.block_manager import BlockPool
 from cospec.models.checkpoint import check_stored, read_config, resolve, weight_files
 from cospec.models.files.open_source import open_source
-from cospec.models.files.source import WeightSource
+from cospec.models.files.source import EMBEDDING, WeightSource
 from cospec.models.hf_logging import hf_logging_off, weights_progress
 from cospec.models.hf_weights import first_line, hf_config, hf_model
 from cospec.models.kv_cache import KVCache, LayerShape
@@ -34,7 +34,7 @@ from cospec.models.memory import (
     pages_for,
 )
 from cospec.models.model_runner import ModelRunner, check_numbers
-from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, WeightFormat, choose_format
+from cospec.models.weights.format import TORCH_DTYPES, ReadWeight, StoredWeight, WeightFormat, choose_format
 from cospec.options import WeightOptions
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ class LoadOptions:
     instruction_set: str = "auto"
     keep_states: bool = False
 
-    def of_drafter(self, weights: WeightOptions) -> LoadOptions:
-        """Return these options of the target with a drafter's own weights, for the drafter's own longest sequence."""
+    def of_model(self, weights: WeightOptions) -> LoadOptions:
+        """Return these options with the own weights of a drafter or member, for its own longest sequence."""
         if not weights.given:
             return replace(self, max_model_len=None)
         return replace(self, max_model_len=None, dtype=weights.dtype or "auto", quantization=weights.quantization)
@@ -86,7 +86,11 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """The options, made concrete for one folder and one machine; ``adapter`` is merged into ``folder``'s weights."""
+    """The options, made concrete for one folder and one machine; ``adapter`` is merged into ``folder``'s weights.
+
+    Attributes:
+        fused: whether the hand-written forward reads the files, whose tensors have transformers' names.
+    """
 
     name: str
     folder: Path
@@ -97,6 +101,7 @@ class _Recipe:
     linear: str
     source: WeightSource
     options: LoadOptions
+    fused: bool = False
 
     @property
     def convert(self) -> bool:
@@ -106,12 +111,20 @@ class _Recipe:
     @property
     def read(self) -> ReadWeight | None:
         """How linear weights are read from the source; None reads the weights of the loaded modules."""
-        return self.source.reader(self.format, self.convert) if self.direct else None
+        return self.source.reader(self.format, self.dtype, self.convert) if self.direct else None
+
+    @property
+    def table(self) -> StoredWeight | None:
+        """The embedding in the file's blocks, if the hand-written forward reads it; None of other embeddings."""
+        return self.source.table(self.convert) if self.direct else None
 
     @property
     def direct(self) -> bool:
-        """Whether linear weights go from the files to their format, without a transformers module."""
-        return self.source.packed and self.device.type == "cpu"
+        """Whether linear weights go from the files to their format, without a transformers module.
+
+        An adapter is merged into modules. Names that transformers changes at load need its modules too.
+        """
+        return self.adapter is None and self.device.type == "cpu" and (self.source.packed or self.fused)
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -244,13 +257,13 @@ def _assemble(recipe: _Recipe) -> Model:
 
     config = hf_config(recipe.name, recipe.folder)
     if _takes_fused(config, recipe):
-        return _fused_model(config, recipe)
+        return _fused_model(config, replace(recipe, fused=EMBEDDING in recipe.source.shapes))
     model = _weights(config, recipe, recipe.cache_dtype)
+    if recipe.device.type == "cpu":
+        replace_linears(model, recipe.linear, recipe.format, recipe.read)
     shapes = hf.probe(model)
     attention = _attention(recipe, shapes)
     cache, max_len = _cache(config, shapes, attention, recipe)
-    if recipe.device.type == "cpu":
-        replace_linears(model, recipe.linear, recipe.format, recipe.read)
     small = BlockPool(4, cache.pages.page_size, prefix_caching=False)
     trial = KVCache(shapes, small, recipe.cache_dtype, recipe.device, attention.by_head)
     hf.check_packing(model, trial, attention)
@@ -262,14 +275,14 @@ def _fused_model(config: Any, recipe: _Recipe) -> Model:
 
     The forward stores its own weights, so the loaded model is freed before the cache is allocated.
     """
-    from cospec.models import hf
 
-    model = _weights(config, recipe, recipe.dtype)
-    shapes = hf.probe(model)
+    table = recipe.table
+    model = _weights(config, recipe, recipe.dtype, () if table is None else (EMBEDDING,))
+    weights = read_weights(model, recipe.format, recipe.read, table)
+    shapes = [LayerShape(weights.kv_heads, weights.dim)] * len(weights.layers)
     attention = _attention(recipe, shapes)
-    weights = read_weights(model, recipe.format, recipe.read)
     fused = FusedLlama.build(weights, attention, in_place=recipe.device.type == "cpu")
-    del model
+    del model, weights
     if recipe.device.type == "cuda":
         torch.cuda.empty_cache()
     cache, max_len = _cache(config, shapes, attention, recipe)
@@ -293,12 +306,19 @@ def _cache(config: Any, shapes: list[LayerShape], attention: AttentionBackend, r
 
 def _takes_fused(config: Any, recipe: _Recipe) -> bool:
     """Whether the hand-written forward can run the model: on a CPU only if both back ends are native."""
-    if recipe.options.fused == "never" or why_not(config):
+    if recipe.options.fused == "never" or why_not(config) or not _same_gates(recipe):
         return False
     return recipe.device.type == "cuda" or (_attention(recipe, ()).native_forward and recipe.linear == "native")
 
 
-def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
+def _same_gates(recipe: _Recipe) -> bool:
+    """Whether the two projections that enter a feed-forward have one format in every layer."""
+    kinds = {} if recipe.convert else recipe.source.kinds
+    gates = [name for name in recipe.source.shapes if name.endswith(".gate_proj.weight")]
+    return all(kinds.get(name) == kinds.get(name.replace(".gate_proj.", ".up_proj.")) for name in gates)
+
+
+def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype, without: Sequence[str] = ()) -> Any:
     """Load the Hugging Face model as ``dtype``; weights are rounded first if ``dtype`` has fewer bits than the file."""
     from cospec.models import hf
 
@@ -307,7 +327,7 @@ def _weights(config: Any, recipe: _Recipe, dtype: torch.dtype) -> Any:
     merged = recipe.adapter is not None and recipe.device.type == "cpu"  # in float32, rounded once
     try:
         loaded = torch.float32 if merged else dtype
-        tensors = recipe.source.state_dict(loaded) if recipe.direct else None
+        tensors = recipe.source.state_dict(loaded, without) if recipe.direct else None
         options = {"attn_implementation": hf.ATTENTION_NAME, "tensors": tensors}
         model, report = hf_model(recipe.folder, config, loaded, **options)
     except Exception as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 from cospec.core.model_io import RolloutOutput, RolloutParams, TokenBatch
 from cospec.models.input_batch import InputBatch, check
 from cospec.models.kv_cache import KVCache, LayerBlocks
-from cospec.models.llama import LayerWeights, LlamaWeights
+from cospec.models.llama_weights import LayerWeights, LlamaWeights
 from cospec.models.weights.format import LinearWeights
 from cospec.native import operators, structs
 from cospec.native.library import address, start
@@ -43,15 +43,16 @@ class NativeLlama:
         self._kept: list[Any] = []  # the library points to these
         self._vocab_size, self._hidden = weights.embedding.shape
         layers = np.array([self._layer(layer) for layer in weights.layers], structs.LlamaLayer)
-        table = weights.embedding.float()
-        half = table.bfloat16()
-        if weights.format.table_dtype is torch.bfloat16 or torch.equal(half.float(), table):  # half the size at no loss
-            table = half
+        table, kind = _table(weights)
+        factors, first = weights.factors, weights.layers[0]
         config = _CONFIG.pack(
             address(layers), self._tensor(table), self._tensor(weights.final_norm), self._linear(weights.head),
-            self._tensor(weights.frequencies), operators.kernel_id("bf16" if table is half else "fp32"),
+            self._tensor(weights.frequencies), operators.kernel_id(kind),
             len(layers), self._hidden, weights.heads, weights.kv_heads, weights.dim,
-            weights.layers[0].gate.weight.outputs, weights.eps, weights.scale, weights.rotary_scale,
+            first.gate.weight.outputs, 2 * weights.frequencies.shape[1], len(weights.frequencies),
+            first.q_norm is not None and first.q_norm.shape[0] != weights.dim, weights.activation == "gelu_tanh",
+            weights.eps, weights.scale, weights.rotary_scale, factors.embedding, factors.residual, factors.logits,
+            factors.attention_softcap, factors.logit_softcap,
         )  # fmt: skip
         library = operators.cdll()
         self._forward, self._hidden_states = library.cospec_llama_forward, library.cospec_llama_hidden_states
@@ -72,10 +73,13 @@ class NativeLlama:
     def _layer(self, layer: LayerWeights) -> tuple[int, ...]:
         """Return the fields of a ``LlamaLayer``."""
         gate_up = layer.gate.join(layer.up, rows=_interleave)
-        norms = (layer.input_norm, layer.mlp_norm, layer.q_norm, layer.k_norm)
+        norms = (
+            layer.attention_norm, layer.mlp_norm, layer.after_attention, layer.after_mlp, layer.q_norm, layer.k_norm,
+        )  # fmt: skip
         projections = [*map(self._linear, layer.qkv), 0, 0][:3]
         linears = map(self._linear, (layer.output, gate_up, layer.down))
-        return *map(self._tensor, norms), *projections, *linears, layer.window or 0
+        windows = layer.window or 0, -1 if layer.rotary is None else layer.rotary
+        return *map(self._tensor, norms), *projections, *linears, *windows
 
     def logits(self, batch: InputBatch, layers: Sequence[LayerBlocks]) -> Tensor:
         """Return float32 logits ``[R, V]`` of the batch, and write its keys and values."""
@@ -197,6 +201,17 @@ def _packed(batch: InputBatch, keys: array[int], values: array[int]) -> bytes:
         wanted.data_ptr(), start(keys), start(values),
         batch.ids.shape[0], tables.shape[0], wanted.shape[0], batch.page_size, tables.shape[1],
     )  # fmt: skip
+
+
+def _table(weights: LlamaWeights) -> tuple[Tensor, str]:
+    """Return the embedding table and the name of its kernel: file blocks, or bfloat16 where no value changes."""
+    if weights.table is not None:
+        return weights.table.parts[0], weights.table.format.kernel
+    table = weights.embedding.float()
+    half = table.bfloat16()
+    if weights.format.table_dtype is torch.bfloat16 or torch.equal(half.float(), table):  # half the size at no loss
+        return half, "bf16"
+    return table, "fp32"
 
 
 def _interleave(gate_and_up: Sequence[Tensor]) -> Tensor:

@@ -54,16 +54,16 @@ AttentionParams = declare(
 LlamaLayer = declare(
     "LlamaLayer",
     """
-    pointer input_norm mlp_norm q_norm k_norm q k v output gate_up down
-    int64 window
+    pointer attention_norm mlp_norm after_attention after_mlp q_norm k_norm q k v output gate_up down
+    int64 window rotary
     """,
 )
 LlamaConfig = declare(
     "LlamaConfig",
     """
     pointer layers embedding final_norm head inverse_frequencies
-    int64 embedding_format num_layers hidden heads kv_heads dim intermediate
-    float eps scale rotary_scale
+    int64 embedding_format num_layers hidden heads kv_heads dim intermediate rotated num_tables wide_norms gelu
+    float eps scale rotary_scale embedding_factor residual_factor logit_factor attention_softcap logit_softcap
     """,
 )
 InputBatch = declare(
@@ -169,7 +169,9 @@ MultiStepTask = declare(
     int64 num_slots num_drafting max_draft_len max_steps
     double time_limit
     int64 wakeup_fd
-    pointer output num_fed seconds logits
+    pointer output
+    int64 output_width
+    pointer num_fed seconds logits
     """,
 )
 

@@ -38,6 +38,11 @@ class PolicyContext:
         return DEFAULT_LENGTH if self.num_speculative_tokens is None else self.num_speculative_tokens
 
     @property
+    def may_grow(self) -> bool:
+        """Whether a policy that chooses may draft longer chains than ``longest``."""
+        return self.num_speculative_tokens is None and not self.capabilities.trees
+
+    @property
     def longest(self) -> int:
-        """The longest draft for a policy that chooses."""
+        """The longest draft for a policy that chooses, at first."""
         return DEFAULT_MAX_LENGTH if self.num_speculative_tokens is None else self.num_speculative_tokens

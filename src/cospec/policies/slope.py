@@ -25,13 +25,13 @@ class SlopeOptions(Options):
     """Options of ``slope``.
 
     Attributes:
-        start: the first length; None starts in the middle.
+        start: the first length.
         decision_threshold: steps between two decisions.
         patience: decisions without a significant slope after which a neighbour is tried.
         significance: standard errors by which a significant slope differs from 0.
     """
 
-    start: int | None = Field(default=None, ge=1, le=64)
+    start: int = Field(default=1, ge=1, le=64)
     decision_threshold: int = Field(default=24, ge=4)
     patience: int = Field(default=4, ge=1)
     significance: float = Field(default=2.0, ge=0, strict=False)
@@ -46,7 +46,7 @@ class Slope(Policy):
 
     def __init__(self, options: SlopeOptions, longest: int) -> None:
         self.options, self.longest = options, max(1, longest)
-        self.length = min(options.start or (self.longest + 1) // 2, self.longest)
+        self.length = min(options.start, self.longest)
         self._direction = 1
         self._previous: list[float] = []  # seconds per token of the steps at the previous length
         self._current: list[float] = []  # seconds per token of the steps at the current length

@@ -47,8 +47,8 @@ def context_of_llm(
         CospecError: a model or option cannot be served.
         InvalidInput: transformers has no model with the weights of the engine.
     """
-    several = {"models": list(models)} if len(models) > 1 else {}
-    llm = LLM(models[0], dict(speculative) if speculative is not None else None, **several, **options)
+    several = list(models) if len(models) > 1 else None
+    llm = LLM(models[0], dict(speculative) if speculative is not None else None, several, **options)
     if llm.engine.config.quantization is not None:
         raise InvalidInput("quantization", llm.engine.config.quantization, "absent: transformers has no such weights")
     effort = QUICK if quick else FULL

@@ -76,3 +76,13 @@ def test_the_commands_that_measure_are_commands(tables: ModuleType) -> None:
             command = command.commands[arguments.pop(0)]
         context = command.make_context("cospec", arguments)  # raises for an option that there is not
         assert context.params
+
+
+def test_verdicts_follow_from_figures(tables: ModuleType) -> None:
+    """A figure in the paper's range agrees; otherwise the interval decides; a missing figure shows nothing."""
+    claims = importlib.import_module("benchmarks.claims")
+    assert claims.verdict((1.4, 1.2, 1.6), 1.3) == "as the paper"
+    assert claims.verdict((1.2, 1.1, 1.3), 1.3) == "a gain, smaller than the paper's"
+    assert claims.verdict((1.2, 0.9, 1.4), 1.3) == claims.verdict((0.9, 0.7, 1.2), 1.3) == "no clear difference"
+    assert claims.verdict((0.8, 0.7, 0.9), 1.3) == claims.verdict((0.8,), 1.3) == "a loss here"
+    assert claims.Claim("P", "c", (1.2, 1.5), "measured", claims.not_run).cells()[-2:] == ("not run", "not shown")

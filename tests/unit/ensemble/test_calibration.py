@@ -47,10 +47,10 @@ def test_the_loss_is_bounded_and_the_tolerance_is_used() -> None:
 
 def test_answers_are_scored_where_they_are() -> None:
     models = [ToyModel(4, seed=1), ToyModel(4, seed=2)]
-    rows = read_answers(models, [((0, 1), (2, 3)), ((3,), (1,)), ((1,), ())])  # type: ignore[arg-type]
+    rows = read_answers(models, [((0, 1), (2, 3)), ((3,), (1,)), ((1,), ())])
     assert rows.tokens.tolist() == [2, 3, 1]
     for model, logits in zip(models, (rows.target, rows.drafter), strict=True):
         wanted = [model.logits(context) for context in ([0, 1], [0, 1, 2], [3])]
         torch.testing.assert_close(logits, torch.stack(wanted))
     with pytest.raises(InvalidInput, match="without a token"):
-        read_answers(models, [((1,), ())])  # type: ignore[arg-type]
+        read_answers(models, [((1,), ())])

@@ -24,6 +24,7 @@ class PoolOptions(Options):
     Attributes:
         combiner: how drafts are combined.
         routing: how drafters are chosen per request.
+        routing_options: of the routing itself.
         drafters: each with a ``name``, a ``method`` and the method's own options; ``executor`` and ``cores`` as in
             ``DrafterPlace``.
         deadline: seconds that a step waits for a drafter; None waits without limit.
@@ -33,6 +34,7 @@ class PoolOptions(Options):
 
     combiner: str = "fuse"
     routing: str = "hedge"
+    routing_options: dict[str, Any] = Field(default={})
     drafters: list[dict[str, Any]] = Field(
         default=[{"name": "model", "method": "draft_model"}, {"name": "copy", "method": "ngram"}], min_length=1
     )

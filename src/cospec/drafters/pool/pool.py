@@ -31,6 +31,7 @@ from cospec.drafters.pool.routing.drafter_weights import DrafterWeights
 from cospec.drafters.pool.routing.selection import Routing
 from cospec.drafters.pool.state import DraftTask, Given, PoolRequestState, PoolStats
 from cospec.errors import InvalidInput
+from cospec.options import parse
 from cospec.registry import COMBINERS, ROUTINGS
 
 RESCORE_AFTER = 16  # steps between the first two scorings of known tokens; doubles each time
@@ -114,7 +115,9 @@ class PoolDrafter(Drafter):
     @classmethod
     def build(cls, options: PoolOptions, build_context: DrafterBuildContext) -> PoolDrafter:
         """Build every drafter; errors name the drafter."""
-        combiner, routing = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)()
+        combiner, chosen = COMBINERS.load(options.combiner)(), ROUTINGS.load(options.routing)
+        where = "speculative_config.routing_options."
+        routing = chosen.build(parse(chosen.Options, options.routing_options, where))
         drafters = build_drafters(options, build_context)
         if StreamKind.DRAFT in combiner.stream_kinds:
             try:

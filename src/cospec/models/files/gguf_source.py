@@ -88,7 +88,8 @@ class GgufSource(WeightSource):
             if entry.tensors[0].type in _BLOCKS and len(self.shapes[name]) == 2
         }
         types = self.types()
-        self.dtype = _FLOATS.get(max(types, key=lambda name: types[name]), torch.float32)
+        most = max(types, key=lambda name: types[name])
+        self.dtype = torch.bfloat16 if most == "bf16" else torch.float32  # float16 would round the norms
 
     def read(self, name: str) -> Tensor:
         """See ``WeightSource``."""

@@ -29,6 +29,7 @@ class PackedSource(SafetensorsSource):
     def __init__(self, name: str, files: Sequence[Path], config: Mapping[str, Any]) -> None:
         super().__init__(files)
         self._packing = choose_packing(name, config)
+        self.dtype = self._packing.dtype
         first, *others = self._packing.parts
         marks = [part for part in others if part not in ("weight", "g_idx")]
         modules = {key.rpartition(".")[0] for key in self.shapes if key.endswith(f".{first}")}

@@ -79,9 +79,11 @@ class Packing(ABC):
 
     Attributes:
         parts: names of a layer's tensors; the first is the weight, the others need not exist.
+        dtype: holds the values of the weight.
     """
 
     parts: ClassVar[tuple[str, ...]]
+    dtype: ClassVar[torch.dtype] = torch.float32
 
     @abstractmethod
     def shape(self, layer: Layer) -> tuple[int, int]:
@@ -265,6 +267,7 @@ class Fp8(Packing):
     """Float8 weights, and scales of the tensor, of outputs, or of tiles (``weight_scale_inv`` of DeepSeek)."""
 
     parts = ("weight", "weight_scale", "weight_scale_inv")
+    dtype = torch.bfloat16
 
     def shape(self, layer: Layer) -> tuple[int, int]:
         """See ``Packing``."""
@@ -272,7 +275,7 @@ class Fp8(Packing):
         return out, inputs
 
     def decode(self, layer: Layer) -> Tensor:
-        """See ``Packing``; the result is bfloat16."""
+        """See ``Packing``; products are rounded to bfloat16."""
         weight = layer["weight"].float()
         scale = (layer["weight_scale"] if "weight_scale" in layer else layer["weight_scale_inv"]).float()
         scale = scale if scale.dim() == 2 else as_matrix(scale, weight.shape[0])

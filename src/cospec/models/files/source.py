@@ -63,31 +63,54 @@ class WeightSource(ABC):
         """Return the file blocks ``[out, bytes of a row]`` of a weight in ``kinds``."""
         raise KeyError(name)
 
-    def linear(self, name: str, format: WeightFormat, convert: bool = False) -> StoredWeight:
+    def linear(
+        self, name: str, format: WeightFormat, dtype: torch.dtype | None = None, convert: bool = False
+    ) -> StoredWeight:
         """Return a weight ``[out, in]``: in its own blocks, or in ``format``.
 
         Args:
+            dtype: that values are rounded to first; None does not round.
             convert: use ``format`` for weights in blocks too.
         """
         if convert or name not in self.kinds:
-            return format.read(self.read(name))
+            value = self.read(name)
+            return format.read(value if dtype is None else value.to(dtype))
         return block_format(self.kinds[name]).from_blocks(self.blocks(name), self.shapes[name][1])
 
-    def reader(self, format: WeightFormat, convert: bool = False) -> ReadWeight:
-        """Return ``linear`` by the names of modules; a tied output layer has the embedding's weight."""
+    def reader(self, format: WeightFormat, dtype: torch.dtype | None = None, convert: bool = False) -> ReadWeight:
+        """Return ``linear`` by the names of modules; other weights are those of the modules.
+
+        The output layer of a model without a weight of its own has the module's weight, or the embedding's blocks.
+        """
 
         def read(module: str, weight: Tensor) -> StoredWeight:
             name = f"{module}.weight"
-            name = EMBEDDING if name == HEAD and HEAD not in self.shapes else name
-            return self.linear(name, format, convert) if name in self.shapes else format.read(weight)
+            tied = name == HEAD and HEAD not in self.shapes and EMBEDDING in self.kinds
+            name = EMBEDDING if tied else name
+            placeholder = weight.stride() == (0, 0)
+            if placeholder or tied:
+                return self.linear(name, format, dtype, convert)
+            return format.read(weight)
 
         return read
 
-    def state_dict(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return all tensors as ``dtype``. Weights that ``reader`` reads are placeholders without memory."""
-        return {name: self.read(name).to(dtype) for name in self.shapes if not is_linear(name)} | {
-            name: torch.zeros(1, dtype=dtype).expand(shape) for name, shape in self.shapes.items() if is_linear(name)
-        }
+    def table(self, convert: bool = False) -> StoredWeight | None:
+        """Return the embedding in its own blocks; None if the embedding is stored as floats."""
+        if convert or EMBEDDING not in self.kinds:
+            return None
+        return block_format(self.kinds[EMBEDDING]).from_blocks(self.blocks(EMBEDDING), self.shapes[EMBEDDING][1])
+
+    def state_dict(self, dtype: torch.dtype, without: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Return all tensors as ``dtype``. Weights that ``reader`` reads are placeholders without memory.
+
+        Args:
+            without: more tensors that become placeholders.
+        """
+        found = {}
+        for name, shape in self.shapes.items():
+            empty = is_linear(name) or name in without
+            found[name] = torch.zeros(1, dtype=dtype).expand(shape) if empty else self.read(name).to(dtype)
+        return found
 
 
 def is_linear(name: str) -> bool:

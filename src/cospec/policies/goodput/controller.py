@@ -40,6 +40,8 @@ from cospec.policies.goodput.split_multi_step import ObservedSteps
 from cospec.policies.latency.step import StepLatency
 from cospec.policies.policy_context import PolicyContext
 
+LONGEST_CHAIN = 32  # that a length without configuration grows to
+
 Solver = Callable[[Floats, LengthInputs], tuple[LengthChoice, list[DraftBudget]]]
 
 
@@ -83,9 +85,9 @@ class Goodput(Policy):
         self.draft_caches = DraftCacheRelease(options.release_above)
         self.exploration = ExplorationBudget(options.probe_share)
         self.num_drafters = NumDrafters(context.capabilities.num_drafters)
-        bounds = StepBounds(options.max_step_seconds, options.max_verified_tokens)
+        self._bounds, self._solve = StepBounds(options.max_step_seconds, options.max_verified_tokens), solve
         shapes = trees(context.longest) if context.capabilities.trees else chains(context.longest)
-        self._problem = LengthProblem(shapes, self.cost, bounds, solve)
+        self._problem = LengthProblem(shapes, self.cost, self._bounds, solve)
         self._probe_length = min(LENGTH, context.longest)
         self._observed = ObservedSteps()  # since the latest review
         self._wait = FIRST_WAIT  # maximum steps from the latest review to the next
@@ -215,6 +217,7 @@ class Goodput(Policy):
         explored, steps = self._explore(rates, choice, found, inputs, load)
         budgets = self._settle(ids, found, load)
         new_request = self._for_new_request(choice, inputs, load)
+        self._grow(choice)
         version = self.cost.changed
         by_count = self._decision.by_count if self._decision.costs_version == version else {}
         self._decision = Decision(
@@ -232,6 +235,17 @@ class Goodput(Policy):
         # a released draft cache counts too: the budgets report the release one step later
         interrupted = explored != budgets
         self._interruption = Interruption(Assignment.of(ids, explored), self._step + steps) if interrupted else None
+
+    def _grow(self, choice: LengthChoice) -> None:
+        """Double the longest chain from the next decision on, where a request takes all of the longest.
+
+        Slow links or a slow target call for longer drafts than the default limit. A configured length is kept.
+        """
+        longest = self._problem.shapes.gains.shape[1]
+        if not self.context.may_grow or longest >= LONGEST_CHAIN or choice.counts.max(initial=0) < longest:
+            return
+        shapes = chains(min(2 * longest, LONGEST_CHAIN))
+        self._problem = LengthProblem(shapes, self.cost, self._bounds, self._solve)
 
     def _settle(self, ids: list[str], budgets: list[DraftBudget], load: BatchState) -> list[DraftBudget]:
         """Record the budgets from now on; returned budgets may release draft caches."""

@@ -15,7 +15,7 @@ from cospec.drafters.calibration import Calibration
 from cospec.drafters.pool.combiners.union import Union
 from cospec.drafters.pool.coordinator import Coordinator, PoolConfig, allot
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, WeightPrior
-from cospec.drafters.pool.routing.explore import EPSILON, Explore
+from cospec.drafters.pool.routing.explore import Explore, ExploreOptions
 from cospec.drafters.pool.routing.hedge import PATIENCE, Hedge
 from cospec.drafters.pool.routing.selection import Feedback, RoutingInput
 from cospec.drafters.pool.state import EDGE, PoolStats, RequestCalibration
@@ -139,12 +139,25 @@ def test_explore_is_sure_of_the_best_after_a_good_round_only() -> None:
     assert found[4] == pytest.approx(0.8 + 0.2 / 3, abs=0.04)
 
 
-def test_explore_scores_follow_equation_2_within_its_bounds() -> None:
-    explore, made = Explore(), DrafterWeights(2)
+def test_the_constants_of_explore_are_options() -> None:
+    made = observed((0.5, 0.5, 0.5))
+    made.scores[:], made.accepted = [0.1, 0.9, 0.2], 2
+    always = Explore.build(ExploreOptions(alpha=0, beta=1, tau=2))
+    chosen = {always.route(made, choice([1 / 3] * 3, count=1, seed=seed))[0] for seed in range(50)}
+    assert chosen == {1}
+    never = Explore.build(ExploreOptions(alpha=0, beta=1, tau=3))
+    assert {never.route(made, choice([1 / 3] * 3, count=1, seed=seed))[0] for seed in range(50)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.2])
+def test_explore_scores_follow_equation_2_within_its_bounds(epsilon: float) -> None:
+    explore, made = Explore(ExploreOptions(epsilon=epsilon)), DrafterWeights(2)
     for _ in range(50):
         explore.learn(made, {0: Feedback(3, 3, 3, [(1.0, 1.0)] * 3), 1: Feedback(0, 1, 1, [(0.9, 0.0)])})
-    assert made.scores[0] == pytest.approx((1 - EPSILON) ** 2 / ((1 - EPSILON) ** 2 + EPSILON**2), abs=1e-3)
-    assert made.scores[1] == pytest.approx(0.9 * EPSILON / (0.9 * EPSILON + 0.1 * (1 - EPSILON)), abs=1e-3)
+    assert made.scores[0] == pytest.approx((1 - epsilon) ** 2 / ((1 - epsilon) ** 2 + epsilon**2), abs=1e-3)
+    assert made.scores[1] == pytest.approx(
+        0.9 * epsilon / (0.9 * epsilon + 0.1 * (1 - epsilon)) if epsilon < 0.1 else 0.5, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ROUTINGS)

@@ -16,6 +16,7 @@ from cospec.errors import ModelError
 from cospec.models.files.gguf_file import GgufFile
 from cospec.models.files.gguf_source import GgufSource
 from cospec.models.loading import LoadOptions, load_model, resolve
+from cospec.models.weights.fp32 import Fp32
 from harness.gguf_files import write_model
 
 PROMPT = (5, 9, 2, 40, 7, 3, 11, 33, 20, 8)
@@ -160,6 +161,29 @@ def test_values_are_those_of_the_blocks(tmp_path: Path, kind: str) -> None:
         if tensor.dim() > 1:
             wanted = gguf.quants.dequantize(gguf.quants.quantize(wanted, own), own)
         np.testing.assert_array_equal(source.read(name).float().numpy(), wanted)
+
+
+MIXED = {"attn_v": "Q8_0", "ffn_down": "F16", "token_embd": "Q8_0"}
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("llama", {}), ("qwen3", MIXED), ("phi3", MIXED), ("gemma3", MIXED)])
+def test_blocks_run_alike_in_both_forwards(tmp_path: Path, name: str, kinds: dict[str, str]) -> None:
+    """Products with blocks are those of the readable format, also where the layers of a model have several formats."""
+    config, values = MODELS[name]
+    path = write_model(tmp_path / "model.gguf", random_model(config), "Q4_0", kinds=kinds, **values)
+    readable = logits(path, fused="never", linear_backend="torch", attention_backend="sdpa")
+    torch.testing.assert_close(logits(path), readable, atol=1e-3, rtol=0)
+    assert float((logits(path, quantization="q8_0") - readable).abs().max()) > 1e-2  # another format, other numbers
+
+
+def test_memory_counts_blocks(tmp_path: Path) -> None:
+    model = random_model(MODELS["llama"][0])
+    whole, packed = (GgufSource(write_model(tmp_path / f"{kind}.gguf", model, kind)) for kind in ("F32", "Q4_0"))
+    weights = sum(np.prod(shape) for shape in packed.shapes.values() if len(shape) == 2)
+    vectors = sum(shape[0] for shape in packed.shapes.values() if len(shape) == 1)
+    assert whole.num_bytes(Fp32()) == 4 * (weights + vectors)
+    assert packed.num_bytes(Fp32()) == weights // 32 * 18 + 4 * vectors
+    assert packed.num_bytes(Fp32(), convert=True) == whole.num_bytes(Fp32())
 
 
 def test_folder_with_one_file_and_choice_between_several(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_model_runs_with_the_values(tmp_path: Path, case: str, fused: Any) -> No
     before = plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
     plain.model.layers[0].mlp.up_proj.weight.data = torch.from_numpy(weight)
     wanted = plain(torch.tensor([PROMPT]), use_cache=False).logits[0]
-    near = 0.02 if kind else 1e-4  # products with blocks round their inputs to 8 bits
+    near = 0.1 if case == "fp8" else 0.02 if kind else 1e-4  # bfloat16; inputs of blocks have 8 bits
     assert float((found - wanted).abs().max()) < near < float((before - wanted).abs().max())
 
 

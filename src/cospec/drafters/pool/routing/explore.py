@@ -12,29 +12,54 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from pydantic import Field
+
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
 from cospec.drafters.pool.routing.selection import Feedback, Routing, RoutingInput
+from cospec.options import Options
 
-ALPHA, BETA = 0.3, 0.8  # probability of choosing the best drafters after a bad and after a good step
-TAU = 2  # accepted tokens of a good step
-EPSILON = 0.05  # minimum distance of c and d from 0 and 1
-RATE = 0.3  # step size of a score, per step
+
+class ExploreOptions(Options):
+    """Options of ``explore``.
+
+    Attributes:
+        alpha, beta: probability of choosing the best drafters after a bad and after a good step.
+        tau: accepted tokens of a good step.
+        epsilon: minimum distance of c and d from 0 and 1.
+        rate: step size of a score, per step.
+    """
+
+    alpha: float = Field(default=0.3, ge=0, le=1, strict=False)
+    beta: float = Field(default=0.8, ge=0, le=1, strict=False)
+    tau: int = Field(default=2, ge=0)
+    epsilon: float = Field(default=0.05, gt=0, lt=0.5)
+    rate: float = Field(default=0.3, gt=0, le=1, strict=False)
 
 
 class Explore(Routing):
     """Routing ``explore``: half of the drafters, or as many as the policy says."""
 
+    Options: ClassVar[type[ExploreOptions]] = ExploreOptions
     name: ClassVar[str] = "explore"
     scores_known_tokens: ClassVar[bool] = False
     learns: ClassVar[bool] = True
     weighs: ClassVar[bool] = False
+
+    def __init__(self, options: ExploreOptions | None = None) -> None:
+        self._options = options or ExploreOptions()
+
+    @classmethod
+    def build(cls, options: ExploreOptions) -> Explore:
+        """Build the routing from its options."""
+        return cls(options)
 
     def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
         """Return the best or random drafters, by random numbers of this step."""
         count = (len(choice.able) + 1) // 2 if choice.most is None else choice.most
         count = min(max(1, count), len(choice.able))
         uniforms = choice.uniforms(1 + count)
-        if uniforms[0] < (BETA if weights.accepted >= TAU else ALPHA):
+        options = self._options
+        if uniforms[0] < (options.beta if weights.accepted >= options.tau else options.alpha):
             return sorted(choice.able, key=lambda member: -weights.scores[member])[:count]
         left, chosen = list(choice.able), []
         for uniform in uniforms[1:]:
@@ -44,15 +69,16 @@ class Explore(Routing):
 
     def learn(self, weights: DrafterWeights, parts: Mapping[int, Feedback]) -> None:
         """Apply eq. 2, averaged over the positions of a drafter's draft; positions after a mismatch count as wrong."""
+        options = self._options
         for member, part in parts.items():
             if part.samples:
-                wrong = max(0, part.proposed - len(part.samples)) * _agreement(0.5, 0.0)
-                right = total(_agreement(confidence, value) for confidence, value in part.samples)
+                wrong = max(0, part.proposed - len(part.samples)) * _agreement(0.5, 0.0, options.epsilon)
+                right = total(_agreement(confidence, value, options.epsilon) for confidence, value in part.samples)
                 mean = (right + wrong) / max(part.proposed, len(part.samples))
-                weights.scores[member] += RATE * (mean - weights.scores[member])
+                weights.scores[member] += options.rate * (mean - weights.scores[member])
 
 
-def _agreement(confidence: float, accuracy: float) -> float:
+def _agreement(confidence: float, accuracy: float, epsilon: float) -> float:
     """Return one term of eq. 2."""
-    c, d = (min(max(x, EPSILON), 1.0 - EPSILON) for x in (confidence, accuracy))
+    c, d = (min(max(x, epsilon), 1.0 - epsilon) for x in (confidence, accuracy))
     return c * d / (c * d + (1.0 - c) * (1.0 - d))

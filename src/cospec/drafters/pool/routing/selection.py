@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from cospec.core.rng import Floats, RandomStreams, StreamKind
 from cospec.drafters.calibration import CalibrationSample
 from cospec.drafters.pool.routing.drafter_weights import DrafterWeights, total
+from cospec.options import Options as PluginOptions
 
 
 class RoutingInput(NamedTuple):
@@ -64,13 +65,23 @@ class Feedback(NamedTuple):
     second_samples: Sequence[CalibrationSample] = ()
 
 
+class RoutingOptions(PluginOptions):
+    """A routing without options of its own."""
+
+
 class Routing(ABC):
     """Chooses drafters; learned values of a request are in its ``DrafterWeights``."""
 
+    Options: ClassVar[type[PluginOptions]] = RoutingOptions
     name: ClassVar[str]
     scores_known_tokens: ClassVar[bool]  # whether drafters score known tokens
     learns: ClassVar[bool]  # whether the routing learns more than the weights do
     weighs: ClassVar[bool]  # whether weights exclude drafters
+
+    @classmethod
+    def build(cls, options: Any) -> Self:
+        """Build the routing from its ``Options``."""
+        return cls()
 
     @abstractmethod
     def route(self, weights: DrafterWeights, choice: RoutingInput) -> list[int]:
