@@ -123,11 +123,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--drafters", nargs="+", choices=list(DRAFTERS), default=list(DRAFTERS))
     options = parser.parse_args()
     set_threads(1)
     tokenizer = load_tokenizer(resolve("zoo"))
     table, rows = Table("drafter", "batch", "executor", "ms per round", "ms overhead", "lowest tenth"), []
-    for method in DRAFTERS:
+    for method in options.drafters:
         for batch in options.batches:
             texts = [tokenizer.encode(text)[:200] for text in prompts("code", batch)]
             for name, figures in measure(method, texts, options.rounds).items():
