@@ -86,15 +86,16 @@ class Rounds:
         self.drafter, self.texts = drafter, [list(text) for text in texts]
         self.prompts = [len(text) for text in texts]
         self.ids = [f"{secrets.token_hex(4)}-{number}" for number in range(len(texts))]
+        self.params = SamplingParams(temperature=0)
         self.seconds: list[float] = []
         self.overhead: list[float] = []
 
     def run(self) -> None:
         """One round."""
-        executor, params = self.drafter.executor, SamplingParams(temperature=0)
+        executor = self.drafter.executor
         assert executor is not None
         contexts = [
-            DraftContext(id, text, length, params, 0, StreamKind.TARGET)
+            DraftContext(id, text, length, self.params, 0, StreamKind.TARGET)
             for id, text, length in zip(self.ids, self.texts, self.prompts, strict=True)
         ]
         executor.submit("free", ["none"])  # reads what was said since
