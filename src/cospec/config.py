@@ -38,6 +38,7 @@ class SpeculativeConfig(Options):
             thread per processor. An empty list lets both sides use all processors.
         drafter_nodes: how drafter nodes reach the engine: ``bind``, ``keys``, ``quantile``, ``deadline``, ``trusted``.
         request_may_choose: the choices that a request may make for its own drafts.
+        cost_per_hour: the price of the drafter's machine, in the currency of the target; for metrics only.
         options: options of the drafting method, such as ``model`` or ``prompt_lookup_max``.
     """
 
@@ -55,6 +56,7 @@ class SpeculativeConfig(Options):
     request_may_choose: tuple[Literal["off", "length", "policy", "drafters", "acceptance_method"], ...] = Field(
         default=("off", "length", "policy", "drafters", "acceptance_method"), strict=False
     )
+    cost_per_hour: float = Field(default=0, ge=0, strict=False)
     options: Mapping[str, Any] = Field(default_factory=dict)
 
     @field_validator("num_speculative_tokens", mode="plain")
@@ -160,6 +162,7 @@ class EngineConfig(Options):
         measure_at_start: measure for three seconds if the policy needs a time model and no stored model exists.
         threads: threads of the CPU kernels; None is one per core.
         instruction_set: of the CPU kernels, for the whole process. ``auto`` is the best set of the processor.
+        cost_per_hour: the price of the target's machine, in any currency; for metrics only.
         plugins: Python modules that the engine's process imports first, for example to register a blend.
     """
 
@@ -184,6 +187,7 @@ class EngineConfig(Options):
     instruction_set: Literal["auto", "base", "avx2", "avx512", "avx512_vnni", "avx512_bf16"] = "auto"
     native: Literal["auto", "off"] = "auto"
     measure_at_start: bool = True
+    cost_per_hour: float = Field(default=0, ge=0, strict=False)
     plugins: tuple[str, ...] = Field(default=(), strict=False)
     speculative_config: SpeculativeConfig | None = None
 
@@ -201,6 +205,15 @@ class EngineConfig(Options):
         if speculative is not None and not isinstance(speculative, SpeculativeConfig):
             speculative = speculative_config(speculative)
         return parse(cls, {**_ensemble(values), "speculative_config": speculative})
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """The declared prices per hour of the target, the drafter and a pool's drafters, by name."""
+        speculative = self.speculative_config or SpeculativeConfig()
+        members = speculative.options.get("drafters")
+        named = {str(each.get("name", each.get("method"))): each for each in members or [] if isinstance(each, Mapping)}
+        found = {name: float(each.get("cost_per_hour", 0)) for name, each in named.items()}
+        return {"target": self.cost_per_hour, "drafter": speculative.cost_per_hour, **found}
 
 
 def _ensemble(values: dict[str, Any]) -> dict[str, Any]:

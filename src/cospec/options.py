@@ -58,11 +58,13 @@ class DrafterPlace(Options):
             ``process`` of its own; or on drafter nodes (``node``). Other drafters run meanwhile.
         cores: processors reserved for the process. An empty list lets all processes share the processors.
         name: of the drafter in its pool; empty: the name of the method.
+        cost_per_hour: the price of the drafter's machine, in the currency of the target; for metrics only.
     """
 
     executor: str = "inline"
     cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(default=(), strict=False)
     name: str = ""
+    cost_per_hour: float = Field(default=0, ge=0, strict=False)
 
 
 ENGINE_THREAD = DrafterPlace()
