@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from cospec.core.types import DrafterCapabilities
 from cospec.errors import InvalidInput, words
-from cospec.options import Dtype, Options, parse
+from cospec.options import Dtype, Options, WeightOptions, parse
 
 LONGEST_DRAFT = 64
 
@@ -123,11 +123,22 @@ class CollaborationConfig(Options):
         raise PydanticCustomError("gamma", allowed, {"most": LONGEST_DRAFT})
 
 
+class EnsembleMember(WeightOptions):
+    """One of ``models``.
+
+    Attributes:
+        model: named as ``EngineConfig.model``.
+    """
+
+    model: str
+
+
 class EngineConfig(Options):
     """Everything that an engine is built from.
 
     Attributes:
-        models: the models of an ensemble, named as in ``model``; ``model`` is then the first of them.
+        models: the models of an ensemble, each a name or an object with ``model``, ``dtype`` and ``quantization``;
+            ``model`` is then the name of the first.
         ensemble: how the models' distributions combine, such as ``{"method": "weighted", "weights": [0.6, 0.4]}``.
         collaboration: which model proposes how many tokens.
         model: ``zoo``, ``zoo:NAME``, a folder, or a hub name.
@@ -153,7 +164,7 @@ class EngineConfig(Options):
     """
 
     model: str = "zoo"
-    models: list[str] | None = None
+    models: list[EnsembleMember] | None = None
     ensemble: Mapping[str, Any] | None = None
     collaboration: CollaborationConfig = CollaborationConfig()
     tokenizer: str | None = None
@@ -206,11 +217,20 @@ def _ensemble(values: dict[str, Any]) -> dict[str, Any]:
         raise InvalidInput("collaboration", words("given for one model"), "absent without models or ensemble")
     if models is None:
         return values
-    if not isinstance(models, list | tuple) or not models or not all(isinstance(name, str | Path) for name in models):
-        raise InvalidInput("models", models, "a list of model names")
-    names = [str(name) for name in models]
-    served = values.get("served_model_name") or "+".join(names)
-    return {**values, "models": names, "model": names[0], "served_model_name": served}
+    if not isinstance(models, list | tuple) or not models:
+        raise InvalidInput("models", models, "a list of models")
+    members = [_member(number, given) for number, given in enumerate(models)]
+    served = values.get("served_model_name") or "+".join([member.model for member in members])
+    return {**values, "models": members, "model": members[0].model, "served_model_name": served}
+
+
+def _member(number: int, given: object) -> EnsembleMember:
+    """Parse one of ``models``: a name, or an object."""
+    if isinstance(given, str | Path):
+        return EnsembleMember(model=str(given))
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"models[{number}]", given, "the name of a model, or an object with model")
+    return parse(EnsembleMember, given, f"models[{number}].")
 
 
 def speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:

@@ -69,10 +69,10 @@ ENGINE_THREAD = DrafterPlace()
 
 
 class WeightOptions(Options):
-    """The weights of one drafter. A drafter without these options takes both from the target.
+    """The weights of a drafter, or of a model of an ensemble. A model without these options takes both of the engine.
 
     Attributes:
-        dtype: as the engine's ``dtype``; ``auto`` keeps the dtype of the drafter's files.
+        dtype: as the engine's ``dtype``; ``auto`` keeps the dtype of the model's files.
         quantization: as the engine's ``quantization``. With one of the two options alone the other has its default.
     """
 
@@ -81,7 +81,7 @@ class WeightOptions(Options):
 
     @property
     def given(self) -> bool:
-        """Whether the drafter has a dtype or a quantization of its own."""
+        """Whether the model has a dtype or a quantization of its own."""
         return self.dtype is not None or self.quantization is not None
 
 
