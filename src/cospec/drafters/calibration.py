@@ -66,4 +66,4 @@ class Calibration:
 
 def _numbers(values: Floats) -> memoryview[float]:
     """Return the same storage; numpy reads and writes single numbers slowly."""
-    return memoryview(values).cast("B").cast("d")
+    return values.data.cast("B").cast("d")
