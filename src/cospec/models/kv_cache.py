@@ -8,6 +8,7 @@ and rollback of a chain copy nothing.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,6 +20,8 @@ from cospec.core.interfaces import BlockManager
 from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
 from cospec.models.input_batch import InputBatch, pack
+
+SERIAL_SIZE = 1 << 15  # numbers in an operation that torch runs on one thread; its workers would delay native code
 
 
 class BlockTables(BlockManager, Protocol):
@@ -76,13 +79,18 @@ class KVCache:
         self.pages = pages
         self.device = device
 
-        def allocate(shape: LayerShape) -> Tensor:
+        def allocate(shape: LayerShape, layers: int) -> Tensor:
+            """Return keys and values of layers of one shape, ``[2 * layers, pages, heads, page_size, dim]``."""
             if by_head:
-                size = (shape.heads, pages.num_pages, pages.page_size, shape.dim)
-                return torch.zeros(size, dtype=dtype, device=device).transpose(0, 1)
-            return torch.zeros((pages.num_pages, shape.heads, pages.page_size, shape.dim), dtype=dtype, device=device)
+                size = (2 * layers, shape.heads, pages.num_pages, pages.page_size, shape.dim)
+                return torch.zeros(size, dtype=dtype, device=device).transpose(1, 2)
+            size = (2 * layers, pages.num_pages, shape.heads, pages.page_size, shape.dim)
+            return torch.zeros(size, dtype=dtype, device=device)
 
-        self.layers = tuple(LayerBlocks(allocate(shape), allocate(shape)) for shape in shapes)
+        counts = Counter(shapes)
+        self._entries = {shape: allocate(shape, count) for shape, count in counts.items()}
+        free = {shape: iter(entries.unbind()) for shape, entries in self._entries.items()}
+        self.layers = tuple(LayerBlocks(next(free[shape]), next(free[shape])) for shape in shapes)
 
     def pack(self, batch: TokenBatch, ahead: int = 0) -> InputBatch:
         """Pack ``batch`` with this cache's page tables, which cover ``ahead`` more tokens."""
@@ -94,8 +102,8 @@ class KVCache:
         Node ``i`` of the sequence's last forward is at entry ``base_len + i``. An accepted path that is a prefix of the
         nodes moves nothing; the path of a chain always is a prefix.
         """
-        sources: list[int] = []
-        targets: list[int] = []
+        sources: list[tuple[int, int]] = []
+        targets: list[tuple[int, int]] = []
         for commit in commits:
             moved = [(node, place) for place, node in enumerate(commit.path) if node != place]
             if not moved:
@@ -111,21 +119,26 @@ class KVCache:
 
     def move(self, table: Sequence[int], from_indices: Sequence[int], to_indices: Sequence[int]) -> None:
         """Copy entries of one sequence to other places of the sequence; all reads precede all writes."""
-        self._copy(self._slots(table, from_indices), self._slots(table, to_indices))
+        if from_indices:
+            self._copy(self._slots(table, from_indices), self._slots(table, to_indices))
 
     def free(self, ids: Sequence[str]) -> None:
         """Free the pages of sequences. Unknown ids are ignored."""
         for id in ids:
             self.pages.free(id)
 
-    def _slots(self, table: Sequence[int], indices: Sequence[int]) -> list[int]:
+    def _slots(self, table: Sequence[int], indices: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the page and the slot of each entry."""
         size = self.pages.page_size
-        return [table[index // size] * size + index % size for index in indices]
+        return [(table[index // size], index % size) for index in indices]
 
-    def _copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        size = self.pages.page_size
-        source, target = (torch.tensor(slots, device=self.device) for slots in (sources, targets))
-        from_page, from_slot, to_page, to_slot = source // size, source % size, target // size, target % size
-        for layer in self.layers:
-            for entries in (layer.keys, layer.values):
-                entries[to_page, :, to_slot] = entries[from_page, :, from_slot]
+    def _copy(self, sources: Sequence[tuple[int, int]], targets: Sequence[tuple[int, int]]) -> None:
+        places = torch.tensor([*zip(*sources, strict=True), *zip(*targets, strict=True)], device=self.device)
+        for entries in self._entries.values():  # one operation for all layers of a shape
+            most = len(sources)
+            if self.device.type == "cpu":
+                most = max(1, SERIAL_SIZE // (len(entries) * entries.shape[2] * entries.shape[4]))
+            parts = [part.unbind() for part in places.split(most, 1)]
+            read = [entries[:, page, :, slot] for page, slot, _, _ in parts]
+            for (_, _, page, slot), values in zip(parts, read, strict=True):
+                entries[:, page, :, slot] = values

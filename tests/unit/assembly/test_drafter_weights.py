@@ -23,7 +23,7 @@ from cospec.sampling_params import SamplingParams
 from harness.llamas import VOCAB, write_pair
 from harness.toys import make_request, run_all, tokens_of
 
-QUANTIZATIONS = ", ".join(name for name in WEIGHT_FORMATS.names if WEIGHT_FORMATS.load(name).dtype is None)
+FORMATS = ", ".join(name for name in WEIGHT_FORMATS if WEIGHT_FORMATS.load(name).dtype is None) + " on a CPU, or None."
 HEADS = {"method": "heads", "heads": "zoo:heads"}
 
 
@@ -127,10 +127,7 @@ def test_heads_in_another_format_keep_the_text(own: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("own", "sentence"),
     [
-        (
-            {"quantization": "int5"},
-            f"speculative_config: quantization is 'int5'; allowed is {QUANTIZATIONS} on a CPU, or None.",
-        ),
+        ({"quantization": "int5"}, "speculative_config: quantization is 'int5'; allowed is " + FORMATS),
         (
             {"dtype": "int8"},
             "speculative_config.dtype is 'int8'; allowed is 'auto', 'float32', 'bfloat16' or 'float16'.",
