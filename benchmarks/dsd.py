@@ -165,7 +165,7 @@ class Pipeline:
                 before = engine.metrics()
         seconds, found = time.perf_counter() - started, engine.metrics()
         made = sum(written.values()) - after
-        rounds = found.rounds - before.rounds
+        rounds = found.steps - before.steps
         drafted = sum(found.draft_tokens.values()) - sum(before.draft_tokens.values())
         return Times(seconds / made, made / rounds, rounds / made, drafted / rounds)
 
