@@ -46,7 +46,7 @@ WAYS: dict[str, dict[str, Any]] = {
 RATIOS = (0.25, 0.5, 1.0)  # time of drafting over time of verification; Minions does not print its own
 SCENARIO = ROOT / "examples" / "scenarios" / "minions-fig12.yaml"
 LENGTH, BATCH = 4, 16  # of the simulated drafts and target batches
-REQUESTS = 1024  # number of simulated requests; with few requests the end without overlap would be too large a part
+REQUESTS = 256  # number of simulated requests; with few requests the end without overlap would be too large a part
 
 
 @dataclass(frozen=True, slots=True)

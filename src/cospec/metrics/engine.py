@@ -43,6 +43,7 @@ class EngineMetrics:
     drafter_weights: dict[str, float] = field(default_factory=dict)  # of a pool, at present
     nodes: list[dict[str, Any]] = field(default_factory=list)  # drafter nodes, see ``cluster.nodes.hub.NodeHub.status``
     policy: dict[str, float] = field(default_factory=dict)  # the policy's own figures, by name
+    engines: int = 1  # more in the joined metrics of several replicas
 
 
 class Counters:

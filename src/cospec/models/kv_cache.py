@@ -8,6 +8,7 @@ and rollback of a chain copy nothing.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,7 @@ from cospec.core.model_io import TokenBatch
 from cospec.core.types import Commit
 from cospec.models.input_batch import InputBatch, pack
 
+SERIAL_SIZE = 1 << 15  # numbers in an operation that torch runs on one thread; its workers would delay native code
 Tables = Callable[[str], Sequence[int]]
 """The pages of a sequence in order."""
 
@@ -79,13 +81,18 @@ class KVCache:
         self.pages = pages
         self.device = device
 
-        def allocate(shape: LayerShape) -> Tensor:
+        def allocate(shape: LayerShape, layers: int) -> Tensor:
+            """Return keys and values of layers of one shape, ``[2 * layers, pages, heads, page_size, dim]``."""
             if by_head:
-                size = (shape.heads, pages.num_pages, pages.page_size, shape.dim)
-                return torch.zeros(size, dtype=dtype, device=device).transpose(0, 1)
-            return torch.zeros((pages.num_pages, shape.heads, pages.page_size, shape.dim), dtype=dtype, device=device)
+                size = (2 * layers, shape.heads, pages.num_pages, pages.page_size, shape.dim)
+                return torch.zeros(size, dtype=dtype, device=device).transpose(1, 2)
+            size = (2 * layers, pages.num_pages, shape.heads, pages.page_size, shape.dim)
+            return torch.zeros(size, dtype=dtype, device=device)
 
-        self.layers = tuple(LayerBlocks(allocate(shape), allocate(shape)) for shape in shapes)
+        counts = Counter(shapes)
+        self._entries = {shape: allocate(shape, count) for shape, count in counts.items()}
+        free = {shape: iter(entries.unbind()) for shape, entries in self._entries.items()}
+        self.layers = tuple(LayerBlocks(next(free[shape]), next(free[shape])) for shape in shapes)
 
     def pack_with(self, batch: TokenBatch, tables: Mapping[str, Sequence[int]]) -> InputBatch:
         """Pack ``batch`` with page tables that another process assigned."""
@@ -111,14 +118,19 @@ class KVCache:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy entries between slots of all layers: slot ``s`` is entry ``s % page_size`` of its page."""
-        if not len(sources):
+        if not sources:
             return
         size = self.pages.page_size
-        source, target = (torch.tensor(slots, device=self.device) for slots in (sources, targets))
-        from_page, from_slot, to_page, to_slot = source // size, source % size, target // size, target % size
-        for layer in self.layers:
-            for entries in (layer.keys, layer.values):
-                entries[to_page, :, to_slot] = entries[from_page, :, from_slot]
+        rows = [zip(*(divmod(slot, size) for slot in slots), strict=True) for slots in (sources, targets)]
+        places = torch.tensor([*rows[0], *rows[1]], device=self.device)
+        for entries in self._entries.values():  # one operation for all layers of a shape
+            most = len(sources)
+            if self.device.type == "cpu":
+                most = max(1, SERIAL_SIZE // (len(entries) * entries.shape[2] * entries.shape[4]))
+            parts = [part.unbind() for part in places.split(most, 1)]
+            read = [entries[:, page, :, slot] for page, slot, _, _ in parts]
+            for (_, _, page, slot), values in zip(parts, read, strict=True):
+                entries[:, page, :, slot] = values
 
 
 def accepted_moves(commits: Sequence[Commit], pages: BlockTables) -> tuple[list[int], list[int]]:

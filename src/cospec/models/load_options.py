@@ -46,8 +46,8 @@ class LoadOptions:
     shard: Shard = Shard()
     num_pages: int | None = None
 
-    def of_drafter(self, weights: WeightOptions) -> LoadOptions:
-        """Return these options of the target with a drafter's own weights, for the drafter's own longest sequence."""
+    def of_model(self, weights: WeightOptions) -> LoadOptions:
+        """Return these options with the own weights of a drafter or member, for its own longest sequence."""
         if not weights.given:
             return replace(self, max_model_len=None)
         return replace(self, max_model_len=None, dtype=weights.dtype or "auto", quantization=weights.quantization)

@@ -175,7 +175,9 @@ MultiStepTask = declare(
     int64 num_slots num_drafting max_draft_len max_steps
     double time_limit
     int64 wakeup_fd
-    pointer output num_fed seconds logits
+    pointer output
+    int64 output_width
+    pointer num_fed seconds logits
     """,
 )
 

@@ -21,7 +21,7 @@ import sys
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -276,8 +276,7 @@ class AsyncChannel(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of ``asyncio.BufferedProtocol``."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's transports have another base class
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Part of ``asyncio.BufferedProtocol``."""
